@@ -1,0 +1,65 @@
+# Evenflow: every entry point of the project. `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(shell find protos -name '*.proto')
+PROTO_STAMP := .cache/protos.stamp
+ENV_STAMP := $(VENV)/installed.stamp
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+# The CPU engine: one OpenMP thread per worker, not bound to a core, or a step takes 400 ms instead of 6.
+export OMP_NUM_THREADS ?= 1
+export VLLM_CPU_OMP_THREADS_BIND ?= nobind
+export VLLM_NO_USAGE_STATS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup proto lint types test-unit test-integration test-e2e test demo up down logs bench models
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+
+setup: $(ENV_STAMP) $(PROTO_STAMP) ## create .venv from the lock file and generate the stubs
+
+$(ENV_STAMP): requirements/dev.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing the locked packages into $(VENV) (a few minutes the first time)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt \
+	  || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --extra-index-url $(TORCH_INDEX) -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+proto: $(PROTO_STAMP) ## generate the gRPC stubs beside the .proto files
+
+$(PROTO_STAMP): $(PROTOS) $(ENV_STAMP)
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --python_out=protos --grpc_python_out=protos \
+	  --mypy_out=protos --mypy_grpc_out=protos $(PROTOS)
+	mkdir -p $(@D) && touch $@
+
+lint: setup ## ruff, import contracts, and buf where npx is installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	@if command -v npx >/dev/null; then npx --yes @bufbuild/buf lint; else echo "buf lint skipped: no npx"; fi
+
+types: setup ## mypy --strict
+	$(BIN)/mypy
+
+models: setup ## build the exactness test model
+	$(BIN)/python -m tests.models
+
+test-unit: setup ## no engine, no network
+	$(BIN)/python -m pytest tests/unit
+
+test-integration: setup models ## contract and integration suites: real Redis, gRPC, vLLM
+	$(BIN)/python -m pytest tests/contract tests/integration
+
+test-e2e: setup models ## all processes, through the gateway
+	$(BIN)/python -m pytest tests/e2e
+
+test: lint types ## everything that must pass
+	$(MAKE) models
+	$(BIN)/python -m pytest
+

@@ -1,0 +1,1 @@
+"""Evenflow's processes and what they share."""

@@ -1,0 +1,1 @@
+"""Runs the vLLM engine and streams its tokens to gateways."""

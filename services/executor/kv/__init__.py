@@ -1,0 +1,1 @@
+"""What plugs into vLLM: the scheduler, and the layer-wise KV manager beside it."""

@@ -1,0 +1,54 @@
+"""Errors that may cross a service boundary.
+
+Domain code raises these; only `services.kit.rpc` and the gateway's HTTP edge know status codes.
+"""
+
+
+class ServiceError(Exception):
+    """Base. `reason` is a stable UPPER_SNAKE_CASE identifier clients may match on."""
+
+    reason = "INTERNAL"
+
+
+class InvalidRequestError(ServiceError):
+    """The request is at fault. `field` names the offending field, empty when none is."""
+
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class NotFoundError(ServiceError):
+    reason = "NOT_FOUND"
+
+
+class PreconditionError(ServiceError):
+    """The system must change state before this call can succeed."""
+
+    reason = "PRECONDITION_FAILED"
+
+
+class ConflictError(ServiceError):
+    """The caller's view of the state is stale: re-read, then decide."""
+
+    reason = "CONFLICT"
+
+
+class OverloadedError(ServiceError):
+    """There is no room now; try again later."""
+
+    reason = "OVERLOADED"
+
+
+class UnavailableError(ServiceError):
+    """A dependency is down; safe to retry with backoff."""
+
+    reason = "UNAVAILABLE"
+
+
+class DeadlineError(ServiceError):
+    """The caller's deadline passed before an answer was found."""
+
+    reason = "DEADLINE_EXCEEDED"

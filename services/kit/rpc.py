@@ -1,0 +1,208 @@
+"""The gRPC edge shared by every service: errors, request ids, deadlines, channels."""
+
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+import grpc
+import structlog
+from grpc import aio
+
+from services.kit import errors
+from services.kit.metrics import RPC_ERRORS, RPC_SECONDS
+
+log = structlog.get_logger()
+
+Context: TypeAlias = aio.ServicerContext[Any, Any]
+
+REQUEST_ID_KEY = "x-request-id"
+VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+QUIET_METHODS = ("/grpc.health.v1.", "/grpc.reflection.")  # probes would drown the log
+
+STATUS_BY_ERROR: dict[type[errors.ServiceError], grpc.StatusCode] = {
+    errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.PreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ConflictError: grpc.StatusCode.ABORTED,
+    errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+ERROR_BY_STATUS = {status: error for error, status in STATUS_BY_ERROR.items()}
+
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)  # monotonic seconds
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
+
+
+def new_request_id() -> str:
+    return f"req-{uuid4().hex}"
+
+
+def status_for(error: errors.ServiceError) -> grpc.StatusCode:
+    for cls in type(error).__mro__:
+        if cls in STATUS_BY_ERROR:
+            return STATUS_BY_ERROR[cls]
+    return grpc.StatusCode.INTERNAL
+
+
+@contextmanager
+def service_errors() -> Iterator[None]:
+    """Re-raise the gRPC errors of a client call as service errors, reason kept."""
+    try:
+        yield
+    except aio.AioRpcError as failure:
+        cls = ERROR_BY_STATUS.get(failure.code(), errors.ServiceError)
+        error = cls(failure.details() or failure.code().name)
+        error.reason = str(dict(failure.trailing_metadata() or ()).get("error-reason", cls.reason))
+        raise error from failure
+
+
+def bind_request_id(request_id: str) -> None:
+    """Make `request_id` part of this task's log lines and outgoing calls."""
+    _request_id.set(request_id)
+    structlog.contextvars.bind_contextvars(request_id=request_id)
+
+
+def current_request_id() -> str:
+    """Return the request id of this task; empty outside of a request."""
+    return _request_id.get()
+
+
+def timeout_s(cap_s: float) -> float:
+    """Return how long an outgoing call may take: `cap_s`, cut to the incoming deadline."""
+    deadline = _deadline.get()
+    return cap_s if deadline is None else max(0.0, min(cap_s, deadline - time.monotonic()))
+
+
+def _enter_call(context: Context) -> None:
+    """Take request id and deadline of the incoming call into this task's context."""
+    metadata = dict(context.invocation_metadata() or ())
+    claimed = str(metadata.get(REQUEST_ID_KEY, ""))
+    bind_request_id(claimed if VALID_REQUEST_ID.fullmatch(claimed) else new_request_id())
+    remaining_s = context.time_remaining()
+    _deadline.set(None if remaining_s is None else time.monotonic() + remaining_s)
+
+
+async def _fail(context: Context, status: grpc.StatusCode, message: str, reason: str) -> None:
+    RPC_ERRORS.labels(reason).inc()
+    await context.abort(status, message, (("error-reason", reason),))
+
+
+@asynccontextmanager
+async def _served(method: str, context: Context) -> AsyncIterator[None]:
+    """Map exceptions to statuses; write the call's one log line and metric."""
+    _enter_call(context)
+    start = time.monotonic()
+    code = "OK"
+    try:
+        yield
+    except (aio.AbortError, aio.BaseError):
+        code = str(getattr(context.code(), "name", context.code()))
+        raise
+    except errors.ServiceError as error:
+        status = status_for(error)
+        code = status.name
+        await _fail(context, status, str(error), error.reason)
+    except Exception:
+        code = grpc.StatusCode.INTERNAL.name
+        log.exception("rpc_crashed", rpc_method=method)
+        await _fail(context, grpc.StatusCode.INTERNAL, "internal error; see server log", "INTERNAL")
+    except BaseException:
+        code = grpc.StatusCode.CANCELLED.name
+        raise
+    finally:
+        duration_s = time.monotonic() - start
+        RPC_SECONDS.labels(method, code).observe(duration_s)
+        if not method.startswith(QUIET_METHODS):
+            log.info("rpc_served", rpc_method=method, rpc_status=code, duration_s=duration_s)
+
+
+def _unary(method: str, behavior: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def call(request: Any, context: Context) -> Any:
+        async with _served(method, context):
+            return await behavior(request, context)
+
+    return call
+
+
+def _streaming(
+    method: str, behavior: Callable[..., AsyncIterator[Any]]
+) -> Callable[..., AsyncIterator[Any]]:
+    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+        async with _served(method, context):
+            async for response in behavior(request, context):
+                yield response
+
+    return call
+
+
+class ServiceInterceptor(aio.ServerInterceptor):
+    """Gives every RPC its request id and deadline, and turns exceptions into gRPC statuses.
+
+    Servicers raise `ServiceError`s and hold no try/except; response streams are async generators.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(QUIET_METHODS):
+            return handler
+        method = handler_call_details.method
+        codec = (handler.request_deserializer, handler.response_serializer)
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(_unary(method, handler.unary_unary), *codec)
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(
+                _streaming(method, handler.unary_stream), *codec
+            )
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(
+                _unary(method, handler.stream_unary), *codec
+            )
+        return grpc.stream_stream_rpc_method_handler(
+            _streaming(method, handler.stream_stream), *codec
+        )
+
+
+class OutgoingInterceptor(aio.UnaryUnaryClientInterceptor):
+    """Passes the request id on, and gives every unary call a timeout cut from the deadline."""
+
+    def __init__(self, default_timeout_s: float) -> None:
+        self._default_timeout_s = default_timeout_s
+
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: aio.ClientCallDetails, request: Any
+    ) -> Any:
+        cap_s = client_call_details.timeout or self._default_timeout_s
+        metadata = aio.Metadata(*(client_call_details.metadata or ()))
+        if current_request_id() and metadata.get(REQUEST_ID_KEY) is None:
+            metadata.add(REQUEST_ID_KEY, current_request_id())
+        details = client_call_details._replace(timeout=timeout_s(cap_s), metadata=metadata)
+        return await continuation(details, request)
+
+
+def make_channel(
+    address: str, *, default_timeout_s: float = 5.0, max_message_bytes: int = 64 << 20
+) -> aio.Channel:
+    """Open a channel that reconnects within 2 s of the peer's return."""
+    return aio.insecure_channel(
+        address,
+        interceptors=[OutgoingInterceptor(default_timeout_s)],
+        options=[
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 5_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+        ],
+    )

@@ -1,0 +1,93 @@
+"""A gRPC server's life: health, reflection, drain on SIGTERM."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from services.kit.rpc import ServiceInterceptor
+
+log = structlog.get_logger()
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class ServiceServer:
+    """One gRPC server with the standard health service and reflection.
+
+    Health is NOT_SERVING until `mark_serving`, and again from the start of `drain`.
+    """
+
+    def __init__(
+        self, address: str, service_names: Sequence[str], *, max_message_bytes: int = 64 << 20
+    ) -> None:
+        """Bind `address` ("host:port", port 0 picks one). Raises RuntimeError if it is taken."""
+        self.grpc = aio.server(
+            interceptors=[ServiceInterceptor()],
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ],
+        )
+        self._names = ("", *service_names)
+        self._health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflection.enable_server_reflection(
+            (
+                *service_names,
+                health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+                reflection.SERVICE_NAME,
+            ),
+            self.grpc,
+        )
+        self.port: int = self.grpc.add_insecure_port(address)
+
+    async def start(self) -> None:
+        for name in self._names:
+            await self._health.set(name, NOT_SERVING)
+        await self.grpc.start()
+
+    async def mark_serving(self) -> None:
+        for name in self._names:
+            await self._health.set(name, SERVING)
+        log.info("serving_started", port=self.port)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Say NOT_SERVING, refuse new calls, let live ones end; cancel them after `timeout_s`."""
+        await self._health.enter_graceful_shutdown()
+        log.info("drain_started", timeout_s=timeout_s)
+        await self.grpc.stop(grace=timeout_s)
+        log.info("drain_finished")
+
+
+def stop_event() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set. Call inside the running loop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    return stop
+
+
+async def run_until_stopped(
+    server: ServiceServer,
+    *,
+    stop: asyncio.Event,
+    drain_timeout_s: float,
+    before_drain: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Serve until `stop` is set, then drain. The server must be started."""
+    await server.mark_serving()
+    await stop.wait()
+    if before_drain is not None:
+        await before_drain()
+    await server.drain(drain_timeout_s)

@@ -1,0 +1,23 @@
+"""When a delivered token counts as late, and the per-request latency figures."""
+
+from collections.abc import Sequence
+
+DELIVERY_TOLERANCE_S = 0.005  # epsilon; printed with every figure that uses it
+
+
+def violates_delivered_tbt(
+    written_s: float,
+    previous_due_s: float,
+    interval_s: float,
+    *,
+    tolerance_s: float = DELIVERY_TOLERANCE_S,
+) -> bool:
+    """Say whether a token reached the client later than d_{k-1} + S + epsilon."""
+    return written_s > previous_due_s + interval_s + tolerance_s
+
+
+def tpot_s(written_s: Sequence[float]) -> float | None:
+    """Return the mean time per output token after the first; None below two tokens."""
+    if len(written_s) < 2:
+        return None
+    return (written_s[-1] - written_s[0]) / (len(written_s) - 1)

@@ -1,0 +1,80 @@
+"""Token-Deposit: when each token is due at the reader (OrbitFlow, section 3.4).
+
+A token generated faster than it is read waits; while it waits it is *deposited*, and covers a
+later gap in generation. With release interval S and generation times g_k, token k is due at
+
+    d_1 = g_1,    d_k = max(g_k, d_{k-1} + S)
+
+so that tokens are at least S apart, never early, and never later than generation forces.
+All times are seconds on one clock.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from services.pacing.types import ServiceLevel
+
+
+def release_interval_s(level: ServiceLevel) -> float:
+    """Return S: 1 / reading rate, else the TBT SLO, else the TPOT SLO, else 0 (never held back)."""
+    if level.consumption_rate_tps is not None:
+        return 1.0 / level.consumption_rate_tps
+    return level.slo_tbt_s or level.slo_tpot_s or 0.0
+
+
+def next_due_s(previous_due_s: float | None, generated_s: float, interval_s: float) -> float:
+    """Return d_k from d_{k-1} (None for the first token), g_k and S >= 0."""
+    if previous_due_s is None:
+        return generated_s
+    return max(generated_s, previous_due_s + interval_s)
+
+
+def due_times_s(
+    generated_s: Iterable[float], interval_s: float, *, flushed_s: float = float("inf")
+) -> list[float]:
+    """Return every d_k of one request, in order.
+
+    At `flushed_s` the rest is due at once: the end of generation, unless the tail keeps its pace.
+    It is not before any g_k.
+    """
+    due: list[float] = []
+    for g in generated_s:
+        due.append(min(next_due_s(due[-1] if due else None, g, interval_s), max(g, flushed_s)))
+    return due
+
+
+def num_deposited(generated_s: Iterable[float], due_s: Iterable[float], now_s: float) -> int:
+    """Return the size of the deposit {k : g_k <= now < d_k}."""
+    return sum(g <= now_s < d for g, d in zip(generated_s, due_s, strict=True))
+
+
+class ReaderModel:
+    """How many tokens one reader has in hand, between two reports of what was delivered.
+
+    The scheduler's view: it sees generation at once and delivered counts late. From the newest
+    count on it assumes that each token reaches the reader when it is due.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._num_generated = 0
+        self._last_due_s: float | None = None
+        self._num_reported = 0
+        self._upcoming_due_s: deque[float] = deque()  # after the newest report, ascending
+
+    def generated(self, now_s: float) -> None:
+        """Record one token generated at `now_s`, not before earlier calls."""
+        self._num_generated += 1
+        self._last_due_s = next_due_s(self._last_due_s, now_s, self._interval_s)
+        self._upcoming_due_s.append(self._last_due_s)
+
+    def delivered(self, num_delivered: int, now_s: float) -> None:
+        """Take over a delivered count that was true at `now_s`."""
+        self._num_reported = max(self._num_reported, num_delivered)
+        while self._upcoming_due_s and self._upcoming_due_s[0] <= now_s:
+            self._upcoming_due_s.popleft()
+
+    def num_deposited(self, now_s: float) -> int:
+        """Return the deposit at `now_s`, >= 0; `now_s` is not before the newest report."""
+        num_due = sum(due_s <= now_s for due_s in self._upcoming_due_s)
+        return max(0, self._num_generated - self._num_reported - num_due)

@@ -1,0 +1,1 @@
+"""Answers `Plan`: a placement for a snapshot."""

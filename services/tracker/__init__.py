@@ -1,0 +1,1 @@
+"""Records requests, their buffers and executor leases in Redis."""
