@@ -1,0 +1,37 @@
+"""Settings: a bad value stops the process, naming the variable."""
+
+import pytest
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.settings import BAD_SETTINGS_EXIT_CODE, ServiceSettings, load
+
+
+class ExampleSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="EVENFLOW_EXAMPLE_")
+
+    grpc_port: int = Field(default=50_099, ge=0, le=65_535)
+
+
+def test_values_come_from_the_environment(monkeypatch) -> None:
+    monkeypatch.setenv("EVENFLOW_EXAMPLE_GRPC_PORT", "1234")
+
+    assert load(ExampleSettings).grpc_port == 1234
+
+
+@pytest.mark.parametrize("value", ["no-number", "-1", "65536"])
+def test_a_bad_value_stops_the_process_and_names_the_variable(monkeypatch, capsys, value) -> None:
+    monkeypatch.setenv("EVENFLOW_EXAMPLE_GRPC_PORT", value)
+
+    with pytest.raises(SystemExit) as stopped:
+        load(ExampleSettings)
+
+    assert stopped.value.code == BAD_SETTINGS_EXIT_CODE
+    assert "EVENFLOW_EXAMPLE_GRPC_PORT" in capsys.readouterr().err
+
+
+def test_settings_do_not_change_after_the_start() -> None:
+    settings = load(ExampleSettings)
+
+    with pytest.raises(ValueError, match="frozen"):
+        settings.grpc_port = 1
