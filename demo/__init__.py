@@ -1,0 +1,1 @@
+"""The local demonstration: a small trained model, the local stack, a paced answer in a terminal."""
