@@ -1,1 +1,1 @@
-"""Where KV lives: snapshot and plan types, and the policies that map one to the other. Pure."""
+"""Where each request's KV lives: snapshot and plan types, latency model, policies. Pure."""

@@ -1,1 +1,1 @@
-"""Answers `Plan`: a placement for a snapshot."""
+"""The planner process: which layers of which requests stay on the GPU."""

@@ -1,0 +1,6 @@
+"""`python -m services.planner`"""
+
+from services.planner.app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The planner as the process that an operator runs."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from evenflow.planner.v1 import planner_pb2 as pb
+from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
+
+REPO = Path(__file__).parents[2]
+READY_TIMEOUT_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(**settings: object) -> dict[str, str]:
+    ours = {f"EVENFLOW_PLANNER_{name.upper()}": str(value) for name, value in settings.items()}
+    return os.environ | {"PYTHONPATH": f"{REPO}:{REPO / 'protos'}"} | ours
+
+
+COMMAND = [sys.executable, "-m", "services.planner"]
+
+
+@contextmanager
+def running_planner(**settings: object) -> Iterator[tuple[subprocess.Popen[bytes], grpc.Channel]]:
+    port = free_port()
+    env = environment(grpc_port=port, **({"metrics_port": 0} | settings))
+    process = subprocess.Popen(COMMAND, env=env, cwd=REPO)
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            wait_until_serving(channel)
+            yield process, channel
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until_serving(channel: grpc.Channel) -> None:
+    """Wait for the first SERVING of the health stream."""
+    health = health_pb2_grpc.HealthStub(channel)
+    request = health_pb2.HealthCheckRequest(service="evenflow.planner.v1.PlannerService")
+    updates = health.Watch(request, wait_for_ready=True, timeout=READY_TIMEOUT_S)
+    for update in updates:
+        if update.status == health_pb2.HealthCheckResponse.SERVING:
+            updates.cancel()
+            return
+    raise AssertionError("the health stream ended before SERVING")
+
+
+def plan_request() -> pb.PlanRequest:
+    engine = pb.EngineShape(
+        num_layers=4,
+        layers_per_group=1,
+        block_size=16,
+        num_blocks=100,
+        block_bytes=4_096,
+        max_num_seqs=8,
+        max_num_batched_tokens=2_048,
+    )
+    request = pb.RequestState(request_id="a", phase=pb.REQUEST_PHASE_DECODING, num_prompt_tokens=10)
+    return pb.PlanRequest(
+        snapshot=pb.Snapshot(epoch=1, policy="vllm", engine=engine, requests=[request])
+    )
+
+
+def test_the_process_plans_reflects_itself_and_drains_on_sigterm() -> None:
+    metrics_port = free_port()
+    with running_planner(metrics_port=metrics_port) as (process, channel):
+        response = pb_grpc.PlannerServiceStub(channel).Plan(plan_request(), timeout=30)
+        assert response.plan.status == pb.PLAN_STATUS_OPTIMAL
+
+        pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+        service = pool.FindServiceByName("evenflow.planner.v1.PlannerService")
+        assert [method.name for method in service.methods] == ["Plan"]
+
+        url = f"http://127.0.0.1:{metrics_port}/metrics"
+        page = urllib.request.urlopen(url, timeout=30).read().decode()
+        assert 'evenflow_planner_plans_total{policy="vllm",status="optimal"} 1.0' in page
+
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("grpc_port", "70000"), ("metrics_port", "x"), ("log_level", "loud")]
+)
+def test_a_bad_setting_stops_the_process_before_a_port_opens(name: str, value: str) -> None:
+    ports = {"grpc_port": free_port(), "metrics_port": free_port()}
+
+    ended = subprocess.run(
+        COMMAND,
+        env=environment(**(ports | {name: value})),
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ended.returncode == 78
+    assert f"EVENFLOW_PLANNER_{name.upper()}: " in ended.stderr
+    assert "started" not in ended.stderr  # neither metrics_started nor serving_started
