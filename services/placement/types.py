@@ -1,10 +1,12 @@
-"""What a placement policy sees, and what it answers.
+"""What a policy sees, and what it answers.
 
 A snapshot is complete: a policy reads nothing else, neither a clock nor an environment. Ages are
-seconds before the snapshot was taken.
+seconds before the snapshot was taken. A *layer group* is `layers_per_group` contiguous layers that
+share one block table, and so are offloaded together; with one layer per group it is a layer.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
@@ -18,12 +20,44 @@ class RequestPhase(Enum):
     PAUSED = "paused"  # keeps its place, is not scheduled
     PREEMPTED = "preempted"  # lost its turn and its blocks
 
+    @property
+    def holds_kv(self) -> bool:
+        """Whether placement has something to decide."""
+        return self in (RequestPhase.PREFILL, RequestPhase.DECODING, RequestPhase.PAUSED)
+
 
 class PlanStatus(Enum):
     OPTIMAL = "optimal"  # nothing better exists under the policy's own objective
     FEASIBLE = "feasible"  # keeps every constraint; something better may exist
     INFEASIBLE = "infeasible"  # certified: nothing keeps every constraint
     UNDECIDED = "undecided"  # neither a feasible placement nor a proof was found in time
+
+
+class BufferMode(Enum):
+    PRIVATE = "private"  # each request has prefetch buffers of its own: what the executor does
+    EQ1 = "eq1"  # one shared buffer of the largest same-layer demand: OrbitFlow's Eq. 1
+
+
+class VictimRule(Enum):
+    """Whom to pause first (OrbitFlow, sections 3.4 and 5.4, Fig. 14c)."""
+
+    KV_AND_DEPOSIT = "kv_and_deposit"  # most KV tokens + deposited tokens
+    LONGEST = "longest"  # most KV tokens
+    SHORTEST = "shortest"  # fewest KV tokens
+    RANDOM = "random"  # by the snapshot's seed
+    SMALLEST_SET = "smallest_set"  # least KV that suffices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Size of the model, for cost formulas; 0 where unknown."""
+
+    num_parameters: int = 0
+    hidden_size: int = 0
+    num_kv_heads: int = 0
+    head_size: int = 0
+    tensor_parallel_size: int = 1  # >= 1
+    pipeline_parallel_size: int = 1  # >= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +71,18 @@ class EngineShape:
     block_bytes: int  # of one block, over all ranks, >= 1
     max_num_seqs: int  # requests in one step, >= 1
     max_num_batched_tokens: int  # tokens in one step, >= 1
+    num_host_blocks: int = 0  # blocks of the host pool, >= 0
+    max_model_len: int = 0  # tokens of the longest request; 0: unknown
+    model: ModelShape = field(default_factory=ModelShape)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of layer groups; the last may have fewer layers."""
+        return math.ceil(self.num_layers / self.layers_per_group)
+
+    def layers_of(self, group: int) -> range:
+        first = group * self.layers_per_group
+        return range(first, min(first + self.layers_per_group, self.num_layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +97,88 @@ class RequestState:
     num_deposited_tokens: int  # generated and not yet delivered, [0, num_output_tokens]
     arrival_age_s: float  # >= 0
     first_token_age_s: float | None = None  # [0, arrival_age_s]; None before the first token
+    last_release_age_s: float | None = None  # of the newest delivered token; None before the first
+    paused_age_s: float | None = None  # of the running pause; set iff phase is PAUSED
+    resumed_age_s: float | None = None  # of the end of its last pause; None if never paused
+    num_pauses: int = 0  # >= 0, with the running one
     slo_ttft_s: float | None = None  # > 0
     slo_tpot_s: float | None = None  # > 0
     slo_tbt_s: float | None = None  # > 0
     consumption_rate_tps: float | None = None  # tokens per second the reader reads, > 0
-    offloaded_layers: tuple[int, ...] = ()  # in host memory now, ascending
+    priority: int = 0  # lower is served first, as in vLLM
+    predicted_min_output_tokens: int | None = None  # of the whole answer; None: not predicted
+    predicted_max_output_tokens: int | None = None  # >= the minimum
+    offloaded_layers: tuple[int, ...] = ()  # present plan: in host memory, ascending, whole groups
+    num_prefetch_buffers: int = 0  # present plan: staging buffers, 0 iff nothing is offloaded
+    num_blocks: tuple[int, ...] = ()  # pool blocks held per layer group; (): none
+    num_host_blocks: tuple[int, ...] = ()  # mirrored full blocks per layer group; (): none
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV it holds when its prompt is complete."""
+        return max(self.num_computed_tokens, self.num_prompt_tokens)
+
+    @property
+    def slo_s(self) -> float | None:
+        """The bound on a decode step: the TBT SLO, else the TPOT SLO, else none."""
+        return self.slo_tbt_s if self.slo_tbt_s is not None else self.slo_tpot_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction between host and GPU memory, as measured over whole copies."""
+
+    bytes_per_s: float  # > 0
+    copy_overhead_s: float = 0.0  # per copy, >= 0
+    chunk_bytes: int = 4 << 20  # of one copy at most, >= 1
+    num_queued_bytes: int = 0  # waiting in the queue, >= 0
+
+    def copy_s(self, num_bytes: float) -> float:
+        """Return how long a transfer holds the link."""
+        num_copies = math.ceil(num_bytes / self.chunk_bytes)
+        return num_bytes / self.bytes_per_s + num_copies * self.copy_overhead_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Measured times of this engine. Steps with prefill do not feed the decode figures."""
+
+    outside_layers_s: float = 0.0  # scheduling, metadata, head, sampling: per step, >= 0
+    layer_base_s: float  # one layer, whatever the batch: weights, launch; > 0
+    layer_s_per_token: float = 0.0  # per token of the step and layer, >= 0
+    layer_s_per_context_token: float = 0.0  # per KV token read and layer, >= 0
+    prefill_s_per_token: float = 0.0  # whole model, >= 0
+    mean_tpot_s: float = 0.0  # over recent decode steps, >= 0; 0: none yet
+    capacity_tps: float = 0.0  # tokens per second the engine can generate (Gamma); 0: unknown
+
+    def layer_s(self, num_tokens: int, num_context_tokens: int) -> float:
+        """Return the compute time of one layer for a step of `num_tokens` new tokens."""
+        return (
+            self.layer_base_s
+            + self.layer_s_per_token * num_tokens
+            + self.layer_s_per_context_token * num_context_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyParameters:
+    """What can be chosen beside the policy's name."""
+
+    placement_policy: str = ""  # "": the preset's
+    run_policy: str = ""  # "": the preset's
+    admission_policy: str = ""  # "": the preset's
+    deposit: bool | None = None  # whether deposited tokens back plans; None: the preset's
+    pause: bool | None = None  # whether placement may pause; None: the preset's
+    alpha: float = 1.0  # SLO violations per step, mean over the window, >= 0 (OrbitFlow, 3.3.1)
+    min_window: int = 1  # Delta_min, decode steps, >= 1
+    max_window: int = 256  # Delta_max, decode steps, >= min_window
+    min_pause_s: float = 1.0  # a pause lasts this long unless a request completes, >= 0
+    max_pause_s: float = 10.0  # nobody is paused longer for an SLO, >= min_pause_s
+    victim_rule: VictimRule = VictimRule.KV_AND_DEPOSIT
+    buffer_mode: BufferMode = BufferMode.PRIVATE
+    even_patterns_only: bool = False  # the paper's space: even distances, one buffer
+    overlap: bool = True  # False: copies do not overlap with compute (`deepspeed`)
+    slo_aware: bool = True  # False: LayerKV without its admission rule (its Fig. 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +189,15 @@ class Snapshot:
     policy: str  # preset that decides
     seed: int  # for policies that draw at random
     engine: EngineShape
-    requests: tuple[RequestState, ...]  # in scheduling order
+    requests: tuple[RequestState, ...]  # hold KV or wait for it, in scheduling order
     num_free_blocks: int  # that nobody owns, [0, engine.num_blocks]
+    num_free_host_blocks: int = 0  # [0, engine.num_host_blocks]
+    num_free_staging_blocks: int = 0  # of those reserved for prefetch, >= 0
+    last_completion_age_s: float | None = None  # of the newest request to leave; None: none yet
+    h2d: Link | None = None  # host to GPU; None: not measured
+    d2h: Link | None = None  # GPU to host; None: not measured
+    profile: Profile | None = None  # None: not measured
+    parameters: PolicyParameters = field(default_factory=PolicyParameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +206,29 @@ class Placement:
 
     request_id: RequestId
     offloaded_layers: tuple[int, ...] = ()  # belong in host memory, ascending; empty: all resident
+    num_prefetch_buffers: int = 0  # layers prefetched ahead; 0 iff nothing is offloaded
     paused: bool = False  # keeps its place, is not scheduled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """What is known about a plan that a search found. Latencies are of one decode step."""
+
+    latency_s: float  # predicted, at the last step of the window: no step of it is longer
+    mean_latency_s: float  # predicted, mean over the window
+    objective_s: float  # what the search minimised: latency_s + switching cost per step
+    lower_bound_s: float  # certified: no placement of the running requests has a lower objective
+    window: int  # Delta: decode steps that the plan is meant to hold
+    expires_after: int  # decode steps until the first capacity or SLO breach, >= 0
+    num_nodes: int  # search nodes spent: with the snapshot, all that a replay needs
+    serve_all: PlanStatus  # whether all requests could have run: why some are paused
+
+    @property
+    def gap_frac(self) -> float:
+        """How much better the best placement could be, as a fraction of the lower bound."""
+        if self.lower_bound_s <= 0.0:
+            return 0.0 if self.objective_s <= 0.0 else math.inf
+        return max(0.0, self.objective_s / self.lower_bound_s - 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +239,4 @@ class Plan:
     policy: str  # that decided
     status: PlanStatus
     placements: tuple[Placement, ...]  # one per request of the snapshot, in its order
+    quality: Quality | None = None  # None: the policy predicts nothing

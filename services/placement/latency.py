@@ -1,0 +1,96 @@
+"""How long one decode step takes when some layers' KV comes from host memory.
+
+One copy queue, ordered by the layer that needs the data, earliest first. A request's copy for an
+offloaded layer may start when a buffer of the request is free: the first m copies at the start of
+the step, each later one at the end of the offloaded layer m places before it. Compute of layer l
+starts when the layer before it has ended and its data is there. Two forms of the same time:
+
+- event recursion: keep the work W[l] needed by each layer; what is due stalls, what is later
+  flows while a layer computes;
+- closed form: s_l = max(e_{l-1}, max_{i<l} e_i + D(i, l)), e_l = s_l + comp_l, where D(i, l) is
+  the work released at or after e_i and needed by layer l. T = e_L, a longest path.
+
+No order of copies is faster: s_l >= e_i + D(i, l) holds for all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.placement.patterns import Pattern
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """What one request copies in one step."""
+
+    pattern: Pattern
+    layer_s: float  # seconds on the link for one offloaded layer (b_r / B), >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTiming:
+    """One step, without the time outside the layers."""
+
+    stalls_s: tuple[float, ...]  # before each layer
+    total_s: float  # compute and stalls
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The copy of one offloaded layer."""
+
+    release: int  # may start at the end of this many layers; 0: at the start of the step
+    needed: int  # layer that waits for it, counted from 1
+    work_s: float
+
+
+def jobs_of(fetch: Fetch) -> list[Job]:
+    """Return the copies of one request, in order."""
+    layers, depth = fetch.pattern.offloaded, fetch.pattern.num_buffers
+    return [
+        Job(0 if j < depth else layers[j - depth] + 1, layer + 1, fetch.layer_s)
+        for j, layer in enumerate(layers)
+    ]
+
+
+def step_timing(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> StepTiming:
+    """Return the step's timing by the event recursion. `compute_s`: per layer."""
+    num_layers = len(compute_s)
+    released: list[list[Job]] = [[] for _ in range(num_layers + 1)]
+    for fetch in fetches:
+        for job in jobs_of(fetch):
+            released[job.release].append(job)
+    work = [0.0] * (num_layers + 1)  # by needed layer, counted from 1
+    stalls = []
+    for layer in range(1, num_layers + 1):
+        for job in released[layer - 1]:
+            work[job.needed] += job.work_s
+        stalls.append(work[layer])
+        work[layer] = 0.0
+        _flow(work, layer + 1, compute_s[layer - 1])
+    return StepTiming(stalls_s=tuple(stalls), total_s=sum(compute_s) + sum(stalls))
+
+
+def _flow(work: list[float], first: int, seconds: float) -> None:
+    """Serve the queue for `seconds`, earliest-needed layer first."""
+    for layer in range(first, len(work)):
+        served = min(work[layer], seconds)
+        work[layer] -= served
+        seconds -= served
+        if seconds <= 0.0:
+            return
+
+
+def longest_path_s(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> float:
+    """Return the step's length by the closed form."""
+    num_layers = len(compute_s)
+    jobs = [job for fetch in fetches for job in jobs_of(fetch)]
+    ends = [0.0]
+    for layer in range(1, num_layers + 1):
+        start = ends[layer - 1]
+        for i in range(layer):
+            demand = sum(job.work_s for job in jobs if job.release >= i and job.needed <= layer)
+            if demand > 0.0:
+                start = max(start, ends[i] + demand)
+        ends.append(start + compute_s[layer - 1])
+    return ends[-1]
