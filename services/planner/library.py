@@ -1,0 +1,91 @@
+"""A pattern space as tables, for linear programs and search kernels. Built once per engine shape.
+
+Layers count from 0; "after i" means at the end of i layers. K patterns, L layer groups, J jobs.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.placement.latency import Fetch, jobs_of
+from services.placement.patterns import Pattern, PatternSpace, pattern_space
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+
+
+class Tables(NamedTuple):
+    """What the kernels read."""
+
+    first: Ints  # [K, 2] layers whose copies are released at the start of the step, -1: none
+    release: Ints  # [K, L] layer whose copy is released at the end of layer l, -1: none
+    job_release: Ints  # [K, J] number of layers after which a copy is released
+    job_needed: Ints  # [K, J] layer that needs it, counted from 1
+    num_jobs: Ints  # [K] = n_k, number of offloaded layers
+    demand: NDArray[np.float32]  # [L+1, L+1, K] d_k(i, l): copies released after i, needed by l
+    offloaded: Floats  # [K, L] 1 where the layer is offloaded
+    units: Floats  # [K] U_k = L - n_k + min(m, n_k): layers' worth of blocks in the pool
+    buffers: Ints  # [K] prefetch buffers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternLibrary:
+    patterns: tuple[Pattern, ...]
+    num_groups: int
+    tables: Tables
+    index: dict[Pattern, int]
+    even: Ints  # columns of the paper's space: even distances with one buffer, and nothing
+
+    @property
+    def num_patterns(self) -> int:
+        return len(self.patterns)
+
+
+@cache
+def pattern_library(num_groups: int, space: PatternSpace) -> PatternLibrary:
+    """Return the tables of a space; the same object for the same arguments."""
+    patterns = pattern_space(num_groups, space)
+    even = set(pattern_space(num_groups, PatternSpace.EVEN))
+    index = {pattern: k for k, pattern in enumerate(patterns)}
+    return PatternLibrary(
+        patterns=patterns,
+        num_groups=num_groups,
+        tables=_tables(patterns, num_groups),
+        index=index,
+        even=np.array([k for pattern, k in index.items() if pattern in even], dtype=np.int64),
+    )
+
+
+def _tables(patterns: tuple[Pattern, ...], num_groups: int) -> Tables:
+    count, most = len(patterns), max(pattern.num_offloaded for pattern in patterns)
+    first = np.full((count, 2), -1, dtype=np.int64)
+    release = np.full((count, num_groups), -1, dtype=np.int64)
+    job_release = np.zeros((count, most), dtype=np.int64)
+    job_needed = np.zeros((count, most), dtype=np.int64)
+    demand = np.zeros((num_groups + 1, num_groups + 1, count), dtype=np.float32)
+    offloaded = np.zeros((count, num_groups))
+    for k, pattern in enumerate(patterns):
+        offloaded[k, list(pattern.offloaded)] = 1.0
+        for j, job in enumerate(jobs_of(Fetch(pattern=pattern, layer_s=1.0))):
+            job_release[k, j], job_needed[k, j] = job.release, job.needed
+            demand[: job.release + 1, job.needed :, k] += 1.0
+            if job.release == 0:
+                first[k, j] = job.needed - 1
+            else:
+                release[k, job.release - 1] = job.needed - 1
+    num_jobs = np.array([pattern.num_offloaded for pattern in patterns], dtype=np.int64)
+    buffers = np.array([pattern.num_buffers for pattern in patterns], dtype=np.int64)
+    return Tables(
+        first=first,
+        release=release,
+        job_release=job_release,
+        job_needed=job_needed,
+        num_jobs=num_jobs,
+        demand=demand,
+        offloaded=offloaded,
+        units=(num_groups - num_jobs + buffers).astype(np.float64),
+        buffers=buffers,
+    )

@@ -1,0 +1,150 @@
+"""The optimiser: an exact placement for one batch at one size, or how far from exact it is."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from services.placement.patterns import PatternSpace
+from services.placement.types import BufferMode, PlanStatus
+from services.planner import kernels
+from services.planner.budget import Budget, NodeBudget
+from services.planner.instance import FORBIDDEN, Instance, Load, make_instance
+from services.planner.library import Ints, PatternLibrary, pattern_library
+from services.planner.relaxation import Bound, Relaxation
+from services.planner.search import (
+    MAX_EXACT_REQUESTS,
+    Incumbent,
+    Problem,
+    branch_and_bound,
+    first_plans,
+    large_neighbourhoods,
+    proven,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solution:
+    """The answer for one instance."""
+
+    status: PlanStatus
+    choice: Ints | None  # [R] pattern columns; None iff INFEASIBLE or UNDECIDED
+    objective_s: float  # exact; inf without a choice
+    step_s: float  # length of the step, exact, without the time outside the layers
+    lower_bound_s: float  # certified, of the objective
+
+
+class Solver:
+    """Solves instances over one pattern library. Not thread-safe."""
+
+    def __init__(self, library: PatternLibrary, buffer_mode: BufferMode) -> None:
+        self.library = library
+        self.buffer_mode = buffer_mode
+        self._relaxation = Relaxation(library, buffer_mode)
+
+    def bound(self, instance: Instance) -> Bound:
+        return self._relaxation.bound(instance)
+
+    def solve(
+        self, instance: Instance, budget: Budget, *, starts: list[Ints], seed: int = 0
+    ) -> Solution:
+        """Return the best placement found within the budget.
+
+        A first plan is made in any case: it is never worse than the best even spacing of the
+        whole batch, nor than any of `starts` that fits.
+        """
+        if instance.num_requests == 0:
+            return _empty(instance)
+        if self._cannot_fit(instance):
+            return _none(PlanStatus.INFEASIBLE)
+        problem = Problem(
+            instance=instance, library=self.library, bound=self._relaxation.bound(instance)
+        )
+        incumbent = Incumbent(instance, self.library)
+        first_plans(problem, starts, incumbent)
+        complete = self._improve(problem, incumbent, budget, seed)
+        return self._answer(problem, incumbent, complete)
+
+    def _cannot_fit(self, instance: Instance) -> bool:
+        least = instance.use.min(axis=1)
+        if instance.eq1:  # everything offloaded needs the least: one layer of each request
+            needed = float(instance.blocks.sum())
+        else:
+            needed = float(least.sum())
+        return needed > instance.capacity * kernels.ROOM or bool((least >= FORBIDDEN).any())
+
+    def _improve(self, problem: Problem, incumbent: Incumbent, budget: Budget, seed: int) -> bool:
+        """Search until the budget ends; returns whether nothing better exists."""
+        every = np.arange(self.library.num_patterns)
+        if proven(problem, incumbent):
+            return True
+        if problem.instance.num_requests <= MAX_EXACT_REQUESTS:
+            even = self.library.even
+            done = branch_and_bound(problem, even, incumbent, budget)
+            if len(even) == len(every) or not done:
+                return done
+            return branch_and_bound(problem, every, incumbent, budget)
+        if incumbent.choice is None:
+            return branch_and_bound(problem, every, incumbent, budget)
+        random = np.random.default_rng(seed % 2**63)
+        for columns in (self.library.even, every):
+            large_neighbourhoods(problem, columns, incumbent, budget, random)
+        return proven(problem, incumbent)
+
+    def _answer(self, problem: Problem, incumbent: Incumbent, complete: bool) -> Solution:
+        choice = incumbent.choice
+        if choice is None:
+            return _none(PlanStatus.INFEASIBLE if complete else PlanStatus.UNDECIDED)
+        load = kernels.load_of(choice, problem.instance, self.library.tables)
+        objective_s = incumbent.objective_s
+        return Solution(
+            status=PlanStatus.OPTIMAL if complete else PlanStatus.FEASIBLE,
+            choice=choice,
+            objective_s=objective_s,
+            step_s=kernels.step_s(load, self.library.tables, problem.instance.compute_s),
+            lower_bound_s=objective_s
+            if complete
+            else min(problem.bound.lower_bound_s, objective_s),
+        )
+
+
+def _none(status: PlanStatus) -> Solution:
+    infinite = float("inf")
+    return Solution(
+        status=status, choice=None, objective_s=infinite, step_s=infinite, lower_bound_s=infinite
+    )
+
+
+def _empty(instance: Instance) -> Solution:
+    step_s = float(instance.compute_s.sum())
+    return Solution(
+        status=PlanStatus.OPTIMAL,
+        choice=np.zeros(0, dtype=np.int64),
+        objective_s=step_s,
+        step_s=step_s,
+        lower_bound_s=step_s,
+    )
+
+
+@cache
+def warm_solver(num_groups: int, space: PatternSpace, buffer_mode: BufferMode) -> Solver:
+    """Return a solver whose kernels are compiled; the same object for the same arguments."""
+    library = pattern_library(num_groups, space)
+    solver = Solver(library, buffer_mode)
+    for num_requests in (2, MAX_EXACT_REQUESTS + 1):
+        blocks = np.arange(10.0, 10.0 + num_requests)
+        load = Load(
+            transfer_s=blocks * 1e-4,
+            full_blocks=blocks,
+            resident_blocks=blocks,
+            offloaded_blocks=np.zeros(num_requests),
+        )
+        instance = make_instance(
+            library,
+            load,
+            compute_s=np.full(num_groups, 1e-3),
+            capacity=0.6 * num_groups * float(blocks.sum()),
+            buffer_mode=buffer_mode,
+        )
+        solver.solve(instance, NodeBudget(1_000), starts=[])
+    return solver
