@@ -13,6 +13,7 @@ from services.planner.jit import compiled
 from services.planner.library import Floats, Ints, Tables
 
 IMPROVEMENT = 1e-10  # relative; less than this is rounding, not progress
+MOVES_TRIED = 40  # of one sweep of the local search that finds nothing
 ROOM = 1.0 + 1e-12  # relative slack of the capacity, for rounding
 
 
@@ -25,6 +26,13 @@ class Load(NamedTuple):
     sums: Floats  # [2] pool blocks without Eq. 1's buffer, penalty in seconds
     work: Floats  # [L + 1] scratch
     active: Ints  # [K] scratch
+
+
+class Board(NamedTuple):
+    """What does not change during a search."""
+
+    instance: Instance
+    tables: Tables
 
 
 @compiled
@@ -40,9 +48,10 @@ def new_load(num_patterns: int, num_layers: int) -> Load:
 
 
 @compiled
-def step_s(load: Load, tables: Tables, compute_s: Floats) -> float:
+def step_s(load: Load, board: Board) -> float:
     """Return the step's length by the event recursion over patterns."""
     mass, work, active = load.mass, load.work, load.active
+    tables, compute_s = board.tables, board.instance.compute_s
     num_layers = compute_s.shape[0]
     for layer in range(num_layers + 1):
         work[layer] = 0.0
@@ -77,7 +86,8 @@ def step_s(load: Load, tables: Tables, compute_s: Floats) -> float:
 
 
 @compiled
-def add(load: Load, instance: Instance, tables: Tables, request: int, pattern: int) -> None:
+def add(load: Load, board: Board, request: int, pattern: int) -> None:
+    instance, tables = board
     load.mass[pattern] += instance.transfer_s[request]
     load.count[pattern] += 1
     load.sums[0] += instance.use[request, pattern]
@@ -88,7 +98,8 @@ def add(load: Load, instance: Instance, tables: Tables, request: int, pattern: i
 
 
 @compiled
-def remove(load: Load, instance: Instance, tables: Tables, request: int, pattern: int) -> None:
+def remove(load: Load, board: Board, request: int, pattern: int) -> None:
+    instance, tables = board
     load.mass[pattern] -= instance.transfer_s[request]
     load.count[pattern] -= 1
     if load.count[pattern] == 0:
@@ -101,25 +112,36 @@ def remove(load: Load, instance: Instance, tables: Tables, request: int, pattern
 
 
 @compiled
-def used_blocks(load: Load, instance: Instance) -> float:
-    if instance.eq1:
+def add_all(load: Load, board: Board, requests: Ints, choice: Ints) -> None:
+    for request in requests:
+        add(load, board, request, choice[request])
+
+
+@compiled
+def used_blocks(load: Load, board: Board) -> float:
+    if board.instance.eq1:
         return load.sums[0] + load.layer_blocks.max()
     return load.sums[0]
 
 
 @compiled
-def load_of(choice: Ints, instance: Instance, tables: Tables) -> Load:
-    load = new_load(tables.num_jobs.shape[0], instance.compute_s.shape[0])
+def fits(load: Load, board: Board) -> bool:
+    return used_blocks(load, board) <= board.instance.capacity * ROOM
+
+
+@compiled
+def load_of(choice: Ints, board: Board) -> Load:
+    load = new_load(board.tables.num_jobs.shape[0], board.instance.compute_s.shape[0])
     for request in range(choice.shape[0]):
-        add(load, instance, tables, request, choice[request])
+        add(load, board, request, choice[request])
     return load
 
 
 @compiled
-def objective_s(choice: Ints, instance: Instance, tables: Tables) -> tuple[float, float]:
-    """Return (step length + penalty, pool blocks) of a choice."""
-    load = load_of(choice, instance, tables)
-    return step_s(load, tables, instance.compute_s) + load.sums[1], used_blocks(load, instance)
+def objective_s(choice: Ints, board: Board) -> float:
+    """Return step length + penalty of a choice."""
+    load = load_of(choice, board)
+    return step_s(load, board) + load.sums[1]
 
 
 @compiled
@@ -132,22 +154,13 @@ def critical_path(
     is on it: for any mass w the step takes at least `row @ w + mask @ compute_s`.
     """
     num_layers = compute_s.shape[0]
-    work = np.zeros((num_layers + 2, num_layers + 1))
-    for k in range(mass.shape[0]):
-        if mass[k] > 0.0:
-            for j in range(tables.num_jobs[k]):
-                work[tables.job_release[k, j], tables.job_needed[k, j]] += mass[k]
-    for i in range(num_layers, -1, -1):  # D(i, l) as suffix sums of prefix sums
-        before = 0.0
-        for layer in range(num_layers + 1):
-            before += work[i, layer]
-            work[i, layer] = before + work[i + 1, layer]
+    demand = _demand(mass, tables, num_layers)
     ends = np.zeros(num_layers + 1)
     source = np.full(num_layers + 1, -1, np.int64)
     for layer in range(1, num_layers + 1):
         start = ends[layer - 1]
         for i in range(layer):
-            candidate = ends[i] + work[i, layer]
+            candidate = ends[i] + demand[i, layer]
             if candidate > start * (1.0 + 1e-13):
                 start = candidate
                 source[layer] = i
@@ -158,13 +171,27 @@ def critical_path(
     while layer > 0:
         mask[layer - 1] = 1.0
         i = source[layer]
-        if i < 0:
-            layer -= 1
-        else:
+        if i >= 0:
             for k in range(row.shape[0]):
                 row[k] += tables.demand[i, layer, k]
-            layer = i
+        layer = layer - 1 if i < 0 else i
     return ends[num_layers]
+
+
+@compiled
+def _demand(mass: Floats, tables: Tables, num_layers: int) -> Floats:
+    """Return D(i, l): seconds of copies released after i and needed by l. [L+2, L+1]"""
+    demand = np.zeros((num_layers + 2, num_layers + 1))
+    for k in range(mass.shape[0]):
+        if mass[k] > 0.0:
+            for j in range(tables.num_jobs[k]):
+                demand[tables.job_release[k, j], tables.job_needed[k, j]] += mass[k]
+    for i in range(num_layers, -1, -1):  # suffix sums over i of prefix sums over l
+        before = 0.0
+        for layer in range(num_layers + 1):
+            before += demand[i, layer]
+            demand[i, layer] = before + demand[i + 1, layer]
+    return demand
 
 
 @compiled
@@ -181,21 +208,19 @@ def deal_out(order: Ints, instance: Instance, columns: Ints, left: Floats, choic
 
 
 @compiled
-def repair(choice: Ints, instance: Instance, tables: Tables, columns: Ints, prices: Floats) -> bool:
+def repair(choice: Ints, board: Board, columns: Ints, prices: Floats) -> bool:
     """Change `choice` until it fits: each time the move of least price per block freed.
 
     Returns False, with `choice` spoilt, where no move frees anything.
     """
-    load = load_of(choice, instance, tables)
-    while True:
-        over = used_blocks(load, instance) - instance.capacity
-        if over <= instance.capacity * (ROOM - 1.0):
-            return True
+    load = load_of(choice, board)
+    while not fits(load, board):
+        over = used_blocks(load, board) - board.instance.capacity
         best, best_request, best_pattern = np.inf, -1, -1
         for request in range(choice.shape[0]):
             old = choice[request]
             for pattern in columns:
-                freed = _freed(load, instance, tables, request, pattern, old)
+                freed = _freed(load, board, request, pattern, old)
                 if freed > 0.0:
                     price = max(prices[request, pattern] - prices[request, old], 0.0)
                     score = (price + 1e-12) / min(freed, over)
@@ -203,15 +228,15 @@ def repair(choice: Ints, instance: Instance, tables: Tables, columns: Ints, pric
                         best, best_request, best_pattern = score, request, pattern
         if best_request < 0:
             return False
-        remove(load, instance, tables, best_request, choice[best_request])
-        add(load, instance, tables, best_request, best_pattern)
+        remove(load, board, best_request, choice[best_request])
+        add(load, board, best_request, best_pattern)
         choice[best_request] = best_pattern
+    return True
 
 
 @compiled
-def _freed(
-    load: Load, instance: Instance, tables: Tables, request: int, pattern: int, old: int
-) -> float:
+def _freed(load: Load, board: Board, request: int, pattern: int, old: int) -> float:
+    instance, tables = board
     freed = instance.use[request, old] - instance.use[request, pattern]
     if instance.eq1 and freed > 0.0:
         peak = 0.0
@@ -232,109 +257,113 @@ class Frame(NamedTuple):
     path: Ints  # [S + 1] number of patterns already tried at each depth
     bound: Floats  # [S + 1] priced cost of what is chosen so far
     depth: Ints  # [1] -1 when the search is complete
+    load: Load  # of the partial choice
+    trial: Ints  # [R] the partial choice, -1 where undecided
+    best: Ints  # [R] the best complete choice found
+    value: Floats  # [1] its objective; what is not better is not looked at
 
 
 @compiled
-def search_subset(
-    frame: Frame,
-    load: Load,
-    instance: Instance,
-    tables: Tables,
-    trial: Ints,
-    best: Ints,
-    value: Floats,
-    quota: int,
-) -> int:
-    """Search up to `quota` nodes for something better than `value[0]`; returns the nodes spent.
-
-    `load` and `trial` are the partial choice, `best` the best complete one found so far. The
-    search is complete when `frame.depth[0]` is -1.
-    """
-    size = frame.subset.shape[0]
-    num_columns = frame.columns.shape[1]
+def search_subset(frame: Frame, board: Board, quota: int) -> int:
+    """Search up to `quota` nodes for something better than `value`; returns the nodes spent."""
+    last = frame.subset.shape[0] - 1
     nodes = 0
     while frame.depth[0] >= 0 and nodes < quota:
+        nodes += 1
         depth = frame.depth[0]
         request = frame.subset[depth]
-        if trial[request] >= 0:
-            remove(load, instance, tables, request, trial[request])
-            trial[request] = -1
+        if frame.trial[request] >= 0:
+            remove(frame.load, board, request, frame.trial[request])
+            frame.trial[request] = -1
+        goal = frame.value[0] * (1.0 - IMPROVEMENT)
         at = frame.path[depth]
-        goal = value[0] * (1.0 - IMPROVEMENT)
-        nodes += 1
-        if (
-            at >= num_columns
-            or frame.bound[depth] + frame.cost[depth, at] + frame.rest[depth + 1, 0] >= goal
-        ):
-            frame.depth[0] -= 1  # columns are in ascending cost: none of the later ones is better
+        if _exhausted(frame, depth, at, goal):
+            frame.depth[0] = depth - 1
             continue
         frame.path[depth] = at + 1
-        pattern = frame.columns[depth, at]
-        if (
-            load.sums[0] + instance.use[request, pattern] + frame.rest[depth + 1, 1]
-            > instance.capacity * ROOM
-        ):
+        if not _descend(frame, board, request, frame.columns[depth, at]):
             continue
-        add(load, instance, tables, request, pattern)
-        trial[request] = pattern
-        if used_blocks(load, instance) + frame.rest[depth + 1, 1] > instance.capacity * ROOM:
-            continue
-        reached = step_s(load, tables, instance.compute_s) + load.sums[1]
+        reached = step_s(frame.load, board) + frame.load.sums[1]
         if reached >= goal:
             continue
-        if depth == size - 1:
-            value[0] = reached
-            best[:] = trial
-            continue
-        frame.bound[depth + 1] = frame.bound[depth] + frame.cost[depth, at]
-        frame.path[depth + 1] = 0
-        frame.depth[0] = depth + 1
+        if depth == last:
+            frame.value[0] = reached
+            frame.best[:] = frame.trial
+        else:
+            frame.bound[depth + 1] = frame.bound[depth] + frame.cost[depth, at]
+            frame.path[depth + 1] = 0
+            frame.depth[0] = depth + 1
     return nodes
 
 
 @compiled
-def local_search(
-    choice: Ints, instance: Instance, tables: Tables, columns: Ints, quota: int
-) -> tuple[float, int]:
-    """Improve `choice` by single moves along the longest path; returns (objective, evaluations).
+def _exhausted(frame: Frame, depth: int, at: int, goal: float) -> bool:
+    """Say whether no column from `at` on can win: they are in ascending cost."""
+    if at >= frame.columns.shape[1]:
+        return True
+    return frame.bound[depth] + frame.cost[depth, at] + frame.rest[depth + 1, 0] >= goal
 
-    A move changes the length by at least what it changes on the present longest path, so moves
-    are tried in that order and the rest is skipped once it cannot win.
-    """
-    num_requests, num_columns = choice.shape[0], columns.shape[0]
-    load = load_of(choice, instance, tables)
+
+@compiled
+def _descend(frame: Frame, board: Board, request: int, pattern: int) -> bool:
+    """Decide a request; False if the pool cannot hold it, with what the others need at least."""
+    room = board.instance.capacity * ROOM - frame.rest[frame.depth[0] + 1, 1]
+    if frame.load.sums[0] + board.instance.use[request, pattern] > room:
+        return False
+    add(frame.load, board, request, pattern)
+    frame.trial[request] = pattern
+    return used_blocks(frame.load, board) <= room
+
+
+@compiled
+def local_search(choice: Ints, board: Board, columns: Ints, quota: int) -> int:
+    """Improve `choice` by single moves along the longest path; returns the moves evaluated."""
+    instance, tables = board
+    load = load_of(choice, board)
     row = np.zeros(tables.num_jobs.shape[0])
     mask = np.zeros(instance.compute_s.shape[0])
-    gain = np.zeros(num_requests * num_columns)
     spent = 0
     while True:
         length = critical_path(load.mass, tables, instance.compute_s, row, mask)
-        value = length + load.sums[1]
-        for request in range(num_requests):
-            old = choice[request]
-            tau = instance.transfer_s[request]
-            here = row[old] * tau + instance.penalty_s[request, old]
-            for c in range(num_columns):
-                k = columns[c]
-                there = row[k] * tau + instance.penalty_s[request, k]
-                allowed = instance.use[request, k] < FORBIDDEN
-                gain[request * num_columns + c] = there - here if allowed else np.inf
-        found = False
-        for move in np.argsort(gain, kind="mergesort"):
-            if spent >= quota or gain[move] >= -IMPROVEMENT * value:
-                break
-            request, pattern = move // num_columns, columns[move % num_columns]
-            old = choice[request]
-            remove(load, instance, tables, request, old)
-            add(load, instance, tables, request, pattern)
-            spent += 1
-            if used_blocks(load, instance) <= instance.capacity * ROOM and step_s(
-                load, tables, instance.compute_s
-            ) + load.sums[1] < value * (1.0 - IMPROVEMENT):
-                choice[request] = pattern
-                found = True
-                break
-            remove(load, instance, tables, request, pattern)
-            add(load, instance, tables, request, old)
-        if not found:
-            return value, max(spent, 1)
+        moved, tried = _best_move(choice, load, board, _gains(choice, board, columns, row), columns)
+        spent += tried
+        if not moved or spent >= quota or length <= 0.0:
+            return spent
+
+
+@compiled
+def _gains(choice: Ints, board: Board, columns: Ints, row: Floats) -> Floats:
+    """Return by how much each move at least changes the objective: its change on this path."""
+    instance = board.instance
+    gains = np.full((choice.shape[0], columns.shape[0]), np.inf)
+    for request in range(choice.shape[0]):
+        tau, old = instance.transfer_s[request], choice[request]
+        here = row[old] * tau + instance.penalty_s[request, old]
+        for c in range(columns.shape[0]):
+            if instance.use[request, columns[c]] < FORBIDDEN:
+                there = row[columns[c]] * tau + instance.penalty_s[request, columns[c]]
+                gains[request, c] = there - here
+    return gains
+
+
+@compiled
+def _best_move(
+    choice: Ints, load: Load, board: Board, gains: Floats, columns: Ints
+) -> tuple[bool, int]:
+    """Make the most promising move that fits and helps; returns (made one, moves tried)."""
+    value = step_s(load, board) + load.sums[1]
+    tried = 0
+    for move in np.argsort(gains.ravel(), kind="mergesort"):
+        request, pattern = move // columns.shape[0], columns[move % columns.shape[0]]
+        if gains[request, move % columns.shape[0]] >= -IMPROVEMENT * value or tried >= MOVES_TRIED:
+            break
+        old = choice[request]
+        remove(load, board, request, old)
+        add(load, board, request, pattern)
+        tried += 1
+        if fits(load, board) and (step_s(load, board) + load.sums[1] < value * (1.0 - IMPROVEMENT)):
+            choice[request] = pattern
+            return True, tried
+        remove(load, board, request, pattern)
+        add(load, board, request, old)
+    return False, tried

@@ -1,43 +1,22 @@
 """From prices to a placement: rounding, local search, branch and bound, large neighbourhoods."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from services.planner import kernels
 from services.planner.budget import Budget
 from services.planner.instance import Instance, pool_blocks
-from services.planner.library import Floats, Ints, PatternLibrary
+from services.planner.library import Ints, PatternLibrary
 from services.planner.relaxation import Bound
 
-MAX_EXACT_REQUESTS = 6  # above, branch and bound decides a few requests at a time
 NEIGHBOURHOOD = 5  # requests that are decided together
 NEIGHBOURHOOD_NODES = 400
 MAX_BARREN_NEIGHBOURHOODS = 120
-SLICE_NODES = 200  # of branch and bound between two looks at the budget: about 0.3 ms
+SLICE_NODES = 500  # of branch and bound between two looks at the budget: about 0.1 ms
 LOCAL_MOVES = 60  # evaluations of one local search in the first plan
 PROVEN = 1e-9  # relative gap at which nothing better is looked for
-
-
-class Incumbent:
-    """The best placement found so far. Trusts nobody: each offer is scored anew."""
-
-    def __init__(self, instance: Instance, library: PatternLibrary) -> None:
-        self._instance, self._library = instance, library
-        self.choice: Ints | None = None
-        self.objective_s = float("inf")
-
-    def offer(self, choice: Ints) -> bool:
-        """Take over a choice that fits the pool and is better; returns whether it was."""
-        used = pool_blocks(self._instance, self._library.tables.offloaded, choice)
-        if used > self._instance.capacity * kernels.ROOM:
-            return False
-        value, _ = kernels.objective_s(choice, self._instance, self._library.tables)
-        if value >= self.objective_s:
-            return False
-        self.choice, self.objective_s = choice.copy(), value
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,35 +28,55 @@ class Problem:
     bound: Bound
 
     @property
+    def board(self) -> kernels.Board:
+        return kernels.Board(self.instance, self.library.tables)
+
+    @property
     def by_weight(self) -> Ints:
         """Requests, heaviest first."""
         return np.argsort(-self.instance.transfer_s, kind="stable")
 
 
-class RandomSource(Protocol):
-    def random(self, size: int) -> Floats: ...
+class Incumbent:
+    """The best placement found so far. Trusts nobody: each offer is scored anew."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._board = problem.board
+        self.choice: Ints | None = None
+        self.objective_s = float("inf")
+
+    def offer(self, choice: Ints) -> bool:
+        """Take over a choice that fits the pool and is better; returns whether it was."""
+        instance, tables = self._board.instance, self._board.tables
+        if pool_blocks(instance, tables.offloaded, choice) > instance.capacity * kernels.ROOM:
+            return False
+        objective_s = kernels.objective_s(choice, self._board)
+        if objective_s >= self.objective_s:
+            return False
+        self.choice, self.objective_s = choice.copy(), objective_s
+        return True
 
 
-def first_plans(problem: Problem, starts: list[Ints], incumbent: Incumbent) -> None:
+def first_plans(problem: Problem, starts: Sequence[Ints], incumbent: Incumbent) -> None:
     """Offer what costs no search: even spacing, the given starts, the rounded relaxation."""
-    instance, library = problem.instance, problem.library
+    library, board, prices = problem.library, problem.board, problem.bound.cost
     for column in library.even:
-        incumbent.offer(np.full(instance.num_requests, column))
+        incumbent.offer(np.full(problem.instance.num_requests, column))
     support = np.flatnonzero(problem.bound.shares > 1e-9)
-    columns = np.union1d(library.even, support)
-    columns = np.union1d(columns, [int(np.argmin(library.tables.units))])
+    least = [int(np.argmin(library.tables.units))]
+    columns = np.union1d(np.union1d(library.even, support), least)
     for start in starts:
         repaired = start.copy()
-        if kernels.repair(repaired, instance, library.tables, columns, problem.bound.cost):
+        if kernels.repair(repaired, board, columns, prices):
             incumbent.offer(repaired)
     for allowed in (columns, library.even):
         rounded = _rounded(problem, allowed)
-        if kernels.repair(rounded, instance, library.tables, allowed, problem.bound.cost):
-            kernels.local_search(rounded, instance, library.tables, columns, LOCAL_MOVES)
+        if kernels.repair(rounded, board, allowed, prices):
+            kernels.local_search(rounded, board, columns, LOCAL_MOVES)
             incumbent.offer(rounded)
     if incumbent.choice is not None:
         polished = incumbent.choice.copy()
-        kernels.local_search(polished, instance, library.tables, columns, LOCAL_MOVES)
+        kernels.local_search(polished, board, columns, LOCAL_MOVES)
         incumbent.offer(polished)
 
 
@@ -100,20 +99,20 @@ def branch_and_bound(problem: Problem, columns: Ints, incumbent: Incumbent, budg
 
 
 def large_neighbourhoods(
-    problem: Problem, columns: Ints, incumbent: Incumbent, budget: Budget, random: RandomSource
+    problem: Problem, columns: Ints, incumbent: Incumbent, budget: Budget, seed: int
 ) -> None:
     """Decide a few requests anew, again and again, the heavier ones more often."""
+    random = np.random.default_rng(seed % 2**63)
     order = problem.by_weight
-    weight = 1.0 / (1.0 + np.arange(len(order))) ** 0.7
+    dullness = (1.0 + np.arange(len(order))) ** 0.7
     barren = 0
     while barren < MAX_BARREN_NEIGHBOURHOODS and not proven(problem, incumbent):
         if not budget.allows():
             return
-        keys = random.random(len(order)) ** (1.0 / weight)  # a weighted draw without replacement
+        keys = random.random(len(order)) ** dullness  # a weighted draw without replacement
         subset = order[np.sort(np.argsort(-keys, kind="stable")[:NEIGHBOURHOOD])]
-        search = _Subtree(problem, columns, subset, incumbent)
         before = incumbent.objective_s
-        budget.spend(search.run(NEIGHBOURHOOD_NODES))
+        budget.spend(_Subtree(problem, columns, subset, incumbent).run(NEIGHBOURHOOD_NODES))
         barren = 0 if incumbent.objective_s < before else barren + 1
 
 
@@ -126,37 +125,35 @@ class _Subtree:
     """A depth-first search over a subset of the requests, the others as in the incumbent."""
 
     def __init__(self, problem: Problem, columns: Ints, subset: Ints, incumbent: Incumbent) -> None:
-        self._instance, self._tables = problem.instance, problem.library.tables
-        self._incumbent = incumbent
-        size, cost = len(subset), problem.bound.cost
-        present = incumbent.choice
-        self._trial = np.full(problem.instance.num_requests, -1, dtype=np.int64)
+        self._board, self._incumbent = problem.board, incumbent
+        size, cost, use = len(subset), problem.bound.cost, problem.instance.use
+        trial = np.full(problem.instance.num_requests, -1, dtype=np.int64)
+        load = kernels.new_load(problem.library.num_patterns, problem.library.num_groups)
         base_s = problem.bound.base_s
-        if size < problem.instance.num_requests:
-            assert present is not None
-            others = np.setdiff1d(np.arange(len(present)), subset)
-            self._trial[others] = present[others]
-            base_s += float(cost[others, present[others]].sum())
-        self._load = kernels.new_load(problem.library.num_patterns, problem.library.num_groups)
-        for request in np.flatnonzero(self._trial >= 0):
-            kernels.add(
-                self._load, self._instance, self._tables, int(request), int(self._trial[request])
-            )
+        if incumbent.choice is not None and size < len(trial):
+            fixed = np.ones(len(trial), dtype=bool)
+            fixed[subset] = False
+            others = np.flatnonzero(fixed)
+            trial[others] = incumbent.choice[others]
+            base_s += float(cost[others, trial[others]].sum())
+            kernels.add_all(load, self._board, others, trial)
         sub = cost[np.ix_(subset, columns)]
         order = np.argsort(sub, axis=1, kind="stable")
         rest = np.zeros((size + 1, 2))
         rest[:size, 0] = np.cumsum(sub.min(axis=1)[::-1])[::-1]
-        rest[:size, 1] = np.cumsum(self._instance.use[np.ix_(subset, columns)].min(axis=1)[::-1])[
-            ::-1
-        ]
+        rest[:size, 1] = np.cumsum(use[np.ix_(subset, columns)].min(axis=1)[::-1])[::-1]
         self._frame = kernels.Frame(
-            subset,
-            columns[order],
-            np.take_along_axis(sub, order, axis=1),
-            rest,
-            np.zeros(size + 1, dtype=np.int64),
-            np.full(size + 1, base_s),
-            np.zeros(1, dtype=np.int64),
+            subset=subset,
+            columns=columns[order],
+            cost=np.take_along_axis(sub, order, axis=1),
+            rest=rest,
+            path=np.zeros(size + 1, dtype=np.int64),
+            bound=np.full(size + 1, base_s),
+            depth=np.zeros(1, dtype=np.int64),
+            load=load,
+            trial=trial,
+            best=trial.copy(),
+            value=np.array([incumbent.objective_s]),
         )
 
     @property
@@ -165,18 +162,7 @@ class _Subtree:
 
     def run(self, quota: int) -> int:
         """Spend up to `quota` nodes and offer what they found."""
-        best = self._trial.copy()
-        value = np.array([self._incumbent.objective_s])
-        nodes = kernels.search_subset(
-            self._frame,
-            self._load,
-            self._instance,
-            self._tables,
-            self._trial,
-            best,
-            value,
-            quota,
-        )
-        if value[0] < self._incumbent.objective_s:
-            self._incumbent.offer(best)
+        nodes = kernels.search_subset(self._frame, self._board, quota)
+        if self._frame.value[0] < self._incumbent.objective_s:
+            self._incumbent.offer(self._frame.best)
         return max(nodes, 1)

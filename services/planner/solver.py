@@ -13,7 +13,6 @@ from services.planner.instance import FORBIDDEN, Instance, Load, make_instance
 from services.planner.library import Ints, PatternLibrary, pattern_library
 from services.planner.relaxation import Bound, Relaxation
 from services.planner.search import (
-    MAX_EXACT_REQUESTS,
     Incumbent,
     Problem,
     branch_and_bound,
@@ -21,6 +20,8 @@ from services.planner.search import (
     large_neighbourhoods,
     proven,
 )
+
+MAX_EXACT_REQUESTS = 6  # above, branch and bound decides a few requests at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,17 +61,15 @@ class Solver:
         problem = Problem(
             instance=instance, library=self.library, bound=self._relaxation.bound(instance)
         )
-        incumbent = Incumbent(instance, self.library)
+        incumbent = Incumbent(problem)
         first_plans(problem, starts, incumbent)
         complete = self._improve(problem, incumbent, budget, seed)
         return self._answer(problem, incumbent, complete)
 
     def _cannot_fit(self, instance: Instance) -> bool:
         least = instance.use.min(axis=1)
-        if instance.eq1:  # everything offloaded needs the least: one layer of each request
-            needed = float(instance.blocks.sum())
-        else:
-            needed = float(least.sum())
+        # By Eq. 1 everything offloaded needs the least: one layer of each request.
+        needed = float(instance.blocks.sum() if instance.eq1 else least.sum())
         return needed > instance.capacity * kernels.ROOM or bool((least >= FORBIDDEN).any())
 
     def _improve(self, problem: Problem, incumbent: Incumbent, budget: Budget, seed: int) -> bool:
@@ -86,22 +85,21 @@ class Solver:
             return branch_and_bound(problem, every, incumbent, budget)
         if incumbent.choice is None:
             return branch_and_bound(problem, every, incumbent, budget)
-        random = np.random.default_rng(seed % 2**63)
         for columns in (self.library.even, every):
-            large_neighbourhoods(problem, columns, incumbent, budget, random)
+            large_neighbourhoods(problem, columns, incumbent, budget, seed)
         return proven(problem, incumbent)
 
     def _answer(self, problem: Problem, incumbent: Incumbent, complete: bool) -> Solution:
         choice = incumbent.choice
         if choice is None:
             return _none(PlanStatus.INFEASIBLE if complete else PlanStatus.UNDECIDED)
-        load = kernels.load_of(choice, problem.instance, self.library.tables)
+        load = kernels.load_of(choice, problem.board)
         objective_s = incumbent.objective_s
         return Solution(
             status=PlanStatus.OPTIMAL if complete else PlanStatus.FEASIBLE,
             choice=choice,
             objective_s=objective_s,
-            step_s=kernels.step_s(load, self.library.tables, problem.instance.compute_s),
+            step_s=kernels.step_s(load, problem.board),
             lower_bound_s=objective_s
             if complete
             else min(problem.bound.lower_bound_s, objective_s),

@@ -1,0 +1,90 @@
+"""`dynamic-heuristic`: per request the fewest offloaded layers that fit, evenly spaced, every step.
+
+OrbitFlow's baseline (section 5.1 (5)), and what the executor does where no plan is at hand: it
+needs neither a profile nor a solver.
+"""
+
+import heapq
+
+from services.placement.batch import (
+    allowed_pattern,
+    answer,
+    capacity_blocks,
+    demand_of,
+    members,
+    pool_need,
+)
+from services.placement.capacity import Demand
+from services.placement.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
+from services.placement.types import (
+    EngineShape,
+    Plan,
+    PlanStatus,
+    RequestId,
+    RequestState,
+    Snapshot,
+)
+
+
+def dynamic_heuristic(snapshot: Snapshot) -> Plan:
+    """Offload one more layer of the request that has most blocks in the pool, until all fit.
+
+    If they do not fit with everything offloaded, the newest requests are paused.
+    """
+    batch = list(members(snapshot))
+    paused: list[RequestState] = []
+    patterns = fewest_offloaded(batch, snapshot)
+    while patterns is None:
+        paused.append(batch.pop())
+        patterns = fewest_offloaded(batch, snapshot)
+    return Plan(
+        epoch=snapshot.epoch,
+        policy=snapshot.policy,
+        status=PlanStatus.INFEASIBLE if paused else PlanStatus.FEASIBLE,
+        placements=answer(snapshot, patterns, [request.request_id for request in paused]),
+    )
+
+
+def fewest_offloaded(
+    batch: list[RequestState], snapshot: Snapshot
+) -> dict[RequestId, Pattern] | None:
+    """Return a pattern per request, None where nothing fits."""
+    engine = snapshot.engine
+    demands = [demand_of(request, engine, growth=1) for request in batch]
+    counts = [0] * len(batch)
+    blocks = [pool_need(demand, RESIDENT) for demand in demands]
+    excess = sum(blocks) - capacity_blocks(snapshot)
+    largest = [(-held, index) for index, held in enumerate(blocks)]
+    heapq.heapify(largest)
+    while excess > 0 and largest:
+        _, index = heapq.heappop(largest)
+        step = _next_smaller(batch[index], demands[index], counts[index], engine)
+        if step is None:
+            continue
+        counts[index], freed = step
+        blocks[index] -= freed
+        excess -= freed
+        heapq.heappush(largest, (-blocks[index], index))
+    if excess > 0:
+        return None
+    return {
+        request.request_id: _balanced(engine, count)
+        for request, count in zip(batch, counts, strict=True)
+    }
+
+
+def _balanced(engine: EngineShape, count: int) -> Pattern:
+    return make_pattern(balanced_layers(engine.num_groups, count), 1) if count else RESIDENT
+
+
+def _next_smaller(
+    request: RequestState, demand: Demand, count: int, engine: EngineShape
+) -> tuple[int, int] | None:
+    """Return the next offload count that needs fewer blocks, and how many fewer."""
+    held = pool_need(demand, _balanced(engine, count))
+    for more in range(count + 1, engine.num_groups + 1):
+        pattern = _balanced(engine, more)
+        freed = held - pool_need(demand, pattern)
+        if freed > 0 and allowed_pattern(request, engine, pattern):
+            return more, freed
+    return None

@@ -1,0 +1,138 @@
+"""`layerkv`, the placement half (LayerKV, section 3.1.1).
+
+A prefill keeps x layers and sends the rest to the host evenly spaced, x being the fewest for which
+copying hides behind computing (Eq. 4). Kept layers leave when the link to the host is idle. Under
+a forecast shortage of blocks (Eq. 5) the most recently processed requests give up x/2, then all
+of their kept layers.
+"""
+
+import math
+
+from services.placement.batch import (
+    allowed_pattern,
+    answer,
+    capacity_blocks,
+    demand_of,
+    members,
+    pool_need,
+    present_pattern,
+)
+from services.placement.capacity import prefill_reread_blocks
+from services.placement.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
+from services.placement.types import (
+    EngineShape,
+    Plan,
+    PlanStatus,
+    RequestId,
+    RequestPhase,
+    RequestState,
+    Snapshot,
+)
+
+
+def layerkv(snapshot: Snapshot) -> Plan:
+    """Place prefills by Eq. 4 and decodes by the state of the link and of the pool."""
+    batch = list(members(snapshot))
+    patterns = {request.request_id: _steady_pattern(request, snapshot) for request in batch}
+    _relieve_shortage(batch, patterns, snapshot)
+    paused = []
+    while batch and _excess(batch, patterns, snapshot) > 0:
+        newest = batch.pop()
+        del patterns[newest.request_id]
+        paused.append(newest.request_id)
+    return Plan(
+        epoch=snapshot.epoch,
+        policy=snapshot.policy,
+        status=PlanStatus.INFEASIBLE if paused else PlanStatus.FEASIBLE,
+        placements=answer(snapshot, patterns, paused),
+    )
+
+
+def min_kept_layers(request: RequestState, snapshot: Snapshot) -> int:
+    """Return x: the fewest layer groups kept for which a prefill's copies hide (Eq. 4).
+
+    Counted against the prefill time: the copies to the host, and, on the other direction of the
+    link, the re-reads of offloaded layers by the later chunks of a chunked prefill.
+    """
+    assert snapshot.profile is not None
+    assert snapshot.h2d is not None
+    assert snapshot.d2h is not None
+    engine, prompt = snapshot.engine, request.num_prompt_tokens
+    prefill_s = snapshot.profile.prefill_s_per_token * prompt
+    out_s = snapshot.d2h.copy_s(prompt // engine.block_size * engine.block_bytes)
+    rereads = prefill_reread_blocks(prompt, engine.max_num_batched_tokens, engine.block_size)
+    back_s = snapshot.h2d.copy_s(rereads * engine.block_bytes)
+    slowest_s = max(out_s, back_s)
+    if slowest_s <= 0.0:
+        return 0
+    leaving = min(engine.num_groups, math.floor(prefill_s / slowest_s + 1e-9))
+    return engine.num_groups - leaving
+
+
+def evenly_offloaded(engine: EngineShape, num_kept: int) -> Pattern:
+    """Return the pattern that keeps `num_kept` groups and offloads the rest evenly."""
+    num_offloaded = engine.num_groups - num_kept
+    if num_offloaded == 0:
+        return RESIDENT
+    return make_pattern(balanced_layers(engine.num_groups, num_offloaded), 1)
+
+
+def num_blocks_forecast(snapshot: Snapshot) -> int:
+    """Return Avail(t + 1) = Avail(t) + Released(t) - Allocated(t) (Eq. 5), may be negative.
+
+    Released: what requests hold whose output reaches the median of its predicted range with the
+    next token. Allocated: one more block per layer for every request that goes on.
+    """
+    released = allocated = 0
+    for request in members(snapshot):
+        if _ends_now(request):
+            released += sum(request.num_blocks)
+        else:
+            allocated += snapshot.engine.num_groups
+    return snapshot.num_free_blocks + released - allocated
+
+
+def _ends_now(request: RequestState) -> bool:
+    low, high = request.predicted_min_output_tokens, request.predicted_max_output_tokens
+    if low is None or high is None:
+        return False
+    return request.num_output_tokens + 1 >= (low + high) / 2
+
+
+def _steady_pattern(request: RequestState, snapshot: Snapshot) -> Pattern:
+    engine = snapshot.engine
+    if request.phase is RequestPhase.PREFILL:
+        return evenly_offloaded(engine, min_kept_layers(request, snapshot))
+    assert snapshot.d2h is not None
+    everything = evenly_offloaded(engine, 0)
+    if snapshot.d2h.num_queued_bytes == 0 and allowed_pattern(request, engine, everything):
+        return everything
+    return present_pattern(request, engine)
+
+
+def _relieve_shortage(
+    batch: list[RequestState], patterns: dict[RequestId, Pattern], snapshot: Snapshot
+) -> None:
+    """Take kept layers from the most recently processed requests: half of them, then all."""
+    engine = snapshot.engine
+    missing = -num_blocks_forecast(snapshot)
+    for divisor in (2, None):
+        for request in reversed(batch):
+            if max(missing, _excess(batch, patterns, snapshot)) <= 0:
+                return
+            before = patterns[request.request_id]
+            kept = engine.num_groups - before.num_offloaded
+            fewer = evenly_offloaded(engine, kept // divisor if divisor else 0)
+            if allowed_pattern(request, engine, fewer) or request.phase is RequestPhase.PREFILL:
+                demand = demand_of(request, engine, growth=1)
+                missing -= pool_need(demand, before) - pool_need(demand, fewer)
+                patterns[request.request_id] = fewer
+
+
+def _excess(
+    batch: list[RequestState], patterns: dict[RequestId, Pattern], snapshot: Snapshot
+) -> int:
+    need = sum(
+        pool_need(demand_of(r, snapshot.engine, growth=1), patterns[r.request_id]) for r in batch
+    )
+    return need - capacity_blocks(snapshot)

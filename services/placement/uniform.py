@@ -1,0 +1,157 @@
+"""Baselines that give every request the same offload distance.
+
+- `deepspeed`: all layers of all requests offloaded, the next layer prefetched while this one
+  computes: 2 buffers (OrbitFlow, section 5.1 (1)). Without overlap, as the published artefact: 1.
+- `flexgen`: one static distance, the best predicted for the largest batch of the longest requests
+  at the profiled rates [(2)].
+- `flexgen-plus`: the distance with the best predicted latency for the present batch [(3)].
+- `slo-aware` (SelectN): the most offloading whose predicted step still meets the SLO [(4)].
+- `batch-uniform`: OrbitFlow's objective over uniform distances (Fig. 14a).
+
+When to choose anew (never, or at batch changes) is up to the caller: these are functions of the
+present batch. What does not fit the pool even so loses its newest requests (FCFS).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from services.placement.batch import (
+    allowed_pattern,
+    answer,
+    capacity_blocks,
+    demand_of,
+    group_compute_s,
+    members,
+    pool_need,
+    predicted_step_s,
+)
+from services.placement.capacity import Demand
+from services.placement.latency import Fetch, step_timing
+from services.placement.patterns import (
+    RESIDENT,
+    Pattern,
+    even_distances,
+    even_layers,
+    make_pattern,
+)
+from services.placement.types import (
+    EngineShape,
+    Plan,
+    PlanStatus,
+    RequestState,
+    Snapshot,
+)
+
+Batch: TypeAlias = Sequence[RequestState]
+
+
+def uniform_patterns(engine: EngineShape, num_buffers: int = 1) -> list[Pattern]:
+    """Return the even patterns, from nothing offloaded to everything."""
+    groups = engine.num_groups
+    distances = even_distances(groups)[::-1]
+    return [RESIDENT, *(make_pattern(even_layers(groups, k), num_buffers) for k in distances)]
+
+
+def deepspeed(snapshot: Snapshot) -> Plan:
+    """Offload everything, with the next layer's copy under way (`deepspeed`)."""
+    depth = 2 if snapshot.parameters.overlap else 1
+    everything = make_pattern(tuple(range(snapshot.engine.num_groups)), depth)
+    return _place(snapshot, lambda batch: everything)
+
+
+def flexgen(snapshot: Snapshot) -> Plan:
+    """Use one distance whatever the batch, chosen for the worst one (`flexgen`)."""
+    pattern = _static_pattern(snapshot)
+    return _place(snapshot, lambda batch: pattern)
+
+
+def flexgen_plus(snapshot: Snapshot) -> Plan:
+    """Use the fastest distance for this batch (`flexgen-plus`)."""
+    return _place(snapshot, lambda batch: _fastest(snapshot, batch))
+
+
+def slo_aware(snapshot: Snapshot) -> Plan:
+    """Offload as much as the tightest SLO allows, else take the fastest (`slo-aware`, SelectN)."""
+
+    def choose(batch: Batch) -> Pattern:
+        bounds = [request.slo_s for request in batch if request.slo_s is not None]
+        for pattern in reversed(_fitting(snapshot, batch)):
+            step_s = predicted_step_s(snapshot, [(request, pattern) for request in batch])
+            if step_s <= min(bounds, default=float("inf")):
+                return pattern
+        return _fastest(snapshot, batch)
+
+    return _place(snapshot, choose)
+
+
+def _static_pattern(snapshot: Snapshot) -> Pattern:
+    """Return the best distance for the batch cap times the longest request."""
+    engine = snapshot.engine
+    assert snapshot.profile is not None
+    assert snapshot.h2d is not None
+    longest = engine.max_model_len or max((r.num_tokens for r in snapshot.requests), default=1)
+    demand = Demand(num_tokens=longest, block_size=engine.block_size, num_groups=engine.num_groups)
+    compute_s = group_compute_s(
+        engine,
+        snapshot.profile,
+        num_tokens=engine.max_num_seqs,
+        num_context_tokens=engine.max_num_seqs * longest,
+    )
+    layer_s = engine.max_num_seqs * snapshot.h2d.copy_s(demand.num_full_blocks * engine.block_bytes)
+    patterns = uniform_patterns(engine)
+    fitting = [
+        pattern
+        for pattern in patterns
+        if engine.max_num_seqs * pool_need(demand, pattern) <= engine.num_blocks
+    ]
+    return min(
+        fitting or patterns[-1:],
+        key=lambda pattern: (
+            step_timing(compute_s, [Fetch(pattern=pattern, layer_s=layer_s)]).total_s
+        ),
+    )
+
+
+def _fitting(snapshot: Snapshot, batch: Batch) -> list[Pattern]:
+    """Return the uniform patterns that fit, from the least offloading to the most."""
+    demands = [demand_of(request, snapshot.engine, growth=1) for request in batch]
+    capacity = capacity_blocks(snapshot)
+    return [
+        pattern
+        for pattern in uniform_patterns(snapshot.engine)
+        if sum(pool_need(demand, pattern) for demand in demands) <= capacity
+    ]
+
+
+def _fastest(snapshot: Snapshot, batch: Batch) -> Pattern:
+    return min(
+        _fitting(snapshot, batch) or uniform_patterns(snapshot.engine)[-1:],
+        key=lambda pattern: predicted_step_s(snapshot, [(r, pattern) for r in batch]),
+    )
+
+
+def _place(snapshot: Snapshot, choose: Callable[[Batch], Pattern]) -> Plan:
+    """Give all members one pattern; pause the newest until the rest fits.
+
+    A request whose layers are not on the host yet stays resident.
+    """
+    engine, capacity = snapshot.engine, capacity_blocks(snapshot)
+    batch = list(members(snapshot))
+    paused: list[RequestState] = []
+    while True:
+        pattern = choose(batch)
+        placed = {
+            request.request_id: pattern if allowed_pattern(request, engine, pattern) else RESIDENT
+            for request in batch
+        }
+        need = sum(pool_need(demand_of(r, engine, growth=1), placed[r.request_id]) for r in batch)
+        if need <= capacity or not batch:
+            break
+        paused.append(batch.pop())
+    status = PlanStatus.FEASIBLE if not paused else PlanStatus.INFEASIBLE
+    return Plan(
+        epoch=snapshot.epoch,
+        policy=snapshot.policy,
+        status=status,
+        placements=answer(snapshot, placed, [request.request_id for request in paused]),
+    )
