@@ -59,10 +59,10 @@ def pool_need(demand: Demand, pattern: Pattern) -> int:
     )
 
 
-def present_pattern(request: RequestState, engine: EngineShape) -> Pattern:
-    """Return the pattern in force, in layer groups."""
-    groups = sorted({layer // engine.layers_per_group for layer in request.offloaded_layers})
-    return make_pattern(tuple(groups), max(1, request.num_prefetch_buffers))
+def placed_pattern(placed: RequestState | Placement, engine: EngineShape) -> Pattern:
+    """Return the pattern in force for a request, or of an answer, in layer groups."""
+    groups = sorted({layer // engine.layers_per_group for layer in placed.offloaded_layers})
+    return make_pattern(tuple(groups), max(1, placed.num_prefetch_buffers))
 
 
 def may_offload(request: RequestState, engine: EngineShape, group: int) -> bool:
@@ -70,7 +70,7 @@ def may_offload(request: RequestState, engine: EngineShape, group: int) -> bool:
 
     Only what is mirrored may leave the pool. A group that is already offloaded may stay so.
     """
-    if group in present_pattern(request, engine).offloaded:
+    if group in placed_pattern(request, engine).offloaded:
         return True
     if group >= len(request.num_host_blocks):
         return request.num_tokens < engine.block_size

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from services.placement.types import EngineShape, RequestState, Snapshot
+from services.placement.types import EngineShape, RequestPhase, RequestState, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,18 +22,30 @@ def find_contradiction(snapshot: Snapshot) -> Contradiction | None:
 
 
 def _contradictions(snapshot: Snapshot) -> Iterator[Contradiction]:
-    engine = snapshot.engine
-    if engine.layers_per_group > engine.num_layers:
-        yield Contradiction(field="engine.layers_per_group", message="exceeds num_layers")
-    if snapshot.num_free_blocks > engine.num_blocks:
-        yield Contradiction(field="num_free_blocks", message="exceeds engine.num_blocks")
+    for name, message in _engine_contradictions(snapshot):
+        yield Contradiction(field=name, message=message)
     seen = set()
     for index, request in enumerate(snapshot.requests):
         if request.request_id in seen:
             yield Contradiction(field=f"requests[{index}].request_id", message="is not unique")
         seen.add(request.request_id)
-        for name, message in _request_contradictions(request, engine):
+        for name, message in _request_contradictions(request, snapshot.engine):
             yield Contradiction(field=f"requests[{index}].{name}", message=message)
+
+
+def _engine_contradictions(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    engine, parameters = snapshot.engine, snapshot.parameters
+    if engine.layers_per_group > engine.num_layers:
+        yield "engine.layers_per_group", "exceeds num_layers"
+    held = sum(sum(request.num_blocks) for request in snapshot.requests)
+    if snapshot.num_free_blocks + held > engine.num_blocks:
+        yield "num_free_blocks", "exceeds engine.num_blocks less the blocks that requests hold"
+    if snapshot.num_free_host_blocks > engine.num_host_blocks:
+        yield "num_free_host_blocks", "exceeds engine.num_host_blocks"
+    if parameters.max_window < parameters.min_window:
+        yield "parameters.max_window", "is below min_window"
+    if parameters.max_pause_s < parameters.min_pause_s:
+        yield "parameters.max_pause_s", "is below min_pause_s"
 
 
 def _request_contradictions(
@@ -45,8 +57,32 @@ def _request_contradictions(
         yield "num_deposited_tokens", "exceeds num_output_tokens"
     if request.first_token_age_s is not None and request.first_token_age_s > request.arrival_age_s:
         yield "first_token_age_s", "is before arrival"
+    if (request.paused_age_s is not None) != (request.phase is RequestPhase.PAUSED):
+        yield "paused_age_s", "is set if and only if the phase is PAUSED"
+    low, high = request.predicted_min_output_tokens, request.predicted_max_output_tokens
+    if (low is None) != (high is None):
+        yield "predicted_max_output_tokens", "is set if and only if the minimum is"
+    if low is not None and high is not None and low > high:
+        yield "predicted_max_output_tokens", "is below the minimum"
+    yield from _layer_contradictions(request, engine)
+
+
+def _layer_contradictions(request: RequestState, engine: EngineShape) -> Iterator[tuple[str, str]]:
     layers = request.offloaded_layers
     if any(later <= earlier for earlier, later in pairwise(layers)):
         yield "offloaded_layers", "is not ascending"
     if layers and layers[-1] >= engine.num_layers:
         yield "offloaded_layers", "names a layer that the engine does not have"
+    groups = {layer // engine.layers_per_group for layer in layers}
+    if sum(len(engine.layers_of(group)) for group in groups) != len(layers):
+        yield "offloaded_layers", "splits a layer group"
+    if request.num_prefetch_buffers > len(groups):
+        yield "num_prefetch_buffers", "exceeds the number of offloaded layer groups"
+    for name, blocks in (
+        ("num_blocks", request.num_blocks),
+        ("num_host_blocks", request.num_host_blocks),
+    ):
+        if len(blocks) not in (0, engine.num_groups):
+            yield name, "has not one entry per layer group"
+    if max(request.num_host_blocks, default=0) * engine.block_size > request.num_computed_tokens:
+        yield "num_host_blocks", "exceeds the full blocks that num_computed_tokens fill"

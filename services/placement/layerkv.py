@@ -14,8 +14,8 @@ from services.placement.batch import (
     capacity_blocks,
     demand_of,
     members,
+    placed_pattern,
     pool_need,
-    present_pattern,
 )
 from services.placement.capacity import prefill_reread_blocks
 from services.placement.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
@@ -107,7 +107,7 @@ def _steady_pattern(request: RequestState, snapshot: Snapshot) -> Pattern:
     everything = evenly_offloaded(engine, 0)
     if snapshot.d2h.num_queued_bytes == 0 and allowed_pattern(request, engine, everything):
         return everything
-    return present_pattern(request, engine)
+    return placed_pattern(request, engine)
 
 
 def _relieve_shortage(

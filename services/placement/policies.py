@@ -1,10 +1,20 @@
-"""Policies by name: each decides one snapshot, from nothing else."""
+"""The placement policies that need no solver: each decides one snapshot, from nothing else."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
+from services.placement.dynamic_heuristic import dynamic_heuristic
+from services.placement.layerkv import layerkv
+from services.placement.presets import PlacementPolicy
 from services.placement.types import Placement, Plan, PlanStatus, Snapshot
+from services.placement.uniform import (
+    batch_uniform,
+    deepspeed,
+    flexgen,
+    flexgen_plus,
+    slo_aware,
+)
 
 Policy: TypeAlias = Callable[[Snapshot], Plan]
 
@@ -23,4 +33,27 @@ def all_resident(snapshot: Snapshot) -> Plan:
     )
 
 
-POLICIES: Mapping[str, Policy] = MappingProxyType({"vllm": all_resident})
+POLICIES: Mapping[PlacementPolicy, Policy] = MappingProxyType(
+    {
+        PlacementPolicy.ALL_RESIDENT: all_resident,
+        PlacementPolicy.BATCH_UNIFORM: batch_uniform,
+        PlacementPolicy.DEEPSPEED: deepspeed,
+        PlacementPolicy.FLEXGEN: flexgen,
+        PlacementPolicy.FLEXGEN_PLUS: flexgen_plus,
+        PlacementPolicy.SLO_AWARE: slo_aware,
+        PlacementPolicy.DYNAMIC_HEURISTIC: dynamic_heuristic,
+        PlacementPolicy.LAYERKV: layerkv,
+    }
+)
+
+# Fields of a snapshot that a placement policy cannot do without, beside the required ones.
+NEEDED_FIELDS: Mapping[PlacementPolicy, tuple[str, ...]] = MappingProxyType(
+    {
+        PlacementPolicy.OPTIMISER: ("profile", "h2d"),
+        PlacementPolicy.BATCH_UNIFORM: ("profile", "h2d"),
+        PlacementPolicy.FLEXGEN: ("profile", "h2d"),
+        PlacementPolicy.FLEXGEN_PLUS: ("profile", "h2d"),
+        PlacementPolicy.SLO_AWARE: ("profile", "h2d"),
+        PlacementPolicy.LAYERKV: ("profile", "h2d", "d2h"),
+    }
+)

@@ -174,7 +174,7 @@ class PolicyParameters:
     max_window: int = 256  # Delta_max, decode steps, >= min_window
     min_pause_s: float = 1.0  # a pause lasts this long unless a request completes, >= 0
     max_pause_s: float = 10.0  # nobody is paused longer for an SLO, >= min_pause_s
-    victim_rule: VictimRule = VictimRule.KV_AND_DEPOSIT
+    victim_rule: VictimRule | None = None  # None: the preset's
     buffer_mode: BufferMode = BufferMode.PRIVATE
     even_patterns_only: bool = False  # the paper's space: even distances, one buffer
     overlap: bool = True  # False: copies do not overlap with compute (`deepspeed`)

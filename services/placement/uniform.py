@@ -13,6 +13,7 @@ present batch. What does not fit the pool even so loses its newest requests (FCF
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from services.placement.batch import (
@@ -22,6 +23,7 @@ from services.placement.batch import (
     demand_of,
     group_compute_s,
     members,
+    placed_pattern,
     pool_need,
     predicted_step_s,
 )
@@ -34,6 +36,7 @@ from services.placement.patterns import (
     even_layers,
     make_pattern,
 )
+from services.placement.slo import constant_step_rate, promise_of, violations_allowed
 from services.placement.types import (
     EngineShape,
     Plan,
@@ -82,6 +85,27 @@ def slo_aware(snapshot: Snapshot) -> Plan:
         return _fastest(snapshot, batch)
 
     return _place(snapshot, choose)
+
+
+def batch_uniform(snapshot: Snapshot) -> Plan:
+    """Use the fastest distance, and say whether it keeps the SLO (`batch-uniform`, Fig. 14a).
+
+    Optimal over uniform distances by trying each.
+    """
+    plan = flexgen_plus(snapshot)
+    if plan.status is PlanStatus.INFEASIBLE:
+        return plan
+    batch = members(snapshot)
+    placed = {placement.request_id: placement for placement in plan.placements}
+    step_s = predicted_step_s(
+        snapshot, [(r, placed_pattern(placed[r.request_id], snapshot.engine)) for r in batch]
+    )
+    parameters = snapshot.parameters
+    promises = [promise_of(r, deposit=parameters.deposit is True) for r in batch]
+    allowed = violations_allowed(parameters, num_running=len(batch), num_missed=0)
+    rate = constant_step_rate([p for p in promises if p is not None], step_s, parameters.min_window)
+    kept = rate <= allowed
+    return replace(plan, status=PlanStatus.OPTIMAL if kept else PlanStatus.INFEASIBLE)
 
 
 def _static_pattern(snapshot: Snapshot) -> Pattern:

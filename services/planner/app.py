@@ -1,19 +1,26 @@
 """Composition root of the planner."""
 
 import asyncio
+import sys
+from pathlib import Path
 
 import structlog
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
-from services.kit import log, metrics
+from services.kit import clock, log, metrics
 from services.kit.server import ServiceServer, run_until_stopped, stop_event
 from services.kit.settings import load
-from services.placement.policies import POLICIES
+from services.planner.decision_log import DecisionLog
+from services.planner.orbitflow import OrbitFlow
+from services.planner.replay import replay
 from services.planner.servicer import PlannerServicer
 from services.planner.settings import PlannerSettings
+from services.planner.solver import warm_solver
+from services.planner.worker import Worker
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
+USAGE = "usage: python -m services.planner [replay FILE]"
 
 logger = structlog.get_logger()
 
@@ -21,15 +28,27 @@ logger = structlog.get_logger()
 async def serve(settings: PlannerSettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     stop = stop_event()
+    decisions = DecisionLog(settings.decision_log)
+    worker = Worker(clock.monotonic_s, max_budget_s=settings.budget_s)
     server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
-    pb_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(POLICIES), server.grpc)
+    pb_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(worker, decisions), server.grpc)
     metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
     logger.info("metrics_started", port=metrics_port)
+    worker.warm_up(settings.warm_groups)
     await server.start()
     await run_until_stopped(server, stop=stop, drain_timeout_s=settings.drain_timeout_s)
+    worker.close()
+    decisions.close()
 
 
 def main() -> None:
-    settings = load(PlannerSettings)
-    log.configure("planner", settings.log_level)
-    asyncio.run(serve(settings))
+    """Serve, or replay a decision log: exit code 1 if a plan is not reproduced."""
+    match sys.argv[1:]:
+        case []:
+            settings = load(PlannerSettings)
+            log.configure("planner", settings.log_level)
+            asyncio.run(serve(settings))
+        case ["replay", path]:
+            sys.exit(int(replay(Path(path), OrbitFlow(warm_solver)) > 0))
+        case _:
+            sys.exit(USAGE)

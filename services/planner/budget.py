@@ -47,3 +47,18 @@ class NodeBudget:
 
     def spend(self, num_nodes: int) -> None:
         self.num_nodes += num_nodes
+
+
+class Share:
+    """At most so many nodes of another budget."""
+
+    def __init__(self, whole: Budget, limit: int) -> None:
+        self._whole, self._limit = whole, limit
+        self.num_nodes = 0
+
+    def allows(self) -> bool:
+        return self.num_nodes < self._limit and self._whole.allows()
+
+    def spend(self, num_nodes: int) -> None:
+        self.num_nodes += num_nodes
+        self._whole.spend(num_nodes)

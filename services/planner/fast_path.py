@@ -6,6 +6,7 @@ applied. Only what solving twice would repeat is saved: passing the model, and a
 
 import highspy
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 
 from services.planner.library import Floats, Ints
@@ -60,10 +61,10 @@ class FastPath:
         lp.a_matrix_.value_ = static.data
         self._highs.passModel(lp)
 
-    def _row_bounds(self, b: Floats) -> tuple[Floats, Floats]:
+    def _row_bounds(self, b: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         lower = np.full(b.shape, -highspy.kHighsInf)
         lower[: self._num_equal] = b[: self._num_equal]
-        return lower, b
+        return lower, np.asarray(b, dtype=np.float64)
 
     def solve(self, shares: Shares, extra: Cuts) -> Relaxed:
         """Solve with these parameters. Raises SolverFailedError."""
@@ -73,8 +74,8 @@ class FastPath:
         lower, upper = self._row_bounds(data["b"][: self._num_rows])
         every: Ints = np.arange(self._num_rows, dtype=np.int32)
         self._highs.changeRowsBounds(self._num_rows, every, lower, upper)
-        if len(extra) == 0:
-            self._highs.setBasis(self._basis)
+        self._highs.clearSolver()
+        self._highs.setBasis(self._basis)
         self._add_slot_rows(data, len(extra))
         return self._run()
 

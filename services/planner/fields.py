@@ -1,13 +1,18 @@
 """Reading one protobuf message with every field checked and named in the error."""
 
 import math
-from typing import NoReturn
+from collections.abc import Iterable, Mapping
+from typing import NoReturn, TypeVar
 
 from google.protobuf.message import Message
 
 from services.kit.errors import InvalidRequestError
 
 MAX_INT32 = 2**31 - 1
+MAX_SECONDS = 1e6
+
+T = TypeVar("T")
+EnumT = TypeVar("EnumT", bound=int)
 
 
 class Fields:
@@ -30,8 +35,30 @@ class Fields:
             self.fail(name, f"is longer than {max_length} characters")
         return value
 
-    def integer(self, name: str, *, low: int = 0, high: int = MAX_INT32) -> int:
-        """Return an integer in [low, high]."""
+    def choice(self, name: str, known: Iterable[str]) -> str:
+        """Return one of the `known` strings."""
+        value: str = getattr(self._message, name)
+        if value not in known:
+            self.fail(name, f"unknown, not one of {', '.join(sorted(known))}")
+        return value
+
+    def optional_choice(self, name: str, known: Iterable[str]) -> str:
+        """Return one of the `known` strings, or the empty one."""
+        return self.choice(name, known) if getattr(self._message, name) else ""
+
+    def enum(self, name: str, known: Mapping[EnumT, T]) -> T:
+        """Return what an enum value stands for."""
+        value: EnumT = getattr(self._message, name)
+        if value not in known:
+            self.fail(name, f"unknown value {value}")
+        return known[value]
+
+    def integer(
+        self, name: str, *, low: int = 0, high: int = MAX_INT32, default: int | None = None
+    ) -> int:
+        """Return an integer in [low, high]; `default` where it is given and the field unset."""
+        if default is not None and not self._message.HasField(name):
+            return default
         value: int = getattr(self._message, name)
         if not low <= value <= high:
             self.fail(name, f"{value} is not in [{low}, {high}]")
@@ -40,27 +67,39 @@ class Fields:
     def optional_integer(self, name: str, *, low: int = 0, high: int = MAX_INT32) -> int | None:
         return self.integer(name, low=low, high=high) if self._message.HasField(name) else None
 
-    def number(self, name: str, *, high: float = math.inf) -> float:
-        """Return a finite number in [0, high]."""
+    def number(self, name: str, *, high: float = math.inf, default: float | None = None) -> float:
+        """Return a finite number in [0, high]; `default` where it is given and the field unset."""
+        if default is not None and not self._message.HasField(name):
+            return default
         value: float = getattr(self._message, name)
         if not (math.isfinite(value) and 0.0 <= value <= high):
             self.fail(name, f"{value} is not a finite number in [0, {high}]")
         return value
 
-    def positive(self, name: str) -> float:
-        """Return a finite number > 0."""
+    def seconds(self, name: str) -> float:
+        """Return a duration in [0, MAX_SECONDS]."""
+        return self.number(name, high=MAX_SECONDS)
+
+    def positive(self, name: str, *, low: float = 0.0, high: float = math.inf) -> float:
+        """Return a finite number > 0 in [low, high]."""
         value: float = getattr(self._message, name)
-        if not (math.isfinite(value) and value > 0.0):
-            self.fail(name, f"{value} is not a finite number > 0")
+        if not (math.isfinite(value) and value > 0.0 and low <= value <= high):
+            self.fail(name, f"{value} is not a finite number > 0 in [{low}, {high}]")
         return value
 
     def optional_number(self, name: str) -> float | None:
         """Return a finite number >= 0, None where unset."""
         return self.number(name) if self._message.HasField(name) else None
 
-    def optional_positive(self, name: str) -> float | None:
-        """Return a finite number > 0, None where unset."""
-        return self.positive(name) if self._message.HasField(name) else None
+    def optional_seconds(self, name: str) -> float | None:
+        """Return a duration in [0, MAX_SECONDS], None where unset."""
+        return self.seconds(name) if self._message.HasField(name) else None
+
+    def optional_positive(
+        self, name: str, *, low: float = 0.0, high: float = math.inf
+    ) -> float | None:
+        """Return a finite number > 0 in [low, high], None where unset."""
+        return self.positive(name, low=low, high=high) if self._message.HasField(name) else None
 
     def integers(self, name: str, *, max_count: int, high: int = MAX_INT32) -> tuple[int, ...]:
         """Return at most `max_count` integers, each in [0, high]."""

@@ -21,7 +21,7 @@ class Load(NamedTuple):
     """What a choice adds up to; kept up to date move by move."""
 
     mass: Floats  # [K] seconds
-    count: Ints  # [K] requests per pattern; mass is exactly 0 where this is 0
+    users: Ints  # [K] requests per pattern; mass is exactly 0 where this is 0
     layer_blocks: Floats  # [L] offloaded blocks by layer, for Eq. 1
     sums: Floats  # [2] pool blocks without Eq. 1's buffer, penalty in seconds
     work: Floats  # [L + 1] scratch
@@ -89,7 +89,7 @@ def step_s(load: Load, board: Board) -> float:
 def add(load: Load, board: Board, request: int, pattern: int) -> None:
     instance, tables = board
     load.mass[pattern] += instance.transfer_s[request]
-    load.count[pattern] += 1
+    load.users[pattern] += 1
     load.sums[0] += instance.use[request, pattern]
     load.sums[1] += instance.penalty_s[request, pattern]
     if instance.eq1:
@@ -101,8 +101,8 @@ def add(load: Load, board: Board, request: int, pattern: int) -> None:
 def remove(load: Load, board: Board, request: int, pattern: int) -> None:
     instance, tables = board
     load.mass[pattern] -= instance.transfer_s[request]
-    load.count[pattern] -= 1
-    if load.count[pattern] == 0:
+    load.users[pattern] -= 1
+    if load.users[pattern] == 0:
         load.mass[pattern] = 0.0
     load.sums[0] -= instance.use[request, pattern]
     load.sums[1] -= instance.penalty_s[request, pattern]
@@ -170,12 +170,12 @@ def critical_path(
     layer = num_layers
     while layer > 0:
         mask[layer - 1] = 1.0
-        i = source[layer]
-        if i >= 0:
+        before = int(source[layer])
+        if before >= 0:
             for k in range(row.shape[0]):
-                row[k] += tables.demand[i, layer, k]
-        layer = layer - 1 if i < 0 else i
-    return ends[num_layers]
+                row[k] += tables.demand[before, layer, k]
+        layer = layer - 1 if before < 0 else before
+    return float(ends[num_layers])
 
 
 @compiled

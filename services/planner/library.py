@@ -4,8 +4,8 @@ Layers count from 0; "after i" means at the end of i layers. K patterns, L layer
 """
 
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from services.placement.latency import Fetch, jobs_of
 from services.placement.patterns import Pattern, PatternSpace, pattern_space
 
-Floats: TypeAlias = NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.floating[Any]]
 Ints: TypeAlias = NDArray[np.int64]
 
 
@@ -44,7 +44,7 @@ class PatternLibrary:
         return len(self.patterns)
 
 
-@cache
+@lru_cache(maxsize=8)
 def pattern_library(num_groups: int, space: PatternSpace) -> PatternLibrary:
     """Return the tables of a space; the same object for the same arguments."""
     patterns = pattern_space(num_groups, space)

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.placement.types import BufferMode
 from services.planner import kernels
-from services.planner.fast_path import FastPath
+from services.planner.fast_path import FastPath, SolverFailedError
 from services.planner.instance import FORBIDDEN, Instance
 from services.planner.library import Floats, PatternLibrary
 from services.planner.program import (
     NUM_SLOTS,
-    BufferMode,
     Cuts,
     PlacementProgram,
     Relaxed,
@@ -78,17 +78,20 @@ class Relaxation:
         return Shares(compute=compute, capacity=capacity)
 
     def bound(self, instance: Instance) -> Bound:
-        """Return prices and the certified bound. Raises SolverFailedError."""
+        """Return prices and the certified bound."""
         total_s = float(instance.transfer_s.sum())
         if total_s <= 0.0:
-            return self._without_transfers(instance)
+            return self._without_solver(instance)
         room = (instance.capacity - instance.fixed_blocks) / max(instance.share_blocks, 1e-300)
         shares = self._clamped(instance.compute_s / total_s, room / self._library.num_groups)
-        relaxed, extra = self._solve(shares, CUT_TOLERANCE)
+        try:
+            relaxed, extra = self._solve(shares, CUT_TOLERANCE)
+        except SolverFailedError:  # numbers beyond a solver's scale: what needs none is certain
+            return self._without_solver(instance)
         return self._priced(instance, relaxed, joined(self._pool, extra))
 
-    def _without_transfers(self, instance: Instance) -> Bound:
-        """Nothing is full, so nothing can leave: the step is its compute."""
+    def _without_solver(self, instance: Instance) -> Bound:
+        """Bound the step by its compute. Exact where nothing is full, so nothing can leave."""
         cost = np.where(instance.use >= FORBIDDEN, np.inf, instance.penalty_s)
         base_s = float(instance.compute_s.sum())
         shares = np.zeros(self._library.num_patterns)

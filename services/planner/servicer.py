@@ -1,28 +1,33 @@
 """gRPC edge of the planner: convert, delegate. No state."""
 
-from collections.abc import Mapping
-
 import structlog
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
 from services.kit.rpc import Context
-from services.placement.policies import Policy
 from services.planner import convert
-from services.planner.metrics import PLANS
+from services.planner.decision_log import DecisionLog
+from services.planner.metrics import GAP, PAUSES, PLANS
+from services.planner.worker import Worker
 
 log = structlog.get_logger()
 
 
 class PlannerServicer(pb_grpc.PlannerServiceServicer):
-    def __init__(self, policies: Mapping[str, Policy]) -> None:
-        self._policies = policies
+    def __init__(self, worker: Worker, decisions: DecisionLog) -> None:
+        self._worker, self._decisions = worker, decisions
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:
-        snapshot = convert.snapshot_from_proto(request, known_policies=self._policies.keys())
+        snapshot = convert.snapshot_from_proto(request)
+        budget_s = convert.budget_from_proto(request)
 
-        plan = self._policies[snapshot.policy](snapshot)
+        plan = await self._worker.plan(snapshot, budget_s)
 
         PLANS.labels(plan.policy, plan.status.value).inc()
+        PAUSES.labels(plan.policy).inc(sum(placement.paused for placement in plan.placements))
+        if plan.quality is not None:
+            GAP.observe(plan.quality.gap_frac)
         log.debug("plan_made", epoch=plan.epoch, policy=plan.policy, status=plan.status.value)
-        return pb.PlanResponse(plan=convert.plan_to_proto(plan))
+        message = convert.plan_to_proto(plan)
+        self._decisions.append(request.snapshot, message)
+        return pb.PlanResponse(plan=message)

@@ -1,9 +1,14 @@
 """What the planner can be told: `EVENFLOW_PLANNER_*`."""
 
+from pathlib import Path
+from typing import Annotated
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import ServiceSettings
+
+GroupCount = Annotated[int, Field(ge=1, le=192)]
 
 
 class PlannerSettings(ServiceSettings):
@@ -11,3 +16,6 @@ class PlannerSettings(ServiceSettings):
 
     grpc_port: int = Field(default=50052, ge=0, le=65535)  # 0 picks a free port
     metrics_port: int = Field(default=9052, ge=0, le=65535)  # 0 picks a free port
+    budget_s: float = Field(default=0.02, gt=0, le=60)  # the longest search for one plan
+    warm_groups: tuple[GroupCount, ...] = (8, 32)  # engines to be ready for, in layer groups
+    decision_log: Path | None = None  # file that each plan is appended to, with its input

@@ -1,7 +1,7 @@
 """The optimiser: an exact placement for one batch at one size, or how far from exact it is."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner import kernels
 from services.planner.budget import Budget, NodeBudget
-from services.planner.instance import FORBIDDEN, Instance, Load, make_instance
+from services.planner.instance import FORBIDDEN, Instance, Load, make_instance, pool_blocks
 from services.planner.library import Ints, PatternLibrary, pattern_library
 from services.planner.relaxation import Bound, Relaxation
 from services.planner.search import (
@@ -46,6 +46,17 @@ class Solver:
     def bound(self, instance: Instance) -> Bound:
         return self._relaxation.bound(instance)
 
+    def fits(self, instance: Instance, choice: Ints) -> bool:
+        """Say whether a choice is allowed and within the capacity."""
+        used = pool_blocks(instance, self.library.tables.offloaded, choice)
+        return used <= instance.capacity * kernels.ROOM
+
+    def score(self, instance: Instance, choice: Ints) -> tuple[float, float]:
+        """Return (objective, length of the step) of a choice, exactly, in seconds."""
+        board = kernels.Board(instance, self.library.tables)
+        step_s = kernels.step_s(kernels.load_of(choice, board), board)
+        return kernels.objective_s(choice, board), step_s
+
     def solve(
         self, instance: Instance, budget: Budget, *, starts: list[Ints], seed: int = 0
     ) -> Solution:
@@ -56,7 +67,7 @@ class Solver:
         """
         if instance.num_requests == 0:
             return _empty(instance)
-        if self._cannot_fit(instance):
+        if self.cannot_fit(instance):
             return _none(PlanStatus.INFEASIBLE)
         problem = Problem(
             instance=instance, library=self.library, bound=self._relaxation.bound(instance)
@@ -66,7 +77,8 @@ class Solver:
         complete = self._improve(problem, incumbent, budget, seed)
         return self._answer(problem, incumbent, complete)
 
-    def _cannot_fit(self, instance: Instance) -> bool:
+    def cannot_fit(self, instance: Instance) -> bool:
+        """Say whether no placement fits the pool, for certain."""
         least = instance.use.min(axis=1)
         # By Eq. 1 everything offloaded needs the least: one layer of each request.
         needed = float(instance.blocks.sum() if instance.eq1 else least.sum())
@@ -93,16 +105,14 @@ class Solver:
         choice = incumbent.choice
         if choice is None:
             return _none(PlanStatus.INFEASIBLE if complete else PlanStatus.UNDECIDED)
-        load = kernels.load_of(choice, problem.board)
-        objective_s = incumbent.objective_s
+        objective_s, step_s = self.score(problem.instance, choice)
+        bound_s = problem.bound.lower_bound_s
         return Solution(
             status=PlanStatus.OPTIMAL if complete else PlanStatus.FEASIBLE,
             choice=choice,
             objective_s=objective_s,
-            step_s=kernels.step_s(load, problem.board),
-            lower_bound_s=objective_s
-            if complete
-            else min(problem.bound.lower_bound_s, objective_s),
+            step_s=step_s,
+            lower_bound_s=objective_s if complete else min(bound_s, objective_s),
         )
 
 
@@ -124,7 +134,7 @@ def _empty(instance: Instance) -> Solution:
     )
 
 
-@cache
+@lru_cache(maxsize=8)
 def warm_solver(num_groups: int, space: PatternSpace, buffer_mode: BufferMode) -> Solver:
     """Return a solver whose kernels are compiled; the same object for the same arguments."""
     library = pattern_library(num_groups, space)

@@ -1,5 +1,7 @@
 """Which offload patterns exist."""
 
+from itertools import pairwise
+
 import pytest
 
 from services.placement.patterns import (
@@ -47,7 +49,7 @@ def test_the_full_space_adds_to_the_papers_and_never_replaces_it() -> None:
 def test_balanced_gaps_differ_by_at_most_one(num_layers) -> None:
     for count in range(1, num_layers + 1):
         layers = (-1, *balanced_layers(num_layers, count))
-        gaps = {b - a for a, b in zip(layers, layers[1:], strict=False)}
+        gaps = {b - a for a, b in pairwise(layers)}
         assert len(layers) == count + 1
         assert max(gaps) - min(gaps) <= 1
         assert layers[-1] == num_layers - 1

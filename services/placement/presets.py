@@ -1,0 +1,93 @@
+"""Policies by name: four axes, and presets of them.
+
+Admission proposes, run selects, placement may only remove (pause) when nothing else fits, and
+`deposit` says whether deposited tokens back a plan. The planner decides the placement axis; the
+executor follows the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+
+from services.placement.types import PolicyParameters, Snapshot, VictimRule
+
+
+class PlacementPolicy(Enum):
+    ALL_RESIDENT = "all-resident"
+    OPTIMISER = "optimiser"  # per request, by the solver
+    BATCH_UNIFORM = "batch-uniform"
+    DEEPSPEED = "deepspeed"
+    FLEXGEN = "flexgen"
+    FLEXGEN_PLUS = "flexgen-plus"
+    SLO_AWARE = "slo-aware"
+    DYNAMIC_HEURISTIC = "dynamic-heuristic"
+    LAYERKV = "layerkv"
+
+
+class RunPolicy(Enum):
+    FCFS = "fcfs"
+
+
+class AdmissionPolicy(Enum):
+    FCFS = "fcfs"
+    SLO_AWARE = "slo-aware"  # LayerKV's Algorithm 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """What a policy name stands for."""
+
+    placement: PlacementPolicy
+    run: RunPolicy = RunPolicy.FCFS
+    admission: AdmissionPolicy = AdmissionPolicy.FCFS
+    deposit: bool = False
+    pause: bool = False
+    victim_rule: VictimRule = VictimRule.KV_AND_DEPOSIT
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "vllm": Preset(placement=PlacementPolicy.ALL_RESIDENT),
+        "deepspeed": Preset(placement=PlacementPolicy.DEEPSPEED),
+        "flexgen": Preset(placement=PlacementPolicy.FLEXGEN),
+        "flexgen-plus": Preset(placement=PlacementPolicy.FLEXGEN_PLUS),
+        "slo-aware": Preset(placement=PlacementPolicy.SLO_AWARE),
+        "dynamic-heuristic": Preset(placement=PlacementPolicy.DYNAMIC_HEURISTIC),
+        "layerkv": Preset(placement=PlacementPolicy.LAYERKV, admission=AdmissionPolicy.SLO_AWARE),
+        # OrbitFlow and its ablations (Fig. 14a): each adds one component to the one before.
+        "batch-uniform": Preset(placement=PlacementPolicy.BATCH_UNIFORM),
+        "request-wise": Preset(placement=PlacementPolicy.OPTIMISER),
+        "request-wise-pause": Preset(placement=PlacementPolicy.OPTIMISER, pause=True),
+        "orbitflow": Preset(placement=PlacementPolicy.OPTIMISER, pause=True, deposit=True),
+        "joint": Preset(
+            placement=PlacementPolicy.OPTIMISER,
+            pause=True,
+            deposit=True,
+            victim_rule=VictimRule.SMALLEST_SET,
+        ),
+    }
+)
+
+
+def resolved(snapshot: Snapshot) -> tuple[Preset, Snapshot]:
+    """Return the preset with the snapshot's own choices, and the snapshot with nothing left open.
+
+    The snapshot names a known preset and known axis policies.
+    """
+    given, preset = snapshot.parameters, PRESETS[snapshot.policy]
+    if given.placement_policy:
+        preset = replace(preset, placement=PlacementPolicy(given.placement_policy))
+    if given.run_policy:
+        preset = replace(preset, run=RunPolicy(given.run_policy))
+    if given.admission_policy:
+        preset = replace(preset, admission=AdmissionPolicy(given.admission_policy))
+    elif not given.slo_aware:
+        preset = replace(preset, admission=AdmissionPolicy.FCFS)
+    parameters: PolicyParameters = replace(
+        given,
+        deposit=preset.deposit if given.deposit is None else given.deposit,
+        pause=preset.pause if given.pause is None else given.pause,
+        victim_rule=preset.victim_rule if given.victim_rule is None else given.victim_rule,
+    )
+    return preset, replace(snapshot, parameters=parameters)

@@ -1,0 +1,208 @@
+"""A batch of running requests as problem instances, one per window length."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from services.placement.batch import (
+    SEALING_STEPS,
+    capacity_blocks,
+    demand_of,
+    group_compute_s,
+    placed_pattern,
+)
+from services.placement.patterns import Pattern
+from services.placement.slo import Promise, promise_of
+from services.placement.types import Link, Profile, RequestState, Snapshot
+from services.planner import kernels
+from services.planner.instance import FORBIDDEN, Instance, Load, make_instance
+from services.planner.library import Floats, Ints, PatternLibrary
+from services.planner.window import Course, Growth, Promises, late_tokens, steps_of
+
+
+class Batch:
+    """Requests that would run together. The snapshot has a profile and a host-to-GPU link."""
+
+    def __init__(
+        self, snapshot: Snapshot, requests: Sequence[RequestState], library: PatternLibrary
+    ) -> None:
+        assert snapshot.profile is not None
+        assert snapshot.h2d is not None
+        self.snapshot, self.requests, self.library = snapshot, tuple(requests), library
+        self._profile: Profile = snapshot.profile
+        self._link: Link = snapshot.h2d
+        self.capacity = capacity_blocks(snapshot)
+        self._instances: dict[tuple[int, int, bool], Instance] = {}
+
+    @cached_property
+    def _present(self) -> list[Pattern]:
+        return [placed_pattern(request, self.snapshot.engine) for request in self.requests]
+
+    @cached_property
+    def _present_offloaded(self) -> Floats:
+        """[R, G] 1 where a group is offloaded now."""
+        present = np.zeros((len(self.requests), self.library.num_groups))
+        for r, pattern in enumerate(self._present):
+            present[r, list(pattern.offloaded)] = 1.0
+        return present
+
+    @cached_property
+    def _restored(self) -> Floats:
+        """[R, K] groups that come back from the host under each pattern."""
+        return self._present_offloaded @ (1.0 - self.library.tables.offloaded).T
+
+    @cached_property
+    def _forbidden(self) -> Floats:
+        """[R, K] groups that a pattern would offload and that are not on the host yet."""
+        size, groups = self.snapshot.engine.block_size, self.library.num_groups
+        missing = np.zeros((len(self.requests), groups))
+        for r, request in enumerate(self.requests):
+            mirrored = np.zeros(groups)
+            given = request.num_host_blocks[:groups]
+            mirrored[: len(given)] = given
+            missing[r] = mirrored < request.num_computed_tokens // size - SEALING_STEPS
+            if not given and request.num_tokens >= size:
+                missing[r] = 1.0
+        missing *= 1.0 - self._present_offloaded
+        if not missing.any():
+            return np.zeros((len(self.requests), self.library.num_patterns))
+        return missing @ self.library.tables.offloaded.T
+
+    @cached_property
+    def _num_tokens(self) -> Ints:
+        demands = [demand_of(request, self.snapshot.engine) for request in self.requests]
+        return np.array([demand.num_tokens for demand in demands], dtype=np.int64)
+
+    @cached_property
+    def _chunk_blocks(self) -> Ints:
+        """[R] blocks per group of the prefill chunk that is running."""
+        demands = [demand_of(request, self.snapshot.engine) for request in self.requests]
+        return np.array([demand.num_extra_blocks for demand in demands], dtype=np.int64)
+
+    def _copy_s(self, num_blocks: Ints) -> Floats:
+        """[R] time on the link for so many blocks of one group: `batch.fetch_s`."""
+        num_bytes = num_blocks.astype(np.float64) * self.snapshot.engine.block_bytes
+        copies = np.ceil(num_bytes / self._link.chunk_bytes)
+        return num_bytes / self._link.bytes_per_s + copies * self._link.copy_overhead_s
+
+    def _load(self, *, window: int, read_after: int) -> Load:
+        """Return what `demand_of` says of each request, for all requests at once."""
+        size, tokens = self.snapshot.engine.block_size, self._num_tokens
+        after = tokens + window
+        full, partial = after // size, (after % size > 0).astype(np.int64)
+        sealing = full > np.maximum(tokens - SEALING_STEPS, 0) // size
+        return Load(
+            transfer_s=self._copy_s((tokens + read_after) // size),
+            full_blocks=full.astype(np.float64),
+            resident_blocks=(full + partial).astype(np.float64),
+            offloaded_blocks=(partial + sealing + self._chunk_blocks).astype(np.float64),
+        )
+
+    @cached_property
+    def _restore_s(self) -> Floats:
+        """[R] time on the link to bring one group back."""
+        return self._copy_s(self._num_tokens // self.snapshot.engine.block_size)
+
+    @cached_property
+    def promises(self) -> list[Promise]:
+        """Return the promises of the requests that have an SLO."""
+        deposit = self.snapshot.parameters.deposit is not False
+        found = (promise_of(request, deposit=deposit) for request in self.requests)
+        return [promise for promise in found if promise is not None]
+
+    def present_choice(self) -> Ints:
+        """Return the plan in force; a pattern outside the library by the nearest one inside."""
+        return np.array([self._column(pattern) for pattern in self._present], dtype=np.int64)
+
+    def _column(self, pattern: Pattern) -> int:
+        known = self.library.index.get(pattern)
+        if known is not None:
+            return known
+        return int(np.argmin(np.abs(self.library.tables.num_jobs - pattern.num_offloaded)))
+
+    def instance(self, *, window: int, read_after: int, switching: bool) -> Instance:
+        """Return the problem with the pool of the end of `window`. Do not write to its arrays.
+
+        Copies and compute are those of the step after `read_after` more tokens. With `switching`,
+        what has to be brought back first is spread over the window.
+        """
+        key = (window, read_after, switching)
+        if key not in self._instances:
+            self._instances[key] = self._make_instance(*key)
+        return self._instances[key]
+
+    def _make_instance(self, window: int, read_after: int, switching: bool) -> Instance:
+        load = self._load(window=window, read_after=read_after)
+        context = int(self._num_tokens.sum()) + read_after * len(self.requests)
+        instance = make_instance(
+            self.library,
+            load,
+            compute_s=np.array(self._compute_s(context)),
+            capacity=self.capacity,
+            buffer_mode=self.snapshot.parameters.buffer_mode,
+        )
+        if self._present_offloaded.any():
+            if not instance.eq1:
+                instance.use[:] += self._restore_blocks(load.full_blocks)
+            if switching:
+                instance.penalty_s[:] += self._restored * self._restore_s[:, None] / window
+        instance.use[self._forbidden > 0.0] = FORBIDDEN
+        return instance
+
+    def _restore_blocks(self, full_blocks: Floats) -> Floats:
+        """[R, K] staging that is kept until what comes back is there."""
+        present = np.array([pattern.num_buffers for pattern in self._present])
+        spare = np.maximum(present[:, None] - self.library.tables.buffers[None, :], 0)
+        return np.where(self._restored > 0.0, spare * full_blocks[:, None], 0.0)
+
+    def _compute_s(self, num_context_tokens: int) -> list[float]:
+        return group_compute_s(
+            self.snapshot.engine,
+            self._profile,
+            num_tokens=len(self.requests),
+            num_context_tokens=num_context_tokens,
+        )
+
+    def switch_s(self, choice: Ints) -> float:
+        """Return the time on the link to install a choice."""
+        rows = np.arange(len(self.requests))
+        return float(self._restored[rows, choice] @ self._restore_s)
+
+    def course(self, choice: Ints, horizon: int) -> Course:
+        """Return the next `horizon` steps under a choice, exactly."""
+        instance = self.instance(window=1, read_after=0, switching=False)
+        instance = instance._replace(compute_s=instance.compute_s.copy())
+        board = kernels.Board(instance, self.library.tables)
+        steps_s, blocks = np.zeros(horizon), np.zeros(horizon)
+        steps_of(choice, board, self._growth(choice), steps_s, blocks)
+        late = np.zeros(horizon, dtype=np.int64)
+        promises = Promises(
+            np.array([promise.interval_s for promise in self.promises]),
+            np.array([promise.slack_s for promise in self.promises]),
+        )
+        late_tokens(promises, steps_s, self._profile.outside_layers_s, late)
+        return Course(steps_s=steps_s, blocks=blocks, late=late)
+
+    def _growth(self, choice: Ints) -> Growth:
+        engine, profile, link = self.snapshot.engine, self._profile, self._link
+        rows = np.arange(len(self.requests))
+        restore = np.zeros(len(rows))
+        if self._present_offloaded.any():
+            full = self._num_tokens // engine.block_size
+            restore = self._restore_blocks(full.astype(np.float64))[rows, choice]
+        return Growth(
+            num_tokens=self._num_tokens,
+            chunk_blocks=self._chunk_blocks,
+            restore_blocks=restore,
+            group_layers=np.array(
+                [float(len(engine.layers_of(g))) for g in range(engine.num_groups)]
+            ),
+            layer_base_s=profile.layer_s(len(rows), 0),
+            layer_s_per_context_token=profile.layer_s_per_context_token,
+            block_size=engine.block_size,
+            block_bytes=engine.block_bytes,
+            bytes_per_s=link.bytes_per_s,
+            copy_overhead_s=link.copy_overhead_s,
+            chunk_bytes=link.chunk_bytes,
+        )

@@ -1,0 +1,22 @@
+"""From a snapshot to a plan: the preset's placement policy, with the solver where it needs one."""
+
+from dataclasses import replace
+
+from services.placement.policies import POLICIES
+from services.placement.presets import PlacementPolicy, resolved
+from services.placement.types import Plan, Snapshot
+from services.planner.budget import Budget
+from services.planner.orbitflow import OrbitFlow
+
+
+def needs_solver(snapshot: Snapshot) -> bool:
+    preset, _ = resolved(snapshot)
+    return preset.placement is PlacementPolicy.OPTIMISER
+
+
+def make_plan(snapshot: Snapshot, budget: Budget, optimiser: OrbitFlow) -> Plan:
+    """Return the plan of the snapshot's policy. The same snapshot and nodes give the same plan."""
+    preset, complete = resolved(snapshot)
+    if preset.placement is PlacementPolicy.OPTIMISER:
+        return optimiser(complete, budget)
+    return replace(POLICIES[preset.placement](complete), policy=snapshot.policy)

@@ -1,0 +1,56 @@
+"""The thread that solves: one, because solvers hold state while they work."""
+
+import asyncio
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from services.kit.clock import Clock
+from services.placement.patterns import PatternSpace
+from services.placement.types import BufferMode, Plan, Snapshot
+from services.planner.budget import DeadlineBudget
+from services.planner.metrics import PLAN_SECONDS, WARM
+from services.planner.orbitflow import OrbitFlow
+from services.planner.policies import make_plan, needs_solver
+from services.planner.solver import warm_solver
+
+log = structlog.get_logger()
+
+
+class Worker:
+    """Makes plans off the event loop, one after the other."""
+
+    def __init__(self, now_s: Clock, *, max_budget_s: float) -> None:
+        self._now_s, self._max_budget_s = now_s, max_budget_s
+        self._optimiser = OrbitFlow(warm_solver)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="solver")
+
+    def warm_up(self, num_groups: tuple[int, ...]) -> None:
+        """Start compiling kernels and building solvers; plans that need them wait for it."""
+        self._thread.submit(self._warm_up, num_groups)
+
+    def _warm_up(self, num_groups: tuple[int, ...]) -> None:
+        start_s = self._now_s()
+        for count in num_groups:
+            warm_solver(count, PatternSpace.FULL, BufferMode.PRIVATE)
+        gc.collect()
+        gc.freeze()  # what lives from here on is not looked through again
+        WARM.set(1)
+        log.info("solver_warmed", num_groups=num_groups, duration_s=self._now_s() - start_s)
+
+    async def plan(self, snapshot: Snapshot, budget_s: float | None) -> Plan:
+        """Return a plan, searching for at most `budget_s` (None: the planner's own budget)."""
+        budget_s = self._max_budget_s if budget_s is None else min(budget_s, self._max_budget_s)
+        loop = asyncio.get_running_loop()
+        thread = self._thread if needs_solver(snapshot) else None
+        return await loop.run_in_executor(thread, self._plan, snapshot, budget_s)
+
+    def _plan(self, snapshot: Snapshot, budget_s: float) -> Plan:
+        start_s = self._now_s()
+        plan = make_plan(snapshot, DeadlineBudget(self._now_s, start_s + budget_s), self._optimiser)
+        PLAN_SECONDS.labels(snapshot.policy).observe(self._now_s() - start_s)
+        return plan
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)

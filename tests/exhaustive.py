@@ -1,0 +1,57 @@
+"""Oracles for the solver: every placement in turn, and a mixed-integer program."""
+
+import itertools
+
+import cvxpy as cp
+import numpy as np
+
+from services.planner import kernels
+from services.planner.instance import FORBIDDEN, Instance, pool_blocks
+from services.planner.library import PatternLibrary
+from services.planner.program import Cuts
+from services.planner.relaxation import joined, no_cuts
+
+
+def exhaustive(
+    instance: Instance, library: PatternLibrary, columns: np.ndarray | None = None
+) -> float:
+    """Return the least objective of all placements that fit, infinity if none does."""
+    board = kernels.Board(instance, library.tables)
+    best = float("inf")
+    every = range(library.num_patterns) if columns is None else columns.tolist()
+    for choice in itertools.product(every, repeat=instance.num_requests):
+        array = np.array(choice, dtype=np.int64)
+        if pool_blocks(instance, library.tables.offloaded, array) <= instance.capacity:
+            best = min(best, kernels.objective_s(array, board))
+    return best
+
+
+def by_milp(instance: Instance, library: PatternLibrary) -> float:
+    """Return the least objective by CVXPY and HiGHS, with the longest paths as cuts."""
+    requests, patterns = instance.use.shape
+    pick = cp.Variable((requests, patterns), boolean=True)
+    theta = cp.Variable()
+    mass = instance.transfer_s @ pick
+    blocks = cp.sum(cp.multiply(np.minimum(instance.use, FORBIDDEN), pick))
+    constraints = [cp.sum(pick, axis=1) == 1]
+    if instance.eq1:
+        layers = instance.blocks @ pick @ library.tables.offloaded
+        constraints.append(blocks + cp.max(layers) <= instance.capacity)
+    else:
+        constraints.append(blocks <= instance.capacity)
+    cuts = no_cuts(library)
+    row, mask = np.empty(patterns), np.empty(library.num_groups)
+    constraints.append(theta >= float(instance.compute_s.sum()))
+    while True:
+        known = [theta >= cuts.rows @ mass + cuts.masks @ instance.compute_s] if len(cuts) else []
+        cost = theta + cp.sum(cp.multiply(instance.penalty_s, pick))
+        problem = cp.Problem(cp.Minimize(cost), constraints + known)
+        problem.solve(solver=cp.HIGHS, mip_rel_gap=0.0)
+        if problem.status == cp.INFEASIBLE:
+            return float("inf")
+        choice = np.argmax(pick.value, axis=1)
+        load = kernels.load_of(choice, kernels.Board(instance, library.tables))
+        length = kernels.critical_path(load.mass, library.tables, instance.compute_s, row, mask)
+        if length <= float(theta.value) * (1.0 + 1e-7):
+            return float(problem.value)
+        cuts = joined(cuts, Cuts(rows=row[None].copy(), masks=mask[None].copy()))

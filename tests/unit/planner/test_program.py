@@ -1,0 +1,94 @@
+"""The relaxation: CVXPY's model of record and the fast path on its compiled data."""
+
+import numpy as np
+import pytest
+
+from services.placement.patterns import PatternSpace
+from services.placement.types import BufferMode
+from services.planner import kernels
+from services.planner.fast_path import FastPath
+from services.planner.library import pattern_library
+from services.planner.program import (
+    NUM_SLOTS,
+    Cuts,
+    PlacementProgram,
+    Shares,
+    no_stall_cut,
+)
+from services.planner.relaxation import Relaxation, distinct, joined, no_cuts
+
+MODES = pytest.mark.parametrize("mode", BufferMode)
+LIBRARY = pattern_library(9, PatternSpace.FULL)
+
+
+def random_shares(random: np.random.Generator) -> Shares:
+    compute = random.uniform(0.01, 0.5) * random.uniform(0.5, 1.5, LIBRARY.num_groups)
+    return Shares(compute=compute, capacity=float(random.uniform(2.0, LIBRARY.num_groups)))
+
+
+def random_paths(random: np.random.Generator, count: int) -> Cuts:
+    """Return longest paths of random loads."""
+    found = no_cuts(LIBRARY)
+    row, mask = np.empty(LIBRARY.num_patterns), np.empty(LIBRARY.num_groups)
+    for _ in range(count):
+        mass = random.random(LIBRARY.num_patterns) * (random.random(LIBRARY.num_patterns) < 0.2)
+        compute = random.uniform(0.01, 0.3) * np.ones(LIBRARY.num_groups)
+        kernels.critical_path(mass, LIBRARY.tables, compute, row, mask)
+        found = joined(found, Cuts(rows=row[None].copy(), masks=mask[None].copy()))
+    return found
+
+
+@MODES
+def test_the_program_is_disciplined_parametrised(mode) -> None:
+    program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY), mode)
+
+    assert program.problem.is_dcp(dpp=True)
+
+
+@MODES
+def test_the_fast_path_equals_cvxpy(mode) -> None:
+    random = np.random.default_rng(3)
+    pool = distinct(joined(no_stall_cut(LIBRARY), random_paths(random, 6)))
+    program = PlacementProgram(LIBRARY, pool, mode)
+    fast = FastPath(program)
+    for trial in range(40):
+        shares, extra = random_shares(random), random_paths(random, trial % (NUM_SLOTS + 1))
+        quick = fast.solve(shares, extra)
+        program.set(shares, extra)
+        record = program.solve(len(extra))
+
+        assert quick.theta == pytest.approx(record.theta, rel=1e-9, abs=1e-9)
+        assert quick.shares.sum() == pytest.approx(1.0, abs=1e-9)
+        assert quick.cut_prices.sum() == pytest.approx(1.0, abs=1e-6)
+
+
+@MODES
+def test_an_answer_does_not_depend_on_what_was_solved_before(mode) -> None:
+    random = np.random.default_rng(5)
+    pool = distinct(joined(no_stall_cut(LIBRARY), random_paths(random, 6)))
+    problems = [(random_shares(random), random_paths(random, n)) for n in (0, 3, 1, 0, 8)]
+    used = FastPath(PlacementProgram(LIBRARY, pool, mode))
+    first = [used.solve(*problem) for problem in problems]
+    for problem, before in zip(reversed(problems), reversed(first), strict=True):
+        fresh = FastPath(PlacementProgram(LIBRARY, pool, mode)).solve(*problem)
+        again = used.solve(*problem)
+        for other in (fresh, again):
+            assert np.array_equal(other.shares, before.shares)
+            assert np.array_equal(other.cut_prices, before.cut_prices)
+            assert other.capacity_price == before.capacity_price
+
+
+@MODES
+def test_the_pool_is_the_same_each_time_and_its_cuts_are_paths(mode) -> None:
+    one, other = Relaxation(LIBRARY, mode).pool, Relaxation(LIBRARY, mode).pool
+
+    assert np.array_equal(one.rows, other.rows)
+    assert np.array_equal(one.masks, other.masks)
+    # No load is faster than any path says: theta >= A_p w + M_p comp.
+    random = np.random.default_rng(7)
+    row, mask = np.empty(LIBRARY.num_patterns), np.empty(LIBRARY.num_groups)
+    for _ in range(50):
+        mass = random.random(LIBRARY.num_patterns)
+        compute = random.random(LIBRARY.num_groups)
+        length = kernels.critical_path(mass, LIBRARY.tables, compute, row, mask)
+        assert (one.rows @ mass + one.masks @ compute).max() <= length * (1 + 1e-12)
