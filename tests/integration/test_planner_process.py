@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
+from tests.protos import make_plan_request
 
 REPO = Path(__file__).parents[2]
 READY_TIMEOUT_S = 60
@@ -65,26 +66,11 @@ def wait_until_serving(channel: grpc.Channel) -> None:
     raise AssertionError("the health stream ended before SERVING")
 
 
-def plan_request() -> pb.PlanRequest:
-    engine = pb.EngineShape(
-        num_layers=4,
-        layers_per_group=1,
-        block_size=16,
-        num_blocks=100,
-        block_bytes=4_096,
-        max_num_seqs=8,
-        max_num_batched_tokens=2_048,
-    )
-    request = pb.RequestState(request_id="a", phase=pb.REQUEST_PHASE_DECODING, num_prompt_tokens=10)
-    return pb.PlanRequest(
-        snapshot=pb.Snapshot(epoch=1, policy="vllm", engine=engine, requests=[request])
-    )
-
-
 def test_the_process_plans_reflects_itself_and_drains_on_sigterm() -> None:
     metrics_port = free_port()
     with running_planner(metrics_port=metrics_port) as (process, channel):
-        response = pb_grpc.PlannerServiceStub(channel).Plan(plan_request(), timeout=30)
+        request = make_plan_request(policy="vllm")
+        response = pb_grpc.PlannerServiceStub(channel).Plan(request, timeout=60)
         assert response.plan.status == pb.PLAN_STATUS_OPTIMAL
 
         pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
@@ -96,11 +82,36 @@ def test_the_process_plans_reflects_itself_and_drains_on_sigterm() -> None:
         assert 'evenflow_planner_plans_total{policy="vllm",status="optimal"} 1.0' in page
 
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=120) == 0
+
+
+def test_logged_plans_are_reproduced_by_replay(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    with running_planner(decision_log=log, warm_groups="[4]") as (process, channel):
+        stub = pb_grpc.PlannerServiceStub(channel)
+        for free in (28, 20, 12):
+            stub.Plan(make_plan_request(num_free_blocks=free), timeout=120)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 0
+
+    command = [*COMMAND, "replay", str(log)]
+    replayed = subprocess.run(
+        command,
+        env=environment(),
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert replayed.stdout.count("reproduced") == 3
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("grpc_port", "70000"), ("metrics_port", "x"), ("log_level", "loud")]
+    ("name", "value"),
+    [("grpc_port", "70000"), ("metrics_port", "x"), ("log_level", "loud"), ("warm_groups", "[0]")],
 )
 def test_a_bad_setting_stops_the_process_before_a_port_opens(name: str, value: str) -> None:
     ports = {"grpc_port": free_port(), "metrics_port": free_port()}
@@ -116,5 +127,5 @@ def test_a_bad_setting_stops_the_process_before_a_port_opens(name: str, value: s
     )
 
     assert ended.returncode == 78
-    assert f"EVENFLOW_PLANNER_{name.upper()}: " in ended.stderr
+    assert f"EVENFLOW_PLANNER_{name.upper()}" in ended.stderr
     assert "started" not in ended.stderr  # neither metrics_started nor serving_started

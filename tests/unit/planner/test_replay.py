@@ -1,0 +1,90 @@
+"""The decision log holds all that makes the same plan again."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from evenflow.planner.v1 import planner_pb2 as pb
+from services.planner import convert
+from services.planner.budget import DeadlineBudget
+from services.planner.decision_log import DecisionLog, entry_of, line_of
+from services.planner.orbitflow import OrbitFlow
+from services.planner.policies import make_plan
+from services.planner.replay import replay
+from services.planner.solver import warm_solver
+from tests.protos import make_engine, make_plan_request, make_request
+
+OPTIMISER = OrbitFlow(warm_solver)
+
+
+def decided(num_requests: int, budget_s: float, **overrides) -> tuple[pb.Snapshot, pb.Plan]:
+    """Return a snapshot of a crowded engine and its plan, made under a real deadline."""
+    requests = [
+        make_request(
+            request_id=f"r{i}",
+            num_prompt_tokens=1_000 + 371 * i,
+            num_computed_tokens=1_000 + 371 * i,
+            slo_tbt_s=0.05 if i % 2 else None,
+            num_host_blocks=[(1_000 + 371 * i) // 16] * 16,
+        )
+        for i in range(num_requests)
+    ]
+    blocks = sum((1_000 + 371 * i) // 16 for i in range(num_requests)) * 9
+    request = make_plan_request(
+        engine=make_engine(num_layers=16, num_blocks=10**6),
+        requests=requests,
+        num_free_blocks=blocks,
+        **overrides,
+    )
+    budget = DeadlineBudget(time.monotonic, time.monotonic() + budget_s)
+    plan = make_plan(convert.snapshot_from_proto(request), budget, OPTIMISER)
+    return request.snapshot, convert.plan_to_proto(plan)
+
+
+def test_plans_made_under_a_deadline_are_reproduced_from_their_nodes(tmp_path, capsys) -> None:
+    decided(2, 0.01)  # builds the solver, so that the deadlines below are spent on searching
+    path = tmp_path / "decisions.jsonl"
+    log = DecisionLog(path)
+    searched = set()
+    for num_requests in (1, 3, 5, 9, 14):
+        for budget_s in (1e-9, 0.002, 0.02):
+            entry = decided(num_requests, budget_s, seed=num_requests)
+            searched.add(entry[1].quality.num_nodes > 0)
+            log.append(*entry)
+    log.append(*decided(3, 0.01, policy="dynamic-heuristic"))
+    log.close()
+
+    assert replay(path, OPTIMISER) == 0
+    assert capsys.readouterr().out.count("reproduced") == 16
+    assert searched == {True, False}
+
+
+@pytest.mark.parametrize("spoil", ["status", "objective", "placement"])
+def test_a_plan_that_was_not_made_like_this_is_told(tmp_path: Path, capsys, spoil) -> None:
+    snapshot, plan = decided(3, 0.01)
+    if spoil == "status":
+        plan.status = pb.PLAN_STATUS_UNDECIDED
+    elif spoil == "objective":
+        plan.quality.objective_s *= 1 + 1e-8
+    else:
+        plan.placements[0].paused = True
+    path = tmp_path / "decisions.jsonl"
+    path.write_text(line_of(snapshot, plan) + "\n")
+
+    assert replay(path, OPTIMISER) == 1
+    assert spoil in capsys.readouterr().out
+
+
+def test_a_line_survives_the_round_trip_and_is_json() -> None:
+    entry = decided(2, 0.01)
+
+    assert entry_of(line_of(*entry)) == entry
+    assert set(json.loads(line_of(*entry))) == {"snapshot", "plan"}
+
+
+@pytest.mark.parametrize("line", ["", "{}", "[]", '{"snapshot": {"epoch": "x"}, "plan": {}}'])
+def test_anything_else_is_not_a_decision(line) -> None:
+    with pytest.raises(ValueError, match="not a decision"):
+        entry_of(line)
