@@ -36,7 +36,7 @@ class Client:
 async def until(condition: Callable[[], bool]) -> None:
     """Poll `condition`, which nothing announces, until it holds."""
     async with asyncio.timeout(EVENT_TIMEOUT_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

@@ -107,7 +107,8 @@ def sampling_from_proto(sampling: gen.SamplingParams) -> types.SamplingParams:
 
 
 def service_level_from_proto(level: gen.ServiceLevel) -> ServiceLevel:
-    bounds = {name: getattr(level, name) for name in _SERVICE_LEVEL_BOUNDS if level.HasField(name)}
+    stated = {field.name for field, _ in level.ListFields()}
+    bounds = {name: getattr(level, name) for name in _SERVICE_LEVEL_BOUNDS if name in stated}
     for name, value in bounds.items():
         _require(
             value > 0 and math.isfinite(value), f"service_level.{name}", "must be finite and > 0"

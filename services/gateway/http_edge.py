@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -24,6 +25,7 @@ from services.kit.rpc import (
 log = structlog.get_logger()
 
 QUIET_ROUTES = ("/health", "/ready", "/metrics")  # probes would drown the log
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 CLIENT_GONE_STATUS = 499  # never sent: nobody is there to read it
 
 
@@ -87,10 +89,13 @@ async def read_json(request: Request, *, max_bytes: int) -> Any:
         if len(body) > max_bytes:
             raise BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
     try:
-        return json.loads(body)
+        decoded = json.loads(body)
+        if _SURROGATE_ESCAPE.search(body):  # only a pair of them is a character
+            json.dumps(decoded, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        detail = error.msg if isinstance(error, json.JSONDecodeError) else "not valid JSON"
+        detail = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise InvalidRequestError(f"the body is not valid JSON: {detail}") from None
+    return decoded
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

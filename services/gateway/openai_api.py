@@ -54,7 +54,6 @@ def _joined_text(value: object) -> object:
 def _one_prompt(value: object) -> object:
     """Take a text or a list of token ids."""
     if isinstance(value, str) and value:
-        value.encode()  # a lone surrogate is a ValueError
         return types.TextPrompt(value)
     if isinstance(value, list) and value and all(type(item) is int for item in value):
         if min(value) < 0 or max(value) > types.MAX_TOKEN_ID:

@@ -244,6 +244,8 @@ async def test_errors_of_the_router_have_openai_s_shape(client, method, path, st
         b'{"model":' + b"[" * 2_000,
         b'{"model":' + b"[" * 600 + b"]" * 600 + b"}",
         b'{"seed":' + b"9" * 5_000 + b"}",
+        b'{"model":"\\ud800"}',
+        b'{"\\uDC00":1}',
     ],
 )
 async def test_what_is_no_json_object_is_a_400(client, body) -> None:
