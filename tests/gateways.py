@@ -53,16 +53,25 @@ def make_settings(*executors: FakeExecutor, **overrides: object) -> GatewaySetti
 
 
 @asynccontextmanager
+async def connect(gateway: Gateway) -> AsyncIterator[Client]:
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{gateway.http_port}",
+            timeout=EVENT_TIMEOUT_S,
+            limits=limits,
+        ) as http,
+        aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel,
+    ):
+        yield Client(gateway=gateway, http=http, channel=channel)
+
+
+@asynccontextmanager
 async def gateway_for(*executors: FakeExecutor, **overrides: object) -> AsyncIterator[Client]:
     """Run a gateway over `executors`. It need not be connected when the block begins."""
     async with run_gateway(make_settings(*executors, **overrides)) as gateway:
-        base_url = f"http://127.0.0.1:{gateway.http_port}"
-        limits = httpx.Limits(max_connections=None)
-        async with (
-            httpx.AsyncClient(base_url=base_url, timeout=EVENT_TIMEOUT_S, limits=limits) as http,
-            aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel,
-        ):
-            yield Client(gateway=gateway, http=http, channel=channel)
+        async with connect(gateway) as client:
+            yield client
         gateway.pacer.check_integrity()
 
 
