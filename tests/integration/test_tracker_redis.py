@@ -300,3 +300,17 @@ async def test_every_step_runs_in_cluster_mode() -> None:
         assert len(await store.list_executors(model="")) == 1
         await store.release_lease(EXECUTOR)
         await store.aclose()
+
+
+async def test_a_waiting_watch_ends_when_cancelled_at_whatever_moment(
+    store: RedisTrackerStore,
+) -> None:
+    for num_turns in range(30):
+        async with aclosing(store.watch(EX)) as changes:
+            await next_of(changes)
+            waiting = asyncio.ensure_future(anext(changes))
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            done, _ = await asyncio.wait({waiting}, timeout=WAIT_S)
+            assert done, f"not cancelled after {num_turns} turns of the loop"
