@@ -9,6 +9,7 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from evenflow.tracker.v1 import tracker_pb2
 from services.gateway import types
+from services.gateway.checks import check_reading_rate, checked_conversation
 from services.gateway.errors import (
     ContextLengthError,
     DuplicateRequestError,
@@ -16,7 +17,6 @@ from services.gateway.errors import (
     GenerationFailedError,
     UnknownModelError,
 )
-from services.gateway.service_level import check_reading_rate
 from services.kit.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -62,20 +62,7 @@ def prompt_from_proto(request: pb.GenerateRequest) -> types.Prompt:
 
 
 def chat_from_proto(messages: Sequence[gen.ChatMessage]) -> types.ChatPrompt:
-    if not messages:
-        raise InvalidRequestError("messages: at least one is required", field="messages")
-    for index, message in enumerate(messages):
-        name = f"messages[{index}]"
-        if message.role not in types.ROLES:
-            allowed = ", ".join(types.ROLES)
-            raise InvalidRequestError(
-                f"{name}.role: must be one of {allowed}", field=f"{name}.role"
-            )
-        if not message.content and message.role != types.ROLE_THAT_MAY_BE_SILENT:
-            raise InvalidRequestError(f"{name}.content: must not be empty", field=f"{name}.content")
-    return types.ChatPrompt(
-        tuple(types.ChatMessage(role=m.role, content=m.content) for m in messages)
-    )
+    return checked_conversation([(message.role, message.content) for message in messages])
 
 
 def _require(condition: bool, field: str, rule: str) -> None:

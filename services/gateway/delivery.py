@@ -4,16 +4,20 @@ from collections.abc import Sequence
 
 from services.gateway import metrics
 from services.gateway.pacer import DueToken
+from services.gateway.types import Delivery, GenerationRequest
 from services.pacing.attainment import violates_delivered_tbt
-from services.pacing.types import ServiceLevel
 
 
 class DeliveryRecord:
-    """Counts written tokens and measures their times against what the reader was promised."""
+    """Counts written tokens and measures their times against what the reader was promised.
 
-    def __init__(self, level: ServiceLevel, *, interval_s: float, arrived_s: float) -> None:
+    The times of a whole answer's tokens mean nothing to its reader: they are only counted.
+    """
+
+    def __init__(self, request: GenerationRequest, *, interval_s: float, arrived_s: float) -> None:
         """`arrived_s` is when the request came in, `interval_s` the release interval S >= 0."""
-        self._level = level
+        self._level = request.service_level
+        self._is_timed = request.delivery is Delivery.STREAMED
         self._interval_s = interval_s
         self._arrived_s = arrived_s
         self._first_written_s = 0.0
@@ -24,6 +28,10 @@ class DeliveryRecord:
 
     def written(self, tokens: Sequence[DueToken], now_s: float) -> None:
         """Note that `tokens` were handed to the client at `now_s`."""
+        metrics.DELIVERED_TOKENS.inc(len(tokens))
+        if not self._is_timed:
+            self.num_written += len(tokens)
+            return
         for token in tokens:
             if self.num_written:
                 self._note_gap(token, now_s)
@@ -31,11 +39,10 @@ class DeliveryRecord:
                 self._note_first(now_s)
             self._last_written_s, self._last_due_s = now_s, token.due_s
             self.num_written += 1
-        metrics.DELIVERED_TOKENS.inc(len(tokens))
 
     def finish(self) -> None:
         """Note that the last token was written."""
-        if self.num_written < 2:
+        if not self._is_timed or self.num_written < 2:
             return
         elapsed_s = self._last_written_s - self._first_written_s
         mean_s = elapsed_s / (self.num_written - 1)

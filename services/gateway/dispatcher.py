@@ -117,7 +117,7 @@ class Dispatcher:
             self._reports.update(route.ref, final=True)
         self._forget_old_ids()
         metrics.LIVE_REQUESTS.dec()
-        metrics.REQUESTS.labels(_result(generation)).inc()
+        metrics.REQUESTS.labels(generation.result).inc()
         if not self._live:
             self._idle.set()
 
@@ -216,8 +216,3 @@ class Dispatcher:
         """Forget the oldest ids above the bound."""
         while len(self._num_routings) > MAX_REMEMBERED_IDS:
             del self._num_routings[next(iter(self._num_routings))]
-
-
-def _result(generation: Generation) -> str:
-    """Name how a request ended, for the counter."""
-    return generation.finish.reason.value if generation.finish else "unfinished"

@@ -116,8 +116,7 @@ class ExecutorLink:
 
     async def _connect_once(self, stub: "pb_grpc.ExecutorServiceAsyncStub") -> bool:
         """Run one life of the stream. Returns False if it did not come about."""
-        error: ServiceError = LinkBrokenError(LOST_MESSAGE)
-        was_connected = False
+        was_connected, detail = False, "the executor closed the stream"
         try:
             with service_errors():
                 info = await stub.GetModelInfo(
@@ -126,13 +125,16 @@ class ExecutorLink:
                 was_connected = True
                 await self._serve(stub.Stream(), convert.model_info_from_proto(info))
         except ServiceError as failure:
-            if was_connected:
-                log.warning("executor_lost", address=self.address, detail=str(failure))
-                error = LinkBrokenError(f"{LOST_MESSAGE}: {failure}")
-            else:
-                log.debug("executor_unreachable", address=self.address, detail=str(failure))
+            detail = str(failure)
+        except Exception:
+            log.exception("executor_link_crashed", address=self.address)
+            detail = "internal error; see server log"
         finally:
-            self._lose(error)
+            self._lose(LinkBrokenError(f"{LOST_MESSAGE}: {detail}"))
+        if was_connected:
+            log.warning("executor_lost", address=self.address, detail=detail)
+        else:
+            log.debug("executor_unreachable", address=self.address, detail=detail)
         return was_connected
 
     async def _serve(self, call: _Call, info: ModelInfo) -> None:

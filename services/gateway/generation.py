@@ -47,9 +47,7 @@ class Generation:
         is_paced = request.delivery is Delivery.STREAMED
         interval_s = release_interval_s(request.service_level) if is_paced else 0.0
         self._paced = pacer.open(interval_s, self._release)
-        self._record = DeliveryRecord(
-            request.service_level, interval_s=interval_s, arrived_s=arrived_s
-        )
+        self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
         self._ready: list[DueToken] = []
         self._changed = asyncio.Event()
         self._num_generated = 0
@@ -127,6 +125,15 @@ class Generation:
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._num_generated,
         )
+
+    @property
+    def result(self) -> str:
+        """Name how the request ended, or that its reader left before it did."""
+        if self.finish is not None:
+            return self.finish.reason.value
+        if not self.num_prompt_tokens:
+            return "refused"
+        return "failed" if self._error is not None else "abandoned"
 
     @property
     def _is_over(self) -> bool:

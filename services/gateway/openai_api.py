@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from services.gateway import types
-from services.gateway.service_level import check_reading_rate
+from services.gateway.checks import check_reading_rate, checked_conversation
 from services.gateway.types import GenerationRequest, RequestId
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
@@ -138,20 +138,7 @@ class ChatCompletionBody(_RequestBody):
         return self.max_tokens or self.max_completion_tokens
 
     def prompt_value(self) -> types.Prompt:
-        for index, message in enumerate(self.messages):
-            name = f"messages[{index}]"
-            if message.role not in types.ROLES:
-                allowed = ", ".join(types.ROLES)
-                raise InvalidRequestError(
-                    f"{name}.role: must be one of {allowed}", field=f"{name}.role"
-                )
-            if not message.content and message.role != types.ROLE_THAT_MAY_BE_SILENT:
-                raise InvalidRequestError(
-                    f"{name}.content: must not be empty", field=f"{name}.content"
-                )
-        return types.ChatPrompt(
-            tuple(types.ChatMessage(role=m.role, content=m.content) for m in self.messages)
-        )
+        return checked_conversation([(message.role, message.content) for message in self.messages])
 
 
 class CompletionBody(_RequestBody):

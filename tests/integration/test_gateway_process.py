@@ -96,7 +96,7 @@ async def exit_code(process: Process) -> int:
 async def test_sigterm_lets_a_live_stream_end_and_then_exits(executor) -> None:
     executor.script.ending.clear()
     async with (
-        running_gateway(executor, drain_timeout_s=50) as (process, http, grpc_port),
+        running_gateway(executor, drain_timeout_s=600) as (process, http, grpc_port),
         aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
     ):
         health = health_pb2_grpc.HealthStub(channel).Watch(
