@@ -150,7 +150,7 @@ async def compare(url: str, script: list[tuple[float, Operation]]) -> None:
 
 
 @settings(
-    max_examples=120,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
