@@ -202,3 +202,77 @@ async def test_its_metrics_show_reports_and_the_state_of_redis(
     assert "evenflow_tracker_redis_up 1.0" in up
     assert "evenflow_tracker_redis_up 0.0" in down
     assert 'evenflow_tracker_redis_errors_total{kind="ConnectionError"}' in down
+
+
+async def take_lease(stub: "TrackerServiceAsyncStub") -> None:
+    await stub.RegisterExecutor(OFFER)
+
+
+async def stream_tokens(
+    gateway: TrackerReporter, executor: TrackerReporter, num_tokens: range
+) -> None:
+    """Generate and deliver tokens of twenty requests, the reader two behind."""
+    for count in num_tokens:
+        for i in range(20):
+            ref = RequestRef("ex0", f"r{i}", 1)
+            executor.update(ref, num_generated=count, state=pb.REQUEST_STATE_DECODING)
+            gateway.update(ref, num_delivered=max(0, count - 2))
+        await asyncio.sleep(0.01)
+
+
+async def until_counts(
+    stub: "TrackerServiceAsyncStub", expected: dict[str, tuple[int, int, int]]
+) -> None:
+    """Return once (generated, delivered, deposited) of every request is as expected."""
+    seen: dict[str, tuple[int, int, int]] = {}
+    watch = stub.Watch(pb.WatchRequest(executor_id="ex0"), timeout=WAIT_S, wait_for_ready=True)
+    while seen != expected:
+        change = await read(watch)
+        if change.reset:
+            seen.clear()
+        for r in change.requests:
+            counts = (r.num_generated_tokens, r.num_delivered_tokens, r.num_deposited_tokens)
+            seen[r.request_id] = counts
+    watch.cancel()
+
+
+async def test_counts_equal_the_truth_after_tracker_and_redis_were_killed_under_load(
+    tracker: TrackerProcess, redis_server: RedisServer, stub: "TrackerServiceAsyncStub"
+) -> None:
+    gateway = TrackerReporter(stub, sender=Sender(kind=SenderKind.GATEWAY, id="gw0", epoch=EPOCH))
+    executor = TrackerReporter(
+        stub,
+        sender=Sender(kind=SenderKind.EXECUTOR, id="ex0", epoch=EPOCH),
+        on_lease_lost=lambda: take_lease(stub),
+    )
+    loops = [asyncio.ensure_future(reporter.run()) for reporter in (gateway, executor)]
+    for i in range(20):
+        gateway.register(
+            pb.Registration(
+                executor_id="ex0", request_id=f"r{i}", generation=1, num_prompt_tokens=4
+            )
+        )
+    redis_server.start()
+    async with tracker.running() as process:
+        await stream_tokens(gateway, executor, range(1, 51))
+        await until_counts(stub, {f"r{i}": (50, 48, 2) for i in range(20)})
+        redis_server.kill()
+        await stream_tokens(gateway, executor, range(51, 81))
+        redis_server.start()
+        await stream_tokens(gateway, executor, range(81, 101))
+        await until_counts(stub, {f"r{i}": (100, 98, 2) for i in range(20)})
+        process.kill()
+        await stream_tokens(gateway, executor, range(101, 131))
+
+    async with tracker.running():
+        await stream_tokens(gateway, executor, range(131, 151))
+        for i in range(20):
+            ref = RequestRef("ex0", f"r{i}", 1)
+            executor.update(ref, state=pb.REQUEST_STATE_FINISHED, final=True)
+            gateway.update(ref, num_delivered=150, final=True)
+        await until_counts(stub, {f"r{i}": (150, 150, 0) for i in range(20)})
+
+    for loop in loops:
+        assert not loop.done()
+        loop.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
