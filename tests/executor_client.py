@@ -69,6 +69,7 @@ class GatewayStream:
         self.stub = pb_grpc.ExecutorServiceStub(self._channel)
         self.answers: dict[str, Answer] = defaultdict(Answer)
         self.frames: list[pb.StreamResponse] = []
+        self._writing = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         self._call = self.stub.Stream()
@@ -83,8 +84,8 @@ class GatewayStream:
         trace: TracebackType | None,
     ) -> None:
         self.drop()
-        await asyncio.wait([self.reader])
-        if not self.reader.cancelled():
+        await asyncio.wait([self.reader], timeout=ANSWER_TIMEOUT_S)
+        if self.reader.done() and not self.reader.cancelled():
             self.reader.exception()
         await self._channel.close()
 
@@ -93,7 +94,8 @@ class GatewayStream:
         self._call.cancel()
 
     async def send(self, **message: Any) -> None:
-        await self._call.write(pb.StreamRequest(**message))
+        async with self._writing:  # a gRPC call takes one write at a time
+            await self._call.write(pb.StreamRequest(**message))
 
     async def end_input(self) -> None:
         """Say that nothing more will be sent; the answers still come."""
