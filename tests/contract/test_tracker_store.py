@@ -326,6 +326,20 @@ async def test_a_request_registered_before_any_lease_is_adopted_not_failed(world
     assert record.state is S.FAILED
 
 
+@pytest.mark.parametrize(("age_s", "owner"), [(4.999, EPOCH), (5.0, 0)])
+async def test_a_request_belongs_to_the_process_that_holds_the_lease_when_it_is_routed(
+    world: World, age_s: float, owner: int
+) -> None:
+    await world.store.register_executor(make_offer())
+    world.clock.now_s += age_s
+
+    await world.store.register(GATEWAY, [make_registration()])
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.executor_epoch == owner
+
+
 async def test_a_transition_adopts_a_request_too(world: World) -> None:
     await world.store.register(GATEWAY, [make_registration()])
     await world.store.register_executor(make_offer())
