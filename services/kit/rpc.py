@@ -93,8 +93,10 @@ async def _fail(context: Context, status: grpc.StatusCode, message: str, reason:
 
 
 @asynccontextmanager
-async def _served(method: str, context: Context) -> AsyncIterator[None]:
-    """Map exceptions to statuses; write the call's one log line and metric."""
+async def _served(method: str, context: Context, *, routine: bool) -> AsyncIterator[None]:
+    """Map exceptions to statuses; write the call's one metric and log line, at debug level for
+    `routine` calls that went well: reports and renewals come many times a second.
+    """
     _enter_call(context)
     start = time.monotonic()
     code = "OK"
@@ -117,13 +119,13 @@ async def _served(method: str, context: Context) -> AsyncIterator[None]:
     finally:
         duration_s = time.monotonic() - start
         RPC_SECONDS.labels(method, code).observe(duration_s)
-        if not method.startswith(QUIET_METHODS):
-            log.info("rpc_served", rpc_method=method, rpc_status=code, duration_s=duration_s)
+        write = log.debug if routine and code == "OK" else log.info
+        write("rpc_served", rpc_method=method, rpc_status=code, duration_s=duration_s)
 
 
 def _unary(method: str, behavior: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def call(request: Any, context: Context) -> Any:
-        async with _served(method, context):
+        async with _served(method, context, routine=True):
             return await behavior(request, context)
 
     return call
@@ -133,7 +135,7 @@ def _streaming(
     method: str, behavior: Callable[..., AsyncIterator[Any]]
 ) -> Callable[..., AsyncIterator[Any]]:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-        async with _served(method, context):
+        async with _served(method, context, routine=False):
             async for response in behavior(request, context):
                 yield response
 
