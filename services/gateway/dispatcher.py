@@ -149,7 +149,7 @@ class Dispatcher:
         if len(self._live) >= self._limits.max_live_requests:
             raise TooManyRequestsError("too many live requests; try again later")
         request_id = request.request_id
-        if request_id in self._live or any(link.holds(request_id) for link in self._links.values()):
+        if request_id in self._live:
             raise DuplicateRequestError(request_id)
         generation = Generation(
             request, pacer=self._pacer, clock=self._clock, arrived_s=self._clock()

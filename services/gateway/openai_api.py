@@ -197,8 +197,7 @@ def to_generation_request(
 def _service_level(stated: _ServiceLevelBody, headers: Mapping[str, str]) -> ServiceLevel:
     values: dict[str, float | None] = {}
     for bound, header in _HEADER_BY_BOUND.items():
-        in_body = getattr(stated, bound)
-        values[bound] = in_body if in_body is not None else _header_bound(headers, header)
+        values[bound] = getattr(stated, bound) or _header_bound(headers, header)  # both are > 0
     level = ServiceLevel(
         slo_ttft_s=_seconds(values["slo_ttft_ms"]),
         slo_tpot_s=_seconds(values["slo_tpot_ms"]),
