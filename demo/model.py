@@ -41,9 +41,9 @@ def _fingerprint() -> str:
 def _build(directory: Path) -> None:
     from demo.chat_tokenizer import save_tokenizer, train_tokenizer
     from demo.examination import Examination
-    from demo.training import Recipe, TrainingText, train, use_all_cores
+    from demo.training import Recipe, TrainingText, train, use_idle_cores
 
-    use_all_cores()
+    use_idle_cores()
     recipe, learnt, contexts = Recipe(), topics(), context_texts()
     texts = [text for topic in learnt for text in (*topic.questions, topic.answer)]
     tokenizer = train_tokenizer([*texts * 4, *contexts], vocab_size=recipe.vocab_size)
