@@ -1,6 +1,7 @@
 """Composition root of the executor."""
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import sys
@@ -138,4 +139,6 @@ def main() -> None:
     settings = load(ExecutorSettings)
     log.configure("executor", settings.log_level)
     prepare_engine_environment()
-    sys.exit(asyncio.run(serve(settings)))
+    exit_code = asyncio.run(serve(settings))
+    gc.freeze()  # the collector would search vLLM's and torch's heap for seconds before the exit
+    sys.exit(exit_code)
