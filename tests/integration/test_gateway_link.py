@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
@@ -157,6 +158,20 @@ async def test_a_missing_frame_fails_all_and_the_link_is_made_anew(client, execu
     answer = await client.http.post("/v1/chat/completions", json=chat_body())
     assert answer.status_code == 200
     assert len(executor.gateway_ids) == 2
+
+
+@pytest.mark.parametrize("code", ["OK", "CANCELLED", "UNAVAILABLE", "INVALID_ARGUMENT", "UNKNOWN"])
+async def test_however_the_stream_ends_it_is_made_anew(client, executor, code) -> None:
+    stream, session = await manual_session(client, executor)
+
+    session.close(grpc.StatusCode[code])
+
+    text, error = text_and_error((await stream).text)
+    assert (text, error["code"]) == ("", "executor_lost")
+    executor.script = Script()
+    await client.wait_ready()
+    answer = await client.http.post("/v1/chat/completions", json=chat_body())
+    assert answer.status_code == 200
 
 
 async def test_a_repeated_frame_is_ignored(client, executor) -> None:
