@@ -143,12 +143,6 @@ class ExecutorLink:
             async for frame in call:
                 for request_id in session.inflight.apply(frame, self._clock()):
                     session.outbox.abort(request_id)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # Status CANCELLED from the other side arrives as this exception, too.
-            raise UnavailableError("the executor cancelled the stream") from None
         finally:
             writer.cancel()
             call.cancel()
