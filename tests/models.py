@@ -7,6 +7,7 @@ that a test on its tokens proves little. Here every weight matrix is drawn so th
 
 - attention is peaked: logits q.k / sqrt(head_dim) have a standard deviation near 3,
 - what attention reads dominates what a layer adds to the residual stream,
+- the newest token's own embedding stays visible, so that answers keep varying,
 
 and a wrong block changes the greedy tokens that follow. The output rows of special tokens are
 zero, so that greedy answers never end before `max_tokens`.
@@ -42,7 +43,7 @@ QUERY_KEY_GAIN = 1.75  # logits q.k / sqrt(head_dim) then have a deviation of 1.
 VALUE_GAIN = 1.0
 OUTPUT_GAIN = 1.0
 MLP_GAIN = 0.3  # silu(gate) * up of 0.3 each: small beside attention
-EMBEDDING_RMS = 0.1
+EMBEDDING_RMS = 1.0  # as large as one layer's addition: smaller, and answers fall into loops
 
 TEXTS = tuple(text for _, text in sorted(pydoc_data.topics.topics.items()))
 

@@ -1,0 +1,144 @@
+"""Composition root of the executor."""
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import structlog
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from services.executor.front import Front
+from services.executor.servicer import ExecutorServicer
+from services.executor.settings import ExecutorSettings, prepare_engine_environment
+from services.executor.tracker_client import TrackerClient
+from services.kit import clock, log, metrics
+from services.kit.rpc import make_channel
+from services.kit.server import ServiceServer, stop_event
+from services.kit.settings import load
+
+if TYPE_CHECKING:
+    from services.executor.engine import Engine
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+ENGINE_DIED_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+LAST_FRAMES_TIMEOUT_S = 2.0  # for failures on their way to gateways
+
+logger = structlog.get_logger()
+
+
+async def serve(settings: ExecutorSettings) -> int:
+    """Serve until SIGTERM, SIGINT or the engine's death; return the exit code."""
+    stop = stop_event()
+    server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+    tracker = _make_tracker(settings)
+    front = Front(
+        model_id=settings.model_id, max_num_reqs=settings.max_num_queued_reqs, progress=tracker
+    )
+    servicer = ExecutorServicer(front, executor_id=settings.executor_id)
+    pb_grpc.add_ExecutorServiceServicer_to_server(servicer, server.grpc)
+    metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
+    logger.info("metrics_started", port=metrics_port)
+    await server.start()
+
+    engine = await _load_engine(settings, stop)
+    front.serve(engine)
+    await server.mark_serving()
+    lease = _start_lease(settings, server.port, tracker, engine)
+    await _first_of(stop, engine.died)
+    if engine.died.is_set():
+        front.die()
+        await server.drain(LAST_FRAMES_TIMEOUT_S)
+    else:
+        await _drain(settings, server, front, tracker)
+    await _stop_reporting(tracker, lease)
+    await engine.close()
+    return ENGINE_DIED_EXIT_CODE if engine.died.is_set() else 0
+
+
+def _make_tracker(settings: ExecutorSettings) -> TrackerClient | None:
+    if not settings.tracker:
+        return None
+    return TrackerClient(
+        make_channel(settings.tracker),
+        executor_id=settings.executor_id,
+        epoch=clock.process_epoch(),
+    )
+
+
+async def _load_engine(settings: ExecutorSettings, stop: asyncio.Event) -> "Engine":
+    """Load the model in a thread, while health and reflection answer already."""
+    loading = asyncio.create_task(asyncio.to_thread(_load_model, settings))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        _abandon_loading()
+    stopping.cancel()
+    engine = loading.result()
+    await engine.open()
+    return engine
+
+
+def _load_model(settings: ExecutorSettings) -> "Engine":
+    from services.executor.engine import Engine  # imports vLLM: seconds
+
+    return Engine.load_model(settings)
+
+
+def _abandon_loading() -> NoReturn:
+    """Leave at once: a thread that loads a model cannot be interrupted."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    logger.info("loading_abandoned")
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _start_lease(
+    settings: ExecutorSettings, port: int, tracker: TrackerClient | None, engine: "Engine"
+) -> asyncio.Task[None] | None:
+    if tracker is None:
+        return None
+    address = settings.advertised_address or f"{settings.host}:{port}"
+    return asyncio.create_task(
+        tracker.run(address=address, model=settings.model_id, get_load=engine.load), name="lease"
+    )
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waiters = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+    for waiter in waiters:
+        waiter.cancel()
+
+
+async def _drain(
+    settings: ExecutorSettings, server: ServiceServer, front: Front, tracker: TrackerClient | None
+) -> None:
+    """Refuse new work, let live requests end, then end the streams and the server."""
+    timeout_s = settings.drain_timeout_s
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.drain(timeout_s + LAST_FRAMES_TIMEOUT_S))
+        tasks.create_task(front.drain(timeout_s))
+        if tracker is not None:
+            tasks.create_task(tracker.release())
+
+
+async def _stop_reporting(tracker: TrackerClient | None, lease: asyncio.Task[None] | None) -> None:
+    if tracker is None or lease is None:
+        return
+    lease.cancel()
+    await asyncio.wait([lease])
+    await tracker.flush()
+
+
+def main() -> None:
+    settings = load(ExecutorSettings)
+    log.configure("executor", settings.log_level)
+    prepare_engine_environment()
+    exit_code = asyncio.run(serve(settings))
+    gc.freeze()  # the collector would search vLLM's and torch's heap for seconds before the exit
+    sys.exit(exit_code)

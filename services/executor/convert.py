@@ -1,0 +1,186 @@
+"""Protobuf <-> domain. The only executor module besides the servicer and the clients with pb2."""
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from services.executor.step_stream import Frame, Output
+from services.executor.types import (
+    ChatInput,
+    ChatTurn,
+    Ending,
+    EngineLoad,
+    Failure,
+    FinishReason,
+    Input,
+    ModelInfo,
+    RejectCode,
+    Rejection,
+    Sampling,
+    Submission,
+    TextInput,
+    TokenInput,
+)
+from services.kit.errors import InvalidRequestError
+from services.pacing.types import ServiceLevel
+
+MAX_REQUEST_ID_LENGTH = 128
+MAX_STOP_STRINGS = 4
+
+_REJECT_CODES = {
+    RejectCode.INVALID_ARGUMENT: pb.REJECT_CODE_INVALID_ARGUMENT,
+    RejectCode.CONTEXT_LENGTH: pb.REJECT_CODE_CONTEXT_LENGTH,
+    RejectCode.UNKNOWN_MODEL: pb.REJECT_CODE_UNKNOWN_MODEL,
+    RejectCode.DUPLICATE: pb.REJECT_CODE_DUPLICATE,
+    RejectCode.OVERLOADED: pb.REJECT_CODE_OVERLOADED,
+    RejectCode.UNAVAILABLE: pb.REJECT_CODE_UNAVAILABLE,
+}
+_FINISH_REASONS = {
+    FinishReason.STOP: gen.FINISH_REASON_STOP,
+    FinishReason.LENGTH: gen.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: gen.FINISH_REASON_CANCELLED,
+}
+
+
+def gateway_id_from_proto(message: pb.StreamRequest | None) -> str:
+    """Return who opens the stream; InvalidRequestError unless it says so."""
+    if message is None or message.WhichOneof("message") != "hello":
+        raise InvalidRequestError("the first message must be hello", field="hello")
+    if not message.hello.gateway_id:
+        raise InvalidRequestError("gateway_id is required", field="gateway_id")
+    return message.hello.gateway_id
+
+
+def submission_from_proto(submit: pb.Submit) -> Submission | Rejection:
+    """Return the request, or why it is malformed."""
+    try:
+        return _submission(submit)
+    except InvalidRequestError as error:
+        return Rejection(code=RejectCode.INVALID_ARGUMENT, field=error.field, message=str(error))
+
+
+def _submission(submit: pb.Submit) -> Submission:
+    _require(
+        1 <= len(submit.request_id) <= MAX_REQUEST_ID_LENGTH,
+        "request_id",
+        f"request_id must have 1 to {MAX_REQUEST_ID_LENGTH} characters",
+    )
+    _require(submit.generation >= 1, "generation", "generation must be at least 1")
+    return Submission(
+        request_id=submit.request_id,
+        generation=submit.generation,
+        model=submit.model,
+        input=_input(submit),
+        sampling=_sampling(submit.sampling),
+        service_level=_service_level(submit.service_level),
+    )
+
+
+def _input(submit: pb.Submit) -> Input:
+    match submit.WhichOneof("input"):
+        case "text":
+            return TextInput(text=submit.text)
+        case "token_ids":
+            _require(len(submit.token_ids.ids) > 0, "prompt", "the prompt holds no tokens")
+            return TokenInput(ids=tuple(submit.token_ids.ids))
+        case "chat":
+            _require(len(submit.chat.messages) > 0, "messages", "messages must not be empty")
+            turns = (ChatTurn(role=m.role, content=m.content) for m in submit.chat.messages)
+            return ChatInput(turns=tuple(turns))
+        case _:
+            raise InvalidRequestError("a prompt is required", field="prompt")
+
+
+def _sampling(sampling: gen.SamplingParams) -> Sampling:
+    max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
+    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
+    top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
+    stop = tuple(sampling.stop)
+    _require(max_tokens is None or max_tokens >= 1, "max_tokens", "max_tokens must be at least 1")
+    _require(0 <= temperature <= 2, "temperature", "temperature must be in [0, 2]")
+    _require(0 < top_p <= 1, "top_p", "top_p must be in (0, 1]")
+    _require(
+        len(stop) <= MAX_STOP_STRINGS and all(stop),
+        "stop",
+        f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty",
+    )
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        stop=stop,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+    )
+
+
+def _service_level(level: gen.ServiceLevel) -> ServiceLevel:
+    bounds = {f.name: value for f, value in level.ListFields() if f.name != "pace_tail"}
+    for name, value in bounds.items():
+        _require(0 < value < float("inf"), name, f"{name} must be above 0")
+    return ServiceLevel(**bounds, pace_tail=level.pace_tail)
+
+
+def _require(holds: bool, field: str, message: str) -> None:
+    if not holds:
+        raise InvalidRequestError(message, field=field)
+
+
+def frame_to_proto(frame: Frame) -> pb.StreamResponse:
+    return pb.StreamResponse(
+        sequence=frame.sequence,
+        accepted=[
+            pb.Accepted(request_id=request_id, num_prompt_tokens=num_prompt_tokens)
+            for request_id, num_prompt_tokens in frame.accepted.items()
+        ],
+        rejected=[_rejected(request_id, rejection) for request_id, rejection in frame.rejected],
+        outputs=[_output(request_id, output) for request_id, output in frame.outputs.items()],
+    )
+
+
+def _rejected(request_id: str, rejection: Rejection) -> pb.Rejected:
+    return pb.Rejected(
+        request_id=request_id,
+        code=_REJECT_CODES[rejection.code],
+        field=rejection.field,
+        message=rejection.message,
+    )
+
+
+def _output(request_id: str, output: Output) -> pb.RequestOutput:
+    return pb.RequestOutput(
+        request_id=request_id,
+        first_token_index=output.first_token_index,
+        tokens=[pb.Token(id=token.id, text=token.text) for token in output.tokens],
+        ending=None if output.ending is None else _ending(output.ending),
+    )
+
+
+def _ending(ending: Ending) -> pb.Ending:
+    if isinstance(ending, Failure):
+        return pb.Ending(failure=pb.Failure(retryable=ending.retryable, message=ending.message))
+    return pb.Ending(finish_reason=_FINISH_REASONS[ending])
+
+
+def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfoResponse:
+    return pb.GetModelInfoResponse(
+        executor_id=executor_id,
+        model=info.model,
+        max_model_len=info.max_model_len,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        num_layers=info.num_layers,
+        num_kv_heads=info.num_kv_heads,
+        head_dim=info.head_dim,
+        block_size=info.block_size,
+        num_gpu_blocks=info.num_gpu_blocks,
+        dtype=info.dtype,
+        tensor_parallel_size=info.tensor_parallel_size,
+        pipeline_parallel_size=info.pipeline_parallel_size,
+    )
+
+
+def load_to_proto(load: EngineLoad, *, num_deposited_tokens: int) -> pb.GetLoadResponse:
+    return pb.GetLoadResponse(
+        num_running_reqs=load.num_running_reqs,
+        num_waiting_reqs=load.num_waiting_reqs,
+        kv_cache_usage_frac=load.kv_cache_usage_frac,
+        num_deposited_tokens=num_deposited_tokens,
+    )

@@ -1,0 +1,184 @@
+"""vLLM's `AsyncLLM` behind the few verbs that the executor needs."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from vllm.exceptions import VLLMClientError
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from services.executor.collector import DeltaSink, StepCollector
+from services.executor.context_length import resolve_max_tokens
+from services.executor.engine_config import make_config
+from services.executor.load_recorder import LoadRecorder
+from services.executor.prompt_renderer import PromptRenderer, rejection_of
+from services.executor.service_level import RequestTag, to_extra_args
+from services.executor.settings import ExecutorSettings
+from services.executor.types import (
+    EngineLoad,
+    ModelInfo,
+    PreparedRequest,
+    RejectCode,
+    RejectedError,
+    Rejection,
+    Sampling,
+    Submission,
+)
+
+log = structlog.get_logger()
+
+SHUTDOWN_TIMEOUT_S = 3.0  # for an orderly end of the processes; nothing in them is worth more
+
+DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
+
+
+class Engine:
+    """One loaded model. `died` is set when it cannot generate any more."""
+
+    def __init__(self, llm: AsyncLLM, load: LoadRecorder) -> None:
+        """Use `Engine.load_model`."""
+        self._llm = llm
+        self._load = load
+        self._renderer = PromptRenderer(llm.renderer)
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._supported_tasks: Any = ()
+        self._closing = False
+        self.died = asyncio.Event()
+
+    @classmethod
+    def load_model(cls, settings: ExecutorSettings) -> "Engine":
+        """Start the engine's processes and load the model: minutes. Call in a thread, then `open`.
+
+        Raises whatever vLLM raises; its processes are gone then.
+        """
+        recorders: list[LoadRecorder] = []
+
+        def make_recorder(config: Any, engine_index: int) -> LoadRecorder:
+            recorders.append(LoadRecorder(config, engine_index))
+            return recorders[-1]
+
+        llm = AsyncLLM.from_vllm_config(make_config(settings), stat_loggers=[make_recorder])
+        return cls(llm, recorders[0])
+
+    async def open(self) -> None:
+        """Start taking the engine's output, on this event loop."""
+        self._supported_tasks = await self._llm.get_supported_tasks()
+        self._llm._run_output_handler()
+        self._watch = asyncio.create_task(self._watch_output(), name="engine-watch")
+
+    async def _watch_output(self) -> None:
+        await asyncio.wait([self._llm.output_handler])
+        if not self._closing:
+            log.error("engine_died")
+            self.died.set()
+
+    async def prepare(self, submission: Submission) -> PreparedRequest:
+        """Render, tokenise and check a request, off the event loop. Raises `RejectedError`."""
+        if self._llm.errored:
+            raise RejectedError(DEAD)
+        rendered = await self._renderer.render(submission.input)
+        num_prompt_tokens = len(rendered["prompt_token_ids"])
+        max_tokens = resolve_max_tokens(
+            submission.sampling.max_tokens,
+            prompt=submission.input,
+            num_prompt_tokens=num_prompt_tokens,
+            max_model_len=self._llm.model_config.max_model_len,
+        )
+        processor = self._llm.input_processor
+        try:
+            core_request = await processor.process_inputs_async(
+                submission.request_id,
+                rendered,
+                to_sampling_params(submission, max_tokens),
+                supported_tasks=self._supported_tasks,
+            )
+        except (VLLMClientError, ValueError) as error:
+            raise RejectedError(rejection_of(error, submission.input)) from error
+        processor.assign_request_id(core_request)
+        return PreparedRequest(
+            engine_id=core_request.request_id,
+            num_prompt_tokens=num_prompt_tokens,
+            text=rendered.get("prompt"),
+            core_request=core_request,
+        )
+
+    async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None:
+        """Start generating. `sink` gets every step's delta, inside the output loop; the last one
+        has an ending, a failure if the engine has died.
+        """
+        collector = StepCollector(prepared.engine_id, sink)
+        try:
+            await self._llm._add_request(prepared.core_request, prepared.text, None, 0, collector)
+        except EngineDeadError as error:
+            collector.put(error)
+
+    def abort(self, engine_ids: Sequence[str]) -> None:
+        """End requests: each gets a CANCELLED delta soon. Unknown and ended ones are ignored."""
+        if not engine_ids:
+            return
+        task = asyncio.create_task(self._abort(list(engine_ids)))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, engine_ids: list[str]) -> None:
+        with contextlib.suppress(EngineDeadError):
+            await self._llm.abort(engine_ids, internal=True)
+
+    def load(self) -> EngineLoad:
+        """Return the load of this moment."""
+        # The engine publishes nothing while it idles: its last figures are then too high.
+        num_live = self._llm.output_processor.get_num_unfinished_requests()
+        num_running = min(self._load.num_running_reqs, num_live)
+        return EngineLoad(
+            num_running_reqs=num_running,
+            num_waiting_reqs=num_live - num_running,
+            kv_cache_usage_frac=self._load.kv_cache_usage_frac if num_live else 0.0,
+        )
+
+    def model_info(self, model_id: str) -> ModelInfo:
+        """Describe the model, which requests call `model_id`."""
+        config = self._llm.vllm_config
+        model, cache = config.model_config, config.cache_config
+        scheduler, parallel = config.scheduler_config, config.parallel_config
+        return ModelInfo(
+            model=model_id,
+            max_model_len=model.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            num_layers=model.get_total_num_hidden_layers(),
+            num_kv_heads=model.get_total_num_kv_heads(),
+            head_dim=model.get_head_size(),
+            block_size=cache.block_size,
+            num_gpu_blocks=cache.num_gpu_blocks,
+            dtype=str(model.dtype).removeprefix("torch."),
+            tensor_parallel_size=parallel.tensor_parallel_size,
+            pipeline_parallel_size=parallel.pipeline_parallel_size,
+        )
+
+    async def close(self) -> None:
+        """Stop the engine's processes."""
+        self._closing = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._llm.output_handler.cancel()
+        await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_TIMEOUT_S)
+
+
+def to_sampling_params(submission: Submission, max_tokens: int) -> SamplingParams:
+    """Return vLLM's parameters; VLLMValidationError names what vLLM does not take."""
+    sampling: Sampling = submission.sampling
+    tag = RequestTag(service_level=submission.service_level, generation=submission.generation)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        stop=list(sampling.stop),
+        seed=sampling.seed,
+        extra_args=to_extra_args(tag),
+        output_kind=RequestOutputKind.DELTA,
+    )

@@ -1,0 +1,136 @@
+"""The engine as gateways see it: its sessions, and whether it takes requests at all."""
+
+import asyncio
+from enum import Enum
+from typing import Protocol
+
+import structlog
+
+from services.executor.metrics import DEPOSITED_TOKENS, LIVE_REQUESTS, STREAMS
+from services.executor.progress import NoProgress, ProgressSink
+from services.executor.session import GenerationEngine, Session
+from services.executor.types import (
+    EngineLoad,
+    ModelInfo,
+    RejectCode,
+    Rejection,
+    Submission,
+)
+from services.kit.errors import UnavailableError
+
+log = structlog.get_logger()
+
+
+class ServedEngine(GenerationEngine, Protocol):
+    """What the front needs of an engine; see `services.executor.engine.Engine`."""
+
+    def load(self) -> EngineLoad: ...
+    def model_info(self, model_id: str) -> ModelInfo: ...
+
+
+class FrontState(Enum):
+    """Why the front takes requests or does not; the value is told to clients."""
+
+    LOADING = "the engine is loading"
+    SERVING = "serving"
+    DRAINING = "the executor is shutting down"
+    DEAD = "the engine has died"
+
+
+class Front:
+    """Opens sessions on the engine once it is loaded, and ends them all when it goes."""
+
+    def __init__(
+        self, *, model_id: str, max_num_reqs: int, progress: ProgressSink | None = None
+    ) -> None:
+        """Refuse requests beyond `max_num_reqs` live ones, over all gateways."""
+        self.model_id = model_id
+        self._max_num_reqs = max_num_reqs
+        self._progress = progress or NoProgress()
+        self._engine: ServedEngine | None = None
+        self._state = FrontState.LOADING
+        self._sessions: set[Session] = set()
+        self._request_ended = asyncio.Event()
+        LIVE_REQUESTS.set_function(lambda: self.num_live)
+        DEPOSITED_TOKENS.set_function(lambda: self.num_deposited)
+
+    @property
+    def num_live(self) -> int:
+        return sum(session.num_live for session in list(self._sessions))
+
+    @property
+    def num_deposited(self) -> int:
+        return sum(session.num_deposited for session in list(self._sessions))
+
+    def serve(self, engine: ServedEngine) -> None:
+        """Take requests from now on."""
+        self._engine, self._state = engine, FrontState.SERVING
+
+    @property
+    def engine(self) -> ServedEngine:
+        """Return the loaded engine; UnavailableError while it loads and after it died."""
+        if self._engine is None or self._state is FrontState.DEAD:
+            raise UnavailableError(self._state.value)
+        return self._engine
+
+    def load(self) -> EngineLoad:
+        """Return the engine's load; UnavailableError as for `engine`."""
+        return self.engine.load()
+
+    def open_session(self, gateway_id: str) -> Session:
+        """Return a session, to be closed by `close_session`; UnavailableError unless serving."""
+        engine = self.engine
+        if self._state is not FrontState.SERVING:
+            raise UnavailableError(self._state.value)
+        session = Session(
+            engine,
+            gateway_id=gateway_id,
+            progress=self._progress,
+            admit=self._why_not,
+            on_request_end=self._request_ended.set,
+        )
+        self._sessions.add(session)
+        STREAMS.set(len(self._sessions))
+        log.info("gateway_connected", gateway_id=gateway_id)
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """Abort what the session left in the engine, and forget it."""
+        num_aborted = session.num_live
+        session.close()
+        self._sessions.discard(session)
+        STREAMS.set(len(self._sessions))
+        log.info("gateway_left", gateway_id=session.gateway_id, num_aborted_reqs=num_aborted)
+
+    def _why_not(self, submission: Submission) -> Rejection | None:
+        if self._state is not FrontState.SERVING:
+            return Rejection(code=RejectCode.UNAVAILABLE, message=self._state.value)
+        if submission.model != self.model_id:
+            message = f"the model {submission.model!r} does not exist here"
+            return Rejection(code=RejectCode.UNKNOWN_MODEL, field="model", message=message)
+        if self.num_live >= self._max_num_reqs:
+            message = f"{self._max_num_reqs} requests are live; try again later"
+            return Rejection(code=RejectCode.OVERLOADED, message=message)
+        return None
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let live ones end, fail the rest after `timeout_s`, end streams."""
+        self._state = FrontState.DRAINING
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.num_live:
+                    self._request_ended.clear()
+                    await self._request_ended.wait()
+        except TimeoutError:
+            log.warning("drain_timed_out", num_live_reqs=self.num_live)
+        self._end_sessions()
+
+    def die(self) -> None:
+        """Fail all requests and end all streams: the engine is gone."""
+        self._state = FrontState.DEAD
+        self._end_sessions()
+
+    def _end_sessions(self) -> None:
+        for session in self._sessions:
+            session.fail_all(self._state.value)
+            session.end(UnavailableError(self._state.value))

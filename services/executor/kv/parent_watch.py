@@ -1,0 +1,30 @@
+"""Ends the engine process when the front process is gone.
+
+vLLM's workers notice the death of EngineCore, but EngineCore outlives a front that was killed and
+would keep the accelerator's memory.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing.connection import wait
+
+GRACE_S = 5.0  # for an orderly end, before the process is killed
+
+
+def end_with_parent() -> None:
+    """Watch the process that started this one, from a thread. Does nothing in a main process."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(
+            target=_watch, args=(parent.sentinel,), daemon=True, name="parent-watch"
+        ).start()
+
+
+def _watch(sentinel: int) -> None:
+    wait([sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)

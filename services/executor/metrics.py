@@ -1,0 +1,23 @@
+"""What the executor counts. vLLM's own metrics appear on the same endpoint, unchanged."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+FRAMES = Counter("evenflow_executor_frames_total", "Messages sent to gateways.")
+FRAME_TOKENS = Histogram(
+    "evenflow_executor_frame_tokens",
+    "Output tokens per message to a gateway.",
+    buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+)
+LIVE_REQUESTS = Gauge(
+    "evenflow_executor_live_requests", "Requests submitted and not yet ended or refused."
+)
+DEPOSITED_TOKENS = Gauge(
+    "evenflow_executor_deposited_tokens",
+    "Tokens generated and not yet delivered, over all live requests.",
+)
+REQUESTS = Counter(
+    "evenflow_executor_requests_total",
+    "Requests answered, by how they ended or why they were refused.",
+    ["result"],
+)
+STREAMS = Gauge("evenflow_executor_gateway_streams", "Open streams of gateways.")

@@ -1,0 +1,82 @@
+"""gRPC edge of the executor: check, convert, delegate. No state, no policy."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from services.executor import convert
+from services.executor.front import Front
+from services.executor.session import Session
+from services.executor.types import Rejection
+from services.kit.errors import InvalidRequestError
+from services.kit.rpc import Context
+
+
+class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
+    def __init__(self, front: Front, *, executor_id: str) -> None:
+        self._front = front
+        self._executor_id = executor_id
+
+    async def Stream(
+        self, request_iterator: AsyncIterator[pb.StreamRequest], context: Context
+    ) -> AsyncIterator[pb.StreamResponse]:
+        gateway_id = convert.gateway_id_from_proto(await anext(request_iterator, None))
+        session = self._front.open_session(gateway_id)
+        reader = asyncio.create_task(_read(request_iterator, session), name=f"read-{gateway_id}")
+        reader.add_done_callback(partial(_on_input_end, session))
+
+        def leave(ctx: Context) -> None:
+            reader.cancel()
+            self._front.close_session(session)
+
+        # The one hook that runs at once, however the call ends.
+        context.add_done_callback(leave)  # type: ignore[arg-type]  # the stub lacks Protocol
+        async for frame in session.frames():
+            yield convert.frame_to_proto(frame)
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: Context
+    ) -> pb.GetModelInfoResponse:
+        info = self._front.engine.model_info(self._front.model_id)
+        return convert.model_info_to_proto(info, executor_id=self._executor_id)
+
+    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        return convert.load_to_proto(
+            self._front.load(), num_deposited_tokens=self._front.num_deposited
+        )
+
+
+async def _read(messages: AsyncIterator[pb.StreamRequest], session: Session) -> None:
+    """Pass a gateway's messages on until it sends no more."""
+    async for message in messages:
+        match message.WhichOneof("message"):
+            case "submit":
+                _submit(message.submit, session)
+            case "abort":
+                session.abort(message.abort.request_id)
+            case "delivered":
+                counts = message.delivered.counts
+                session.take_delivered((c.request_id, c.num_delivered_tokens) for c in counts)
+            case kind:
+                raise InvalidRequestError(f"unexpected message: {kind}", field=kind or "message")
+
+
+def _submit(submit: pb.Submit, session: Session) -> None:
+    submission = convert.submission_from_proto(submit)
+    if isinstance(submission, Rejection):
+        session.reject(submit.request_id, submission)
+    else:
+        session.submit(submission)
+
+
+def _on_input_end(session: Session, reader: asyncio.Task[None]) -> None:
+    """End the session with the reader's error, or let it finish its requests."""
+    if reader.cancelled():
+        return
+    error = reader.exception()
+    if isinstance(error, Exception):
+        session.end(error)
+    else:
+        session.end_input()

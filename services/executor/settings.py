@@ -1,0 +1,59 @@
+"""What the executor can be told: `EVENFLOW_EXECUTOR_*`.
+
+Engine options carry vLLM's names and meaning; unset ones are left to vLLM.
+"""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.kit.settings import ServiceSettings
+
+
+class ExecutorSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="EVENFLOW_EXECUTOR_")
+
+    grpc_port: int = Field(default=50051, ge=0, le=65535)  # 0 picks a free port
+    metrics_port: int = Field(default=9051, ge=0, le=65535)  # 0 picks a free port
+    executor_id: str = Field(default="executor-0", min_length=1, max_length=128)
+    advertised_address: str = ""  # "host:port" for gateways; empty: `host` and the gRPC port
+    tracker: str = "127.0.0.1:50053"  # "host:port"; empty: report to nobody
+
+    model: str = Field(min_length=1)  # directory or hub id
+    served_model_name: str = ""  # id that requests name; empty: last part of `model`
+    tokenizer: str | None = None  # directory or hub id; unset: the model's own
+    revision: str | None = None
+    trust_remote_code: bool = False
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    quantization: str | None = None
+    max_model_len: int | None = Field(default=None, ge=1)  # tokens; unset: what the model allows
+    seed: int = 0
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    pipeline_parallel_size: int = Field(default=1, ge=1)
+    distributed_executor_backend: Literal["mp", "ray"] | None = None
+    max_num_seqs: int | None = Field(default=None, ge=1)  # requests in one step
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)  # tokens in one step
+    max_num_queued_reqs: int = Field(default=1024, ge=1)  # live requests; more are refused
+    enforce_eager: bool = False
+    enable_prefix_caching: bool | None = None
+
+    block_size: int | None = Field(default=None, ge=1)  # tokens
+    num_gpu_blocks_override: int | None = Field(default=None, ge=1)
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    # KV pool per worker. Unset: what `gpu_memory_utilization` leaves; 1 GiB on a CPU.
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+
+    @property
+    def model_id(self) -> str:
+        """Return the id under which the model is served."""
+        return self.served_model_name or Path(self.model).name
+
+
+def prepare_engine_environment() -> None:
+    """Set what vLLM reads from the environment only. Call before vLLM is imported."""
+    # A fork would copy the threads' locks of the gRPC server that already runs.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"

@@ -1,0 +1,162 @@
+"""What the executor's parts say to each other."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+
+
+class FinishReason(Enum):
+    """Why a request ended without an error."""
+
+    STOP = "stop"  # the model ended its answer, or a stop string matched
+    LENGTH = "length"  # max_tokens or the context length was reached
+    CANCELLED = "cancelled"  # its gateway aborted it or went away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why the engine gave up on a request."""
+
+    message: str  # one sentence for the client
+    retryable: bool  # another executor may succeed
+
+
+Ending: TypeAlias = FinishReason | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One output token."""
+
+    id: int
+    text: str  # what it completes; empty while a character or a stop string is incomplete
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one engine step added to one request."""
+
+    tokens: tuple[Token, ...]
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextInput:
+    """Text to tokenise and continue."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInput:
+    """Token ids to continue as they are."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTurn:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatInput:
+    """A conversation to render through the chat template, oldest turn first."""
+
+    turns: tuple[ChatTurn, ...]
+
+
+Input: TypeAlias = TextInput | TokenInput | ChatInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn."""
+
+    max_tokens: int | None = None  # >= 1; None: the default of the kind of input
+    temperature: float = 1.0  # [0, 2], 0 is greedy
+    top_p: float = 1.0  # (0, 1]
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """One request as a gateway hands it over."""
+
+    request_id: str  # unique among the live requests of its stream
+    generation: int  # how often it was routed, >= 1
+    model: str
+    input: Input
+    sampling: Sampling = Sampling()
+    service_level: ServiceLevel = NO_SERVICE_LEVEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A request that was rendered and checked, and that the engine does not know yet."""
+
+    engine_id: str  # id inside the engine: unique, whatever gateways choose
+    num_prompt_tokens: int
+    text: str | None = None  # the prompt, where it was rendered from text
+    core_request: Any = None  # the engine's own form of it
+
+
+class RejectCode(Enum):
+    """Why a request was refused."""
+
+    INVALID_ARGUMENT = "invalid_argument"
+    CONTEXT_LENGTH = "context_length"
+    UNKNOWN_MODEL = "unknown_model"
+    DUPLICATE = "duplicate"
+    OVERLOADED = "overloaded"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """Why a request left no trace."""
+
+    code: RejectCode
+    message: str  # one sentence for the client
+    field: str = ""  # request field at fault, as the OpenAI API names it
+
+
+class RejectedError(Exception):
+    """A request cannot be served; nothing of it was kept."""
+
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.message)
+        self.rejection = rejection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The loaded model and how it is laid out."""
+
+    model: str  # id that requests name
+    max_model_len: int  # prompt and output tokens of one request
+    max_num_seqs: int  # requests in one step
+    max_num_batched_tokens: int  # tokens in one step
+    num_layers: int  # over all pipeline stages
+    num_kv_heads: int  # over all tensor-parallel ranks
+    head_dim: int  # elements
+    block_size: int  # tokens
+    num_gpu_blocks: int
+    dtype: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Load of the engine at one moment."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0  # accepted, not yet running
+    kv_cache_usage_frac: float = 0.0  # [0, 1]

@@ -1,0 +1,55 @@
+"""Composition root of the tracker."""
+
+import asyncio
+
+import structlog
+
+from evenflow.tracker.v1 import tracker_pb2 as pb
+from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from services.kit import log, metrics
+from services.kit.clock import wall_s
+from services.kit.server import ServiceServer, run_until_stopped, stop_event
+from services.kit.settings import load
+from services.tracker.redis_store import RedisTrackerStore
+from services.tracker.servicer import TrackerServicer
+from services.tracker.settings import TrackerSettings
+from services.tracker.types import Lifetimes
+from services.tracker.watches import Watches
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TrackerService"].full_name
+
+logger = structlog.get_logger()
+
+
+async def serve(settings: TrackerSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Needs no Redis to start or to go on serving."""
+    stop = stop_event()
+    lifetimes = Lifetimes(
+        lease_ttl_s=settings.lease_ttl_s,
+        request_ttl_s=settings.request_ttl_s,
+        retention_s=settings.retention_s,
+    )
+    store = RedisTrackerStore(
+        settings.redis_url, lifetimes, clock=wall_s, timeout_s=settings.redis_timeout_s
+    )
+    watches = Watches()
+    servicer = TrackerServicer(store, watches, lease_ttl_s=settings.lease_ttl_s, clock=wall_s)
+    server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+    pb_grpc.add_TrackerServiceServicer_to_server(servicer, server.grpc)
+    metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
+    logger.info("metrics_started", port=metrics_port)
+
+    async def end_watches() -> None:
+        watches.end()
+
+    await server.start()
+    await run_until_stopped(
+        server, stop=stop, drain_timeout_s=settings.drain_timeout_s, before_drain=end_watches
+    )
+    await store.aclose()
+
+
+def main() -> None:
+    settings = load(TrackerSettings)
+    log.configure("tracker", settings.log_level)
+    asyncio.run(serve(settings))

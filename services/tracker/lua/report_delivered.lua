@@ -1,0 +1,27 @@
+-- Merges what a gateway delivered. Returns {unknown ids, stale ids}.
+local unknown, stale, changed = {}, {}, {}
+
+local function apply(record, entry)
+  local fields = {'gateway_epoch', call.gateway_epoch}
+  local count = entry.num_delivered
+  if count and (not record.delivered_at_s or count > tonumber(record.num_delivered)) then
+    fields = {'gateway_epoch', call.gateway_epoch, 'num_delivered', count, 'delivered_at_s', call.now_s}
+    table.insert(changed, entry.request_id)
+  end
+  write(entry.request_id, record.state, fields)
+end
+
+for _, entry in ipairs(call.progress) do
+  local record = read(entry.request_id)
+  if not record or tonumber(record.generation) < entry.generation then
+    table.insert(unknown, entry.request_id)
+  elseif tonumber(record.generation) > entry.generation
+    or record.gateway_id ~= call.gateway_id
+    or tonumber(record.gateway_epoch) > tonumber(call.gateway_epoch) then
+    table.insert(stale, entry.request_id)
+  else
+    apply(record, entry)
+  end
+end
+publish(changed)
+return {unknown, stale}

@@ -1,0 +1,14 @@
+-- Follows one edge of the state machine. Returns {status, state before}.
+local refused = refusal(call.epoch)
+if refused then return {refused, ''} end
+
+local record = read(call.request_id)
+if not record then return {'UNKNOWN_REQUEST', ''} end
+if tonumber(record.executor_epoch) > tonumber(call.epoch) then return {'STALE_EPOCH', ''} end
+if record.state ~= call.to and not call.edges[record.state][call.to] then
+  return {'ILLEGAL_TRANSITION', record.state}
+end
+
+write(call.request_id, call.to, {'executor_epoch', call.epoch})
+publish(record.state ~= call.to and {call.request_id} or {})
+return {'OK', record.state}

@@ -1,0 +1,280 @@
+"""The reference store: one process's memory, same answers as Redis."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+from services.kit.clock import Clock
+from services.tracker.errors import (
+    IllegalTransitionError,
+    LeaseExpiredError,
+    StaleEpochError,
+    UnknownRequestError,
+)
+from services.tracker.types import (
+    EDGES,
+    FINAL_STATES,
+    NO_EPOCH,
+    REACHABLE,
+    Change,
+    DeliveredProgress,
+    ExecutorId,
+    ExecutorLoad,
+    ExecutorOffer,
+    ExecutorWriter,
+    GatewayWriter,
+    GeneratedProgress,
+    Lease,
+    Lifetimes,
+    Registration,
+    ReportResult,
+    RequestId,
+    RequestKey,
+    RequestRecord,
+    RequestState,
+    Snapshot,
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Watcher:
+    """What one watcher has not been told."""
+
+    changed: set[RequestKey] = field(default_factory=set)
+    reset: bool = True
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Refusals:
+    unknown: list[RequestKey] = field(default_factory=list)
+    stale: list[RequestKey] = field(default_factory=list)
+    illegal: list[RequestKey] = field(default_factory=list)
+
+    def to_result(self) -> ReportResult:
+        return ReportResult(
+            unknown=tuple(self.unknown), stale=tuple(self.stale), illegal=tuple(self.illegal)
+        )
+
+
+class MemoryTrackerStore:
+    """Holds every record in memory. Methods run without a suspension, hence atomically."""
+
+    def __init__(self, lifetimes: Lifetimes, *, clock: Clock) -> None:
+        """`clock` returns wall-clock seconds."""
+        self._lifetimes = lifetimes
+        self._clock = clock
+        self._leases: dict[ExecutorId, Lease] = {}
+        self._records: dict[RequestKey, RequestRecord] = {}
+        self._watchers: dict[ExecutorId, set[_Watcher]] = {}
+
+    def clear(self) -> None:
+        """Forget everything, as a crash of the store would."""
+        self._leases.clear()
+        self._records.clear()
+        for watchers in self._watchers.values():
+            for watcher in watchers:
+                watcher.reset = True
+                watcher.wake.set()
+
+    async def register_executor(self, offer: ExecutorOffer) -> None:
+        stored = self._leases.get(offer.executor_id)
+        if stored is not None and stored.offer.epoch > offer.epoch:
+            raise StaleEpochError(f"executor {offer.executor_id} has a newer process")
+        self._leases[offer.executor_id] = Lease(
+            offer=offer, expires_at_s=self._clock() + self._lifetimes.lease_ttl_s
+        )
+        for record in self._live_records(offer.executor_id):
+            if NO_EPOCH < record.executor_epoch < offer.epoch and record.state not in FINAL_STATES:
+                self._write(replace(record, state=RequestState.FAILED))
+
+    async def renew_lease(self, writer: ExecutorWriter, load: ExecutorLoad) -> None:
+        lease = self._held_lease(writer)
+        self._leases[writer.executor_id] = Lease(
+            offer=replace(lease.offer, load=load),
+            expires_at_s=self._clock() + self._lifetimes.lease_ttl_s,
+        )
+
+    async def release_lease(self, writer: ExecutorWriter) -> None:
+        lease = self._leases.get(writer.executor_id)
+        if lease is None or lease.offer.epoch < writer.epoch:
+            return
+        if lease.offer.epoch > writer.epoch:
+            raise StaleEpochError(f"executor {writer.executor_id} has a newer process")
+        self._leases[writer.executor_id] = replace(lease, expires_at_s=self._clock())
+
+    async def list_executors(self, *, model: str) -> list[Lease]:
+        leases = (self._live_lease(executor_id) for executor_id in sorted(self._leases))
+        return [lease for lease in leases if lease and model in ("", lease.offer.model)]
+
+    async def register(
+        self, gateway: GatewayWriter, registrations: Sequence[Registration]
+    ) -> list[RequestKey]:
+        return [new.key for new in registrations if not self._register_one(gateway, new)]
+
+    async def report_generated(
+        self, executor: ExecutorWriter, progress: Sequence[GeneratedProgress]
+    ) -> ReportResult:
+        self._held_lease(executor)
+        refused = _Refusals()
+        for entry in progress:
+            key = RequestKey(executor_id=executor.executor_id, request_id=entry.request_id)
+            record = self._live_record(key)
+            if record is None or record.generation < entry.generation:
+                refused.unknown.append(key)
+            elif record.generation > entry.generation or record.executor_epoch > executor.epoch:
+                refused.stale.append(key)
+            else:
+                self._apply_generated(record, executor, entry, refused)
+        return refused.to_result()
+
+    async def report_delivered(
+        self, gateway: GatewayWriter, progress: Sequence[DeliveredProgress]
+    ) -> ReportResult:
+        refused = _Refusals()
+        for entry in progress:
+            record = self._live_record(entry.key)
+            if record is None or record.generation < entry.generation:
+                refused.unknown.append(entry.key)
+            elif record.generation > entry.generation or not _owns(gateway, record):
+                refused.stale.append(entry.key)
+            else:
+                self._apply_delivered(record, gateway, entry)
+        return refused.to_result()
+
+    async def transition(
+        self, executor: ExecutorWriter, request_id: RequestId, to: RequestState
+    ) -> RequestState:
+        self._held_lease(executor)
+        record = self._live_record(
+            RequestKey(executor_id=executor.executor_id, request_id=request_id)
+        )
+        if record is None:
+            raise UnknownRequestError(f"request {request_id} is not recorded")
+        if record.executor_epoch > executor.epoch:
+            raise StaleEpochError(f"request {request_id} belongs to a newer process")
+        if record.state is not to and to not in EDGES[record.state]:
+            raise IllegalTransitionError(f"no edge from {record.state.value} to {to.value}")
+        self._write(replace(record, state=to, executor_epoch=executor.epoch))
+        return record.state
+
+    async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
+        return Snapshot(
+            requests=self._live_records(executor_id), lease=self._live_lease(executor_id)
+        )
+
+    async def watch(self, executor_id: ExecutorId) -> AsyncGenerator[Change, None]:
+        watcher = _Watcher()
+        self._watchers.setdefault(executor_id, set()).add(watcher)
+        try:
+            while True:
+                yield self._take_change(executor_id, watcher)
+                await watcher.wake.wait()
+        finally:
+            self._watchers[executor_id].discard(watcher)
+
+    def _take_change(self, executor_id: ExecutorId, watcher: _Watcher) -> Change:
+        reset, changed = watcher.reset, watcher.changed
+        watcher.reset, watcher.changed = False, set()
+        watcher.wake.clear()
+        records = self._live_records(executor_id)
+        return Change(
+            reset=reset,
+            requests=records if reset else tuple(r for r in records if r.key in changed),
+        )
+
+    def _register_one(self, gateway: GatewayWriter, new: Registration) -> bool:
+        known = self._live_record(new.key)
+        if known is not None and known.generation > new.generation:
+            return False
+        if known is not None and known.generation == new.generation:
+            if not _owns(gateway, known):
+                return False
+            self._write(replace(known, gateway_epoch=gateway.epoch))
+            return True
+        lease = self._live_lease(new.key.executor_id)
+        self._write(
+            RequestRecord(
+                key=new.key,
+                generation=new.generation,
+                gateway_id=gateway.gateway_id,
+                gateway_epoch=gateway.epoch,
+                executor_epoch=lease.offer.epoch if lease else NO_EPOCH,
+                state=RequestState.QUEUED,
+                num_prompt_tokens=new.num_prompt_tokens,
+                service_level=new.service_level,
+                registered_at_s=self._clock(),
+                expires_at_s=0.0,
+            )
+        )
+        return True
+
+    def _apply_generated(
+        self,
+        record: RequestRecord,
+        executor: ExecutorWriter,
+        entry: GeneratedProgress,
+        refused: _Refusals,
+    ) -> None:
+        state = entry.state or record.state
+        if state is not record.state and state not in REACHABLE[record.state]:
+            refused.illegal.append(record.key)
+            state = record.state
+        record = replace(record, state=state, executor_epoch=executor.epoch)
+        count = entry.num_generated
+        if count is not None and (record.generated_at_s is None or count > record.num_generated):
+            record = replace(record, num_generated=count, generated_at_s=self._clock())
+        self._write(record)
+
+    def _apply_delivered(
+        self, record: RequestRecord, gateway: GatewayWriter, entry: DeliveredProgress
+    ) -> None:
+        record = replace(record, gateway_epoch=gateway.epoch)
+        count = entry.num_delivered
+        if count is not None and (record.delivered_at_s is None or count > record.num_delivered):
+            record = replace(record, num_delivered=count, delivered_at_s=self._clock())
+        self._write(record)
+
+    def _write(self, record: RequestRecord) -> None:
+        """Store `record` with a fresh expiry, and tell the watchers what they can see of it."""
+        expires_at_s = self._clock() + self._lifetimes.request_s(record.state)
+        known = self._live_record(record.key)
+        self._records[record.key] = replace(record, expires_at_s=expires_at_s)
+        if known is not None and _visible(known) == _visible(record):
+            return
+        for watcher in self._watchers.get(record.key.executor_id, ()):
+            watcher.changed.add(record.key)
+            watcher.wake.set()
+
+    def _live_record(self, key: RequestKey) -> RequestRecord | None:
+        record = self._records.get(key)
+        if record is not None and record.expires_at_s <= self._clock():
+            del self._records[key]
+            return None
+        return record
+
+    def _live_records(self, executor_id: ExecutorId) -> tuple[RequestRecord, ...]:
+        keys = sorted(key for key in self._records if key.executor_id == executor_id)
+        return tuple(record for key in keys if (record := self._live_record(key)) is not None)
+
+    def _live_lease(self, executor_id: ExecutorId) -> Lease | None:
+        lease = self._leases.get(executor_id)
+        return lease if lease is not None and self._clock() < lease.expires_at_s else None
+
+    def _held_lease(self, writer: ExecutorWriter) -> Lease:
+        stored = self._leases.get(writer.executor_id)
+        if stored is not None and stored.offer.epoch > writer.epoch:
+            raise StaleEpochError(f"executor {writer.executor_id} has a newer process")
+        lease = self._live_lease(writer.executor_id)
+        if lease is None or lease.offer.epoch < writer.epoch:
+            raise LeaseExpiredError(f"executor {writer.executor_id} holds no lease; register again")
+        return lease
+
+
+def _owns(gateway: GatewayWriter, record: RequestRecord) -> bool:
+    return gateway.gateway_id == record.gateway_id and gateway.epoch >= record.gateway_epoch
+
+
+def _visible(record: RequestRecord) -> RequestRecord:
+    """Return `record` without what a watcher is not shown."""
+    return replace(record, expires_at_s=0.0, gateway_epoch=0, executor_epoch=0)

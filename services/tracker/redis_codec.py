@@ -1,0 +1,130 @@
+"""Domain <-> what the scripts take and return.
+
+Epochs and instants travel as strings: Lua would print them with 14 digits.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from services.tracker.types import (
+    EDGES,
+    FINAL_STATES,
+    REACHABLE,
+    ExecutorId,
+    ExecutorLoad,
+    ExecutorOffer,
+    GatewayId,
+    Lease,
+    Lifetimes,
+    Registration,
+    RequestId,
+    RequestKey,
+    RequestRecord,
+    RequestState,
+    ServiceLevel,
+)
+
+Call: TypeAlias = dict[str, Any]
+
+# Redis drops keys so much later than the stored instants say: clocks differ, and the fence of an
+# ended lease must outlive its process.
+GRACE_S = 3_600.0
+MAX_EVENTS = 1_000  # per executor; who falls behind further starts again
+
+
+def _table(edges: Mapping[RequestState, frozenset[RequestState]]) -> dict[str, dict[str, bool]]:
+    return {a.value: {b.value: True for b in targets} for a, targets in edges.items()}
+
+
+EDGE_TABLE = _table(EDGES)
+REACHABLE_TABLE = _table(REACHABLE)
+ENDED_TABLE = {state.value: True for state in FINAL_STATES}
+
+
+def call_at(now_s: float, lifetimes: Lifetimes) -> Call:
+    """Return what every script needs."""
+    longest_s = max(lifetimes.lease_ttl_s, lifetimes.request_ttl_s, lifetimes.retention_s)
+    return {
+        "now_s": repr(now_s),
+        "keep_ms": _keep_ms(longest_s),
+        "max_events": MAX_EVENTS,
+        "lease_expires_at_s": repr(now_s + lifetimes.lease_ttl_s),
+        "lives": {
+            state.value: {
+                "expires_at_s": repr(now_s + lifetimes.request_s(state)),
+                "keep_ms": _keep_ms(lifetimes.request_s(state)),
+            }
+            for state in RequestState
+        },
+    }
+
+
+def encode_load(load: ExecutorLoad) -> str:
+    return json.dumps(asdict(load))
+
+
+def encode_registration(new: Registration) -> Call:
+    return {
+        "request_id": new.key.request_id,
+        "generation": new.generation,
+        "num_prompt_tokens": new.num_prompt_tokens,
+        "service_level": json.dumps(asdict(new.service_level)),
+    }
+
+
+def decode_lease(executor_id: ExecutorId, flat: Sequence[str], now_s: float) -> Lease | None:
+    """Return the lease; None if it is missing or has ended."""
+    fields = _pairs(flat)
+    if not fields or float(fields["expires_at_s"]) <= now_s:
+        return None
+    return Lease(
+        offer=ExecutorOffer(
+            executor_id=executor_id,
+            epoch=int(fields["epoch"]),
+            address=fields["address"],
+            model=fields["model"],
+            load=ExecutorLoad(**json.loads(fields["load"])),
+        ),
+        expires_at_s=float(fields["expires_at_s"]),
+    )
+
+
+def decode_record(key: RequestKey, flat: Sequence[str], now_s: float) -> RequestRecord | None:
+    """Return the record; None if it is missing or has expired."""
+    fields = _pairs(flat)
+    if not fields or float(fields["expires_at_s"]) <= now_s:
+        return None
+    return RequestRecord(
+        key=key,
+        generation=int(fields["generation"]),
+        gateway_id=GatewayId(fields["gateway_id"]),
+        gateway_epoch=int(fields["gateway_epoch"]),
+        executor_epoch=int(fields["executor_epoch"]),
+        state=RequestState(fields["state"]),
+        num_prompt_tokens=int(fields["num_prompt_tokens"]),
+        service_level=ServiceLevel(**json.loads(fields["service_level"])),
+        registered_at_s=float(fields["registered_at_s"]),
+        expires_at_s=float(fields["expires_at_s"]),
+        num_generated=int(fields["num_generated"]),
+        num_delivered=int(fields["num_delivered"]),
+        generated_at_s=_optional_float(fields.get("generated_at_s")),
+        delivered_at_s=_optional_float(fields.get("delivered_at_s")),
+    )
+
+
+def decode_keys(executor_id: ExecutorId, request_ids: Sequence[str]) -> list[RequestKey]:
+    return [RequestKey(executor_id=executor_id, request_id=RequestId(i)) for i in request_ids]
+
+
+def _keep_ms(life_s: float) -> int:
+    return int((life_s + GRACE_S) * 1_000)
+
+
+def _optional_float(value: str | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _pairs(flat: Sequence[str]) -> dict[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

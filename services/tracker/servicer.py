@@ -1,0 +1,140 @@
+"""gRPC edge of the tracker: check, convert, delegate. No state, no policy."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import structlog
+
+from evenflow.tracker.v1 import tracker_pb2 as pb
+from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from services.kit.clock import Clock
+from services.kit.errors import InvalidRequestError
+from services.kit.rpc import Context
+from services.tracker import convert
+from services.tracker.metrics import ENTRIES, REGISTRATIONS, REPORTS
+from services.tracker.store import TrackerStore
+from services.tracker.types import ReportResult
+from services.tracker.watches import Watches
+
+log = structlog.get_logger()
+
+
+class TrackerServicer(pb_grpc.TrackerServiceServicer):
+    def __init__(
+        self, store: TrackerStore, watches: Watches, *, lease_ttl_s: float, clock: Clock
+    ) -> None:
+        """`clock` is the store's: wall-clock seconds."""
+        self._store = store
+        self._watches = watches
+        self._lease_ttl = convert.duration_to_proto(lease_ttl_s)
+        self._clock = clock
+
+    async def RegisterExecutor(
+        self, request: pb.RegisterExecutorRequest, context: Context
+    ) -> pb.RegisterExecutorResponse:
+        offer = convert.offer_from_proto(request)
+
+        await self._store.register_executor(offer)
+
+        log.info("executor_registered", executor_id=offer.executor_id, epoch=offer.epoch)
+        return pb.RegisterExecutorResponse(lease_ttl=self._lease_ttl)
+
+    async def RenewLease(
+        self, request: pb.RenewLeaseRequest, context: Context
+    ) -> pb.RenewLeaseResponse:
+        writer = convert.executor_writer_from_proto(request.executor_id, request.epoch)
+        load = convert.required_load_from_proto(request)
+
+        await self._store.renew_lease(writer, load)
+
+        return pb.RenewLeaseResponse(lease_ttl=self._lease_ttl)
+
+    async def ReleaseLease(
+        self, request: pb.ReleaseLeaseRequest, context: Context
+    ) -> pb.ReleaseLeaseResponse:
+        writer = convert.executor_writer_from_proto(request.executor_id, request.epoch)
+
+        await self._store.release_lease(writer)
+
+        log.info("lease_released", executor_id=writer.executor_id, epoch=writer.epoch)
+        return pb.ReleaseLeaseResponse()
+
+    async def ListExecutors(
+        self, request: pb.ListExecutorsRequest, context: Context
+    ) -> pb.ListExecutorsResponse:
+        leases = await self._store.list_executors(model=request.model)
+
+        now_s = self._clock()
+        return pb.ListExecutorsResponse(
+            executors=[convert.lease_to_proto(lease, now_s=now_s) for lease in leases]
+        )
+
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
+        gateway = convert.gateway_writer_from_proto(
+            request.gateway_id, request.gateway_epoch, epoch_field="gateway_epoch"
+        )
+        registrations = convert.registrations_from_proto(request.registrations)
+
+        stale = await self._store.register(gateway, registrations)
+
+        REGISTRATIONS.labels("recorded").inc(len(registrations) - len(stale))
+        REGISTRATIONS.labels("stale").inc(len(stale))
+        return pb.RegisterResponse(stale=convert.keys_to_proto(stale))
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
+        sender = request.WhichOneof("sender")
+        if sender is None:
+            raise InvalidRequestError("sender: is required", field="sender")
+
+        result = await (
+            self._report_generated(request)
+            if sender == "executor_id"
+            else self._report_delivered(request)
+        )
+
+        REPORTS.labels(sender.removesuffix("_id")).inc()
+        refused = len(result.unknown) + len(result.stale)
+        ENTRIES.labels("applied").inc(len(request.progress) - refused)
+        ENTRIES.labels("unknown").inc(len(result.unknown))
+        ENTRIES.labels("stale").inc(len(result.stale))
+        ENTRIES.labels("illegal").inc(len(result.illegal))
+        return convert.report_result_to_proto(result)
+
+    async def Transition(
+        self, request: pb.TransitionRequest, context: Context
+    ) -> pb.TransitionResponse:
+        writer = convert.executor_writer_from_proto(request.executor_id, request.epoch)
+        request_id = convert.request_id_from_proto(request.request_id)
+        target = convert.state_from_proto(request.to, "to")
+
+        before = await self._store.transition(writer, request_id, target)
+
+        response = pb.TransitionResponse()
+        setattr(response, "from", convert.state_to_proto(before))  # a keyword in Python
+        return response
+
+    async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
+        executor_id = convert.executor_id_from_proto(request.executor_id)
+
+        snapshot = await self._store.snapshot(executor_id)
+
+        return convert.snapshot_to_proto(snapshot, now_s=self._clock())
+
+    async def Watch(
+        self, request: pb.WatchRequest, context: Context
+    ) -> AsyncIterator[pb.WatchResponse]:
+        executor_id = convert.executor_id_from_proto(request.executor_id)
+
+        async with aclosing(self._watches.follow(self._store.watch(executor_id))) as changes:
+            async for change in changes:
+                yield convert.change_to_proto(change, now_s=self._clock())
+
+    async def _report_generated(self, request: pb.ReportRequest) -> ReportResult:
+        writer = convert.executor_writer_from_proto(request.executor_id, request.epoch)
+        return await self._store.report_generated(writer, convert.generated_from_proto(request))
+
+    async def _report_delivered(self, request: pb.ReportRequest) -> ReportResult:
+        gateway = convert.gateway_writer_from_proto(
+            request.gateway_id, request.epoch, epoch_field="epoch"
+        )
+        return await self._store.report_delivered(gateway, convert.delivered_from_proto(request))

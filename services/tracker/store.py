@@ -1,0 +1,80 @@
+"""Where requests and leases are recorded. `MemoryTrackerStore` is the reference; Redis must match.
+
+Every method but `watch` is atomic per executor, and idempotent: senders repeat what got no answer.
+All but the memory store may raise StoreUnavailableError.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from services.tracker.types import (
+    Change,
+    DeliveredProgress,
+    ExecutorId,
+    ExecutorLoad,
+    ExecutorOffer,
+    ExecutorWriter,
+    GatewayWriter,
+    GeneratedProgress,
+    Lease,
+    Registration,
+    ReportResult,
+    RequestId,
+    RequestKey,
+    RequestState,
+    Snapshot,
+)
+
+
+class TrackerStore(Protocol):
+    async def register_executor(self, offer: ExecutorOffer) -> None:
+        """Take, renew or take over a lease; fail the live requests of older processes.
+
+        The epoch fences even after the lease has ended. An ended lease alone fails nothing: the
+        tracker may have been away. Raises StaleEpochError if a greater epoch is stored.
+        """
+
+    async def renew_lease(self, writer: ExecutorWriter, load: ExecutorLoad) -> None:
+        """Extend a lease. Raises StaleEpochError, LeaseExpiredError."""
+
+    async def release_lease(self, writer: ExecutorWriter) -> None:
+        """End a lease; a missing one is no error. Raises StaleEpochError."""
+
+    async def list_executors(self, *, model: str) -> list[Lease]:
+        """Return held leases sorted by executor id, of one model or, if empty, of all."""
+
+    async def register(
+        self, gateway: GatewayWriter, registrations: Sequence[Registration]
+    ) -> list[RequestKey]:
+        """Record routed requests. Returns those that were not, as a newer one is known.
+
+        The same generation of the same gateway keeps its counts; a greater one starts anew.
+        """
+
+    async def report_generated(
+        self, executor: ExecutorWriter, progress: Sequence[GeneratedProgress]
+    ) -> ReportResult:
+        """Merge what an executor generated. Raises LeaseExpiredError, StaleEpochError."""
+
+    async def report_delivered(
+        self, gateway: GatewayWriter, progress: Sequence[DeliveredProgress]
+    ) -> ReportResult:
+        """Merge what a gateway delivered, after a final state too."""
+
+    async def transition(
+        self, executor: ExecutorWriter, request_id: RequestId, to: RequestState
+    ) -> RequestState:
+        """Follow one edge, or none if the request is there. Returns the state before.
+
+        Raises LeaseExpiredError, StaleEpochError, UnknownRequestError, IllegalTransitionError.
+        """
+
+    async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
+        """Return what is recorded of one executor."""
+
+    def watch(self, executor_id: ExecutorId) -> AsyncGenerator[Change, None]:
+        """Yield everything, then what changed; everything again after a loss.
+
+        Changes merge while the consumer is slow, which never slows a writer. Raises
+        StoreUnavailableError only before the first change.
+        """

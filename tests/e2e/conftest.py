@@ -1,0 +1,17 @@
+"""One stack for all end-to-end tests; each test leaves every process running."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes import Stack
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("logs"))
+    try:
+        stack.start_all()
+        yield stack
+    finally:
+        stack.stop()

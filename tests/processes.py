@@ -1,0 +1,157 @@
+"""The whole stack as real processes on free ports, for end-to-end tests."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.models import exactness_model
+from tests.redis_server import RedisServer
+
+ROOT = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 180.0  # an engine start on a busy machine
+MODEL = "exactness"
+ENGINE_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Poll `condition` until it holds; AssertionError naming `what` after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.05)
+
+
+class Stack:
+    """Redis, tracker, planner, executor and gateway, each killable and restartable by name."""
+
+    SERVICES = ("tracker", "planner", "executor", "gateway")
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.redis = RedisServer()
+        self.ports = {name: free_port() for name in (*self.SERVICES, "http")}
+        self.base_url = f"http://127.0.0.1:{self.ports['http']}"
+
+    def address(self, service: str) -> str:
+        return f"127.0.0.1:{self.ports[service]}"
+
+    def _environment(self) -> dict[str, str]:
+        settings = {
+            "GATEWAY_HTTP_PORT": self.ports["http"],
+            "GATEWAY_GRPC_PORT": self.ports["gateway"],
+            "GATEWAY_EXECUTORS": self.address("executor"),
+            "GATEWAY_TRACKER": self.address("tracker"),
+            "EXECUTOR_GRPC_PORT": self.ports["executor"],
+            "EXECUTOR_METRICS_PORT": 0,
+            "EXECUTOR_TRACKER": self.address("tracker"),
+            "EXECUTOR_MODEL": exactness_model(),
+            "EXECUTOR_SERVED_MODEL_NAME": MODEL,
+            "EXECUTOR_DTYPE": "float32",  # greedy output must not depend on the batch
+            "EXECUTOR_MAX_MODEL_LEN": 2048,
+            "EXECUTOR_MAX_NUM_SEQS": 32,
+            "EXECUTOR_ENFORCE_EAGER": 1,
+            "PLANNER_GRPC_PORT": self.ports["planner"],
+            "PLANNER_METRICS_PORT": 0,
+            "TRACKER_GRPC_PORT": self.ports["tracker"],
+            "TRACKER_METRICS_PORT": 0,
+            "TRACKER_REDIS_URL": self.redis.url,
+        }
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
+        return (
+            inherited
+            | ENGINE_ENVIRONMENT
+            | {"PYTHONPATH": paths}
+            | {f"EVENFLOW_{name}": str(value) for name, value in settings.items()}
+        )
+
+    def start(self, *services: str) -> None:
+        """Start the named services and wait until each says SERVING."""
+        for name in services:
+            log = (self._log_dir / f"{name}.log").open("ab")
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", f"services.{name}"],
+                cwd=ROOT,
+                env=self._environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            log.close()
+        for name in services:
+            self.wait_serving(name)
+
+    def start_all(self) -> None:
+        self.redis.start()
+        self.start(*self.SERVICES)
+        self.wait_ready()
+
+    def wait_serving(self, name: str) -> None:
+        def serving() -> bool:
+            code = self._processes[name].poll()
+            assert code is None, f"{name} exited with {code}:\n{self.log_tail(name)}"
+            return self._is_serving(name)
+
+        wait_until(serving, f"{name} serving", START_TIMEOUT_S)
+
+    def _is_serving(self, name: str) -> bool:
+        with grpc.insecure_channel(self.address(name)) as channel:
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=2
+                )
+            except grpc.RpcError:
+                return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.base_url}/ready", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def wait_ready(self) -> None:
+        wait_until(self.is_ready, "gateway ready", START_TIMEOUT_S)
+
+    def kill(self, name: str, signum: int = signal.SIGKILL) -> int:
+        """Send `signum` to the service's front process only, and return its exit code."""
+        process = self._processes.pop(name)
+        process.send_signal(signum)
+        return process.wait(timeout=60)
+
+    def log_tail(self, name: str, num_lines: int = 40) -> str:
+        lines = (self._log_dir / f"{name}.log").read_text(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+    def stop(self) -> None:
+        """Stop everything, children of killed processes included."""
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        self._processes.clear()
+        self.redis.stop()
