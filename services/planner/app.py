@@ -1,6 +1,7 @@
 """Composition root of the planner."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -37,8 +38,9 @@ async def serve(settings: PlannerSettings) -> None:
     worker.warm_up(settings.warm_groups)
     await server.start()
     await run_until_stopped(server, stop=stop, drain_timeout_s=settings.drain_timeout_s)
-    worker.close()
     decisions.close()
+    if not worker.close():
+        os._exit(0)  # in the middle of a compilation: nothing else is left to do
 
 
 def main() -> None:

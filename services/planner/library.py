@@ -37,7 +37,7 @@ class PatternLibrary:
     num_groups: int
     tables: Tables
     index: dict[Pattern, int]
-    even: Ints  # columns of the paper's space: even distances with one buffer, and nothing
+    even: Ints  # columns of the paper's space, in its own order: one buffer, and nothing
 
     @property
     def num_patterns(self) -> int:
@@ -48,14 +48,14 @@ class PatternLibrary:
 def pattern_library(num_groups: int, space: PatternSpace) -> PatternLibrary:
     """Return the tables of a space; the same object for the same arguments."""
     patterns = pattern_space(num_groups, space)
-    even = set(pattern_space(num_groups, PatternSpace.EVEN))
+    even = pattern_space(num_groups, PatternSpace.EVEN)
     index = {pattern: k for k, pattern in enumerate(patterns)}
     return PatternLibrary(
         patterns=patterns,
         num_groups=num_groups,
         tables=_tables(patterns, num_groups),
         index=index,
-        even=np.array([k for pattern, k in index.items() if pattern in even], dtype=np.int64),
+        even=np.array([index[pattern] for pattern in even], dtype=np.int64),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from services.planner import kernels
 from services.planner.budget import Budget
 from services.planner.instance import Instance, pool_blocks
-from services.planner.library import Ints, PatternLibrary
+from services.planner.library import Floats, Ints, PatternLibrary
 from services.planner.relaxation import Bound
 
 NEIGHBOURHOOD = 5  # requests that are decided together
@@ -104,16 +104,25 @@ def large_neighbourhoods(
     """Decide a few requests anew, again and again, the heavier ones more often."""
     random = np.random.default_rng(seed % 2**63)
     order = problem.by_weight
-    dullness = (1.0 + np.arange(len(order))) ** 0.7
+    heaviness = (1.0 + np.arange(len(order))) ** -0.7
     barren = 0
     while barren < MAX_BARREN_NEIGHBOURHOODS and not proven(problem, incumbent):
         if not budget.allows():
             return
-        keys = random.random(len(order)) ** dullness  # a weighted draw without replacement
+        weight = heaviness + _regret(problem, incumbent)[order]
+        keys = random.random(len(order)) ** (1.0 / weight)  # a weighted draw, none twice
         subset = order[np.sort(np.argsort(-keys, kind="stable")[:NEIGHBOURHOOD])]
         before = incumbent.objective_s
         budget.spend(_Subtree(problem, columns, subset, incumbent).run(NEIGHBOURHOOD_NODES))
         barren = 0 if incumbent.objective_s < before else barren + 1
+
+
+def _regret(problem: Problem, incumbent: Incumbent) -> Floats:
+    """Return how much each request pays above its cheapest priced pattern, the largest as 1."""
+    assert incumbent.choice is not None
+    cost = problem.bound.cost
+    above = cost[np.arange(len(cost)), incumbent.choice] - cost.min(axis=1)
+    return above / max(float(above.max()), 1e-300)
 
 
 def proven(problem: Problem, incumbent: Incumbent) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner import kernels
-from services.planner.budget import Budget, NodeBudget
+from services.planner.budget import Budget, NodeBudget, Share
 from services.planner.instance import FORBIDDEN, Instance, Load, make_instance, pool_blocks
 from services.planner.library import Ints, PatternLibrary, pattern_library
 from services.planner.relaxation import Bound, Relaxation
@@ -22,6 +22,8 @@ from services.planner.search import (
 )
 
 MAX_EXACT_REQUESTS = 6  # above, branch and bound decides a few requests at a time
+MAX_SHARED_PRICES = 8  # up to here a second relaxation costs more time than it saves
+EVEN_NODES = 4_000  # of one search, spent at most on even distances before all patterns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +44,10 @@ class Solver:
         self.library = library
         self.buffer_mode = buffer_mode
         self._relaxation = Relaxation(library, buffer_mode)
+        self._even: Solver | None = None
+        if len(library.even) < library.num_patterns:
+            even = pattern_library(library.num_groups, PatternSpace.EVEN)
+            self._even = Solver(even, buffer_mode)
 
     def bound(self, instance: Instance) -> Bound:
         return self._relaxation.bound(instance)
@@ -86,20 +92,37 @@ class Solver:
 
     def _improve(self, problem: Problem, incumbent: Incumbent, budget: Budget, seed: int) -> bool:
         """Search until the budget ends; returns whether nothing better exists."""
-        every = np.arange(self.library.num_patterns)
         if proven(problem, incumbent):
             return True
-        if problem.instance.num_requests <= MAX_EXACT_REQUESTS:
-            even = self.library.even
-            done = branch_and_bound(problem, even, incumbent, budget)
-            if len(even) == len(every) or not done:
-                return done
-            return branch_and_bound(problem, every, incumbent, budget)
-        if incumbent.choice is None:
-            return branch_and_bound(problem, every, incumbent, budget)
-        for columns in (self.library.even, every):
-            large_neighbourhoods(problem, columns, incumbent, budget, seed)
+        every, even = np.arange(self.library.num_patterns), self.library.even
+        num_requests = problem.instance.num_requests
+        if num_requests <= MAX_EXACT_REQUESTS or incumbent.choice is None:
+            if not branch_and_bound(problem, even, incumbent, budget):
+                return False
+            return len(even) == len(every) or branch_and_bound(problem, every, incumbent, budget)
+        self._search_even(problem, incumbent, budget, seed)
+        large_neighbourhoods(problem, every, incumbent, budget, seed)
         return proven(problem, incumbent)
+
+    def _search_even(
+        self, problem: Problem, incumbent: Incumbent, budget: Budget, seed: int
+    ) -> None:
+        """Offer the best of the paper's space: its own relaxation prices it more sharply."""
+        if self._even is None or not budget.allows():
+            return
+        if problem.instance.num_requests <= MAX_SHARED_PRICES:
+            share = Share(budget, EVEN_NODES)
+            large_neighbourhoods(problem, self.library.even, incumbent, share, seed)
+            return
+        even, instance = self.library.even, problem.instance
+        smaller = instance._replace(
+            use=np.ascontiguousarray(instance.use[:, even]),
+            penalty_s=np.ascontiguousarray(instance.penalty_s[:, even]),
+        )
+        budget.spend(1)
+        found = self._even.solve(smaller, Share(budget, EVEN_NODES), starts=[], seed=seed)
+        if found.choice is not None:
+            incumbent.offer(even[found.choice])
 
     def _answer(self, problem: Problem, incumbent: Incumbent, complete: bool) -> Solution:
         choice = incumbent.choice

@@ -24,6 +24,7 @@ class Worker:
     def __init__(self, now_s: Clock, *, max_budget_s: float) -> None:
         self._now_s, self._max_budget_s = now_s, max_budget_s
         self._optimiser = OrbitFlow(warm_solver)
+        self._busy = False  # whether the warm-up is running
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="solver")
 
     def warm_up(self, num_groups: tuple[int, ...]) -> None:
@@ -31,11 +32,12 @@ class Worker:
         self._thread.submit(self._warm_up, num_groups)
 
     def _warm_up(self, num_groups: tuple[int, ...]) -> None:
-        start_s = self._now_s()
+        start_s, self._busy = self._now_s(), True
         for count in num_groups:
             warm_solver(count, PatternSpace.FULL, BufferMode.PRIVATE)
         gc.collect()
         gc.freeze()  # what lives from here on is not looked through again
+        self._busy = False
         WARM.set(1)
         log.info("solver_warmed", num_groups=num_groups, duration_s=self._now_s() - start_s)
 
@@ -52,5 +54,7 @@ class Worker:
         PLAN_SECONDS.labels(snapshot.policy).observe(self._now_s() - start_s)
         return plan
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+    def close(self) -> bool:
+        """Drop what waits. Returns whether nothing is running: a compilation cannot be stopped."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        return not self._busy

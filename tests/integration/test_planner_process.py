@@ -23,7 +23,9 @@ from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
 from tests.protos import make_plan_request
 
 REPO = Path(__file__).parents[2]
-READY_TIMEOUT_S = 60
+READY_TIMEOUT_S = 120
+
+pytestmark = pytest.mark.timeout(900)  # the first run compiles the kernels
 
 
 def free_port() -> int:
@@ -82,7 +84,7 @@ def test_the_process_plans_reflects_itself_and_drains_on_sigterm() -> None:
         assert 'evenflow_planner_plans_total{policy="vllm",status="optimal"} 1.0' in page
 
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=30) == 0  # also while kernels are still being compiled
 
 
 def test_logged_plans_are_reproduced_by_replay(tmp_path: Path) -> None:
@@ -90,9 +92,9 @@ def test_logged_plans_are_reproduced_by_replay(tmp_path: Path) -> None:
     with running_planner(decision_log=log, warm_groups="[4]") as (process, channel):
         stub = pb_grpc.PlannerServiceStub(channel)
         for free in (28, 20, 12):
-            stub.Plan(make_plan_request(num_free_blocks=free), timeout=120)
+            stub.Plan(make_plan_request(num_free_blocks=free), timeout=300)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=300) == 0
 
     command = [*COMMAND, "replay", str(log)]
     replayed = subprocess.run(
@@ -101,7 +103,7 @@ def test_logged_plans_are_reproduced_by_replay(tmp_path: Path) -> None:
         cwd=REPO,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -36,6 +36,8 @@ from services.planner.policies import make_plan
 from services.planner.solver import warm_solver
 from tests.snapshots import make_engine, make_request, make_snapshot
 
+pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+
 GOOD = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
 
 

@@ -17,6 +17,8 @@ from services.planner.program import (
 )
 from services.planner.relaxation import Relaxation, distinct, joined, no_cuts
 
+pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+
 MODES = pytest.mark.parametrize("mode", BufferMode)
 LIBRARY = pattern_library(9, PatternSpace.FULL)
 

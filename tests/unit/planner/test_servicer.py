@@ -26,6 +26,8 @@ from services.planner.solver import warm_solver
 from services.planner.worker import Worker
 from tests.protos import make_engine, make_link, make_plan_request, make_profile, make_request
 
+pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+
 
 @pytest.fixture
 async def stub() -> AsyncIterator[pb_grpc.PlannerServiceStub]:

@@ -15,6 +15,8 @@ from services.planner.solver import Solver
 from tests.exhaustive import by_milp, exhaustive
 from tests.instances import HARDWARE, realistic_instance, small_instance
 
+pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+
 MODES = pytest.mark.parametrize("mode", BufferMode)
 UNLIMITED = 10**9
 TINY = pattern_library(5, PatternSpace.FULL)

@@ -1,0 +1,1 @@
+"""How fast and how good the planner is: `python -m bench.planner`."""
