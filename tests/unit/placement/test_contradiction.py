@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from services.placement.contradiction import find_contradiction
-from services.placement.types import EngineShape, RequestId, RequestPhase, RequestState, Snapshot
+from services.placement.types import (
+    EngineShape,
+    PolicyParameters,
+    RequestId,
+    RequestPhase,
+    RequestState,
+    Snapshot,
+)
 
 
 def make_engine(**overrides: Any) -> EngineShape:
@@ -26,13 +33,16 @@ def make_request(**overrides: Any) -> RequestState:
     values = {
         "request_id": RequestId("a"),
         "phase": RequestPhase.DECODING,
-        "num_prompt_tokens": 10,
+        "num_prompt_tokens": 32,
         "num_output_tokens": 5,
-        "num_computed_tokens": 15,
+        "num_computed_tokens": 37,
         "num_deposited_tokens": 5,
         "arrival_age_s": 2.0,
         "first_token_age_s": 2.0,
         "offloaded_layers": (0, 3),
+        "num_prefetch_buffers": 2,
+        "num_blocks": (3, 3, 3, 3),
+        "num_host_blocks": (2, 2, 2, 2),
     }
     return RequestState(**(values | overrides))
 
@@ -44,32 +54,54 @@ def make_snapshot(**overrides: Any) -> Snapshot:
         "seed": 0,
         "engine": make_engine(),
         "requests": (make_request(),),
-        "num_free_blocks": 100,
+        "num_free_blocks": 88,
     }
     return Snapshot(**(values | overrides))
 
 
 def test_a_snapshot_at_every_limit_is_sound() -> None:
-    # 15 computed = 10 + 5; 5 deposited = 5 generated; layer 3 is the last of 4; all blocks free.
-    assert find_contradiction(make_snapshot(engine=make_engine(layers_per_group=4))) is None
+    # 37 computed = 32 + 5; 5 deposited = 5 generated; layer 3 is the last of 4; 2 full blocks of 16
+    # are mirrored; 100 blocks = 88 free + 12 held.
+    assert find_contradiction(make_snapshot()) is None
+
+
+def test_one_group_of_all_layers_is_sound() -> None:
+    request = make_request(
+        offloaded_layers=(0, 1, 2, 3), num_prefetch_buffers=1, num_blocks=(3,), num_host_blocks=(2,)
+    )
+    engine = make_engine(layers_per_group=4)
+
+    assert find_contradiction(make_snapshot(engine=engine, requests=(request,))) is None
 
 
 @pytest.mark.parametrize(
     ("overrides", "field"),
     [
-        ({"num_computed_tokens": 16}, "num_computed_tokens"),
+        ({"num_computed_tokens": 38}, "num_computed_tokens"),
         ({"num_deposited_tokens": 6}, "num_deposited_tokens"),
         ({"first_token_age_s": 2.5}, "first_token_age_s"),
         ({"offloaded_layers": (1, 1)}, "offloaded_layers"),
         ({"offloaded_layers": (2, 1)}, "offloaded_layers"),
-        ({"offloaded_layers": (4,)}, "offloaded_layers"),
+        ({"offloaded_layers": (0, 4)}, "offloaded_layers"),
+        ({"num_prefetch_buffers": 3}, "num_prefetch_buffers"),
+        ({"num_blocks": (3, 3, 3)}, "num_blocks"),
+        ({"num_host_blocks": (2, 2, 2, 3)}, "num_host_blocks"),
+        ({"num_host_blocks": (2,)}, "num_host_blocks"),
+        ({"paused_age_s": 1.0}, "paused_age_s"),
+        ({"phase": RequestPhase.PAUSED}, "paused_age_s"),
+        ({"predicted_min_output_tokens": 9}, "predicted_max_output_tokens"),
+        (
+            {"predicted_min_output_tokens": 9, "predicted_max_output_tokens": 8},
+            "predicted_max_output_tokens",
+        ),
     ],
 )
 def test_one_step_beyond_a_limit_names_the_requests_field(overrides, field) -> None:
     sound = make_request()
     bad = dataclasses.replace(sound, request_id=RequestId("b"), **overrides)
+    roomy = make_engine(num_blocks=1_000)
 
-    contradiction = find_contradiction(make_snapshot(requests=(sound, bad)))
+    contradiction = find_contradiction(make_snapshot(engine=roomy, requests=(sound, bad)))
 
     assert contradiction is not None
     assert contradiction.field == f"requests[1].{field}"
@@ -79,8 +111,18 @@ def test_one_step_beyond_a_limit_names_the_requests_field(overrides, field) -> N
     ("overrides", "field"),
     [
         ({"engine": make_engine(layers_per_group=5)}, "engine.layers_per_group"),
-        ({"num_free_blocks": 101}, "num_free_blocks"),
-        ({"requests": (make_request(), make_request())}, "requests[1].request_id"),
+        ({"num_free_blocks": 89}, "num_free_blocks"),
+        ({"num_free_host_blocks": 1}, "num_free_host_blocks"),
+        ({"engine": make_engine(layers_per_group=2)}, "requests[0].offloaded_layers"),
+        ({"parameters": PolicyParameters(min_window=3, max_window=2)}, "parameters.max_window"),
+        (
+            {"parameters": PolicyParameters(min_pause_s=3.0, max_pause_s=2.0)},
+            "parameters.max_pause_s",
+        ),
+        (
+            {"engine": make_engine(num_blocks=1_000), "requests": (make_request(),) * 2},
+            "requests[1].request_id",
+        ),
     ],
 )
 def test_a_contradiction_of_the_engine_names_its_field(overrides, field) -> None:
