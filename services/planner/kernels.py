@@ -257,6 +257,8 @@ class Frame(NamedTuple):
     path: Ints  # [S + 1] number of patterns already tried at each depth
     bound: Floats  # [S + 1] priced cost of what is chosen so far
     depth: Ints  # [1] -1 when the search is complete
+    last_columns: Ints  # [J] patterns to try for the last request, least demanding first
+    last_cost: Floats  # [J] their priced cost
     load: Load  # of the partial choice
     trial: Ints  # [R] the partial choice, -1 where undecided
     best: Ints  # [R] the best complete choice found
@@ -265,7 +267,7 @@ class Frame(NamedTuple):
 
 @compiled
 def search_subset(frame: Frame, board: Board, quota: int) -> int:
-    """Search up to `quota` nodes for something better than `value`; returns the nodes spent."""
+    """Search about `quota` nodes for something better than `value`; returns the nodes spent."""
     last = frame.subset.shape[0] - 1
     nodes = 0
     while frame.depth[0] >= 0 and nodes < quota:
@@ -275,6 +277,10 @@ def search_subset(frame: Frame, board: Board, quota: int) -> int:
         if frame.trial[request] >= 0:
             remove(frame.load, board, request, frame.trial[request])
             frame.trial[request] = -1
+        if depth == last:
+            nodes += _decide_last(frame, board, request)
+            frame.depth[0] = depth - 1
+            continue
         goal = frame.value[0] * (1.0 - IMPROVEMENT)
         at = frame.path[depth]
         if _exhausted(frame, depth, at, goal):
@@ -283,17 +289,50 @@ def search_subset(frame: Frame, board: Board, quota: int) -> int:
         frame.path[depth] = at + 1
         if not _descend(frame, board, request, frame.columns[depth, at]):
             continue
-        reached = step_s(frame.load, board) + frame.load.sums[1]
-        if reached >= goal:
-            continue
-        if depth == last:
-            frame.value[0] = reached
-            frame.best[:] = frame.trial
-        else:
+        if step_s(frame.load, board) + frame.load.sums[1] < goal:
             frame.bound[depth + 1] = frame.bound[depth] + frame.cost[depth, at]
             frame.path[depth + 1] = 0
             frame.depth[0] = depth + 1
     return nodes
+
+
+@compiled
+def _decide_last(frame: Frame, board: Board, request: int) -> int:
+    """Find the best pattern for the last request; returns the patterns evaluated.
+
+    Patterns come least demanding first: what one of them that fits does not reach, no pattern
+    that demands at least as much at every layer and costs as much reaches either.
+    """
+    instance, tables = board
+    depth = frame.depth[0]
+    room = instance.capacity * ROOM
+    tried = np.empty(frame.last_columns.shape[0], np.int64)
+    num_tried = 0
+    for c in range(frame.last_columns.shape[0]):
+        pattern = frame.last_columns[c]
+        goal = frame.value[0] * (1.0 - IMPROVEMENT)
+        if frame.bound[depth] + frame.last_cost[c] >= goal:
+            continue
+        if frame.load.sums[0] + instance.use[request, pattern] > room:
+            continue
+        dominated = False
+        for t in range(num_tried):
+            if tables.dominates[tried[t], pattern]:
+                cheaper = instance.penalty_s[request, tried[t]]
+                dominated = dominated or cheaper <= instance.penalty_s[request, pattern]
+        if dominated:
+            continue
+        add(frame.load, board, request, pattern)
+        if used_blocks(frame.load, board) <= room:
+            tried[num_tried] = pattern
+            num_tried += 1
+            reached = step_s(frame.load, board) + frame.load.sums[1]
+            if reached < goal:
+                frame.value[0] = reached
+                frame.best[:] = frame.trial
+                frame.best[request] = pattern
+        remove(frame.load, board, request, pattern)
+    return num_tried
 
 
 @compiled

@@ -17,6 +17,9 @@ Floats: TypeAlias = NDArray[np.floating[Any]]
 Ints: TypeAlias = NDArray[np.int64]
 
 
+MAX_COMPARISONS = 1_500_000_000  # about a second
+
+
 class Tables(NamedTuple):
     """What the kernels read."""
 
@@ -27,6 +30,10 @@ class Tables(NamedTuple):
     num_jobs: Ints  # [K] = n_k, number of offloaded layers
     demand: NDArray[np.float32]  # [L+1, L+1, K] d_k(i, l): copies released after i, needed by l
     offloaded: Floats  # [K, L] 1 where the layer is offloaded
+    dominates: NDArray[
+        np.bool_
+    ]  # [K, K] whether the second demands as much as the first everywhere
+    weight: Floats  # [K] total demand: the first of a dominating pair has not more
     units: Floats  # [K] U_k = L - n_k + min(m, n_k): layers' worth of blocks in the pool
     buffers: Ints  # [K] prefetch buffers
 
@@ -86,6 +93,19 @@ def _tables(patterns: tuple[Pattern, ...], num_groups: int) -> Tables:
         num_jobs=num_jobs,
         demand=demand,
         offloaded=offloaded,
+        dominates=_dominates(demand),
+        weight=demand.sum(axis=(0, 1), dtype=np.float64),
         units=(num_groups - num_jobs + buffers).astype(np.float64),
         buffers=buffers,
     )
+
+
+def _dominates(demand: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return for each pair whether the second pattern's step is never shorter than the first's.
+
+    True for a pattern and itself. Beyond a hundred layers the comparison is left out.
+    """
+    count = demand.shape[2]
+    if demand.size * count > MAX_COMPARISONS:
+        return np.eye(count, dtype=np.bool_)
+    return np.array([(demand >= demand[:, :, k, None]).all(axis=(0, 1)) for k in range(count)])

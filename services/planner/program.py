@@ -75,6 +75,7 @@ class PlacementProgram:
         self._capacity = cp.Parameter(nonneg=True)
         self._slot_rows = cp.Parameter((NUM_SLOTS, library.num_patterns), nonneg=True)
         self._slot_compute = cp.Parameter(NUM_SLOTS, nonneg=True)
+        self._slots_empty = False
         self.shares = cp.Variable(library.num_patterns, nonneg=True)
         self.theta = cp.Variable()
         capacity, layers = self._capacity_constraints()
@@ -96,11 +97,14 @@ class PlacementProgram:
 
     def set(self, shares: Shares, extra: Cuts) -> None:
         """Set every parameter. `extra`: at most NUM_SLOTS cuts beside the pool's."""
+        self._compute.value, self._capacity.value = shares.compute, shares.capacity
+        if len(extra) == 0 and self._slots_empty:
+            return
+        self._slots_empty = len(extra) == 0
         rows = np.zeros(self._slot_rows.shape)
         compute = np.zeros(NUM_SLOTS)
         rows[: len(extra)] = extra.rows
         compute[: len(extra)] = extra.masks @ shares.compute
-        self._compute.value, self._capacity.value = shares.compute, shares.capacity
         self._slot_rows.value, self._slot_compute.value = rows, compute
 
     def compiled(self) -> dict[str, Any]:

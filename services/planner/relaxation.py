@@ -30,7 +30,7 @@ from services.planner.program import (
     no_stall_cut,
 )
 
-CUT_TOLERANCE = 1e-4  # relative; below it a new cut cannot move the bound enough to matter
+CUT_TOLERANCE = 3e-4  # relative; below it a new cut cannot move the bound enough to matter
 POOL_TOLERANCE = 1e-6
 # The relaxation of equal layers has two parameters; the pool knows the paths on this grid of them.
 POOL_COMPUTE_SHARES = np.geomspace(0.002, 2.0, 14)

@@ -121,7 +121,7 @@ def _regret(problem: Problem, incumbent: Incumbent) -> Floats:
     """Return how much each request pays above its cheapest priced pattern, the largest as 1."""
     assert incumbent.choice is not None
     cost = problem.bound.cost
-    above = cost[np.arange(len(cost)), incumbent.choice] - cost.min(axis=1)
+    above: Floats = cost[np.arange(len(cost)), incumbent.choice] - cost.min(axis=1)
     return above / max(float(above.max()), 1e-300)
 
 
@@ -148,6 +148,7 @@ class _Subtree:
             kernels.add_all(load, self._board, others, trial)
         sub = cost[np.ix_(subset, columns)]
         order = np.argsort(sub, axis=1, kind="stable")
+        lightest = np.argsort(problem.library.tables.weight[columns], kind="stable")
         rest = np.zeros((size + 1, 2))
         rest[:size, 0] = np.cumsum(sub.min(axis=1)[::-1])[::-1]
         rest[:size, 1] = np.cumsum(use[np.ix_(subset, columns)].min(axis=1)[::-1])[::-1]
@@ -159,6 +160,8 @@ class _Subtree:
             path=np.zeros(size + 1, dtype=np.int64),
             bound=np.full(size + 1, base_s),
             depth=np.zeros(1, dtype=np.int64),
+            last_columns=columns[lightest],
+            last_cost=sub[-1, lightest],
             load=load,
             trial=trial,
             best=trial.copy(),

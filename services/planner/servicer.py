@@ -1,10 +1,12 @@
 """gRPC edge of the planner: convert, delegate. No state."""
 
+import math
+
 import structlog
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
-from services.kit.rpc import Context
+from services.kit.rpc import Context, timeout_s
 from services.planner import convert
 from services.planner.decision_log import DecisionLog
 from services.planner.metrics import GAP, PAUSES, PLANS
@@ -19,9 +21,9 @@ class PlannerServicer(pb_grpc.PlannerServiceServicer):
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:
         snapshot = convert.snapshot_from_proto(request)
-        budget_s = convert.budget_from_proto(request)
+        asked_s = convert.budget_from_proto(request)
 
-        plan = await self._worker.plan(snapshot, budget_s)
+        plan = await self._worker.plan(snapshot, budget_s=timeout_s(asked_s or math.inf))
 
         PLANS.labels(plan.policy, plan.status.value).inc()
         PAUSES.labels(plan.policy).inc(sum(placement.paused for placement in plan.placements))

@@ -23,7 +23,7 @@ from services.planner.search import (
 
 MAX_EXACT_REQUESTS = 6  # above, branch and bound decides a few requests at a time
 MAX_SHARED_PRICES = 8  # up to here a second relaxation costs more time than it saves
-EVEN_NODES = 4_000  # of one search, spent at most on even distances before all patterns
+EVEN_NODES = 1_000  # of one search, spent at most on even distances before all patterns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

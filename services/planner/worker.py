@@ -41,12 +41,12 @@ class Worker:
         WARM.set(1)
         log.info("solver_warmed", num_groups=num_groups, duration_s=self._now_s() - start_s)
 
-    async def plan(self, snapshot: Snapshot, budget_s: float | None) -> Plan:
-        """Return a plan, searching for at most `budget_s` (None: the planner's own budget)."""
-        budget_s = self._max_budget_s if budget_s is None else min(budget_s, self._max_budget_s)
+    async def plan(self, snapshot: Snapshot, *, budget_s: float) -> Plan:
+        """Return a plan, searching for at most `budget_s` and the planner's own budget."""
         loop = asyncio.get_running_loop()
         thread = self._thread if needs_solver(snapshot) else None
-        return await loop.run_in_executor(thread, self._plan, snapshot, budget_s)
+        allowed_s = min(budget_s, self._max_budget_s)
+        return await loop.run_in_executor(thread, self._plan, snapshot, allowed_s)
 
     def _plan(self, snapshot: Snapshot, budget_s: float) -> Plan:
         start_s = self._now_s()
