@@ -3,10 +3,12 @@
 import argparse
 import gc
 import json
+import os
 import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +42,22 @@ def main() -> None:
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seed": SEED,
         "definitions": DEFINITIONS,
-        "exhaustive": _exhaustive(options.instances),
-        "cells": _cells(options),
-        "grpc": [added_by_grpc(num_requests, 200) for num_requests in (4, 64)],
     }
-    _print_grpc(report["grpc"])
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=1))
+    for part, rows in (
+        ("exhaustive", _exhaustive(options.instances)),
+        ("grpc", _grpc()),
+        ("cells", _cells(options)),
+    ):
+        for row in rows:
+            report.setdefault(part, []).append(row | {"load": os.getloadavg()[0]})
+            _save(report, options.out)
+
+
+def _save(report: dict[str, Any], path: Path | None) -> None:
+    """Write what is there so far, so that a run that is cut short is not lost."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1))
 
 
 def _options() -> argparse.Namespace:
@@ -59,14 +69,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _exhaustive(instances: int) -> list[dict[str, Any]]:
+def _exhaustive(instances: int) -> Iterator[dict[str, Any]]:
     print("complete search of even patterns against enumeration")
     print("model      R    n  largest difference  CPU ms p50/p99  wall ms p50/p99  nodes p50/max")
-    rows = []
     for model in ("8b-a5000", "8b-h100", "13b-a100", "70b-tp4"):
         for num_requests in (2, 4):
             row = against_exhaustive(model, num_requests, instances, SEED)
-            rows.append(row)
+            yield row
             cpu, wall, nodes = row["cpu_s"], row["wall_s"], row["nodes"]
             print(
                 f"{model:9} {num_requests:2} {instances:4}  {row['max_difference']:18.1e}"
@@ -75,15 +84,13 @@ def _exhaustive(instances: int) -> list[dict[str, Any]]:
                 f"  {nodes['p50']:6.0f}/{nodes['max']:.0f}",
                 flush=True,
             )
-    return rows
 
 
-def _cells(options: argparse.Namespace) -> list[dict[str, Any]]:
+def _cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     print(
         "\nL  F   R  space    n | first ms CPU p50/p99, wall p50, gap % p50/p90 |"
         " search ms CPU p50/p99, wall p50, gap % p50/p90, proven % | uniform, greedy mean loss %"
     )
-    rows = []
     for grouping in options.groupings:
         for model in MODELS:
             for num_requests in options.requests:
@@ -95,9 +102,9 @@ def _cells(options: argparse.Namespace) -> list[dict[str, Any]]:
                         space=space,
                         budget_s=search_budget_s(num_requests),
                     )
-                    rows.append(run_cell(cell, options.instances, SEED))
-                    _print_cell(cell, rows[-1])
-    return rows
+                    row = run_cell(cell, options.instances, SEED)
+                    _print_cell(cell, row)
+                    yield row
 
 
 def _print_cell(cell: Cell, row: dict[str, Any]) -> None:
@@ -119,11 +126,16 @@ def _print_cell(cell: Cell, row: dict[str, Any]) -> None:
     )
 
 
-def _print_grpc(rows: list[dict[str, Any]]) -> None:
+def _grpc() -> Iterator[dict[str, Any]]:
     print("\nadded by gRPC, mean ms:  R    n    call    work   added")
-    for row in rows:
+    for num_requests in (4, 64):
+        row = added_by_grpc(num_requests, 200)
         call, work, added = (row[f"{name}_mean_s"] * 1e3 for name in ("call", "work", "added"))
-        print(f"{row['num_requests']:26} {row['num_calls']:4} {call:7.2f} {work:7.2f} {added:7.2f}")
+        print(
+            f"{row['num_requests']:26} {row['num_calls']:4} {call:7.2f} {work:7.2f} {added:7.2f}",
+            flush=True,
+        )
+        yield row
 
 
 def _commit() -> str:
