@@ -221,7 +221,7 @@ class Quality:
     window: int  # Delta: decode steps that the plan is meant to hold
     expires_after: int  # decode steps until the first capacity or SLO breach, >= 0
     num_nodes: int  # search nodes spent: with the snapshot, all that a replay needs
-    serve_all: PlanStatus  # whether all requests could have run: why some are paused
+    serve_all: PlanStatus  # of all requests whose pause may end: why some are paused
 
     @property
     def gap_frac(self) -> float:

@@ -122,7 +122,7 @@ class Batch:
         return int(np.argmin(np.abs(self.library.tables.num_jobs - pattern.num_offloaded)))
 
     def instance(self, *, window: int, read_after: int, switching: bool) -> Instance:
-        """Return the problem with the pool of the end of `window`. Do not write to its arrays.
+        """Return the problem with the most pool blocks of `window`. Do not write to its arrays.
 
         Copies and compute are those of the step after `read_after` more tokens. With `switching`,
         what has to be brought back first is spread over the window.
@@ -142,6 +142,8 @@ class Batch:
             capacity=self.capacity,
             buffer_mode=self.snapshot.parameters.buffer_mode,
         )
+        if window > 1 and not instance.eq1:
+            instance.use[:] = np.maximum(instance.use, self._use_before(window))
         if self._present_offloaded.any():
             if not instance.eq1:
                 instance.use[:] += self._restore_blocks(load.full_blocks)
@@ -149,6 +151,12 @@ class Batch:
                 instance.penalty_s[:] += self._restored * self._restore_s[:, None] / window
         instance.use[self._forbidden > 0.0] = FORBIDDEN
         return instance
+
+    def _use_before(self, window: int) -> Floats:
+        """[R, K] pool blocks one step before the end: more, where the end fills a block."""
+        load = self._load(window=window - 1, read_after=0)
+        compute_s = np.zeros(self.library.num_groups)
+        return make_instance(self.library, load, compute_s=compute_s, capacity=0.0).use
 
     def _restore_blocks(self, full_blocks: Floats) -> Floats:
         """[R, K] staging that is kept until what comes back is there."""

@@ -92,7 +92,7 @@ class _Planning:
     def plan(self) -> Plan:
         everyone = members(self._snapshot)
         held = [r for r in everyone if must_stay_paused(r, self._snapshot)]
-        batch = [r for r in everyone if r not in held]
+        batch = without(everyone, held)
         if not batch and held:
             batch = [longest_paused(held)]
             held.remove(batch[0])
@@ -113,7 +113,7 @@ class _Planning:
         if self._parameters.pause is not False:
             candidates = [r for r in batch if not is_protected(r, self._parameters)]
             for victims in self._victim_sets(candidates, batch, held):
-                rest = [r for r in batch if r not in victims]
+                rest = without(batch, victims)
                 found = self._solve(rest, [*held, *victims])
                 if found.status in GOOD:
                     return rest, found
@@ -147,11 +147,11 @@ class _Planning:
         low, high = 0, most + 1  # `low` victims are not enough
         while high - low > 1:
             middle = (low + high) // 2
-            rest = [r for r in batch if r not in ranked[:middle]]
-            hopeless = self._hopeless(rest, [*held, *ranked[:middle]])
+            victims = ranked[:middle]
+            hopeless = self._hopeless(without(batch, victims), [*held, *victims])
             low, high = (middle, high) if hopeless else (low, middle)
         growth = 1
-        while high <= most:
+        while high < most:
             yield ranked[:high]
             high, growth = high + growth, growth * 2
         if most > 0:
@@ -187,16 +187,12 @@ class _Planning:
         low, high = 0, len(order)  # `low` victims leave too much, `high` leave nothing
         while high - low > 1:
             middle = (low + high) // 2
-            rest = Batch(
-                self._snapshot,
-                [r for r in batch if r not in order[:middle]],
-                self._solver.library,
-            )
+            rest = Batch(self._snapshot, without(batch, order[:middle]), self._solver.library)
             instance = rest.instance(window=self._windows[0], read_after=0, switching=True)
             too_much = self._solver.cannot_fit(instance)
             low, high = (middle, high) if too_much else (low, middle)
         while True:
-            running = [r for r in batch if r not in order[:high]]
+            running = without(batch, order[:high])
             found = self._solve(running, [*held, *order[:high]])
             if found.choice is not None:
                 return running, found
@@ -248,6 +244,7 @@ class _Planning:
 
     def _rated(self, batch: Batch, choice: Ints, fit: Fit, solution: Solution | None) -> Answer:
         """Return the answer with the certificate of the window that was chosen."""
+        assert fit.window > 0  # every candidate fits the shortest window
         instance = self._instance(batch, fit.window)
         objective_s, step_s = self._solver.score(instance, choice)
         optimal = solution is not None and solution.status is PlanStatus.OPTIMAL
@@ -334,6 +331,11 @@ class _Planning:
                 serve_all=serve_all,
             ),
         )
+
+
+def without(batch: Sequence[RequestState], others: Sequence[RequestState]) -> list[RequestState]:
+    gone = {request.request_id for request in others}
+    return [request for request in batch if request.request_id not in gone]
 
 
 def window_lengths(shortest: int, longest: int) -> list[int]:

@@ -48,16 +48,18 @@ def optimiser() -> OrbitFlow:
 
 def plan_of(snapshot: Snapshot, nodes: int = 3_000) -> Plan:
     plan = make_plan(snapshot, NodeBudget(nodes), optimiser())
-    assert blocks_needed(snapshot, plan) <= capacity_blocks(snapshot)
+    assert plan.quality is not None
+    for growth in range(1, plan.quality.window + 1):
+        assert blocks_needed(snapshot, plan, growth) <= capacity_blocks(snapshot)
     assert [p.request_id for p in plan.placements] == [r.request_id for r in snapshot.requests]
     return plan
 
 
-def blocks_needed(snapshot: Snapshot, plan: Plan) -> int:
-    """Return the pool blocks of what runs, after one more token, in steady state."""
+def blocks_needed(snapshot: Snapshot, plan: Plan, growth: int) -> int:
+    """Return the pool blocks of what runs, after `growth` more tokens, in steady state."""
     return sum(
         pool_need(
-            demand_of(request, snapshot.engine, growth=1),
+            demand_of(request, snapshot.engine, growth=growth),
             placed_pattern(placement, snapshot.engine),
         )
         for request, placement in zip(snapshot.requests, plan.placements, strict=True)
@@ -387,10 +389,14 @@ def test_course_and_load_equal_the_shared_formulas() -> None:
         promises = [promise_of(r, deposit=True) for r in snapshot.requests if r.slo_s]
         expected = late_tokens(promises, list(course.steps_s + 2e-3))
         assert course.late.tolist() == expected
-        instance = batch.instance(window=9, read_after=8, switching=False)
+    for window in (1, 2, 5, 9, 16, 21, 40):  # 1003 + 5 and + 21, 517 + 11, 700 + 4 end a block
+        instance = batch.instance(window=window, read_after=window - 1, switching=False)
         for r, request in enumerate(snapshot.requests):
-            demand = demand_of(request, snapshot.engine, growth=9)
-            assert instance.use[r].tolist() == [pool_need(demand, p) for p in library.patterns]
+            demands = [demand_of(request, snapshot.engine, growth=t + 1) for t in range(window)]
+            assert instance.use[r].tolist() == [
+                max(pool_need(demand, pattern) for demand in demands)
+                for pattern in library.patterns
+            ]
 
 
 def test_a_deadline_already_past_still_gives_a_plan() -> None:
@@ -401,7 +407,56 @@ def test_a_deadline_already_past_still_gives_a_plan() -> None:
     plan = make_plan(snapshot, budget, optimiser())
 
     assert plan.status in GOOD
-    assert blocks_needed(snapshot, plan) <= 6_000
+    assert blocks_needed(snapshot, plan, 1) <= 6_000
+
+
+SIZES = st.integers(20, 9_000)
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Snapshot:
+    """Return a snapshot of any sizes, any pool, any plan in force, any mirror, any window."""
+    library = warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE).library
+    requests = []
+    for i, size in enumerate(draw(st.lists(SIZES, min_size=1, max_size=5))):
+        pattern = library.patterns[draw(st.integers(0, library.num_patterns - 1))]
+        mirrored = draw(st.sampled_from([size // 16, size // 16, max(0, size // 16 - 3)]))
+        requests.append(
+            make_request(
+                f"r{i}",
+                size,
+                slo_tbt_s=draw(st.none() | st.sampled_from([0.01, 0.02, 0.1])),
+                offloaded_layers=pattern.offloaded,
+                num_prefetch_buffers=pattern.num_buffers,
+                num_host_blocks=(mirrored,) * 8,
+            )
+        )
+    everything = sum(request.num_tokens // 16 + 1 for request in requests) * 8
+    shortest = draw(st.integers(1, 40))
+    return make_snapshot(
+        *requests,
+        num_free_blocks=int(everything * draw(st.floats(0.05, 1.2))),
+        min_window=shortest,
+        max_window=draw(st.integers(shortest, 64)),
+        alpha=draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+    )
+
+
+@given(snapshot=crowded())
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_plan_exceeds_the_pool_at_any_step_of_its_window(snapshot: Snapshot) -> None:
+    plan = plan_of(snapshot, nodes=200)  # counts the blocks of every step
+    quality = plan.quality
+    assert quality is not None
+    running = [placement for placement in plan.placements if not placement.paused]
+    if not running:
+        return
+    assert snapshot.parameters.min_window <= quality.window <= snapshot.parameters.max_window
+    assert quality.expires_after >= quality.window or plan.status not in GOOD
+    for request, placement in zip(snapshot.requests, plan.placements, strict=True):
+        if placement.paused or request.num_host_blocks[0] >= request.num_tokens // 16 - 2:
+            continue
+        assert set(placement.offloaded_layers) <= set(request.offloaded_layers)
 
 
 # -- sequences of snapshots --------------------------------------------------------------------
