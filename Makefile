@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
 PROTO_STAMP := .cache/protos.stamp
 ENV_STAMP := $(VENV)/installed.stamp
+BUF := @bufbuild/buf@1.75.0
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 # The CPU engine: one OpenMP thread per worker, not bound to a core, or a step takes 400 ms instead of 6.
@@ -42,7 +43,8 @@ lint: setup ## ruff, import contracts, and buf where npx is installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	@if command -v npx >/dev/null; then npx --yes @bufbuild/buf lint; else echo "buf lint skipped: no npx"; fi
+	@if npx --yes $(BUF) --version >/dev/null 2>&1; then npx --yes $(BUF) lint; \
+	else echo "buf lint skipped: npx cannot get $(BUF)"; fi
 
 types: setup ## mypy --strict
 	$(BIN)/mypy
