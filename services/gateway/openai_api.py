@@ -52,7 +52,9 @@ def _joined_text(value: object) -> object:
 
 
 def _one_prompt(value: object) -> object:
-    """Take a text or a list of token ids."""
+    """Take a text or a list of token ids, or a list of one of these."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
     if isinstance(value, str) and value:
         return types.TextPrompt(value)
     if isinstance(value, list) and value and all(type(item) is int for item in value):

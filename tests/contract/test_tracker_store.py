@@ -9,6 +9,7 @@ from contextlib import aclosing
 import pytest
 import redis.asyncio
 
+from services.pacing.types import ServiceLevel
 from services.tracker import redis_codec
 from services.tracker.errors import (
     IllegalTransitionError,
@@ -39,7 +40,6 @@ from services.tracker.types import (
     RequestKey,
     RequestRecord,
     RequestState,
-    ServiceLevel,
 )
 from tests.redis_server import RedisServer
 

@@ -232,7 +232,7 @@ async def test_an_unavailable_executor_passes_the_request_to_the_next(pair) -> N
 
     assert answer.status_code == 200
     # The tracker keeps the newest routing only: the second is told that it is one.
-    assert [submit.generation for submit in (*first.submits, *second.submits)] == [1, 2]
+    assert 0 < first.submits[0].generation < second.submits[0].generation
 
 
 async def test_an_executor_that_dies_before_accepting_passes_the_request_to_the_next(pair) -> None:
