@@ -33,8 +33,8 @@ from services.planner.program import (
 CUT_TOLERANCE = 3e-4  # relative; below it a new cut cannot move the bound enough to matter
 POOL_TOLERANCE = 1e-6
 # The relaxation of equal layers has two parameters; the pool knows the paths on this grid of them.
-POOL_COMPUTE_SHARES = np.geomspace(0.002, 2.0, 14)
-POOL_CAPACITY_FRACS = np.linspace(0.05, 1.0, 12)
+POOL_COMPUTE_SHARES = np.geomspace(0.002, 2.0, 24)
+POOL_CAPACITY_FRACS = np.linspace(0.05, 1.0, 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
