@@ -1,8 +1,9 @@
-"""How many pool blocks a placement needs: one formula for planner, scheduler and simulator."""
+"""How many pool blocks a placement needs, with what is in transit, and by OrbitFlow's Eq. 1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
 from services.placement.patterns import Pattern
 
 
@@ -27,18 +28,11 @@ class Demand:
 
 
 def blocks_needed(demand: Demand, *, num_offloaded: int, num_buffers: int) -> int:
-    """Return the pool blocks of one request.
-
-    `L_res * ceil(n/B) + min(m, L_off) * floor(n/B) + L_off * [n mod B > 0]`, plus the extra blocks
-    of offloaded groups. Everything in layer groups.
-    """
-    num_resident = demand.num_groups - num_offloaded
-    full, partial = demand.num_full_blocks, demand.num_open_blocks
-    return (
-        num_resident * (full + partial)
-        + min(num_buffers, num_offloaded) * full
-        + num_offloaded * (partial + demand.num_extra_blocks)
-    )
+    """Return the pool blocks of one request: `blocks.num_request_blocks` and the extra ones."""
+    geometry = BlockGeometry(num_groups=demand.num_groups, block_size=demand.block_size)
+    residency = Residency(num_offloaded=num_offloaded, num_staging=num_buffers)
+    own = num_request_blocks(geometry, residency, num_tokens=demand.num_tokens)
+    return own + num_offloaded * demand.num_extra_blocks
 
 
 def blocks_while_restoring(demand: Demand, *, present: Pattern, target: Pattern) -> int:

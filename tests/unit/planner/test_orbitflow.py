@@ -16,6 +16,7 @@ from services.placement.batch import (
     pool_need,
     predicted_step_s,
 )
+from services.placement.capacity import blocks_while_restoring
 from services.placement.patterns import PatternSpace
 from services.placement.slo import late_tokens, promise_of
 from services.placement.types import (
@@ -397,6 +398,20 @@ def test_course_and_load_equal_the_shared_formulas() -> None:
                 max(pool_need(demand, pattern) for demand in demands)
                 for pattern in library.patterns
             ]
+
+
+def test_the_problem_counts_staging_until_layers_are_back() -> None:
+    request = make_request("a", 1_003, offloaded_layers=(3, 7), num_prefetch_buffers=2)
+    snapshot = make_snapshot(request)
+    library = warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE).library
+    instance = Batch(snapshot, [request], library).instance(window=1, read_after=0, switching=True)
+    demand = demand_of(request, snapshot.engine, growth=1)
+    present = placed_pattern(request, snapshot.engine)
+
+    assert instance.use[0].tolist() == [
+        blocks_while_restoring(demand, present=present, target=pattern)
+        for pattern in library.patterns
+    ]
 
 
 def test_a_deadline_already_past_still_gives_a_plan() -> None:
