@@ -1,0 +1,62 @@
+"""How many pool blocks a request's KV takes: the one formula of planner, scheduler and simulator.
+
+A block holds `block_size` tokens of one layer group. A request with n tokens, of whose L layer
+groups L_off are offloaded, with m staging buffers, owns
+
+    L_res * ceil(n / B)             resident groups: all their blocks, the last one partly filled
+  + min(m, L_off) * floor(n / B)    staging: offloaded groups take turns in it, full blocks only
+  + L_off * [n mod B > 0]           the open block of each offloaded group, which takes new tokens
+
+A caller adds what is in transit: full blocks whose host copy is not yet complete, and the target
+blocks of a group that is being restored.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockGeometry:
+    """What the formula takes from the engine."""
+
+    num_groups: int  # layer groups of the model (of one pipeline stage), >= 1
+    block_size: int  # tokens, >= 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """How much of a request's KV is in the pool; which groups they are changes nothing."""
+
+    num_offloaded: int  # layer groups in host memory, [0, num_groups]
+    num_staging: int  # staging buffers, >= 1 if anything is offloaded
+
+
+RESIDENT = Residency(num_offloaded=0, num_staging=1)
+
+
+def num_request_blocks(geometry: BlockGeometry, residency: Residency, *, num_tokens: int) -> int:
+    """Return the blocks that a request with `num_tokens` tokens of KV owns."""
+    num_full, num_open_tokens = divmod(num_tokens, geometry.block_size)
+    num_open = 1 if num_open_tokens else 0
+    num_resident = geometry.num_groups - residency.num_offloaded
+    num_buffers = min(residency.num_staging, residency.num_offloaded)
+    return (
+        num_resident * (num_full + num_open)
+        + num_buffers * num_full
+        + residency.num_offloaded * num_open
+    )
+
+
+def min_request_blocks(geometry: BlockGeometry, *, num_tokens: int) -> int:
+    """Return the fewest blocks that a request can live in: everything offloaded, one buffer."""
+    fewest = Residency(num_offloaded=geometry.num_groups, num_staging=1)
+    return num_request_blocks(geometry, fewest, num_tokens=num_tokens)
+
+
+def max_tokens_in(geometry: BlockGeometry, *, num_blocks: int) -> int:
+    """Return the length up to which `num_blocks` blocks hold one growing request.
+
+    The need peaks just before a block fills, with floor(n / B) staging and L open blocks, so that
+    a request that reaches this length never needed more on its way.
+    """
+    num_full_at_peak = num_blocks - geometry.num_groups
+    return max(0, num_full_at_peak + 1) * geometry.block_size
