@@ -65,6 +65,9 @@ class Outcome:
     num_steps: int = 0
     num_preemptions: int = 0
     peak_blocks: int = 0
+    num_offloads: int = 0  # layer groups of a request that left the pool
+    num_restores: int = 0  # ... that came back
+    num_reused_evictions: int = 0  # blocks given back by an offload and taken by somebody
     sums: dict[str, float] = field(default_factory=dict)  # KVStats.reduce of the whole run
 
 
@@ -173,37 +176,76 @@ class StepRunner:
 
 
 class _Counters:
-    """Sums a run's connector stats and preemptions."""
+    """Counts what happens in one run, by listening at the scheduler's methods."""
 
     def __init__(self, runner: StepRunner) -> None:
-        self._scheduler = runner.scheduler
+        self._runner = runner
         self._pool = runner.scheduler.kv_cache_manager.block_pool
         self._stats: Any = None
-        self._num_preemptions = 0
-        self._update = runner.scheduler.update_from_output
-        self._preempt = runner.scheduler._preempt_request
-        runner.scheduler.update_from_output = self._on_update
-        runner.scheduler._preempt_request = self._on_preempt
+        self._patched: list[tuple[Any, str]] = []
+        self._evicted: set[int] = set()
+        self._offloading = False
+        self._counted = Outcome(tokens={}, logprobs={}, texts={})
+        self._listen(runner.scheduler, "update_from_output", self._on_update)
+        self._listen(runner.scheduler, "_preempt_request", self._on_preempt)
+        if runner.case.kv is not None:
+            self._owner = runner.scheduler.block_owner
+            self._num_restored_before = self._owner.num_restored_groups
+            self._listen(self._owner, "offload", self._on_offload)
+            self._listen(self._owner, "seal", self._on_seal)
+            self._listen(self._pool, "free_blocks", self._on_free)
+            self._listen(self._pool, "get_new_blocks", self._on_take)
 
-    def _on_update(self, scheduler_output: Any, result: Any) -> Any:
+    def _listen(self, target: Any, name: str, listener: Any) -> None:
+        original = getattr(target, name)
+        setattr(target, name, lambda *args, **kwargs: listener(original, *args, **kwargs))
+        self._patched.append((target, name))
+
+    def _on_update(self, original: Any, scheduler_output: Any, result: Any) -> Any:
         output = result.kv_connector_output
         if output is not None and output.kv_connector_stats is not None:
             stats = output.kv_connector_stats
             self._stats = stats if self._stats is None else self._stats.aggregate(stats)
-        return self._update(scheduler_output, result)
+        return original(scheduler_output, result)
 
-    def _on_preempt(self, *args: Any, **kwargs: Any) -> Any:
-        self._num_preemptions += 1
-        return self._preempt(*args, **kwargs)
+    def _on_preempt(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._counted.num_preemptions += 1
+        return original(*args, **kwargs)
+
+    def _on_offload(self, original: Any, request: Any, groups: Any) -> None:
+        self._counted.num_offloads += sum(not request.groups[g].offloaded for g in groups)
+        original(request, groups)
+
+    def _on_seal(self, original: Any, request: Any) -> None:
+        self._offloading = True
+        original(request)
+        self._offloading = False
+
+    def _on_free(self, original: Any, blocks: Any) -> None:
+        blocks = list(blocks)
+        if self._offloading:
+            self._evicted.update(block.block_id for block in blocks)
+        original(blocks)
+
+    def _on_take(self, original: Any, num_blocks: int) -> Any:
+        blocks = original(num_blocks)
+        reused = self._evicted.intersection(block.block_id for block in blocks)
+        self._counted.num_reused_evictions += len(reused)
+        self._evicted -= reused
+        return blocks
 
     def after_step(self, outcome: Outcome) -> None:
         num_used = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
         outcome.peak_blocks = max(outcome.peak_blocks, num_used)
 
     def finish(self, outcome: Outcome) -> None:
-        self._scheduler.update_from_output = self._update
-        self._scheduler._preempt_request = self._preempt
-        outcome.num_preemptions = self._num_preemptions
+        for target, name in self._patched:
+            delattr(target, name)  # the class's own method shows again
+        outcome.num_preemptions = self._counted.num_preemptions
+        outcome.num_offloads = self._counted.num_offloads
+        outcome.num_reused_evictions = self._counted.num_reused_evictions
+        if self._runner.case.kv is not None:
+            outcome.num_restores = self._owner.num_restored_groups - self._num_restored_before
         if self._stats is not None:
             outcome.sums = self._stats.reduce()
 
