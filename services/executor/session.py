@@ -208,13 +208,14 @@ class Session:
         failure = Delta((), Failure(message=message, retryable=True))
         unavailable = Rejection(code=RejectCode.UNAVAILABLE, message=message)
         self._cancel_preparing()
-        self._engine.abort([live.engine_id for live in self._live.values() if live.engine_id])
+        engine_ids = self._engine_ids()
         for request_id, live in list(self._live.items()):
             if live.engine_id:
                 self._on_delta(live, failure)
             else:
                 self._forget(live)
                 self.reject(request_id, unavailable)
+        self._engine.abort(engine_ids)
 
     def close(self) -> None:
         """Abort whatever is live: the gateway is gone, or its stream has ended."""
@@ -222,13 +223,17 @@ class Session:
             return
         self._closed = True
         self._cancel_preparing()
-        self._engine.abort([live.engine_id for live in self._live.values() if live.engine_id])
+        engine_ids = self._engine_ids()
         for live in list(self._live.values()):
             if live.engine_id:
                 self._note(live, Phase.CANCELLED)
             REQUESTS.labels(FinishReason.CANCELLED.value).inc()
             self._forget(live)
+        self._engine.abort(engine_ids)
         self._stream.end()
+
+    def _engine_ids(self) -> list[str]:
+        return [live.engine_id for live in self._live.values() if live.engine_id]
 
     def _cancel_preparing(self) -> None:
         for request_id, task in self._preparing.items():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 RPC_TIMEOUT_S = 2.0
-RETRY_S = 1.0  # between two tries to get a lease
+RETRY_S = 0.5  # between two tries to get or keep a lease
 FLUSH_TIMEOUT_S = 2.0
 
 _STATES = {
@@ -62,7 +62,7 @@ class TrackerClient:
         )
 
     async def run(self, *, address: str, model: str, get_load: Callable[[], EngineLoad]) -> None:
-        """Hold the lease and send reports until cancelled, or until a newer process takes over."""
+        """Hold the lease and send reports until cancelled."""
         self._offer.address, self._offer.model = address, model
         self._get_load = get_load
         async with asyncio.TaskGroup() as tasks:
@@ -70,25 +70,23 @@ class TrackerClient:
             tasks.create_task(self._hold_lease())
 
     async def _hold_lease(self) -> None:
-        is_held = False
+        is_held, is_failing = False, False
         while True:
             try:
                 with service_errors():
                     await (self._renew() if is_held else self._register())
-                if not is_held:
-                    log.info("lease_taken", lease_ttl_s=self._lease_ttl_s)
-                is_held = True
-            except NotFoundError:
-                await asyncio.sleep(0 if is_held else RETRY_S)
-                is_held = False
-                continue
-            except ConflictError:
-                log.error("lease_taken_over", executor_id=self._executor_id)
-                return
             except (ServiceError, aio.BaseError) as error:
-                log.warning("lease_not_renewed", detail=str(error))
+                # A newer process of the same id may hold it; should that end, this one is next.
+                is_held = is_held and not isinstance(error, NotFoundError | ConflictError)
+                if not is_failing:
+                    reason = getattr(error, "reason", type(error).__name__)
+                    log.warning("lease_not_held", reason=reason, detail=str(error))
+                is_failing = True
                 await asyncio.sleep(RETRY_S)
                 continue
+            if is_failing or not is_held:
+                log.info("lease_held", lease_ttl_s=self._lease_ttl_s)
+            is_held, is_failing = True, False
             await asyncio.sleep(self._lease_ttl_s / 3)
 
     async def _register(self) -> None:

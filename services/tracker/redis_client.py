@@ -41,20 +41,27 @@ SCRIPT_NAMES = (
 
 
 def connect(
-    url: str, *, timeout_s: float, max_connections: int, num_retries: int, block_s: float = 0.0
+    url: str,
+    *,
+    connect_timeout_s: float,
+    answer_timeout_s: float | None,
+    max_connections: int,
+    num_retries: int,
 ) -> Redis:
     """Return a client; it connects when first used, and again after every loss.
 
-    `timeout_s` bounds connecting, waiting for a free connection, and waiting for an answer, there
-    beyond the `block_s` that a command may block. A lost connection is tried again `num_retries`
-    times at once; a timeout never is.
+    `connect_timeout_s` bounds connecting and waiting for a free connection. A lost connection is
+    tried again `num_retries` times at once; a timeout never is. With an `answer_timeout_s` a
+    command may miss its cancellation (it sends under `asyncio.wait_for`, which before Python 3.12
+    drops one that comes as it ends): callers that block must pass None and bound the wait
+    themselves.
     """
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
-        timeout=timeout_s,
-        socket_timeout=timeout_s + block_s,
-        socket_connect_timeout=timeout_s,
+        timeout=connect_timeout_s,
+        socket_timeout=answer_timeout_s,
+        socket_connect_timeout=connect_timeout_s,
         retry=Retry(NoBackoff(), num_retries, supported_errors=(exceptions.ConnectionError,)),
         protocol=2,
         decode_responses=True,

@@ -24,7 +24,7 @@ from services.tracker.redis_codec import (
     encode_registration,
 )
 from services.tracker.redis_keys import EXECUTORS, keys_of
-from services.tracker.redis_watch import RedisWatch, read_snapshot
+from services.tracker.redis_watch import RedisWatch, Waits, read_snapshot
 from services.tracker.types import (
     Change,
     DeliveredProgress,
@@ -44,6 +44,7 @@ from services.tracker.types import (
     Snapshot,
 )
 
+MAX_CONNECTIONS = 32
 WATCH_BLOCK_S = 5.0  # how long a watcher waits before it checks that its stream still exists
 
 _REFUSALS: dict[str, type[ServiceError]] = {
@@ -67,7 +68,13 @@ class RedisTrackerStore:
         self._lifetimes = lifetimes
         self._clock = clock
         self._timeout_s = timeout_s
-        self._client = connect(url, timeout_s=timeout_s, max_connections=32, num_retries=1)
+        self._client = connect(
+            url,
+            connect_timeout_s=timeout_s,
+            answer_timeout_s=timeout_s,
+            max_connections=MAX_CONNECTIONS,
+            num_retries=1,
+        )
         self._scripts = Scripts(self._client)
 
     async def aclose(self) -> None:
@@ -207,8 +214,8 @@ class RedisTrackerStore:
     async def watch(self, executor_id: ExecutorId) -> AsyncGenerator[Change, None]:
         client = connect(
             self._url,
-            timeout_s=self._timeout_s,
-            block_s=WATCH_BLOCK_S,
+            connect_timeout_s=self._timeout_s,
+            answer_timeout_s=None,
             max_connections=1,
             num_retries=0,  # a silent reconnect would hide a loss
         )
@@ -217,7 +224,7 @@ class RedisTrackerStore:
             executor_id,
             lifetimes=self._lifetimes,
             clock=self._clock,
-            block_s=WATCH_BLOCK_S,
+            waits=Waits(block_s=WATCH_BLOCK_S, answer_s=self._timeout_s),
         )
         changes = watch.changes()
         try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,14 @@ class Position:
     seq: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How long a watcher waits for Redis. Seconds."""
+
+    block_s: float  # for events, before it checks that its stream still exists
+    answer_s: float  # for an answer, beyond that
+
+
 async def read_snapshot(
     scripts: Scripts, executor_id: ExecutorId, *, lifetimes: Lifetimes, now_s: float
 ) -> tuple[Snapshot, Position]:
@@ -53,7 +61,7 @@ async def read_snapshot(
 
 
 class RedisWatch:
-    """One watcher. Its client must have one connection, no retries, and a timeout > `block_s`."""
+    """One watcher. Its client is its own and has one connection, no retries, no answer timeout."""
 
     def __init__(
         self,
@@ -62,7 +70,7 @@ class RedisWatch:
         *,
         lifetimes: Lifetimes,
         clock: Clock,
-        block_s: float,
+        waits: Waits,
     ) -> None:
         self._client = client
         self._scripts = Scripts(client)
@@ -70,7 +78,7 @@ class RedisWatch:
         self._keys = keys_of(executor_id)
         self._lifetimes = lifetimes
         self._clock = clock
-        self._block_s = block_s
+        self._waits = waits
         self._position: Position | None = None  # None: the next change is a reset
 
     async def changes(self) -> AsyncGenerator[Change, None]:
@@ -96,7 +104,7 @@ class RedisWatch:
             await self._client.aclose()
 
     async def _next_change(self) -> Change | None:
-        """Wait for a change up to `block_s`; None if there is none to tell."""
+        """Wait for a change for the blocking time; None if there is none to tell."""
         if self._position is None:
             WATCH_RESETS.inc()
             log.info("watch_reset", executor_id=self._executor_id)
@@ -115,35 +123,44 @@ class RedisWatch:
         return Change(reset=False, requests=records) if records else None
 
     async def _reset(self) -> Change:
-        snapshot, self._position = await read_snapshot(
-            self._scripts, self._executor_id, lifetimes=self._lifetimes, now_s=self._clock()
+        snapshot, self._position = await self._answer(
+            read_snapshot(
+                self._scripts, self._executor_id, lifetimes=self._lifetimes, now_s=self._clock()
+            )
         )
         return Change(reset=True, requests=snapshot.requests)
 
     async def _read_events(self, position: Position) -> list[tuple[str, dict[str, str]]]:
-        with redis_errors():
-            streams: Any = await self._client.xread(
+        block_s = self._waits.block_s
+        streams = await self._answer(
+            self._client.xread(
                 {self._keys.events: position.event_id},
                 count=MAX_EVENTS_PER_READ,
-                block=int(self._block_s * 1_000),
-            )
+                block=int(block_s * 1_000),
+            ),
+            block_s=block_s,
+        )
         return list(streams[0][1]) if streams else []
 
     async def _check_for_loss(self, position: Position) -> None:
         """Start again if the stream is not the one that was read: the store was emptied."""
-        with redis_errors():
-            last: Any = await self._client.xrevrange(self._keys.events, count=1)
+        last = await self._answer(self._client.xrevrange(self._keys.events, count=1))
         if (int(last[0][1]["seq"]) if last else 0) < position.seq:
             self._position = None
 
     async def _read_records(self, keys: Sequence[RequestKey]) -> tuple[RequestRecord, ...]:
-        with redis_errors():
-            pipeline = self._client.pipeline(transaction=False)
-            for key in keys:
-                pipeline.hgetall(self._keys.request(key.request_id))
-            hashes: list[dict[str, str]] = await pipeline.execute()
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.hgetall(self._keys.request(key.request_id))
+        hashes: list[dict[str, str]] = await self._answer(pipeline.execute())
         flats = [[part for pair in fields.items() for part in pair] for fields in hashes]
         return _decode_all(keys, flats, self._clock())
+
+    async def _answer(self, command: Awaitable[Any], *, block_s: float = 0.0) -> Any:
+        """Return the answer to `command`. Raises StoreUnavailableError if it takes too long."""
+        with redis_errors():
+            async with asyncio.timeout(block_s + self._waits.answer_s):
+                return await command
 
 
 def _decode_all(

@@ -80,30 +80,15 @@ async def test_planner_tracker_and_redis_may_die_under_live_streams(stack: Stack
 
 
 async def test_a_dying_executor_ends_each_stream_once_and_service_returns(stack: Stack) -> None:
-    task = asyncio.create_task(
-        asyncio.gather(
-            *(
-                http_chat(
-                    stack.base_url,
-                    "Go on.",
-                    max_tokens=1_900,
-                    request_id=f"kill-{i}",
-                    rate_tps=10.0,
-                )
-                for i in range(10)
-            ),
-            *(
-                grpc_chat(
-                    stack.address("gateway"),
-                    "Go on.",
-                    max_tokens=1_900,  # some 30 s of generation
-                    request_id=f"kill-grpc-{i}",
-                    rate_tps=10.0,
-                )
-                for i in range(10)
-            ),
-            return_exceptions=True,
-        )
+    options = {"max_tokens": 1_900, "rate_tps": 10.0}  # some 30 s of generation
+    rpc = stack.address("gateway")
+    running = asyncio.gather(
+        *(
+            http_chat(stack.base_url, "Go on.", request_id=f"kill-{i}", **options)
+            for i in range(10)
+        ),
+        *(grpc_chat(rpc, "Go on.", request_id=f"kill-grpc-{i}", **options) for i in range(10)),
+        return_exceptions=True,
     )
 
     def streaming() -> bool:
@@ -113,7 +98,7 @@ async def test_a_dying_executor_ends_each_stream_once_and_service_returns(stack:
 
     await asyncio.to_thread(wait_until, streaming, "all streams live")
     await asyncio.to_thread(stack.kill, "executor")
-    results = await task
+    results = await running
 
     for http in results[:10]:
         assert isinstance(http, Received)

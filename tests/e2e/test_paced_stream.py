@@ -8,8 +8,10 @@ import grpc
 import httpx
 import openai
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from google.protobuf import descriptor_pool, message_factory
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from evenflow.executor.v1 import executor_pb2, executor_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2
@@ -157,12 +159,11 @@ async def test_a_stated_reading_rate_paces_every_token(stack: Stack) -> None:
     )
 
     # The engine needs some 10 ms a token, reading 100 ms: token k is due k intervals after the
-    # first. Arrival may be late by what the machine adds, never early by more than the first was.
-    since_first_s = [at - got.arrived_s[0] for at in got.arrived_s]
-    assert got.token_indices == list(range(num_tokens))
-    assert all(at > k / rate_tps - 0.05 for k, at in enumerate(since_first_s))
+    # first. What the machine adds to one token (or to the first) is noise of some 10 ms.
     gaps_s = [b - a for a, b in pairwise(got.arrived_s)]
+    assert got.token_indices == list(range(num_tokens))
     assert statistics.median(gaps_s) == pytest.approx(1 / rate_tps, abs=0.02)
+    assert sum(gaps_s) > (num_tokens - 1) / rate_tps - 0.25
 
 
 async def test_over_http_the_answer_takes_as_long_as_reading_it(stack: Stack) -> None:
@@ -203,29 +204,27 @@ async def test_a_client_built_from_reflection_gets_the_answer(stack: Stack) -> N
     reference = await grpc_chat(
         stack.address("gateway"), "What comes next?", max_tokens=8, request_id="stubbed"
     )
-    async with grpc.aio.insecure_channel(stack.address("gateway")) as channel:
-        pool = descriptor_pool.DescriptorPool()
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        symbol = "evenflow.gateway.v1.GatewayService"
-        answers = stub.ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)])
-        )
-        for serialized in (await answers.read()).file_descriptor_response.file_descriptor_proto:
-            pool.Add(descriptor_pb2.FileDescriptorProto.FromString(serialized))
-        method = pool.FindServiceByName(symbol).FindMethodByName("Chat")
+
+    assert await asyncio.to_thread(reflected_chat, stack, "What comes next?", 8) == reference.text
+
+
+def reflected_chat(stack: Stack, prompt: str, max_tokens: int) -> str:
+    """Chat with nothing but what the server says of itself."""
+    name = "evenflow.gateway.v1.GatewayService"
+    with grpc.insecure_channel(stack.address("gateway")) as channel:
+        pool = descriptor_pool.DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+        method = pool.FindServiceByName(name).FindMethodByName("Chat")
         request = message_factory.GetMessageClass(method.input_type)(
             model=MODEL,
-            messages=[{"role": "user", "content": "What comes next?"}],
-            sampling={"max_tokens": 8, "temperature": 0},
+            messages=[{"role": "user", "content": prompt}],
+            sampling={"max_tokens": max_tokens, "temperature": 0},
         )
         call = channel.unary_stream(
-            f"/{symbol}/Chat",
+            f"/{name}/Chat",
             request_serializer=type(request).SerializeToString,
             response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
         )
-        text = "".join([token.text async for answer in call(request) for token in answer.tokens])
-
-    assert text == reference.text
+        return "".join(token.text for answer in call(request) for token in answer.tokens)
 
 
 async def test_one_request_id_goes_through_all_services(stack: Stack) -> None:

@@ -1,0 +1,78 @@
+"""`python -m demo run|up|down|logs`: the local stack."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from demo import stack
+from demo.answer import AnswerError, stream_answer, summary
+from demo.model import demo_model
+from demo.questions import ZEN_QUESTION
+from demo.settings import LOG_DIR, BadSettingError, StackSettings, read_settings
+from demo.snippets import snippets
+
+READING_RATE_TPS = 18.0  # a quick reader of English
+SNIPPET_QUESTION = "What is the with statement?"
+
+
+def up() -> StackSettings:
+    """Build what is missing, start every process, wait until the stack answers."""
+    settings = read_settings()
+    model = settings.model or str(demo_model())
+    started_s = time.monotonic()
+    stack.start(settings, settings.environment(model))
+    print(f"waiting for {settings.model_id}", flush=True)
+    try:
+        stack.wait_ready(
+            settings, lambda status: _say(f"{time.monotonic() - started_s:5.1f} s  {status}")
+        )
+    except stack.StackError:
+        stack.stop()
+        raise
+    _say(f"{time.monotonic() - started_s:5.1f} s  ready: {settings.base_url}")
+    return settings
+
+
+def run() -> None:
+    """Bring the stack up, show one paced answer, say how to ask for more."""
+    settings = up()
+    print(f"\n> {ZEN_QUESTION}\n")
+    answer = stream_answer(
+        settings.base_url,
+        settings.model_id,
+        ZEN_QUESTION,
+        rate_tps=READING_RATE_TPS,
+        show=lambda piece: print(piece, end="", flush=True),
+    )
+    print(f"\n\n{summary(answer, rate_tps=READING_RATE_TPS)}\n")
+    print(snippets(settings, SNIPPET_QUESTION))
+
+
+def down() -> None:
+    print("stopped" if stack.stop() else "nothing was running")
+
+
+def logs() -> None:
+    """Follow every log until interrupted."""
+    files = sorted(str(path) for path in LOG_DIR.glob("*.log"))
+    if not files:
+        raise stack.StackError("there are no logs yet: `make up` starts the stack")
+    subprocess.run(["tail", "-n", "20", "-F", *files], check=False)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+COMMANDS: dict[str, Callable[[], object]] = {"run": run, "up": up, "down": down, "logs": logs}
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in COMMANDS:
+        sys.exit(f"usage: python -m demo {'|'.join(COMMANDS)}")
+    try:
+        COMMANDS[sys.argv[1]]()
+    except (stack.StackError, BadSettingError, AnswerError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,33 @@
+"""Commands to paste into a shell in the repository's root."""
+
+from demo.settings import StackSettings
+
+
+def snippets(settings: StackSettings, question: str) -> str:
+    """Return the addresses of the running stack and three ways to call it."""
+    url, model = settings.base_url, settings.model_id
+    return f"""\
+OpenAI API   {url}/v1      gRPC   {settings.address("gateway")}
+metrics      {url}/metrics      logs   make logs      stop   make down
+
+# curl, at 12 tokens per second
+curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
+  -H 'x-consumption-rate-tps: 12' -d '{{"model": "{model}", "stream": true, "temperature": 0,
+  "evenflow": {{"pace_tail": true}}, "messages": [{{"role": "user", "content": "{question}"}}]}}'
+
+# the openai package, unpaced
+.venv/bin/python - <<'EOF'
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="none")
+for chunk in client.chat.completions.create(model="{model}", temperature=0, stream=True,
+        messages=[{{"role": "user", "content": "{question}"}}]):
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+print()
+EOF
+
+# gRPC: generated stubs, or no stubs at all (server reflection)
+.venv/bin/python examples/grpc_client.py --address {settings.address("gateway")} \\
+  --model {model} --rate-tps 12 "{question}"
+.venv/bin/python examples/grpc_reflection_client.py --address {settings.address("gateway")} \\
+  --model {model} "{question}"
+"""

@@ -1,0 +1,167 @@
+"""Composition root of the gateway: one process, one event loop, an HTTP and a gRPC edge."""
+
+import asyncio
+import math
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import structlog
+import uvicorn
+import uvloop
+
+from evenflow.gateway.v1 import gateway_pb2 as pb
+from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
+from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
+from services.gateway.dispatcher import Dispatcher, DispatchLimits
+from services.gateway.executor_link import ExecutorLink
+from services.gateway.http_edge import HttpEdge
+from services.gateway.pacer import Pacer, TimerHandle
+from services.gateway.reports import DeliveryReports, NoReports
+from services.gateway.routes import make_app
+from services.gateway.servicer import GatewayServicer
+from services.gateway.settings import GatewaySettings
+from services.kit import clock, log
+from services.kit.rpc import make_channel
+from services.kit.server import ServiceServer, stop_event
+from services.kit.settings import load
+from services.kit.tracker_reporter import Sender, SenderKind, TrackerReporter
+
+logger = structlog.get_logger()
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
+CLOSE_MARGIN_S = 2  # after the drain, for last events to go out before connections are cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """A gateway that serves."""
+
+    dispatcher: Dispatcher
+    pacer: Pacer
+    http_port: int
+    grpc_port: int
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn in a process that handles its own signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
+    """Serve while the block runs, then drain: live streams end, or are ended after the timeout."""
+    listener = _listen(settings.host, settings.http_port)
+    pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
+    links = [
+        ExecutorLink(address, gateway_id=settings.name, clock=clock.monotonic_s)
+        for address in settings.executor_addresses
+    ]
+    async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
+        linking = [tasks.create_task(link.run()) for link in links]
+        dispatcher = Dispatcher(
+            links,
+            pacer=pacer,
+            reports=reports,
+            limits=DispatchLimits(
+                max_live_requests=settings.max_live_requests,
+                submit_timeout_s=settings.submit_timeout_s,
+            ),
+            clock=clock.monotonic_s,
+        )
+        rpc_server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+        pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
+        http_server = _HttpServer(_http_config(dispatcher))
+        await rpc_server.start()
+        http_serving = tasks.create_task(http_server.serve([listener]))
+        await rpc_server.mark_serving()
+        http_port = listener.getsockname()[1]
+        logger.info("gateway_started", http_port=http_port, grpc_port=rpc_server.port)
+        try:
+            yield Gateway(
+                dispatcher=dispatcher, pacer=pacer, http_port=http_port, grpc_port=rpc_server.port
+            )
+        finally:
+            await _drain(dispatcher, rpc_server, settings.drain_timeout_s)
+            http_server.should_exit = True
+            await http_serving
+            for task in linking:
+                task.cancel()
+
+
+async def _drain(dispatcher: Dispatcher, rpc_server: ServiceServer, timeout_s: float) -> None:
+    """Refuse new requests; let live ones end, with an error if they take longer than the timeout.
+
+    HTTP goes on answering probes and refusing requests meanwhile.
+    """
+    dispatcher.start_draining()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(rpc_server.drain(timeout_s + CLOSE_MARGIN_S))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await dispatcher.wait_idle()
+        except TimeoutError:
+            logger.warning("drain_timed_out", num_live_requests=dispatcher.num_live)
+            dispatcher.fail_all()
+        await rpc_server.grpc.stop(CLOSE_MARGIN_S)  # health watches do not end by themselves
+
+
+@asynccontextmanager
+async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
+    """Report to the tracker while the block runs; afterwards send what is left."""
+    if not settings.tracker:
+        yield NoReports()
+        return
+    sender = Sender(kind=SenderKind.GATEWAY, id=settings.name, epoch=clock.process_epoch())
+    async with make_channel(settings.tracker) as channel:
+        reporter = TrackerReporter(TrackerServiceStub(channel), sender=sender)
+        async with asyncio.TaskGroup() as tasks:
+            reporting = tasks.create_task(reporter.run())
+            try:
+                yield reporter
+            finally:
+                reporting.cancel()
+        await reporter.flush(settings.tracker_flush_timeout_s)
+
+
+def _http_config(dispatcher: Dispatcher) -> uvicorn.Config:
+    return uvicorn.Config(
+        HttpEdge(make_app(dispatcher)),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=CLOSE_MARGIN_S,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Open the HTTP port (0 picks one). Raises OSError if it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=2048)
+    listener.setblocking(False)
+    return listener
+
+
+def _call_later(delay_s: float, callback: Callable[[], None]) -> TimerHandle:
+    """Call back after at least `delay_s`; uvloop's timers count whole milliseconds."""
+    return asyncio.get_running_loop().call_later(math.ceil(delay_s * 1e3) / 1e3, callback)
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    stop = stop_event()
+    async with run_gateway(settings):
+        await stop.wait()
+
+
+def main() -> None:
+    settings = load(GatewaySettings)
+    log.configure("gateway", settings.log_level)
+    uvloop.run(serve(settings))

@@ -1,0 +1,217 @@
+"""Protobuf <-> domain: the public gRPC API, the step stream and the tracker's registration."""
+
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from evenflow.executor.v1 import executor_pb2
+from evenflow.gateway.v1 import gateway_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from evenflow.tracker.v1 import tracker_pb2
+from services.gateway import types
+from services.gateway.checks import check_reading_rate, checked_conversation
+from services.gateway.errors import (
+    ContextLengthError,
+    DuplicateRequestError,
+    EngineFailedError,
+    GenerationFailedError,
+    UnknownModelError,
+)
+from services.kit.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    ServiceError,
+    UnavailableError,
+)
+from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+
+_SERVICE_LEVEL_BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
+
+_FINISH_TO_PROTO = MappingProxyType(
+    {
+        types.FinishReason.STOP: gen.FINISH_REASON_STOP,
+        types.FinishReason.LENGTH: gen.FINISH_REASON_LENGTH,
+        types.FinishReason.CANCELLED: gen.FINISH_REASON_CANCELLED,
+    }
+)
+_FINISH_FROM_PROTO = MappingProxyType({proto: own for own, proto in _FINISH_TO_PROTO.items()})
+
+
+# Public API -> domain
+
+
+def model_from_proto(model: str) -> str:
+    if not model:
+        raise InvalidRequestError("model is required", field="model")
+    return model
+
+
+def prompt_from_proto(request: pb.GenerateRequest) -> types.Prompt:
+    match request.WhichOneof("prompt"):
+        case "text" if request.text:
+            return types.TextPrompt(request.text)
+        case "token_ids" if request.token_ids.ids:
+            ids = tuple(request.token_ids.ids)
+            if min(ids) < 0:
+                raise InvalidRequestError("token_ids.ids: negative id", field="token_ids.ids")
+            return types.TokenPrompt(ids)
+        case None:
+            raise InvalidRequestError("prompt: text or token_ids is required", field="prompt")
+        case name:
+            raise InvalidRequestError(f"{name}: must not be empty", field=str(name))
+
+
+def chat_from_proto(messages: Sequence[gen.ChatMessage]) -> types.ChatPrompt:
+    return checked_conversation([(message.role, message.content) for message in messages])
+
+
+def _require(condition: bool, field: str, rule: str) -> None:
+    if not condition:
+        raise InvalidRequestError(f"{field}: {rule}", field=field)
+
+
+def sampling_from_proto(sampling: gen.SamplingParams) -> types.SamplingParams:
+    own = types.SamplingParams(
+        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+        temperature=sampling.temperature if sampling.HasField("temperature") else None,
+        top_p=sampling.top_p if sampling.HasField("top_p") else None,
+        stop=tuple(sampling.stop),
+        seed=sampling.seed if sampling.HasField("seed") else None,
+    )
+    _require(own.max_tokens is None or own.max_tokens >= 1, "sampling.max_tokens", "must be >= 1")
+    _require(
+        own.temperature is None or 0 <= own.temperature <= types.MAX_TEMPERATURE,
+        "sampling.temperature",
+        f"must be in [0, {types.MAX_TEMPERATURE:g}]",
+    )
+    _require(own.top_p is None or 0 < own.top_p <= 1, "sampling.top_p", "must be in (0, 1]")
+    _require(
+        len(own.stop) <= types.MAX_STOP_STRINGS and all(own.stop),
+        "sampling.stop",
+        f"must hold at most {types.MAX_STOP_STRINGS} strings, none empty",
+    )
+    return own
+
+
+def service_level_from_proto(level: gen.ServiceLevel) -> ServiceLevel:
+    stated = {field.name for field, _ in level.ListFields()}
+    bounds = {name: getattr(level, name) for name in _SERVICE_LEVEL_BOUNDS if name in stated}
+    for name, value in bounds.items():
+        _require(
+            value > 0 and math.isfinite(value), f"service_level.{name}", "must be finite and > 0"
+        )
+    own = ServiceLevel(**bounds, pace_tail=level.pace_tail)
+    check_reading_rate(own, field="service_level.consumption_rate_tps")
+    return own
+
+
+# Domain -> public API
+
+
+def token_to_proto(token: types.Token) -> pb.Token:
+    return pb.Token(index=token.index, id=token.id, text=token.text)
+
+
+def finish_to_proto(finish: types.Finish) -> pb.Finish:
+    return pb.Finish(
+        reason=_FINISH_TO_PROTO[finish.reason],
+        usage=gen.Usage(
+            num_prompt_tokens=finish.num_prompt_tokens, num_output_tokens=finish.num_output_tokens
+        ),
+    )
+
+
+def model_to_proto(model: types.ModelInfo) -> pb.Model:
+    return pb.Model(id=model.model, max_model_len=model.max_model_len)
+
+
+# Domain -> executor and tracker
+
+
+def service_level_to_proto(level: ServiceLevel) -> gen.ServiceLevel:
+    return gen.ServiceLevel(
+        slo_ttft_s=level.slo_ttft_s,
+        slo_tpot_s=level.slo_tpot_s,
+        slo_tbt_s=level.slo_tbt_s,
+        consumption_rate_tps=level.consumption_rate_tps,
+        pace_tail=level.pace_tail,
+    )
+
+
+def submit_to_proto(request: types.GenerationRequest, generation: int) -> executor_pb2.Submit:
+    sampling = request.sampling
+    submit = executor_pb2.Submit(
+        request_id=request.request_id,
+        generation=generation,
+        model=request.model,
+        sampling=gen.SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            stop=sampling.stop,
+            seed=sampling.seed,
+        ),
+    )
+    if request.service_level != NO_SERVICE_LEVEL:
+        submit.service_level.CopyFrom(service_level_to_proto(request.service_level))
+    match request.prompt:
+        case types.TextPrompt(text):
+            submit.text = text
+        case types.TokenPrompt(token_ids):
+            submit.token_ids.ids.extend(token_ids)
+        case types.ChatPrompt(messages):
+            submit.chat.messages.extend(
+                gen.ChatMessage(role=m.role, content=m.content) for m in messages
+            )
+    return submit
+
+
+def registration_to_proto(
+    request: types.GenerationRequest, *, executor_id: str, generation: int, num_prompt_tokens: int
+) -> tracker_pb2.Registration:
+    registration = tracker_pb2.Registration(
+        executor_id=executor_id,
+        request_id=request.request_id,
+        generation=generation,
+        num_prompt_tokens=num_prompt_tokens,
+    )
+    if request.service_level != NO_SERVICE_LEVEL:
+        registration.service_level.CopyFrom(service_level_to_proto(request.service_level))
+    return registration
+
+
+# Executor -> domain
+
+
+def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ModelInfo:
+    return types.ModelInfo(
+        executor_id=info.executor_id, model=info.model, max_model_len=info.max_model_len
+    )
+
+
+def finish_reason_from_proto(reason: gen.FinishReason.ValueType) -> types.FinishReason:
+    """Return the reason; one that this build does not know ended normally."""
+    return _FINISH_FROM_PROTO.get(reason, types.FinishReason.STOP)
+
+
+def rejection_from_proto(rejected: executor_pb2.Rejected) -> ServiceError:
+    message, field = rejected.message or "the executor refused the request", rejected.field
+    match rejected.code:
+        case executor_pb2.REJECT_CODE_INVALID_ARGUMENT:
+            return InvalidRequestError(message, field=field)
+        case executor_pb2.REJECT_CODE_CONTEXT_LENGTH:
+            return ContextLengthError(message, field=field)
+        case executor_pb2.REJECT_CODE_UNKNOWN_MODEL:
+            return UnknownModelError(message=message)
+        case executor_pb2.REJECT_CODE_DUPLICATE:
+            return DuplicateRequestError(rejected.request_id)
+        case executor_pb2.REJECT_CODE_OVERLOADED:
+            return OverloadedError(message)
+        case executor_pb2.REJECT_CODE_UNAVAILABLE:
+            return UnavailableError(message)
+    return GenerationFailedError(message)
+
+
+def failure_from_proto(failure: executor_pb2.Failure) -> ServiceError:
+    message = failure.message or "the engine gave up on the request"
+    return EngineFailedError(message) if failure.retryable else GenerationFailedError(message)

@@ -1,0 +1,67 @@
+"""The gateway's own reasons for refusing or ending a request."""
+
+from services.kit.errors import (
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    ServiceError,
+    UnavailableError,
+)
+
+
+class UnknownModelError(NotFoundError):
+    reason = "MODEL_NOT_FOUND"
+
+    def __init__(self, model: str = "", *, message: str = "") -> None:
+        super().__init__(message or f'the model "{model}" does not exist')
+        self.field = "model"
+
+
+class UnknownRequestError(NotFoundError):
+    reason = "UNKNOWN_REQUEST"
+
+
+class DuplicateRequestError(ConflictError):
+    """A live request has the same id; ids are what `Cancel` takes, so they are unique."""
+
+    reason = "DUPLICATE_REQUEST"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f'a live request has the id "{request_id}"')
+
+
+class CancelledRequestError(ConflictError):
+    """Somebody cancelled the request by its id."""
+
+    reason = "CANCELLED"
+
+
+class ContextLengthError(InvalidRequestError):
+    reason = "CONTEXT_LENGTH_EXCEEDED"
+
+
+class BodyTooLargeError(InvalidRequestError):
+    reason = "REQUEST_TOO_LARGE"
+
+
+class TooManyRequestsError(OverloadedError):
+    reason = "TOO_MANY_REQUESTS"
+
+
+class LinkBrokenError(UnavailableError):
+    """The stream to an executor ended or broke its rules; its requests are lost."""
+
+    reason = "EXECUTOR_LOST"
+
+
+class EngineFailedError(UnavailableError):
+    """The engine gave up on a request; another one may succeed."""
+
+    reason = "ENGINE_FAILED"
+
+
+class GenerationFailedError(ServiceError):
+    """The engine gave up on a request, and would again."""
+
+    reason = "GENERATION_FAILED"

@@ -1,0 +1,170 @@
+"""The connection to one executor: one multiplexed stream, remade whenever it breaks."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import structlog
+from grpc import aio
+from prometheus_client import Gauge
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from services.gateway import convert
+from services.gateway.errors import LinkBrokenError
+from services.gateway.inflight import InflightRequests
+from services.gateway.outbox import Outbox
+from services.gateway.routing import Candidate
+from services.gateway.types import GenerationRequest, ModelInfo, RequestId, RequestSink
+from services.kit.clock import Clock
+from services.kit.errors import ServiceError, UnavailableError
+from services.kit.rpc import make_channel, service_errors
+
+log = structlog.get_logger()
+
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0
+MODEL_INFO_TIMEOUT_S = 5.0
+LOST_MESSAGE = "the connection to the executor was lost"
+
+CONNECTED = Gauge(
+    "evenflow_gateway_executor_connected", "1 while the executor takes requests.", ["executor"]
+)
+
+_Call: TypeAlias = "aio.StreamStreamCall[pb.StreamRequest, pb.StreamResponse]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One life of the stream."""
+
+    info: ModelInfo
+    outbox: Outbox
+    inflight: InflightRequests
+
+
+class ExecutorLink:
+    """Submits requests to one executor and hands its answers to their sinks.
+
+    Nothing is connected unless `run` runs. When the stream breaks, every request in hand fails
+    with LinkBrokenError; the model is asked for again after each reconnect.
+    """
+
+    def __init__(self, address: str, *, gateway_id: str, clock: Clock) -> None:
+        self.address = address
+        self._gateway_id = gateway_id
+        self._clock = clock
+        self._session: _Session | None = None
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Return what the executor serves; None while it is not connected."""
+        return self._session.info if self._session else None
+
+    def candidate(self) -> Candidate | None:
+        """Describe this executor for routing; None while it is not connected."""
+        if self._session is None:
+            return None
+        return Candidate(
+            address=self.address,
+            model=self._session.info.model,
+            num_inflight=len(self._session.inflight),
+        )
+
+    def holds(self, request_id: RequestId) -> bool:
+        """Say whether the executor has not yet ended a request of this id."""
+        return self._session is not None and request_id in self._session.inflight
+
+    def submit(self, request: GenerationRequest, generation: int, sink: RequestSink) -> None:
+        """Hand over a request; `sink` hears what becomes of it.
+
+        Raises UnavailableError while not connected, DuplicateRequestError if the id is in hand.
+        """
+        if self._session is None:
+            raise UnavailableError("the executor is not connected")
+        self._session.inflight.add(request.request_id, sink)
+        self._session.outbox.submit(convert.submit_to_proto(request, generation))
+
+    def abort(self, request_id: RequestId) -> None:
+        """Have a request ended; its sink hears how. Ignored if it is not in hand."""
+        if self._session is not None and self._session.inflight.abort(request_id):
+            self._session.outbox.abort(request_id)
+
+    def abandon(self, request_id: RequestId) -> None:
+        """Have a request ended; its sink hears nothing more. Ignored if it is not in hand."""
+        if self._session is not None and self._session.inflight.abandon(request_id):
+            self._session.outbox.abort(request_id)
+
+    def delivered(self, request_id: RequestId, num_delivered: int) -> None:
+        """Pass on how far a reader has come; ignored if the request is not in hand."""
+        if self.holds(request_id):
+            assert self._session is not None
+            self._session.outbox.delivered(request_id, num_delivered)
+
+    async def run(self) -> None:
+        """Keep the stream open until cancelled. Never raises because of the executor."""
+        backoff_s = MIN_BACKOFF_S
+        try:
+            async with make_channel(self.address) as channel:
+                while True:
+                    was_connected = await self._connect_once(pb_grpc.ExecutorServiceStub(channel))
+                    backoff_s = MIN_BACKOFF_S if was_connected else backoff_s
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+        finally:
+            self._lose(UnavailableError("the gateway is shutting down"))
+
+    async def _connect_once(self, stub: "pb_grpc.ExecutorServiceAsyncStub") -> bool:
+        """Run one life of the stream. Returns False if it did not come about."""
+        was_connected, detail = False, "the executor closed the stream"
+        try:
+            with service_errors():
+                info = await stub.GetModelInfo(
+                    pb.GetModelInfoRequest(), timeout=MODEL_INFO_TIMEOUT_S, wait_for_ready=True
+                )
+                was_connected = True
+                await self._serve(stub.Stream(), convert.model_info_from_proto(info))
+        except ServiceError as failure:
+            detail = str(failure)
+        except Exception:
+            log.exception("executor_link_crashed", address=self.address)
+            detail = "internal error; see server log"
+        finally:
+            self._lose(LinkBrokenError(f"{LOST_MESSAGE}: {detail}"))
+        if was_connected:
+            log.warning("executor_lost", address=self.address, detail=detail)
+        else:
+            log.debug("executor_unreachable", address=self.address, detail=detail)
+        return was_connected
+
+    async def _serve(self, call: _Call, info: ModelInfo) -> None:
+        """Carry one stream until it ends."""
+        session = _Session(info, Outbox(self._gateway_id), InflightRequests())
+        self._session = session
+        CONNECTED.labels(self.address).set(1)
+        log.info("executor_connected", address=self.address, model=info.model)
+        writer = asyncio.create_task(_write(call, session.outbox))
+        try:
+            async for frame in call:
+                for request_id in session.inflight.apply(frame, self._clock()):
+                    session.outbox.abort(request_id)
+        finally:
+            writer.cancel()
+            call.cancel()
+            await asyncio.wait([writer])
+
+    def _lose(self, error: ServiceError) -> None:
+        session, self._session = self._session, None
+        CONNECTED.labels(self.address).set(0)
+        if session is not None:
+            session.outbox.close()
+            session.inflight.fail_all(error)
+
+
+async def _write(call: _Call, outbox: Outbox) -> None:
+    """Send what the outbox holds until cancelled or the stream ends, which the reader reports."""
+    try:
+        async for message in outbox.messages():
+            await call.write(message)
+    except (aio.BaseError, asyncio.InvalidStateError):
+        return

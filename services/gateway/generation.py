@@ -1,0 +1,160 @@
+"""One live request: takes tokens from its executor, gives them to its reader when they are due."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from services.gateway.delivery import DeliveryRecord
+from services.gateway.pacer import DueToken, Pacer
+from services.gateway.types import (
+    Delivery,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    RequestId,
+    Token,
+)
+from services.kit.clock import Clock
+from services.kit.errors import ServiceError
+from services.pacing.deposit import release_interval_s
+
+
+class ProgressListener(Protocol):
+    """Hears how far a reader has come."""
+
+    def __call__(self, request_id: RequestId, num_delivered: int) -> None: ...
+
+
+def _ignore_progress(request_id: RequestId, num_delivered: int) -> None:
+    """Hear nothing."""
+
+
+class Generation:
+    """Stands between one executor and one reader, who reads with `batches`.
+
+    As a `RequestSink` it hears its executor; `answered` tells when the executor has taken it.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, *, pacer: Pacer, clock: Clock, arrived_s: float
+    ) -> None:
+        self.request = request
+        self.finish: Finish | None = None  # set when `batches` has ended
+        self.num_prompt_tokens = 0  # known once it is answered
+        self.on_progress: ProgressListener = _ignore_progress
+        self._clock = clock
+        self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        is_paced = request.delivery is Delivery.STREAMED
+        interval_s = release_interval_s(request.service_level) if is_paced else 0.0
+        self._paced = pacer.open(interval_s, self._release)
+        self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
+        self._ready: list[DueToken] = []
+        self._changed = asyncio.Event()
+        self._num_generated = 0
+        self._reason: FinishReason | None = None
+        self._error: ServiceError | None = None
+
+    # The executor's side
+
+    def accepted(self, num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        if not self._answer.done():
+            self._answer.set_result(None)
+
+    def rejected(self, error: ServiceError) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(error)
+
+    def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
+        self._num_generated += len(tokens)
+        self._paced.push(tokens, generated_s)
+
+    def ended(self, reason: FinishReason) -> None:
+        if self._is_over:
+            return
+        self._reason = reason
+        if not self.request.service_level.pace_tail:
+            self._paced.flush()
+        self._changed.set()
+
+    def failed(self, error: ServiceError) -> None:
+        """End with `error`, after the tokens that are here already, which go out at once."""
+        if not self._answer.done():
+            self._answer.set_exception(error)
+        elif not self._is_over or self._paced.num_held:
+            self._error = error
+            self._paced.flush()
+            self._changed.set()
+
+    # The reader's side
+
+    async def answered(self) -> None:
+        """Wait until the executor has taken the request; raises why it has not."""
+        await asyncio.shield(self._answer)
+
+    def reset(self) -> None:
+        """Forget a refusal, to ask another executor."""
+        self._answer = asyncio.get_running_loop().create_future()
+
+    def cancel(self) -> None:
+        """End now; tokens that the reader does not have yet are dropped."""
+        self._drop_rest()
+        self._error = None
+        self._reason = FinishReason.CANCELLED
+        self._changed.set()
+
+    def close(self) -> None:
+        """Release nothing more. May be called twice."""
+        self._drop_rest()
+        if self._answer.done() and not self._answer.cancelled():
+            self._answer.exception()  # it may be that nobody waited for it
+
+    async def batches(self) -> AsyncIterator[Sequence[Token]]:
+        """Yield tokens as they become due; a batch counts as written when the next is asked for.
+
+        Raises what ended the request abnormally, after its last token.
+        """
+        while batch := await self._take():
+            yield [due.token for due in batch]
+            self._record.written(batch, self._clock())
+            self.on_progress(self.request.request_id, self._record.num_written)
+        self._record.finish()
+        assert self._reason is not None
+        self.finish = Finish(
+            reason=self._reason,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self._num_generated,
+        )
+
+    @property
+    def result(self) -> str:
+        """Name how the request ended, or that its reader left before it did."""
+        if self.finish is not None:
+            return self.finish.reason.value
+        if not self.num_prompt_tokens:
+            return "refused"
+        return "failed" if self._error is not None else "abandoned"
+
+    @property
+    def _is_over(self) -> bool:
+        return self._reason is not None or self._error is not None
+
+    async def _take(self) -> Sequence[DueToken]:
+        """Wait for due tokens; none means that the request has ended."""
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if self._reason is not None and not self._paced.num_held:
+                return ()
+            self._changed.clear()
+            await self._changed.wait()
+        batch, self._ready = self._ready, []
+        return batch
+
+    def _release(self, tokens: Sequence[DueToken]) -> None:
+        self._ready.extend(tokens)
+        self._changed.set()
+
+    def _drop_rest(self) -> None:
+        self._paced.close()
+        self._ready.clear()

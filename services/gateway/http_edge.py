@@ -1,0 +1,117 @@
+"""What every HTTP request goes through: its id, one log line, a body limit, disconnects."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.errors import BodyTooLargeError
+from services.gateway.metrics import HTTP_SECONDS
+from services.kit.errors import InvalidRequestError
+from services.kit.rpc import (
+    REQUEST_ID_KEY,
+    VALID_REQUEST_ID,
+    bind_request_id,
+    new_request_id,
+)
+
+log = structlog.get_logger()
+
+QUIET_ROUTES = ("/health", "/ready", "/metrics")  # probes would drown the log
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+CLIENT_GONE_STATUS = 499  # never sent: nobody is there to read it
+
+
+class HttpEdge:
+    """Outermost ASGI layer. An exception that gets here was answered with a 500 by the app, or
+    came after the first byte; it is logged.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        claimed = Headers(scope=scope).get(REQUEST_ID_KEY, "")
+        request_id = claimed if VALID_REQUEST_ID.fullmatch(claimed) else new_request_id()
+        bind_request_id(request_id)
+        exchange = _Exchange(request_id, send)
+        start_s = time.monotonic()
+        try:
+            await self._app(scope, receive, exchange.send)
+        except ClientDisconnect:
+            return
+        except Exception:
+            log.exception("http_crashed", path=scope["path"])
+        finally:
+            _record(scope, exchange.status or CLIENT_GONE_STATUS, time.monotonic() - start_s)
+
+
+class _Exchange:
+    """Notes the status of one response and gives it its request id."""
+
+    def __init__(self, request_id: str, send: Send) -> None:
+        self._request_id = request_id
+        self._send = send
+        self.status = 0  # 0: nothing was sent
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)[REQUEST_ID_KEY] = self._request_id
+        await self._send(message)
+
+
+def _record(scope: Scope, status: int, duration_s: float) -> None:
+    route = getattr(scope.get("route"), "path", "unmatched")
+    HTTP_SECONDS.labels(route, str(status)).observe(duration_s)
+    if route not in QUIET_ROUTES:
+        log.info("http_served", http_route=route, http_status=status, duration_s=duration_s)
+
+
+async def read_json(request: Request, *, max_bytes: int) -> Any:
+    """Return the decoded body. Raises BodyTooLargeError; InvalidRequestError if it is no JSON."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
+    try:
+        decoded = json.loads(body)
+        if _SURROGATE_ESCAPE.search(body):  # only a pair of them is a character
+            json.dumps(decoded, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        detail = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise InvalidRequestError(f"the body is not valid JSON: {detail}") from None
+    return decoded
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, whose request is read to its end, and cancel it when the client goes away."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        working.cancel()
+        await asyncio.wait({working, watching})
+    if not working.cancelled():
+        working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,155 @@
+"""The requests that one executor has in hand, and how its frames reach them. No I/O."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prometheus_client import Counter
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from services.gateway import convert
+from services.gateway.errors import DuplicateRequestError, LinkBrokenError
+from services.gateway.types import RequestSink, Token
+from services.kit.errors import ServiceError
+
+DROPPED_TOKENS = Counter(
+    "evenflow_gateway_duplicate_tokens_total", "Tokens that an executor sent twice; dropped."
+)
+
+
+@dataclass(slots=True)
+class _Inflight:
+    sink: RequestSink | None  # None: nobody listens any more, the executor has yet to end it
+    is_accepted: bool = False
+    is_aborted: bool = False  # the executor has been told
+    num_tokens: int = 0  # taken so far
+
+
+class InflightRequests:
+    """Dispatches the frames of one stream: drops what came before, fails on what is missing.
+
+    A request stays in hand from `add` until the executor has rejected or ended it, even if nobody
+    listens any more: until then its id may not be used again.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[str, _Inflight] = {}
+        self._next_sequence = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def add(self, request_id: str, sink: RequestSink) -> None:
+        """Expect answers to a request. Raises DuplicateRequestError if its id is in hand."""
+        if request_id in self._requests:
+            raise DuplicateRequestError(request_id)
+        self._requests[request_id] = _Inflight(sink)
+
+    def abort(self, request_id: str) -> bool:
+        """Note that a request shall end; its sink hears how. Returns whether to tell the executor:
+        not if it has ended the request, or has been told.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.is_aborted:
+            return False
+        request.is_aborted = True
+        return True
+
+    def abandon(self, request_id: str) -> bool:
+        """Like `abort`, but the sink hears nothing more."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.sink = None
+        return self.abort(request_id)
+
+    def apply(self, frame: pb.StreamResponse, arrived_s: float) -> list[str]:
+        """Dispatch one frame. Returns requests that failed here and that the executor must abort.
+
+        Raises LinkBrokenError, and dispatches nothing, if frames are missing before this one. A
+        frame that came before is ignored.
+        """
+        if frame.sequence > self._next_sequence:
+            raise LinkBrokenError(
+                f"frame {self._next_sequence} is missing, frame {frame.sequence} came instead"
+            )
+        if frame.sequence < self._next_sequence:
+            return []
+        self._next_sequence += 1
+        for accepted in frame.accepted:
+            self._accept(accepted)
+        for rejected in frame.rejected:
+            self._reject(rejected)
+        return [
+            output.request_id for output in frame.outputs if not self._extend(output, arrived_s)
+        ]
+
+    def fail_all(self, error: ServiceError) -> None:
+        """End every request with `error`; the stream is gone."""
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            if request.sink is not None:
+                request.sink.failed(error)
+
+    def _accept(self, accepted: pb.Accepted) -> None:
+        request = self._requests.get(accepted.request_id)
+        if request is None or request.is_accepted:
+            return
+        request.is_accepted = True
+        if request.sink is not None:
+            request.sink.accepted(accepted.num_prompt_tokens)
+
+    def _reject(self, rejected: pb.Rejected) -> None:
+        request = self._requests.pop(rejected.request_id, None)
+        if request is not None and request.sink is not None:
+            request.sink.rejected(convert.rejection_from_proto(rejected))
+
+    def _extend(self, output: pb.RequestOutput, arrived_s: float) -> bool:
+        """Pass on one request's news. Returns False if tokens are missing before it."""
+        request = self._requests.get(output.request_id)
+        if request is None or not request.is_accepted:
+            return True
+        if output.first_token_index > request.num_tokens:
+            return self._fail_gap(output, request)
+        if tokens := _new_tokens(output, request.num_tokens):
+            request.num_tokens += len(tokens)
+            if request.sink is not None:
+                request.sink.extended(tokens, arrived_s)
+        if output.HasField("ending"):
+            self._end(output, request)
+        return True
+
+    def _fail_gap(self, output: pb.RequestOutput, request: _Inflight) -> bool:
+        """Fail a request that lost tokens. Returns False if the executor must be told to abort."""
+        if request.sink is not None:
+            request.sink.failed(
+                LinkBrokenError(
+                    f"token {request.num_tokens} is missing, "
+                    f"token {output.first_token_index} came instead"
+                )
+            )
+            request.sink = None
+        if output.HasField("ending"):
+            del self._requests[output.request_id]
+        return not self.abort(output.request_id)
+
+    def _end(self, output: pb.RequestOutput, request: _Inflight) -> None:
+        del self._requests[output.request_id]
+        if request.sink is None:
+            return
+        if output.ending.WhichOneof("how") == "failure":
+            request.sink.failed(convert.failure_from_proto(output.ending.failure))
+        else:
+            request.sink.ended(convert.finish_reason_from_proto(output.ending.finish_reason))
+
+
+def _new_tokens(output: pb.RequestOutput, num_known: int) -> Sequence[Token]:
+    """Return the tokens after the first `num_known` of the request; none is missing."""
+    num_duplicates = min(num_known - output.first_token_index, len(output.tokens))
+    if num_duplicates:
+        DROPPED_TOKENS.inc(num_duplicates)
+    return [
+        Token(index, token.id, token.text)
+        for index, token in enumerate(output.tokens[num_duplicates:], num_known)
+    ]

@@ -1,0 +1,65 @@
+"""Service errors as OpenAI clients expect them: status, headers and body."""
+
+from types import MappingProxyType
+from typing import Any
+
+from services.gateway.errors import BodyTooLargeError
+from services.kit import errors
+
+_STATUS_BY_ERROR = MappingProxyType(
+    {
+        BodyTooLargeError: 413,
+        errors.InvalidRequestError: 400,
+        errors.NotFoundError: 404,
+        errors.PreconditionError: 400,
+        errors.ConflictError: 409,
+        errors.OverloadedError: 429,
+        errors.UnavailableError: 503,
+        errors.DeadlineError: 504,
+    }
+)
+_TYPE_BY_STATUS = MappingProxyType(
+    {
+        409: "conflict_error",
+        429: "rate_limit_error",
+        500: "server_error",
+        503: "service_unavailable_error",
+        504: "timeout_error",
+    }
+)
+_RETRY_AFTER_S = MappingProxyType({429: "1", 503: "1"})
+INTERNAL_MESSAGE = "internal error; see server log"
+
+
+def http_status(error: Exception) -> int:
+    """Return the status of a service error; 500 for any other."""
+    for cls in type(error).__mro__:
+        if cls in _STATUS_BY_ERROR:
+            return _STATUS_BY_ERROR[cls]
+    return 500
+
+
+def error_body(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Return the body of every failed response; clients tell cases apart by `code`."""
+    kind = _TYPE_BY_STATUS.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def body_of(error: Exception) -> dict[str, Any]:
+    """Return the body for `error`; what is not a service error keeps its details to the log."""
+    if not isinstance(error, errors.ServiceError):
+        return error_body(500, INTERNAL_MESSAGE, code="internal")
+    return error_body(
+        http_status(error),
+        str(error),
+        param=getattr(error, "field", "") or None,
+        code=error.reason.lower(),
+    )
+
+
+def retry_headers(status: int) -> dict[str, str]:
+    """Return `retry-after` where trying again makes sense."""
+    retry_after_s = _RETRY_AFTER_S.get(status)
+    return {} if retry_after_s is None else {"retry-after": retry_after_s}

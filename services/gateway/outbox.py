@@ -1,0 +1,73 @@
+"""What waits to be sent to one executor."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from evenflow.executor.v1 import executor_pb2 as pb
+
+DELIVERED_INTERVAL_S = 0.05  # at most one report of reader progress in this time
+
+
+class Outbox:
+    """Orders submits and aborts, and merges delivered counts into one message per interval.
+
+    Bounded without a limit of its own: a live request has at most one submit, one abort and one
+    count in it.
+    """
+
+    def __init__(self, gateway_id: str) -> None:
+        self._commands: deque[pb.StreamRequest] = deque(
+            [pb.StreamRequest(hello=pb.Hello(gateway_id=gateway_id))]
+        )
+        self._delivered: dict[str, int] = {}
+        self._delivered_timer: asyncio.TimerHandle | None = None
+        self._delivered_is_due = False
+        self._changed = asyncio.Event()
+
+    def submit(self, submit: pb.Submit) -> None:
+        self._commands.append(pb.StreamRequest(submit=submit))
+        self._changed.set()
+
+    def abort(self, request_id: str) -> None:
+        self._commands.append(pb.StreamRequest(abort=pb.Abort(request_id=request_id)))
+        self._changed.set()
+
+    def delivered(self, request_id: str, num_delivered: int) -> None:
+        """Note how many tokens of a request were written to its client, in all."""
+        self._delivered[request_id] = num_delivered
+        if self._delivered_timer is None and not self._delivered_is_due:
+            self._delivered_timer = asyncio.get_running_loop().call_later(
+                DELIVERED_INTERVAL_S, self._delivered_due
+            )
+
+    def _delivered_due(self) -> None:
+        self._delivered_timer = None
+        self._delivered_is_due = True
+        self._changed.set()
+
+    def close(self) -> None:
+        if self._delivered_timer is not None:
+            self._delivered_timer.cancel()
+
+    async def messages(self) -> AsyncIterator[pb.StreamRequest]:
+        """Yield messages in order as they come up; never ends."""
+        while True:
+            self._changed.clear()
+            while self._commands:
+                yield self._commands.popleft()
+            if self._delivered_is_due:
+                yield self._take_delivered()
+            await self._changed.wait()
+
+    def _take_delivered(self) -> pb.StreamRequest:
+        counts, self._delivered = self._delivered, {}
+        self._delivered_is_due = False
+        return pb.StreamRequest(
+            delivered=pb.Delivered(
+                counts=[
+                    pb.DeliveredCount(request_id=request_id, num_delivered_tokens=count)
+                    for request_id, count in counts.items()
+                ]
+            )
+        )

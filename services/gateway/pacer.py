@@ -1,0 +1,178 @@
+"""Releases the tokens of all streams when they are due: Token-Deposit at the gateway.
+
+One timer serves every stream. It stands at the earliest due time; a heap holds the first waiting
+token of each stream.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol, TypeAlias
+
+from services.gateway.types import Token
+from services.kit.clock import Clock
+from services.pacing.deposit import next_due_s
+
+MAX_TIMER_S = 3600.0  # event loops refuse longer ones; an early wake-up only arms the next
+
+
+class TimerHandle(Protocol):
+    def cancel(self) -> None: ...
+
+
+# Calls back once after a delay in seconds. May be early: the pacer looks at its clock.
+Timer: TypeAlias = Callable[[float, Callable[[], None]], TimerHandle]
+
+
+@dataclass(frozen=True, slots=True)
+class DueToken:
+    """A token and when it was due at the reader, in seconds on the pacer's clock."""
+
+    token: Token
+    due_s: float
+
+
+Release: TypeAlias = Callable[[Sequence[DueToken]], None]
+
+
+class Pacer:
+    """Owns the one timer and the heap of stream heads."""
+
+    def __init__(self, *, clock: Clock, timer: Timer) -> None:
+        self._clock = clock
+        self._timer = timer
+        self._heads: list[tuple[float, int, PacedStream]] = []  # stale ones are skipped
+        self._num_live_heads = 0
+        self._tickets = count(1)
+        self._armed: TimerHandle | None = None
+        self._armed_for_s = float("inf")
+
+    def open(self, interval_s: float, release: Release) -> "PacedStream":
+        """Start a stream whose tokens are `interval_s` >= 0 apart; 0 lets all pass at once.
+
+        `release` is called with tokens in order, from `push`, `flush` or the timer.
+        """
+        return PacedStream(self, interval_s, release)
+
+    def check_integrity(self) -> None:
+        """Assert that each stream with waiting tokens, and no other, has its head in the heap."""
+        live = [(due_s, stream) for due_s, ticket, stream in self._heads if stream.owns(ticket)]
+        assert len(live) == self._num_live_heads == len({id(stream) for _, stream in live})
+        assert all(stream.next_due_s == due_s for due_s, stream in live)
+        assert (self._armed is None) == (self._armed_for_s == float("inf"))
+        if live:
+            assert self._armed_for_s <= min(due_s for due_s, _ in live)
+
+    def enqueue(self, stream: "PacedStream", due_s: float) -> int:
+        """Queue a stream's head. Returns the ticket that tells it from the stream's older ones."""
+        ticket = next(self._tickets)
+        heapq.heappush(self._heads, (due_s, ticket, stream))
+        self._num_live_heads += 1
+        self._arm()
+        return ticket
+
+    def dequeue(self) -> None:
+        """Note that a queued head has become stale."""
+        self._num_live_heads -= 1
+        if len(self._heads) > 2 * self._num_live_heads + 64:
+            self._heads = [head for head in self._heads if head[2].owns(head[1])]
+            heapq.heapify(self._heads)
+
+    def now_s(self) -> float:
+        return self._clock()
+
+    def _arm(self) -> None:
+        """Have the timer stand at the earliest head, or earlier."""
+        due_s = self._heads[0][0]
+        if self._armed_for_s <= due_s:
+            return
+        if self._armed is not None:
+            self._armed.cancel()
+        now_s = self._clock()
+        delay_s = min(max(0.0, due_s - now_s), MAX_TIMER_S)
+        self._armed_for_s = min(due_s, now_s + delay_s)
+        self._armed = self._timer(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        """Release what is due in every stream, then arm the timer for the rest."""
+        self._armed, self._armed_for_s = None, float("-inf")  # `enqueue` need not arm meanwhile
+        now_s = self._clock()
+        while self._heads and self._heads[0][0] <= now_s:
+            _, ticket, stream = heapq.heappop(self._heads)
+            if stream.owns(ticket):
+                self._num_live_heads -= 1
+                stream.release_due(now_s)
+        while self._heads and not self._heads[0][2].owns(self._heads[0][1]):
+            heapq.heappop(self._heads)
+        self._armed_for_s = float("inf")
+        if self._heads:
+            self._arm()
+
+
+class PacedStream:
+    """The waiting tokens of one reader. Made by `Pacer.open`."""
+
+    def __init__(self, pacer: Pacer, interval_s: float, release: Release) -> None:
+        self._pacer = pacer
+        self._interval_s = interval_s
+        self._release = release
+        self._waiting: deque[DueToken] = deque()
+        self._last_due_s: float | None = None
+        self._ticket = 0  # of the head in the pacer's heap; 0: none is queued
+        self._closed = False
+
+    @property
+    def num_held(self) -> int:
+        """Return the deposit: tokens that are generated and not yet due."""
+        return len(self._waiting)
+
+    @property
+    def next_due_s(self) -> float | None:
+        return self._waiting[0].due_s if self._waiting else None
+
+    def owns(self, ticket: int) -> bool:
+        """Say whether `ticket` stands for this stream's present head."""
+        return ticket == self._ticket
+
+    def push(self, tokens: Sequence[Token], generated_s: float) -> None:
+        """Take tokens generated at `generated_s`, not before those of earlier calls."""
+        if self._closed:
+            return
+        for token in tokens:
+            due_s = next_due_s(self._last_due_s, generated_s, self._interval_s)
+            self._last_due_s = due_s
+            self._waiting.append(DueToken(token, due_s))
+        if not self._ticket:
+            self.release_due(max(generated_s, self._pacer.now_s()))
+
+    def release_due(self, now_s: float) -> None:
+        """Release every token due by `now_s` and queue the next one."""
+        self._ticket = 0
+        due = []
+        while self._waiting and self._waiting[0].due_s <= now_s:
+            due.append(self._waiting.popleft())
+        if self._waiting:
+            self._ticket = self._pacer.enqueue(self, self._waiting[0].due_s)
+        if due:
+            self._release(due)
+
+    def flush(self) -> None:
+        """Release all waiting tokens now: they are due, generation having ended."""
+        now_s = self._pacer.now_s()
+        rest = [DueToken(held.token, min(held.due_s, now_s)) for held in self._waiting]
+        self._forget()
+        if rest:
+            self._release(rest)
+
+    def close(self) -> None:
+        """Drop all waiting tokens and ignore later ones. May be called twice."""
+        self._closed = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+        if self._ticket:
+            self._ticket = 0
+            self._pacer.dequeue()

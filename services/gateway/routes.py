@@ -1,0 +1,148 @@
+"""The HTTP edge: OpenAI's endpoints, probes and metrics."""
+
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from services.gateway import openai_errors
+from services.gateway.answers import StreamedAnswer, WholeAnswer, error_response
+from services.gateway.dispatcher import Dispatcher
+from services.gateway.errors import UnknownModelError
+from services.gateway.http_edge import read_json
+from services.gateway.openai_api import (
+    BodyT,
+    ChatCompletionBody,
+    CompletionBody,
+    parse_body,
+    to_generation_request,
+)
+from services.gateway.openai_responses import AnswerHead, AnswerKind, model_entry
+from services.gateway.types import RequestId
+from services.kit.clock import wall_s
+from services.kit.errors import ServiceError
+from services.kit.rpc import current_request_id
+
+MIN_BODY_LIMIT_BYTES = 1 << 20
+BODY_BYTES_PER_CONTEXT_TOKEN = 16
+_SCHEMA_REF = "#/components/schemas/{model}"
+
+
+class OpenAiRoutes:
+    """Handlers of the API, bound to one dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._started_s = int(wall_s())
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._answer(request, ChatCompletionBody, AnswerKind.CHAT)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, CompletionBody, AnswerKind.COMPLETION)
+
+    async def list_models(self, request: Request) -> Response:
+        models = [model_entry(model, self._started_s) for model in self._dispatcher.models()]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def get_model(self, request: Request) -> Response:
+        model_id = request.path_params["model_id"]
+        for model in self._dispatcher.models():
+            if model.model == model_id:
+                return JSONResponse(model_entry(model, self._started_s))
+        raise UnknownModelError(model_id)
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        if self._dispatcher.is_ready:
+            return JSONResponse({"status": "ready"})
+        body = openai_errors.error_body(
+            503, "no executor is connected, or the gateway is shutting down", code="not_ready"
+        )
+        return JSONResponse(body, status_code=503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _answer(
+        self, request: Request, body_class: type[BodyT], kind: AnswerKind
+    ) -> Response:
+        body = parse_body(body_class, await read_json(request, max_bytes=self._body_limit()))
+        request_id = RequestId(current_request_id())
+        generation_request = to_generation_request(body, request.headers, request_id)
+        head = AnswerHead(
+            kind=kind, request_id=request_id, model=body.model, created_s=int(time.time())
+        )
+        if not body.stream:
+            return WholeAnswer(self._dispatcher, generation_request, head)
+        return StreamedAnswer(
+            self._dispatcher, generation_request, head, includes_usage=body.includes_usage
+        )
+
+    def _body_limit(self) -> int:
+        """Return how many bytes a body may have: room for the longest prompt there is."""
+        longest = max((model.max_model_len for model in self._dispatcher.models()), default=0)
+        return max(MIN_BODY_LIMIT_BYTES, BODY_BYTES_PER_CONTEXT_TOKEN * longest)
+
+
+def make_app(dispatcher: Dispatcher) -> FastAPI:
+    """Return the HTTP application; `HttpEdge` goes around it."""
+    routes = OpenAiRoutes(dispatcher)
+    app = FastAPI(
+        title="Evenflow",
+        description="OpenAI-compatible API with per-token latency SLOs and paced streams.",
+        redirect_slashes=False,
+        exception_handlers={Exception: _error, ServiceError: _error, HTTPException: _http_error},
+    )
+    app.add_api_route(
+        "/v1/chat/completions",
+        routes.chat_completions,
+        methods=["POST"],
+        openapi_extra=_json_body(ChatCompletionBody),
+    )
+    app.add_api_route(
+        "/v1/completions",
+        routes.completions,
+        methods=["POST"],
+        openapi_extra=_json_body(CompletionBody),
+    )
+    app.add_api_route("/v1/models", routes.list_models)
+    app.add_api_route("/v1/models/{model_id:path}", routes.get_model)
+    app.add_api_route("/health", routes.health)
+    app.add_api_route("/ready", routes.ready)
+    app.add_api_route("/metrics", routes.metrics)
+    _add_schemas(app, ChatCompletionBody, CompletionBody)
+    return app
+
+
+def _json_body(body_class: type[BaseModel]) -> dict[str, Any]:
+    """Describe a body that the handler reads itself, for `/openapi.json`."""
+    schema = body_class.model_json_schema(ref_template=_SCHEMA_REF)
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _add_schemas(app: FastAPI, *body_classes: type[BaseModel]) -> None:
+    """Define in `/openapi.json` what the bodies refer to."""
+    schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})
+    for body_class in body_classes:
+        schemas |= body_class.model_json_schema(ref_template=_SCHEMA_REF).get("$defs", {})
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Shape what the router says itself: no such route, no such method."""
+    assert isinstance(error, HTTPException)
+    status = error.status_code
+    message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"
+    body = openai_errors.error_body(status, message, code="unknown_url" if status == 404 else None)
+    return JSONResponse(body, status_code=status, headers=error.headers)

@@ -1,0 +1,72 @@
+"""gRPC edge of the gateway: check, convert, delegate. No state, no policy."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from evenflow.gateway.v1 import gateway_pb2 as pb
+from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
+from evenflow.gateway.v1 import generation_pb2 as gen
+from services.gateway import convert
+from services.gateway.dispatcher import Dispatcher
+from services.gateway.types import Finish, GenerationRequest, Prompt, RequestId, Token
+from services.kit.errors import InvalidRequestError
+from services.kit.rpc import REQUEST_ID_KEY, Context, current_request_id
+
+
+class GatewayServicer(pb_grpc.GatewayServiceServicer):
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        checked = _to_generation_request(request, convert.prompt_from_proto(request))
+        async for tokens, finish in self._stream(checked, context):
+            yield pb.GenerateResponse(
+                tokens=map(convert.token_to_proto, tokens),
+                finish=convert.finish_to_proto(finish) if finish else None,
+            )
+
+    async def Chat(
+        self, request: pb.ChatRequest, context: Context
+    ) -> AsyncIterator[pb.ChatResponse]:
+        checked = _to_generation_request(request, convert.chat_from_proto(request.messages))
+        async for tokens, finish in self._stream(checked, context):
+            yield pb.ChatResponse(
+                tokens=map(convert.token_to_proto, tokens),
+                finish=convert.finish_to_proto(finish) if finish else None,
+            )
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        if not request.request_id:
+            raise InvalidRequestError("request_id is required", field="request_id")
+        self._dispatcher.cancel(RequestId(request.request_id))
+        return pb.CancelResponse()
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=map(convert.model_to_proto, self._dispatcher.models()))
+
+    async def _stream(
+        self, request: GenerationRequest, context: Context
+    ) -> AsyncIterator[tuple[Sequence[Token], Finish | None]]:
+        """Yield token batches, then the ending. A call that ends early aborts the request."""
+        await context.send_initial_metadata(((REQUEST_ID_KEY, request.request_id),))
+        async with self._dispatcher.generate(request) as generation:
+            # A cancelled call does not close this generator before it is collected.
+            context.add_done_callback(lambda _: self._dispatcher.drop(generation))  # type: ignore[arg-type]
+            async for tokens in generation.batches():
+                yield tokens, None
+            yield (), generation.finish
+
+
+def _to_generation_request(
+    request: pb.GenerateRequest | pb.ChatRequest, prompt: Prompt
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=RequestId(current_request_id()),
+        model=convert.model_from_proto(request.model),
+        prompt=prompt,
+        sampling=convert.sampling_from_proto(request.sampling or gen.SamplingParams()),
+        service_level=convert.service_level_from_proto(request.service_level),
+    )

@@ -1,0 +1,880 @@
+"""The tracker's store: one contract, kept by the in-memory reference and by real Redis."""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+
+import pytest
+import redis.asyncio
+
+from services.tracker import redis_codec
+from services.tracker.errors import (
+    IllegalTransitionError,
+    LeaseExpiredError,
+    StaleEpochError,
+    UnknownRequestError,
+)
+from services.tracker.memory_store import MemoryTrackerStore
+from services.tracker.redis_store import RedisTrackerStore
+from services.tracker.store import TrackerStore
+from services.tracker.types import (
+    EDGES,
+    REACHABLE,
+    Change,
+    DeliveredProgress,
+    ExecutorId,
+    ExecutorLoad,
+    ExecutorOffer,
+    ExecutorWriter,
+    GatewayId,
+    GatewayWriter,
+    GeneratedProgress,
+    Lease,
+    Lifetimes,
+    Registration,
+    ReportResult,
+    RequestId,
+    RequestKey,
+    RequestRecord,
+    RequestState,
+    ServiceLevel,
+)
+from tests.redis_server import RedisServer
+
+LIFETIMES = Lifetimes(lease_ttl_s=5.0, request_ttl_s=60.0, retention_s=600.0)
+START_S = 1_800_000_000.123456
+# Epochs as they are: microseconds since 1970, 16 digits. One apart, so that no rounding hides.
+OLD, EPOCH, NEW = 1_800_000_000_123_455, 1_800_000_000_123_456, 1_800_000_000_123_457
+EX = ExecutorId("ex0")
+EXECUTOR = ExecutorWriter(executor_id=EX, epoch=EPOCH)
+GATEWAY = GatewayWriter(gateway_id=GatewayId("gw0"), epoch=EPOCH)
+OTHER_GATEWAY = GatewayWriter(gateway_id=GatewayId("gw1"), epoch=EPOCH)
+S = RequestState
+WAIT_S = 30.0
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = START_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    store: TrackerStore
+    clock: FakeClock
+    lose: Callable[[], Awaitable[None]]  # empties the store behind its back
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def world(request: pytest.FixtureRequest, redis_server: RedisServer) -> AsyncIterator[World]:
+    clock = FakeClock()
+    if request.param == "memory":
+        memory = MemoryTrackerStore(LIFETIMES, clock=clock)
+
+        async def clear() -> None:
+            memory.clear()
+
+        yield World(store=memory, clock=clock, lose=clear)
+        return
+    admin = redis.asyncio.Redis.from_url(redis_server.url)
+    await admin.flushall()
+    store = RedisTrackerStore(redis_server.url, LIFETIMES, clock=clock, timeout_s=WAIT_S)
+
+    async def flush() -> None:
+        await admin.flushall()
+
+    yield World(store=store, clock=clock, lose=flush)
+    await store.aclose()
+    await admin.aclose()
+
+
+def key(request_id: str = "r", executor_id: ExecutorId = EX) -> RequestKey:
+    return RequestKey(executor_id=executor_id, request_id=RequestId(request_id))
+
+
+def make_offer(**overrides: object) -> ExecutorOffer:
+    offer = ExecutorOffer(
+        executor_id=EX, epoch=EPOCH, address="host:50051", model="m", load=ExecutorLoad()
+    )
+    return dataclasses.replace(offer, **overrides)  # type: ignore[arg-type]
+
+
+def make_registration(request_id: str = "r", **overrides: object) -> Registration:
+    registration = Registration(key=key(request_id), generation=1, num_prompt_tokens=7)
+    return dataclasses.replace(registration, **overrides)  # type: ignore[arg-type]
+
+
+def generated(request_id: str = "r", **overrides: object) -> GeneratedProgress:
+    progress = GeneratedProgress(request_id=RequestId(request_id), generation=1)
+    return dataclasses.replace(progress, **overrides)  # type: ignore[arg-type]
+
+
+def delivered(request_id: str = "r", **overrides: object) -> DeliveredProgress:
+    progress = DeliveredProgress(key=key(request_id), generation=1)
+    return dataclasses.replace(progress, **overrides)  # type: ignore[arg-type]
+
+
+async def register(store: TrackerStore, *request_ids: str) -> None:
+    """Give the executor a lease and register requests of it, "r" if none is named."""
+    await store.register_executor(make_offer())
+    entries = [make_registration(name) for name in request_ids or ("r",)]
+    assert await store.register(GATEWAY, entries) == []
+
+
+async def record_of(store: TrackerStore, request_id: str = "r") -> RequestRecord | None:
+    snapshot = await store.snapshot(EX)
+    return next((r for r in snapshot.requests if r.key == key(request_id)), None)
+
+
+async def bring_to(store: TrackerStore, state: RequestState) -> None:
+    if state is not S.QUEUED:
+        await store.report_generated(EXECUTOR, [generated(state=state)])
+
+
+# Leases
+
+
+async def test_a_lease_is_listed_with_what_the_executor_said(world: World) -> None:
+    load = ExecutorLoad(num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage_frac=0.1)
+
+    await world.store.register_executor(make_offer(load=load))
+
+    lease = Lease(offer=make_offer(load=load), expires_at_s=START_S + 5.0)
+    assert await world.store.list_executors(model="") == [lease]
+    assert (await world.store.snapshot(EX)).lease == lease
+
+
+async def test_executors_are_listed_by_model_and_sorted_by_id(world: World) -> None:
+    for name, model in [("b", "m"), ("c", "other"), ("a", "m")]:
+        await world.store.register_executor(make_offer(executor_id=name, model=model))
+
+    async def ids(model: str) -> list[str]:
+        return [x.offer.executor_id for x in await world.store.list_executors(model=model)]
+
+    assert (await ids("m"), await ids(""), await ids("none")) == (["a", "b"], ["a", "b", "c"], [])
+
+
+@pytest.mark.parametrize(
+    ("age_s", "held"),
+    [pytest.param(4.999, True, id="just-before"), pytest.param(5.0, False, id="at-its-end")],
+)
+async def test_a_lease_ends_when_its_time_is_over(world: World, age_s: float, held: bool) -> None:
+    await register(world.store)
+    world.clock.now_s += age_s
+
+    assert bool(await world.store.list_executors(model="")) == held
+    assert ((await world.store.snapshot(EX)).lease is not None) == held
+    if held:
+        await world.store.renew_lease(EXECUTOR, ExecutorLoad())
+        await world.store.report_generated(EXECUTOR, [])
+        return
+    with pytest.raises(LeaseExpiredError):
+        await world.store.renew_lease(EXECUTOR, ExecutorLoad())
+    with pytest.raises(LeaseExpiredError):
+        await world.store.report_generated(EXECUTOR, [])
+    with pytest.raises(LeaseExpiredError):
+        await world.store.transition(EXECUTOR, RequestId("r"), S.PREFILL)
+
+
+async def test_a_renewal_extends_the_lease_and_stores_the_load(world: World) -> None:
+    await world.store.register_executor(make_offer())
+    world.clock.now_s += 4.0
+    load = ExecutorLoad(num_running_reqs=9)
+
+    await world.store.renew_lease(EXECUTOR, load)
+
+    [lease] = await world.store.list_executors(model="")
+    assert lease == Lease(offer=make_offer(load=load), expires_at_s=world.clock.now_s + 5.0)
+
+
+async def test_a_renewal_brings_an_executor_back_to_the_list(world: World) -> None:
+    await world.store.register_executor(make_offer())
+    if isinstance(world.store, RedisTrackerStore):  # the list is only a hint there
+        await world.store._client.delete("evenflow:executors")
+
+    await world.store.renew_lease(EXECUTOR, ExecutorLoad())
+
+    assert len(await world.store.list_executors(model="")) == 1
+
+
+async def test_without_a_lease_an_executor_may_write_nothing(world: World) -> None:
+    await world.store.register(GATEWAY, [make_registration()])
+
+    with pytest.raises(LeaseExpiredError):
+        await world.store.renew_lease(EXECUTOR, ExecutorLoad())
+    with pytest.raises(LeaseExpiredError):
+        await world.store.report_generated(EXECUTOR, [generated(num_generated=3)])
+    with pytest.raises(LeaseExpiredError):
+        await world.store.transition(EXECUTOR, RequestId("r"), S.PREFILL)
+    record = await record_of(world.store)
+    assert record is not None
+    assert (record.num_generated, record.state) == (0, S.QUEUED)
+
+
+async def test_an_older_process_is_fenced_off(world: World) -> None:
+    await register(world.store)
+    old = dataclasses.replace(EXECUTOR, epoch=OLD)
+
+    with pytest.raises(StaleEpochError):
+        await world.store.register_executor(make_offer(epoch=OLD))
+    with pytest.raises(StaleEpochError):
+        await world.store.renew_lease(old, ExecutorLoad())
+    with pytest.raises(StaleEpochError):
+        await world.store.release_lease(old)
+    with pytest.raises(StaleEpochError):
+        await world.store.report_generated(old, [generated(num_generated=3)])
+    with pytest.raises(StaleEpochError):
+        await world.store.transition(old, RequestId("r"), S.PREFILL)
+    record = await record_of(world.store)
+    assert record is not None
+    assert (record.num_generated, record.state) == (0, S.QUEUED)
+
+
+async def test_the_fence_outlives_the_lease(world: World) -> None:
+    await world.store.register_executor(make_offer())
+    world.clock.now_s += 6.0
+
+    with pytest.raises(StaleEpochError):
+        await world.store.register_executor(make_offer(epoch=OLD))
+    with pytest.raises(StaleEpochError):
+        await world.store.renew_lease(dataclasses.replace(EXECUTOR, epoch=OLD), ExecutorLoad())
+
+
+async def test_a_newer_process_must_register_before_it_writes(world: World) -> None:
+    await register(world.store)
+    new = dataclasses.replace(EXECUTOR, epoch=NEW)
+
+    with pytest.raises(LeaseExpiredError):
+        await world.store.renew_lease(new, ExecutorLoad())
+    with pytest.raises(LeaseExpiredError):
+        await world.store.report_generated(new, [])
+    with pytest.raises(LeaseExpiredError):
+        await world.store.transition(new, RequestId("r"), S.PREFILL)
+
+
+async def test_a_released_lease_is_gone_and_may_be_taken_again(world: World) -> None:
+    await world.store.register_executor(make_offer())
+
+    await world.store.release_lease(EXECUTOR)
+    await world.store.release_lease(EXECUTOR)
+
+    assert await world.store.list_executors(model="") == []
+    await world.store.register_executor(make_offer())
+    assert len(await world.store.list_executors(model="")) == 1
+
+
+async def test_releasing_what_was_never_held_does_nothing(world: World) -> None:
+    await world.store.release_lease(EXECUTOR)
+    await world.store.register_executor(make_offer())
+
+    await world.store.release_lease(dataclasses.replace(EXECUTOR, epoch=NEW))
+
+    assert len(await world.store.list_executors(model="")) == 1
+
+
+async def test_a_takeover_fails_the_live_requests_of_the_older_process(world: World) -> None:
+    await register(world.store, "live", "ended")
+    await world.store.report_generated(EXECUTOR, [generated("ended", state=S.FINISHED)])
+
+    await world.store.register_executor(make_offer(epoch=NEW))
+
+    snapshot = await world.store.snapshot(EX)
+    assert [(r.key.request_id, r.state) for r in snapshot.requests] == [
+        ("ended", S.FINISHED),
+        ("live", S.FAILED),
+    ]
+
+
+async def test_registering_the_same_process_again_fails_nothing(world: World) -> None:
+    await register(world.store)
+
+    await world.store.register_executor(make_offer())
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.state is S.QUEUED
+
+
+async def test_an_ended_lease_alone_fails_nothing(world: World) -> None:
+    await register(world.store)
+    world.clock.now_s += 6.0
+
+    await world.store.register_executor(make_offer())
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.state is S.QUEUED
+
+
+async def test_a_request_registered_before_any_lease_is_adopted_not_failed(world: World) -> None:
+    await world.store.register(GATEWAY, [make_registration()])
+
+    await world.store.register_executor(make_offer())
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=4)])
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert (record.state, record.executor_epoch) == (S.QUEUED, EPOCH)
+    await world.store.register_executor(make_offer(epoch=NEW))  # now it belongs to the older one
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.state is S.FAILED
+
+
+async def test_a_transition_adopts_a_request_too(world: World) -> None:
+    await world.store.register(GATEWAY, [make_registration()])
+    await world.store.register_executor(make_offer())
+
+    await world.store.transition(EXECUTOR, RequestId("r"), S.PREFILL)
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.executor_epoch == EPOCH
+
+
+# Registration
+
+
+async def test_a_registered_request_is_recorded_as_it_was_routed(world: World) -> None:
+    level = ServiceLevel(slo_ttft_s=0.5, slo_tbt_s=0.1, consumption_rate_tps=12.5, pace_tail=True)
+    await world.store.register_executor(make_offer())
+
+    stale = await world.store.register(
+        GATEWAY, [make_registration(generation=3, num_prompt_tokens=99, service_level=level)]
+    )
+
+    assert stale == []
+    assert await record_of(world.store) == RequestRecord(
+        key=key(),
+        generation=3,
+        gateway_id=GATEWAY.gateway_id,
+        gateway_epoch=EPOCH,
+        executor_epoch=EPOCH,
+        state=S.QUEUED,
+        num_prompt_tokens=99,
+        service_level=level,
+        registered_at_s=START_S,
+        expires_at_s=START_S + 60.0,
+    )
+
+
+async def test_registering_the_same_generation_keeps_counts_and_state(world: World) -> None:
+    await register(world.store)
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=5, state=S.DECODING)])
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=2)])
+    before = await record_of(world.store)
+    assert before is not None
+    world.clock.now_s += 10.0
+
+    assert await world.store.register(GATEWAY, [make_registration()]) == []
+
+    assert await record_of(world.store) == dataclasses.replace(
+        before, expires_at_s=world.clock.now_s + 60.0
+    )
+
+
+async def test_a_greater_generation_starts_anew(world: World) -> None:
+    await register(world.store)
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=5, state=S.FINISHED)])
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=2)])
+    world.clock.now_s += 1.0
+
+    assert await world.store.register(OTHER_GATEWAY, [make_registration(generation=2)]) == []
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert (record.generation, record.gateway_id, record.state) == (2, "gw1", S.QUEUED)
+    assert (record.num_generated, record.generated_at_s) == (0, None)
+    assert (record.num_delivered, record.delivered_at_s) == (0, None)
+    assert record.registered_at_s == START_S + 1.0
+
+
+async def test_a_smaller_generation_is_named_and_ignored(world: World) -> None:
+    await world.store.register(GATEWAY, [make_registration(generation=2)])
+
+    stale = await world.store.register(
+        GATEWAY, [make_registration(generation=1), make_registration("new")]
+    )
+
+    assert stale == [key()]
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.generation == 2
+    assert await record_of(world.store, "new") is not None
+
+
+@pytest.mark.parametrize(
+    ("gateway", "refused"),
+    [
+        pytest.param(OTHER_GATEWAY, True, id="another-gateway"),
+        pytest.param(dataclasses.replace(GATEWAY, epoch=OLD), True, id="older-process"),
+        pytest.param(dataclasses.replace(GATEWAY, epoch=NEW), False, id="newer-process"),
+    ],
+)
+async def test_only_its_gateway_may_register_a_generation_again(
+    world: World, gateway: GatewayWriter, refused: bool
+) -> None:
+    await register(world.store)
+
+    stale = await world.store.register(gateway, [make_registration()])
+
+    assert stale == ([key()] if refused else [])
+
+
+async def test_requests_of_several_executors_are_registered_at_once(world: World) -> None:
+    other = RequestKey(executor_id=ExecutorId("ex1"), request_id=RequestId("r"))
+    await world.store.register(GATEWAY, [make_registration(key=other, generation=2)])
+
+    stale = await world.store.register(
+        GATEWAY, [make_registration(), make_registration(key=other), make_registration("x")]
+    )
+
+    assert stale == [other]
+    assert [r.key.request_id for r in (await world.store.snapshot(EX)).requests] == ["r", "x"]
+
+
+# Reports
+
+
+async def test_counts_merge_by_maximum_and_the_deposit_is_their_difference(world: World) -> None:
+    await register(world.store)
+    for count in (3, 8, 5):
+        await world.store.report_generated(EXECUTOR, [generated(num_generated=count)])
+    for count in (6, 2):
+        await world.store.report_delivered(GATEWAY, [delivered(num_delivered=count)])
+
+    record = await record_of(world.store)
+
+    assert record is not None
+    assert (record.num_generated, record.num_delivered, record.num_deposited) == (8, 6, 2)
+
+
+async def test_the_deposit_is_never_negative(world: World) -> None:
+    await register(world.store)
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=3)])
+
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=5)])
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.num_deposited == 0
+
+
+async def test_an_age_counts_from_the_last_growth(world: World) -> None:
+    await register(world.store)
+    world.clock.now_s = START_S + 1.0
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=0)])
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=0)])
+    record = await record_of(world.store)
+    assert record is not None
+    assert (record.generated_at_s, record.delivered_at_s) == (START_S + 1.0, START_S + 1.0)
+
+    world.clock.now_s = START_S + 2.0
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=4)])
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=4)])
+    world.clock.now_s = START_S + 3.0
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=4)])
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=4)])
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert (record.generated_at_s, record.delivered_at_s) == (START_S + 2.0, START_S + 2.0)
+
+
+async def test_what_is_not_reported_stays_as_it_is(world: World) -> None:
+    await register(world.store)
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=4, state=S.DECODING)])
+    before = await record_of(world.store)
+
+    await world.store.report_generated(EXECUTOR, [generated()])
+    await world.store.report_delivered(GATEWAY, [delivered()])
+
+    assert await record_of(world.store) == before
+
+
+async def test_unknown_requests_are_named_and_the_others_applied(world: World) -> None:
+    await register(world.store, "a", "b")
+
+    by_executor = await world.store.report_generated(
+        EXECUTOR, [generated("x"), generated("a", num_generated=1), generated("y")]
+    )
+    by_gateway = await world.store.report_delivered(
+        GATEWAY, [delivered("y"), delivered("b", num_delivered=1), delivered("x")]
+    )
+
+    assert by_executor == ReportResult(unknown=(key("x"), key("y")))
+    assert by_gateway == ReportResult(unknown=(key("y"), key("x")))
+    a, b = await record_of(world.store, "a"), await record_of(world.store, "b")
+    assert a is not None
+    assert b is not None
+    assert (a.num_generated, b.num_delivered) == (1, 1)
+
+
+@pytest.mark.parametrize("generation", [1, 3])
+async def test_reports_count_for_their_own_generation_only(world: World, generation: int) -> None:
+    await world.store.register_executor(make_offer())
+    await world.store.register(GATEWAY, [make_registration(generation=2)])
+
+    by_executor = await world.store.report_generated(
+        EXECUTOR, [generated(generation=generation, num_generated=9, state=S.DECODING)]
+    )
+    by_gateway = await world.store.report_delivered(
+        GATEWAY, [delivered(generation=generation, num_delivered=9)]
+    )
+
+    expected = ReportResult(stale=(key(),)) if generation < 2 else ReportResult(unknown=(key(),))
+    assert (by_executor, by_gateway) == (expected, expected)
+    record = await record_of(world.store)
+    assert record is not None
+    assert (record.num_generated, record.num_delivered, record.state) == (0, 0, S.QUEUED)
+
+
+@pytest.mark.parametrize(
+    ("gateway", "count"),
+    [
+        pytest.param(OTHER_GATEWAY, 0, id="another-gateway"),
+        pytest.param(dataclasses.replace(GATEWAY, epoch=OLD), 0, id="older-process"),
+        pytest.param(dataclasses.replace(GATEWAY, epoch=NEW), 9, id="newer-process"),
+    ],
+)
+async def test_only_its_gateway_writes_delivered_counts(
+    world: World, gateway: GatewayWriter, count: int
+) -> None:
+    await register(world.store)
+
+    result = await world.store.report_delivered(gateway, [delivered(num_delivered=9)])
+
+    assert result == (ReportResult() if count else ReportResult(stale=(key(),)))
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.num_delivered == count
+
+
+async def test_a_newer_gateway_process_fences_the_older_one(world: World) -> None:
+    await register(world.store)
+    await world.store.report_delivered(dataclasses.replace(GATEWAY, epoch=NEW), [delivered()])
+
+    result = await world.store.report_delivered(GATEWAY, [delivered(num_delivered=9)])
+
+    assert result == ReportResult(stale=(key(),))
+
+
+async def test_one_gateway_reports_on_several_executors(world: World) -> None:
+    other = RequestKey(executor_id=ExecutorId("ex1"), request_id=RequestId("r"))
+    await world.store.register(GATEWAY, [make_registration(), make_registration(key=other)])
+
+    result = await world.store.report_delivered(
+        GATEWAY,
+        [
+            delivered(key=other, num_delivered=2),
+            delivered("x"),
+            delivered(num_delivered=1),
+            delivered(key=dataclasses.replace(other, request_id=RequestId("x"))),
+        ],
+    )
+
+    lost = dataclasses.replace(other, request_id=RequestId("x"))
+    assert result == ReportResult(unknown=(key("x"), lost))
+    counts = [
+        record.num_delivered
+        for executor_id in (EX, other.executor_id)
+        for record in (await world.store.snapshot(executor_id)).requests
+    ]
+    assert counts == [1, 2]
+
+
+# States
+
+
+@pytest.mark.parametrize("target", list(S))
+@pytest.mark.parametrize("state", list(S))
+async def test_a_report_may_skip_states_but_not_go_where_no_path_leads(
+    world: World, state: RequestState, target: RequestState
+) -> None:
+    await register(world.store)
+    await bring_to(world.store, state)
+
+    result = await world.store.report_generated(
+        EXECUTOR, [generated(state=target, num_generated=6)]
+    )
+
+    legal = target is state or target in REACHABLE[state]
+    assert result == (ReportResult() if legal else ReportResult(illegal=(key(),)))
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.state is (target if legal else state)
+    assert record.num_generated == 6  # counts are applied either way
+
+
+@pytest.mark.parametrize("target", list(S))
+@pytest.mark.parametrize("state", list(S))
+async def test_a_transition_follows_one_edge_only(
+    world: World, state: RequestState, target: RequestState
+) -> None:
+    await register(world.store)
+    await bring_to(world.store, state)
+
+    if target is state or target in EDGES[state]:
+        assert await world.store.transition(EXECUTOR, RequestId("r"), target) is state
+        expected = target
+    else:
+        with pytest.raises(IllegalTransitionError):
+            await world.store.transition(EXECUTOR, RequestId("r"), target)
+        expected = state
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.state is expected
+
+
+async def test_a_transition_of_an_unknown_request_is_refused(world: World) -> None:
+    await register(world.store)
+
+    with pytest.raises(UnknownRequestError):
+        await world.store.transition(EXECUTOR, RequestId("x"), S.PREFILL)
+
+
+async def test_what_is_delivered_after_the_end_still_counts(world: World) -> None:
+    await register(world.store)
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=9, state=S.FINISHED)])
+
+    result = await world.store.report_delivered(GATEWAY, [delivered(num_delivered=9)])
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert (result, record.num_delivered, record.state) == (ReportResult(), 9, S.FINISHED)
+
+
+async def test_of_many_concurrent_reports_the_maximum_remains(world: World) -> None:
+    names = [f"r{i}" for i in range(5)]
+    await register(world.store, *names)
+    counts = [(name, count) for name in names for count in range(1, 21)]
+    rng = random.Random(7)
+
+    async def send(name: str, count: int) -> None:
+        await world.store.report_generated(EXECUTOR, [generated(name, num_generated=count)])
+        await world.store.report_delivered(GATEWAY, [delivered(name, num_delivered=count // 2)])
+
+    rng.shuffle(counts)
+    await asyncio.gather(*(send(name, count) for name, count in counts))
+
+    records = (await world.store.snapshot(EX)).requests
+    assert [(r.key.request_id, r.num_generated, r.num_delivered) for r in records] == [
+        (name, 20, 10) for name in names
+    ]
+
+
+async def test_of_concurrent_transitions_from_one_state_only_legal_chains_happen(
+    world: World,
+) -> None:
+    await register(world.store)
+    targets = [S.FINISHED, S.FAILED, S.CANCELLED]
+
+    results = await asyncio.gather(
+        *(world.store.transition(EXECUTOR, RequestId("r"), target) for target in targets),
+        return_exceptions=True,
+    )
+
+    winners = [t for t, result in zip(targets, results, strict=True) if result is S.QUEUED]
+    assert len(winners) == 1
+    assert sum(isinstance(result, IllegalTransitionError) for result in results) == 2
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.state is winners[0]
+
+
+# Lifetimes
+
+
+@pytest.mark.parametrize(
+    ("state", "life_s"),
+    [pytest.param(s, 600.0 if not EDGES[s] else 60.0, id=s.value) for s in S],
+)
+async def test_a_record_is_forgotten_when_its_time_is_over(
+    world: World, state: RequestState, life_s: float
+) -> None:
+    await register(world.store)
+    await bring_to(world.store, state)
+
+    world.clock.now_s = START_S + life_s - 0.001
+    assert await record_of(world.store) is not None
+    world.clock.now_s = START_S + life_s
+    assert await record_of(world.store) is None
+    result = await world.store.report_delivered(GATEWAY, [delivered(num_delivered=1)])
+    assert result == ReportResult(unknown=(key(),))
+    await world.store.register_executor(make_offer())
+    assert (await world.store.report_generated(EXECUTOR, [generated()])).unknown == (key(),)
+    with pytest.raises(UnknownRequestError):
+        await world.store.transition(EXECUTOR, RequestId("r"), S.FINISHED)
+
+
+@pytest.mark.parametrize("sender", ["executor", "gateway", "registration", "transition"])
+async def test_every_report_keeps_a_request_alive(world: World, sender: str) -> None:
+    await register(world.store)
+    world.clock.now_s += 50.0
+    await world.store.register_executor(make_offer())
+    if sender == "executor":
+        await world.store.report_generated(EXECUTOR, [generated()])
+    elif sender == "gateway":
+        await world.store.report_delivered(GATEWAY, [delivered()])
+    elif sender == "registration":
+        await world.store.register(GATEWAY, [make_registration()])
+    else:
+        await world.store.transition(EXECUTOR, RequestId("r"), S.QUEUED)
+    world.clock.now_s += 59.0
+
+    assert await record_of(world.store) is not None
+
+
+async def test_a_forgotten_request_is_registered_anew_with_its_old_generation(
+    world: World,
+) -> None:
+    await register(world.store)
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=3)])
+    world.clock.now_s += 60.0
+
+    assert await world.store.register(OTHER_GATEWAY, [make_registration()]) == []
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert (record.num_generated, record.gateway_id) == (0, "gw1")
+    assert record.executor_epoch == 0  # no lease is held by now
+
+
+async def test_a_takeover_leaves_forgotten_requests_forgotten(world: World) -> None:
+    await register(world.store)
+    world.clock.now_s += 60.0
+
+    await world.store.register_executor(make_offer(epoch=NEW))
+
+    assert await record_of(world.store) is None
+
+
+async def test_a_snapshot_is_sorted_and_of_one_executor(world: World) -> None:
+    other = RequestKey(executor_id=ExecutorId("ex1"), request_id=RequestId("z"))
+    names = ["b", "a", "B", "ä", "{x}", "a:b"]
+    await world.store.register(
+        GATEWAY, [*(make_registration(name) for name in names), make_registration(key=other)]
+    )
+
+    snapshot = await world.store.snapshot(EX)
+
+    assert [r.key.request_id for r in snapshot.requests] == sorted(names)
+    assert (await world.store.snapshot(ExecutorId("ex2"))).requests == ()
+
+
+# Watching
+
+
+async def next_of(changes: AsyncIterator[Change]) -> Change:
+    async with asyncio.timeout(WAIT_S):
+        return await anext(changes)
+
+
+async def test_a_watch_starts_with_everything_and_then_tells_changes(world: World) -> None:
+    await register(world.store, "a", "b")
+    async with aclosing(world.store.watch(EX)) as changes:
+        first = await next_of(changes)
+        assert (first.reset, [r.key for r in first.requests]) == (True, [key("a"), key("b")])
+
+        await world.store.report_generated(EXECUTOR, [generated("b", num_generated=2)])
+        assert await next_of(changes) == Change(
+            reset=False, requests=tuple(filter(None, [await record_of(world.store, "b")]))
+        )
+        await world.store.report_delivered(GATEWAY, [delivered("a", num_delivered=1)])
+        assert [r.key for r in (await next_of(changes)).requests] == [key("a")]
+        await world.store.transition(EXECUTOR, RequestId("a"), S.PREFILL)
+        assert [r.state for r in (await next_of(changes)).requests] == [S.PREFILL]
+        await world.store.register(GATEWAY, [make_registration("c")])
+        assert [r.key for r in (await next_of(changes)).requests] == [key("c")]
+        await world.store.register_executor(make_offer(epoch=NEW))
+        assert {r.state for r in (await next_of(changes)).requests} == {S.FAILED}
+
+
+async def test_a_watch_of_nothing_starts_with_an_empty_reset(world: World) -> None:
+    async with aclosing(world.store.watch(EX)) as changes:
+        assert await next_of(changes) == Change(reset=True, requests=())
+        await register(world.store)
+        assert [r.key for r in (await next_of(changes)).requests] == [key()]
+
+
+async def test_a_watch_is_silent_about_heartbeats_and_other_executors(world: World) -> None:
+    await register(world.store)
+    await world.store.report_generated(EXECUTOR, [generated(num_generated=1)])
+    other = RequestKey(executor_id=ExecutorId("ex1"), request_id=RequestId("r"))
+    async with aclosing(world.store.watch(EX)) as changes:
+        await next_of(changes)
+
+        await world.store.report_generated(EXECUTOR, [generated(num_generated=1)])
+        await world.store.report_delivered(GATEWAY, [delivered()])
+        await world.store.register(GATEWAY, [make_registration(), make_registration(key=other)])
+        await world.store.transition(EXECUTOR, RequestId("r"), S.QUEUED)
+        await world.store.report_generated(EXECUTOR, [generated(state=S.DECODING)])
+
+        change = await next_of(changes)
+        assert [(r.key, r.state) for r in change.requests] == [(key(), S.DECODING)]
+
+
+async def test_changes_merge_for_a_slow_watcher_and_the_newest_is_not_lost(world: World) -> None:
+    await register(world.store, "a", "b")
+    async with aclosing(world.store.watch(EX)) as changes:
+        await next_of(changes)
+        for count in range(1, 50):
+            await world.store.report_generated(EXECUTOR, [generated("a", num_generated=count)])
+        await world.store.report_generated(EXECUTOR, [generated("b", num_generated=1)])
+
+        change = await next_of(changes)
+
+        assert change.reset is False
+        assert [(r.key.request_id, r.num_generated) for r in change.requests] == [
+            ("a", 49),
+            ("b", 1),
+        ]
+
+
+async def test_a_watcher_that_fell_far_behind_still_ends_at_the_truth(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_codec, "MAX_EVENTS", 100)  # where events are kept at all
+    await register(world.store)
+    async with aclosing(world.store.watch(EX)) as changes:
+        await next_of(changes)
+        for count in range(1, 301):
+            await world.store.report_generated(EXECUTOR, [generated(num_generated=count)])
+
+        async with asyncio.timeout(WAIT_S):
+            while (await anext(changes)).requests[0].num_generated < 300:
+                pass
+
+
+async def test_every_watcher_sees_every_change(world: World) -> None:
+    await register(world.store)
+    async with aclosing(world.store.watch(EX)) as one, aclosing(world.store.watch(EX)) as two:
+        await next_of(one)
+        await next_of(two)
+
+        await world.store.report_generated(EXECUTOR, [generated(num_generated=1)])
+
+        assert (await next_of(one)).requests == (await next_of(two)).requests
+
+
+async def test_a_watch_starts_again_after_the_store_was_emptied(world: World) -> None:
+    await register(world.store, "a", "b")
+    await world.store.report_generated(EXECUTOR, [generated("a", num_generated=1)])
+    async with aclosing(world.store.watch(EX)) as changes:
+        await next_of(changes)
+        await world.lose()
+        await register(world.store, "b")
+
+        change = await next_of(changes)
+        while not [r.key for r in change.requests]:  # the loss may be told before the new request
+            assert change.reset is True
+            change = await next_of(changes)
+
+        assert [r.key for r in change.requests] == [key("b")]
+        assert (await world.store.snapshot(EX)).requests == change.requests

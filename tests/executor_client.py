@@ -1,0 +1,158 @@
+"""A gateway's side of the step stream, which checks the stream's promises as it reads."""
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from grpc import aio
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from evenflow.gateway.v1 import generation_pb2 as gen
+
+ANSWER_TIMEOUT_S = 90.0
+MODEL = "exactness"
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """What came back for one request."""
+
+    num_prompt_tokens: int | None = None
+    rejected: pb.Rejected | None = None
+    tokens: list[pb.Token] = field(default_factory=list)
+    arrived_s: list[float] = field(default_factory=list)  # one per token, monotonic
+    ending: pb.Ending | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)  # has a token
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+    @property
+    def finish_reason(self) -> str:
+        assert self.ending is not None
+        assert self.ending.WhichOneof("how") == "finish_reason", self.ending
+        return gen.FinishReason.Name(self.ending.finish_reason).removeprefix("FINISH_REASON_")
+
+    @property
+    def reject_code(self) -> str:
+        assert self.rejected is not None, self
+        return pb.RejectCode.Name(self.rejected.code).removeprefix("REJECT_CODE_")
+
+
+def make_submit(request_id: str, **overrides: Any) -> pb.Submit:
+    """Return a submit; `sampling` may be a dict, `chat` a single user turn."""
+    fields: dict[str, Any] = {"generation": 1, "model": MODEL, **overrides}
+    if isinstance(fields.get("sampling"), dict):
+        fields["sampling"] = gen.SamplingParams(**fields["sampling"])
+    if isinstance(fields.get("chat"), str):
+        turn = gen.ChatMessage(role="user", content=fields["chat"])
+        fields["chat"] = pb.Chat(messages=[turn])
+    return pb.Submit(request_id=request_id, **fields)
+
+
+class GatewayStream:
+    """One open stream to an executor."""
+
+    def __init__(self, address: str, *, gateway_id: str = "gateway-test") -> None:
+        self._channel = aio.insecure_channel(address)
+        self._gateway_id = gateway_id
+        self.stub = pb_grpc.ExecutorServiceStub(self._channel)
+        self.answers: dict[str, Answer] = defaultdict(Answer)
+        self.frames: list[pb.StreamResponse] = []
+        self._writing = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        self._call = self.stub.Stream()
+        await self.send(hello=pb.Hello(gateway_id=self._gateway_id))
+        self.reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.drop()
+        await asyncio.wait([self.reader], timeout=ANSWER_TIMEOUT_S)
+        if self.reader.done() and not self.reader.cancelled():
+            self.reader.exception()
+        await self._channel.close()
+
+    def drop(self) -> None:
+        """Break the stream off, as a gateway does that dies."""
+        self._call.cancel()
+
+    async def send(self, **message: Any) -> None:
+        async with self._writing:  # a gRPC call takes one write at a time
+            await self._call.write(pb.StreamRequest(**message))
+
+    async def end_input(self) -> None:
+        """Say that nothing more will be sent; the answers still come."""
+        await self._call.done_writing()
+
+    async def submit(self, request_id: str, **fields: Any) -> Answer:
+        """Submit a request and return its answer, which fills as frames arrive."""
+        answer = self.answers[request_id]
+        await self.send(submit=make_submit(request_id, **fields))
+        return answer
+
+    async def ask(self, request_id: str, **fields: Any) -> Answer:
+        """Submit a request and wait for its end."""
+        answer = await self.submit(request_id, **fields)
+        await self.wait(answer.done)
+        return answer
+
+    async def wait(self, event: asyncio.Event) -> None:
+        """Wait for `event`; raises what ended the stream if that comes first."""
+        waiter = asyncio.create_task(event.wait())
+        await asyncio.wait(
+            [waiter, self.reader],
+            timeout=ANSWER_TIMEOUT_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        waiter.cancel()
+        if not event.is_set():
+            assert self.reader.done(), "no answer in time"
+            self.reader.result()
+            raise AssertionError("the stream ended first")
+
+    async def _read(self) -> None:
+        async for frame in self._call:
+            assert frame.sequence == len(self.frames)
+            self.frames.append(frame)
+            self._take(frame)
+
+    def _take(self, frame: pb.StreamResponse) -> None:
+        for accepted in frame.accepted:
+            assert self.answers[accepted.request_id].num_prompt_tokens is None
+            self.answers[accepted.request_id].num_prompt_tokens = accepted.num_prompt_tokens
+        for rejected in frame.rejected:
+            answer = self.answers[rejected.request_id]
+            answer.rejected = rejected
+            answer.done.set()
+        for output in frame.outputs:
+            self._take_output(output)
+
+    def _take_output(self, output: pb.RequestOutput) -> None:
+        answer = self.answers[output.request_id]
+        assert answer.num_prompt_tokens is not None, "tokens before the acceptance"
+        assert answer.ending is None, "something after the ending"
+        assert output.first_token_index == len(answer.tokens), "a gap"
+        answer.tokens.extend(output.tokens)
+        answer.arrived_s.extend([time.monotonic()] * len(output.tokens))
+        if answer.tokens:
+            answer.started.set()
+        if output.HasField("ending"):
+            answer.ending = output.ending
+            answer.done.set()

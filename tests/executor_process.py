@@ -1,0 +1,102 @@
+"""A real executor process on free ports, for integration tests."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.models import exactness_model
+from tests.processes import ENGINE_ENVIRONMENT, ROOT, START_TIMEOUT_S, free_port, wait_until
+
+MAX_MODEL_LEN = 2048
+MAX_NUM_SEQS = 32
+ENGINE_SETTINGS = {
+    "DTYPE": "float32",
+    "MAX_MODEL_LEN": MAX_MODEL_LEN,
+    "MAX_NUM_SEQS": MAX_NUM_SEQS,
+    "ENFORCE_EAGER": 1,
+    "KV_CACHE_MEMORY_BYTES": 256 << 20,
+}
+
+
+class ExecutorProcess:
+    """One executor. `settings` are named without their prefix."""
+
+    def __init__(self, log_path: Path, **settings: object) -> None:
+        self._log_path = log_path
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        self.metrics_port = free_port()
+        self._settings: dict[str, object] = {
+            "MODEL": exactness_model(),
+            "GRPC_PORT": port,
+            "METRICS_PORT": self.metrics_port,
+            "TRACKER": "",
+            **ENGINE_SETTINGS,
+            **settings,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        assert self._process is not None
+        return self._process
+
+    def start(self) -> None:
+        """Start the process; return at once, see `wait_serving`."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
+        own = {f"EVENFLOW_EXECUTOR_{name}": str(value) for name, value in self._settings.items()}
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "services.executor"],
+                cwd=ROOT,
+                env=inherited | ENGINE_ENVIRONMENT | {"PYTHONPATH": paths} | own,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_serving(self) -> None:
+        def serving() -> bool:
+            code = self.process.poll()
+            assert code is None, f"the executor exited with {code}:\n{self.log_tail()}"
+            return self.health() == health_pb2.HealthCheckResponse.SERVING
+
+        wait_until(serving, "executor serving", START_TIMEOUT_S)
+
+    def health(self) -> int | None:
+        """Return the health status; None if nobody answers."""
+        with grpc.insecure_channel(self.address) as channel:
+            try:
+                request = health_pb2.HealthCheckRequest()
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+            except grpc.RpcError:
+                return None
+        return int(answer.status)
+
+    def engine_processes(self) -> list[psutil.Process]:
+        """Return EngineCore and its workers."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if "VLLM::" in " ".join(child.cmdline())]
+
+    def log_tail(self, num_lines: int = 40) -> str:
+        lines = self._log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-num_lines:])
+
+    def stop(self) -> None:
+        """Stop the process and whatever is left of its engine."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,0 +1,64 @@
+"""Stock vLLM's answers, from a process of its own: `answers_of_stock_vllm`."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.executor_process import ENGINE_SETTINGS
+from tests.models import exactness_model
+from tests.processes import ENGINE_ENVIRONMENT, ROOT
+
+TIMEOUT_S = 300.0
+
+
+def answers_of_stock_vllm(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `ids`, `text` and `finish_reason` for each request.
+
+    A request has `prompt` (text) or `messages`, and `sampling` with vLLM's own names.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".json") as answers:
+        subprocess.run(
+            [sys.executable, "-m", "tests.executor_stock", answers.name],
+            cwd=ROOT,
+            env=os.environ | ENGINE_ENVIRONMENT,
+            input=json.dumps(requests),
+            text=True,
+            check=True,
+            timeout=TIMEOUT_S,
+        )
+        result: list[dict[str, Any]] = json.load(answers)
+    return result
+
+
+def main() -> None:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=str(exactness_model()),
+        **{name.lower(): value for name, value in ENGINE_SETTINGS.items()},
+    )
+    answers = []
+    for request in json.load(sys.stdin):
+        sampling = SamplingParams(**request["sampling"])
+        if "messages" in request:
+            (output,) = llm.chat(request["messages"], sampling, use_tqdm=False)
+        else:
+            (output,) = llm.generate([request["prompt"]], sampling, use_tqdm=False)
+        first = output.outputs[0]
+        answers.append(
+            {
+                "ids": list(first.token_ids),
+                "text": first.text,
+                "finish_reason": first.finish_reason,
+                "num_prompt_tokens": len(output.prompt_token_ids or ()),
+            }
+        )
+    Path(sys.argv[1]).write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""An executor without an engine: a real gRPC server that speaks evenflow.executor.v1.
+
+It answers every submit as its `Script` says. A test holds it still at the script's gates, plays
+frames of its own, and sees what the gateway sent.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from grpc import aio
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from evenflow.gateway.v1 import generation_pb2 as gen
+
+MODEL = "test-model"
+NUM_PROMPT_TOKENS = 7
+EVENT_TIMEOUT_S = 30.0
+
+
+def open_gate() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
+@dataclass(kw_only=True)
+class Script:
+    """What happens to a request."""
+
+    texts: Sequence[str] = ("Hello", ",", " world")  # one token each; ids count from 100
+    interval_s: float = 0.0  # between two tokens
+    finish_reason: gen.FinishReason.ValueType = gen.FINISH_REASON_STOP
+    failure: pb.Failure | None = None  # instead of the finish reason
+    reject: pb.Rejected | None = None  # instead of everything; its request id is filled in
+    accepting: asyncio.Event = field(default_factory=open_gate)  # nothing is answered before
+    generating: asyncio.Event = field(default_factory=open_gate)  # no token comes before
+    ending: asyncio.Event = field(default_factory=open_gate)  # no ending comes before
+
+
+class Session:
+    """One gateway's stream, from the executor's side."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self._sequence = 0
+
+    def send(
+        self,
+        *,
+        sequence: int | None = None,
+        accepted: Sequence[pb.Accepted] = (),
+        rejected: Sequence[pb.Rejected] = (),
+        outputs: Sequence[pb.RequestOutput] = (),
+    ) -> None:
+        """Queue one frame; with `sequence` one that is out of order."""
+        frame = pb.StreamResponse(
+            sequence=self._sequence if sequence is None else sequence,
+            accepted=accepted,
+            rejected=rejected,
+            outputs=outputs,
+        )
+        if sequence is None:
+            self._sequence += 1
+        self.frames.put_nowait(frame)
+
+    def send_tokens(self, request_id: str, first_index: int, texts: Sequence[str]) -> None:
+        tokens = [pb.Token(id=100 + first_index + k, text=text) for k, text in enumerate(texts)]
+        self.send(
+            outputs=[
+                pb.RequestOutput(
+                    request_id=request_id, first_token_index=first_index, tokens=tokens
+                )
+            ]
+        )
+
+    def end(self, request_id: str, num_tokens: int, ending: pb.Ending) -> None:
+        self.send(
+            outputs=[
+                pb.RequestOutput(request_id=request_id, first_token_index=num_tokens, ending=ending)
+            ]
+        )
+
+
+class FakeExecutor(pb_grpc.ExecutorServiceServicer):
+    """Serves one model. `start` and `kill` may alternate; the port stays."""
+
+    def __init__(
+        self, *, model: str = MODEL, executor_id: str = "executor-0", max_model_len: int = 4096
+    ) -> None:
+        self.model = model
+        self.executor_id = executor_id
+        self.max_model_len = max_model_len
+        self.script = Script()
+        self.script_for: Callable[[pb.Submit], Script] = lambda _: self.script
+        self.submits: list[pb.Submit] = []
+        self.aborted: list[str] = []
+        self.delivered: dict[str, int] = {}
+        self.delivered_messages: list[pb.Delivered] = []
+        self.gateway_ids: list[str] = []
+        self.session: Session | None = None  # newest
+        self.port = 0
+        self._server: aio.Server | None = None
+        self._news = asyncio.Condition()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = aio.server(options=[("grpc.so_reuseport", 0)])
+        pb_grpc.add_ExecutorServiceServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def kill(self) -> None:
+        """Cut every stream without a word, and stop listening."""
+        if self._server is not None:
+            await self._server.stop(grace=None)
+            self._server = None
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds; it is looked at whenever the gateway sent something."""
+        async with asyncio.timeout(EVENT_TIMEOUT_S), self._news:
+            await self._news.wait_for(condition)
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: pb.GetModelInfoRequest, context: aio.ServicerContext
+    ) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse(
+            executor_id=self.executor_id, model=self.model, max_model_len=self.max_model_len
+        )
+
+    async def GetLoad(  # noqa: N802
+        self, request: pb.GetLoadRequest, context: aio.ServicerContext
+    ) -> pb.GetLoadResponse:
+        return pb.GetLoadResponse()
+
+    async def Stream(  # noqa: N802
+        self, requests: AsyncIterator[pb.StreamRequest], context: aio.ServicerContext
+    ) -> AsyncIterator[pb.StreamResponse]:
+        first = await anext(requests)
+        if first.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "hello comes first")
+        self.gateway_ids.append(first.hello.gateway_id)
+        session = self.session = Session()
+        reader = asyncio.create_task(self._read(requests, session))
+        try:
+            while (frame := await session.frames.get()) is not None:
+                yield frame
+        finally:
+            reader.cancel()
+            for task in session.tasks.values():
+                task.cancel()
+
+    async def _read(self, requests: AsyncIterator[pb.StreamRequest], session: Session) -> None:
+        async for request in requests:
+            async with self._news:
+                self._take(request, session)
+                self._news.notify_all()
+        session.frames.put_nowait(None)
+
+    def _take(self, request: pb.StreamRequest, session: Session) -> None:
+        match request.WhichOneof("message"):
+            case "submit":
+                submit = request.submit
+                self.submits.append(submit)
+                playing = _play(session, submit.request_id, self.script_for(submit))
+                session.tasks[submit.request_id] = asyncio.create_task(playing)
+            case "abort":
+                self.aborted.append(request.abort.request_id)
+                session.tasks[request.abort.request_id].cancel()
+            case "delivered":
+                self.delivered_messages.append(request.delivered)
+                for count in request.delivered.counts:
+                    self.delivered[count.request_id] = count.num_delivered_tokens
+
+
+async def _play(session: Session, request_id: str, script: Script) -> None:
+    """Act out one request; a cancelled one ends as the contract says."""
+    num_tokens, is_accepted = 0, False
+    try:
+        await script.accepting.wait()
+        if script.reject is not None:
+            rejected = pb.Rejected()
+            rejected.CopyFrom(script.reject)
+            rejected.request_id = request_id
+            session.send(rejected=[rejected])
+            return
+        session.send(
+            accepted=[pb.Accepted(request_id=request_id, num_prompt_tokens=NUM_PROMPT_TOKENS)]
+        )
+        is_accepted = True
+        await script.generating.wait()
+        for text in script.texts:
+            session.send_tokens(request_id, num_tokens, [text])
+            num_tokens += 1
+            await asyncio.sleep(script.interval_s)
+        await script.ending.wait()
+    except asyncio.CancelledError:
+        if not is_accepted:
+            session.send(
+                accepted=[pb.Accepted(request_id=request_id, num_prompt_tokens=NUM_PROMPT_TOKENS)]
+            )
+        session.end(request_id, num_tokens, pb.Ending(finish_reason=gen.FINISH_REASON_CANCELLED))
+        raise
+    if script.failure is not None:
+        session.end(request_id, num_tokens, pb.Ending(failure=script.failure))
+    else:
+        session.end(request_id, num_tokens, pb.Ending(finish_reason=script.finish_reason))

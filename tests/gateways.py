@@ -1,0 +1,87 @@
+"""Gateways in the test's own event loop, on free ports, with real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+from grpc import aio
+
+from services.gateway.app import Gateway, run_gateway
+from services.gateway.settings import GatewaySettings
+from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, FakeExecutor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A gateway and ways to reach it."""
+
+    gateway: Gateway
+    http: httpx.AsyncClient
+    channel: aio.Channel
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.http_port}"
+
+    async def wait_ready(self) -> None:
+        await until(lambda: self.gateway.dispatcher.is_ready)
+
+    async def wait_idle(self) -> None:
+        async with asyncio.timeout(EVENT_TIMEOUT_S):
+            await self.gateway.dispatcher.wait_idle()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll `condition`, which nothing announces, until it holds."""
+    async with asyncio.timeout(EVENT_TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def make_settings(*executors: FakeExecutor, **overrides: object) -> GatewaySettings:
+    values: dict[str, object] = {
+        "http_port": 0,
+        "grpc_port": 0,
+        "executors": ",".join(executor.address for executor in executors),
+        "tracker": "",
+        "gateway_id": "gateway-under-test",
+        "drain_timeout_s": 0.0,
+    }
+    return GatewaySettings.model_validate(values | overrides)
+
+
+@asynccontextmanager
+async def connect(gateway: Gateway) -> AsyncIterator[Client]:
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{gateway.http_port}",
+            timeout=EVENT_TIMEOUT_S,
+            limits=limits,
+        ) as http,
+        aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel,
+    ):
+        yield Client(gateway=gateway, http=http, channel=channel)
+
+
+@asynccontextmanager
+async def gateway_for(*executors: FakeExecutor, **overrides: object) -> AsyncIterator[Client]:
+    """Run a gateway over `executors`. It need not be connected when the block begins."""
+    async with run_gateway(make_settings(*executors, **overrides)) as gateway:
+        async with connect(gateway) as client:
+            yield client
+        gateway.pacer.check_integrity()
+
+
+def chat_body(**overrides: object) -> dict[str, object]:
+    body: dict[str, object] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Say hello."}],
+    }
+    return body | overrides
+
+
+def stream_body(**overrides: object) -> dict[str, object]:
+    return chat_body(stream=True, **overrides)

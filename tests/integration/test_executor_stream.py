@@ -1,0 +1,341 @@
+"""One real engine behind a real channel: tokens, endings, refusals, aborts."""
+
+import asyncio
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from tests.executor_client import MODEL, Answer, GatewayStream
+from tests.executor_process import MAX_MODEL_LEN, MAX_NUM_SEQS, ExecutorProcess
+from tests.executor_stock import answers_of_stock_vllm
+
+pytestmark = pytest.mark.timeout(400)
+
+PROMPT = "The import statement finds a module, loads it, and binds its name."
+GREEDY = {"temperature": 0, "max_tokens": 48}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {"prompt": PROMPT, "sampling": GREEDY},
+    "greedy-long": {"prompt": PROMPT * 40, "sampling": GREEDY},
+    "seeded": {"prompt": PROMPT, "sampling": {"temperature": 1, "seed": 7, "max_tokens": 64}},
+    "seeded-hot": {
+        "prompt": PROMPT,
+        "sampling": {"temperature": 1.5, "top_p": 0.9, "seed": 11, "max_tokens": 64},
+    },
+    "chat": {
+        "messages": [
+            {"role": "system", "content": "Answer briefly."},
+            {"role": "user", "content": "What is a lambda?"},
+        ],
+        "sampling": GREEDY,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def stock() -> dict[str, dict[str, Any]]:
+    """Stock vLLM's answers, without our scheduler; before our engine starts."""
+    return dict(zip(REQUESTS, answers_of_stock_vllm(list(REQUESTS.values())), strict=True))
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProcess]:
+    process = ExecutorProcess(tmp_path_factory.mktemp("executor") / "executor.log")
+    process.start()
+    try:
+        process.wait_serving()
+        yield process
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+async def gateway(executor: ExecutorProcess) -> AsyncIterator[GatewayStream]:
+    async with GatewayStream(executor.address) as stream:
+        yield stream
+
+
+async def ask_as_stock(gateway: GatewayStream, name: str) -> Answer:
+    request = REQUESTS[name]
+    if "messages" in request:
+        turns = [gen.ChatMessage(**message) for message in request["messages"]]
+        prompt: dict[str, Any] = {"chat": pb.Chat(messages=turns)}
+    else:
+        prompt = {"text": request["prompt"]}
+    return await gateway.ask(name, **prompt, sampling=request["sampling"])
+
+
+async def wait_idle(gateway: GatewayStream) -> pb.GetLoadResponse:
+    async with asyncio.timeout(30):
+        while True:
+            load = await gateway.stub.GetLoad(pb.GetLoadRequest())
+            if load.num_running_reqs == load.num_waiting_reqs == 0:
+                return load
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", list(REQUESTS))
+async def test_tokens_are_those_of_stock_vllm(
+    stock: dict[str, dict[str, Any]], gateway: GatewayStream, name: str
+) -> None:
+    answer = await ask_as_stock(gateway, name)
+
+    assert answer.ids == stock[name]["ids"]
+    assert answer.text == stock[name]["text"]
+    assert answer.num_prompt_tokens == stock[name]["num_prompt_tokens"]
+    assert answer.finish_reason == stock[name]["finish_reason"].upper()
+
+
+async def test_greedy_tokens_stay_the_same_in_a_mixed_batch(
+    stock: dict[str, dict[str, Any]], gateway: GatewayStream
+) -> None:
+    answers = await asyncio.gather(*(ask_as_stock(gateway, name) for name in REQUESTS))
+
+    for name, answer in zip(REQUESTS, answers, strict=True):
+        if name.startswith("greedy"):
+            assert answer.ids == stock[name]["ids"]
+
+
+async def test_the_chat_template_is_applied(gateway: GatewayStream) -> None:
+    chat = await gateway.ask("chat", chat="What is a lambda?", sampling=GREEDY)
+    rendered = "<|user|>What is a lambda?<|end|><|assistant|>"  # begin is put before every text
+    text = await gateway.ask("text", text=rendered, sampling=GREEDY)
+
+    assert chat.num_prompt_tokens == text.num_prompt_tokens
+    assert chat.ids == text.ids
+
+
+async def test_token_ids_are_taken_as_they_are(gateway: GatewayStream) -> None:
+    ids = gen.TokenIds(ids=[0, 300, 301, 302])
+    answer = await gateway.ask("ids", token_ids=ids, sampling=GREEDY)
+
+    assert answer.num_prompt_tokens == 4
+    assert len(answer.ids) == GREEDY["max_tokens"]
+
+
+async def test_all_requests_of_a_step_come_in_one_frame(gateway: GatewayStream) -> None:
+    names = [f"r{i}" for i in range(MAX_NUM_SEQS)]
+    for name in names:
+        await gateway.submit(name, text=PROMPT, sampling={"temperature": 0, "max_tokens": 40})
+    for name in names:
+        await gateway.wait(gateway.answers[name].done)
+
+    num_outputs = [len(frame.outputs) for frame in gateway.frames]
+    assert max(num_outputs) == MAX_NUM_SEQS
+    # One by one they would be 32 * 40 = 1280 frames; in step, 40 and some while requests arrive.
+    assert len(gateway.frames) < 3 * 40
+    assert {tuple(gateway.answers[name].ids) for name in names} == {
+        tuple(gateway.answers["r0"].ids)
+    }
+
+
+async def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(
+    gateway: GatewayStream,
+) -> None:
+    whole = await gateway.ask("whole", text=PROMPT, sampling=GREEDY)
+    stop = whole.text[30:34]
+    cut = await gateway.ask("cut", text=PROMPT, sampling={**GREEDY, "stop": [stop]})
+
+    assert cut.finish_reason == "STOP"
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.ids == whole.ids[: len(cut.ids)]
+
+
+async def test_sampled_bytes_never_make_invalid_text(gateway: GatewayStream) -> None:
+    sampling = {"temperature": 2, "seed": 3, "max_tokens": 400}
+    answer = await gateway.ask("hot", text=PROMPT, sampling=sampling)
+
+    # A hot untrained model draws single bytes of the vocabulary: some complete no character.
+    assert any(not token.text for token in answer.tokens[:-1])
+    assert len(answer.ids) == 400 or answer.finish_reason == "STOP"
+
+
+async def test_unset_max_tokens_is_16_for_text_and_the_rest_of_the_context_for_chat(
+    gateway: GatewayStream,
+) -> None:
+    text = await gateway.ask("text", text=PROMPT, sampling={"temperature": 0})
+    long_turn = "word " * 600
+    chat = await gateway.ask("chat", chat=long_turn, sampling={"temperature": 0})
+
+    assert (len(text.ids), text.finish_reason) == (16, "LENGTH")
+    assert chat.num_prompt_tokens is not None
+    assert chat.num_prompt_tokens + len(chat.ids) == MAX_MODEL_LEN
+    assert chat.finish_reason == "LENGTH"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"text": "hi", "model": "gpt"}, "UNKNOWN_MODEL", "model"),
+        ({"text": "hi", "sampling": {"top_p": 2}}, "INVALID_ARGUMENT", "top_p"),
+        ({"token_ids": gen.TokenIds(ids=[999_999])}, "INVALID_ARGUMENT", "prompt"),
+        ({"token_ids": gen.TokenIds(ids=[-1])}, "INVALID_ARGUMENT", "prompt"),
+        ({"text": "hi", "sampling": {"max_tokens": MAX_MODEL_LEN}}, "CONTEXT_LENGTH", "max_tokens"),
+        ({"text": "word " * MAX_MODEL_LEN}, "CONTEXT_LENGTH", "prompt"),
+        ({"text": "word " * 200_000}, "CONTEXT_LENGTH", "prompt"),
+        ({"chat": "word " * MAX_MODEL_LEN}, "CONTEXT_LENGTH", "messages"),
+        ({"token_ids": gen.TokenIds(ids=[300] * MAX_MODEL_LEN)}, "CONTEXT_LENGTH", "prompt"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused(
+    gateway: GatewayStream, fields: dict[str, Any], code: str, field: str
+) -> None:
+    answer = await gateway.ask("bad", **fields)
+
+    assert answer.reject_code == code
+    assert answer.rejected is not None
+    assert answer.rejected.field == field
+    assert answer.rejected.message
+
+
+async def test_a_live_id_is_refused_and_its_request_goes_on(gateway: GatewayStream) -> None:
+    sampling = {"temperature": 0, "max_tokens": 200}
+    answer = await gateway.submit("twice", text=PROMPT, sampling=sampling)
+    await gateway.wait(answer.started)
+    await gateway.ask("twice", text=PROMPT, sampling=sampling)
+    assert answer.reject_code == "DUPLICATE"
+
+    answer.done.clear()
+    await gateway.wait(answer.done)
+
+    assert len(answer.ids) == 200
+
+
+async def test_abort_ends_one_request_and_no_other(gateway: GatewayStream) -> None:
+    sampling = {"temperature": 0, "max_tokens": 1000}
+    aborted = await gateway.submit("aborted", text=PROMPT, sampling=sampling)
+    other = await gateway.submit("other", text=PROMPT, sampling={**sampling, "max_tokens": 100})
+    await gateway.wait(aborted.started)
+    await gateway.send(abort=pb.Abort(request_id="aborted"))
+    await gateway.send(abort=pb.Abort(request_id="never-seen"))
+    await gateway.wait(aborted.done)
+    await gateway.wait(other.done)
+
+    assert aborted.finish_reason == "CANCELLED"
+    assert len(aborted.ids) < 1000
+    assert other.finish_reason == "LENGTH"
+    await wait_idle(gateway)
+
+
+async def test_a_dropped_stream_leaves_nothing_in_the_engine(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    async with GatewayStream(executor.address, gateway_id="gateway-dying") as dying:
+        for i in range(4):
+            sampling = {"temperature": 0, "max_tokens": 1900}
+            answer = await dying.submit(f"r{i}", text=PROMPT, sampling=sampling)
+            await dying.wait(answer.started)
+        load = await gateway.stub.GetLoad(pb.GetLoadRequest())
+        assert load.num_running_reqs == 4
+        assert load.kv_cache_usage_frac > 0
+        dying.drop()
+        num_tokens = len(dying.answers["r0"].ids)
+
+    load = await wait_idle(gateway)
+    assert num_tokens < 1900
+    assert load.kv_cache_usage_frac == 0
+    assert load.num_deposited_tokens == 0
+
+
+async def test_deposited_tokens_are_generated_minus_delivered(gateway: GatewayStream) -> None:
+    sampling = {"temperature": 0, "max_tokens": 1500}
+    answer = await gateway.submit("paced", text=PROMPT, sampling=sampling)
+    await gateway.wait(answer.started)
+    counts = [pb.DeliveredCount(request_id="paced", num_delivered_tokens=1)]
+    await gateway.send(delivered=pb.Delivered(counts=counts))
+    async with asyncio.timeout(30):
+        load = await gateway.stub.GetLoad(pb.GetLoadRequest())
+        while load.num_deposited_tokens < 20:
+            assert not answer.done.is_set()
+            await asyncio.sleep(0.02)
+            load = await gateway.stub.GetLoad(pb.GetLoadRequest())
+
+    # Everything counted as generated is on its way already; one of it was delivered.
+    await gateway.send(abort=pb.Abort(request_id="paced"))
+    await gateway.wait(answer.done)
+    assert load.num_deposited_tokens <= len(answer.ids) - 1
+    load = await gateway.stub.GetLoad(pb.GetLoadRequest())
+    assert load.num_deposited_tokens == 0
+
+
+async def test_answers_come_also_after_the_gateway_has_said_its_last(
+    gateway: GatewayStream,
+) -> None:
+    answer = await gateway.submit("last", text=PROMPT, sampling=GREEDY)
+    await gateway.end_input()
+    await gateway.wait(answer.done)
+    await asyncio.wait_for(gateway.reader, timeout=30)
+
+    assert answer.finish_reason == "LENGTH"
+
+
+async def test_long_prompts_do_not_hold_up_the_frames_of_others(gateway: GatewayStream) -> None:
+    """Rendered off the loop: while 3 prompts of 1 MB render, the running request goes on."""
+    running = await gateway.submit(
+        "running", text=PROMPT, sampling={"temperature": 0, "max_tokens": 1500}
+    )
+    await gateway.wait(running.started)
+    num_before = len(running.ids)
+    huge = [await gateway.submit(f"huge{i}", chat="word " * 200_000) for i in range(3)]
+    for answer in huge:
+        await gateway.wait(answer.done)
+
+    assert {answer.reject_code for answer in huge} == {"CONTEXT_LENGTH"}
+    assert len(running.ids) > num_before
+    await gateway.send(abort=pb.Abort(request_id="running"))
+    await gateway.wait(running.done)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"abort": pb.Abort(request_id="r")}],
+        [{"hello": pb.Hello()}],
+        [{"hello": pb.Hello(gateway_id="g")}, {"hello": pb.Hello(gateway_id="g")}],
+        [{"hello": pb.Hello(gateway_id="g")}, {}],
+    ],
+)
+async def test_a_stream_of_another_shape_is_ended(
+    gateway: GatewayStream, messages: list[dict[str, Any]]
+) -> None:
+    call = gateway.stub.Stream(iter([pb.StreamRequest(**message) for message in messages]))
+    with pytest.raises(aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_model_is_described(gateway: GatewayStream) -> None:
+    info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
+
+    assert (info.executor_id, info.model) == ("executor-0", MODEL)
+    assert (info.max_model_len, info.max_num_seqs) == (MAX_MODEL_LEN, MAX_NUM_SEQS)
+    assert (info.num_layers, info.num_kv_heads, info.head_dim) == (8, 2, 32)
+    assert (info.tensor_parallel_size, info.pipeline_parallel_size) == (1, 1)
+    assert info.dtype == "float32"
+    # A block holds keys and values of every layer: 8 layers * 2 * 2 heads * 32 * 4 bytes a token.
+    block_bytes = info.block_size * 8 * 2 * 2 * 32 * 4
+    assert info.num_gpu_blocks == (256 << 20) // block_bytes
+
+
+async def test_vllms_metrics_and_ours_are_on_one_endpoint(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    await gateway.ask("counted", text=PROMPT, sampling=GREEDY)
+    url = f"http://127.0.0.1:{executor.metrics_port}/metrics"
+
+    def read() -> str:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            return str(response.read().decode())
+
+    metrics = await asyncio.to_thread(read)
+
+    assert "vllm:generation_tokens_total" in metrics
+    assert 'evenflow_executor_requests_total{result="length"}' in metrics
+    assert "evenflow_executor_frames_total" in metrics
+    assert "evenflow_executor_live_requests 0.0" in metrics

@@ -1,0 +1,196 @@
+"""The executor's lease and reports, against a served tracker that comes and goes."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from grpc import aio
+
+from evenflow.tracker.v1 import tracker_pb2 as pb
+from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from services.executor.progress import Phase
+from services.executor.tracker_client import TrackerClient
+from services.executor.types import EngineLoad
+from services.kit.clock import wall_s
+from services.kit.rpc import make_channel
+from services.kit.server import ServiceServer
+from services.tracker.memory_store import MemoryTrackerStore
+from services.tracker.servicer import TrackerServicer
+from services.tracker.types import Lifetimes
+from services.tracker.watches import Watches
+from tests.processes import free_port
+
+if TYPE_CHECKING:
+    from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
+
+EPOCH = 1_800_000_000_000_000
+LEASE_TTL_S = 3.0
+
+
+class ServedTracker:
+    """A tracker with an empty store on a fixed port, started and stopped at will."""
+
+    def __init__(self) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self._server: ServiceServer | None = None
+
+    async def start(self) -> None:
+        store = MemoryTrackerStore(Lifetimes(lease_ttl_s=LEASE_TTL_S), clock=wall_s)
+        servicer = TrackerServicer(store, Watches(), lease_ttl_s=LEASE_TTL_S, clock=wall_s)
+        self._server = ServiceServer(self.address, [])
+        pb_grpc.add_TrackerServiceServicer_to_server(servicer, self._server.grpc)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.grpc.stop(grace=None)
+            self._server = None
+
+
+@pytest.fixture
+async def tracker() -> AsyncIterator[ServedTracker]:
+    served = ServedTracker()
+    yield served
+    await served.stop()
+
+
+@pytest.fixture
+async def stub(tracker: ServedTracker) -> "AsyncIterator[TrackerServiceAsyncStub]":
+    async with make_channel(tracker.address) as channel:
+        yield pb_grpc.TrackerServiceStub(channel)
+
+
+@pytest.fixture
+async def client(tracker: ServedTracker) -> AsyncIterator[TrackerClient]:
+    async with make_channel(tracker.address) as channel:
+        client = TrackerClient(channel, executor_id="ex0", epoch=EPOCH)
+        running = asyncio.create_task(
+            client.run(
+                address="host:50051",
+                model="m",
+                get_load=lambda: EngineLoad(num_running_reqs=3, kv_cache_usage_frac=0.5),
+            )
+        )
+        yield client
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def snapshot_when(
+    stub: "TrackerServiceAsyncStub", condition: Callable[[pb.SnapshotResponse], bool]
+) -> pb.SnapshotResponse:
+    """Poll the tracker until `condition` holds."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                seen = await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0"))
+                if condition(seen):
+                    return seen
+            except aio.AioRpcError:
+                pass  # the tracker is away
+            await asyncio.sleep(0.02)
+
+
+def has_lease(snapshot: pb.SnapshotResponse) -> bool:
+    return snapshot.HasField("executor")
+
+
+async def register(stub: "TrackerServiceAsyncStub", request_id: str) -> None:
+    """Do what a gateway does when it routes a request."""
+    entry = pb.Registration(
+        executor_id="ex0", request_id=request_id, generation=1, num_prompt_tokens=4
+    )
+    await stub.Register(
+        pb.RegisterRequest(gateway_id="g", gateway_epoch=EPOCH, registrations=[entry])
+    )
+
+
+async def test_the_lease_says_who_serves_what_under_which_load(
+    tracker: ServedTracker, stub: "TrackerServiceAsyncStub", client: TrackerClient
+) -> None:
+    await tracker.start()
+    executor = (await snapshot_when(stub, has_lease)).executor
+
+    assert (executor.executor_id, executor.epoch) == ("ex0", EPOCH)
+    assert (executor.address, executor.model) == ("host:50051", "m")
+    assert executor.load.num_running_reqs == 3
+    assert executor.load.kv_cache_usage_frac == 0.5
+
+
+async def test_the_lease_outlives_its_ttl_while_the_executor_runs(
+    tracker: ServedTracker, stub: "TrackerServiceAsyncStub", client: TrackerClient
+) -> None:
+    await tracker.start()
+    await snapshot_when(stub, has_lease)
+    until_s = time.monotonic() + 1.2 * LEASE_TTL_S
+    while time.monotonic() < until_s:
+        assert has_lease(await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0")))
+        await asyncio.sleep(0.05)
+
+
+async def test_progress_reaches_the_tracker(
+    tracker: ServedTracker, stub: "TrackerServiceAsyncStub", client: TrackerClient
+) -> None:
+    await tracker.start()
+    await snapshot_when(stub, has_lease)
+    await register(stub, "r")
+    client.note("r", generation=1, num_generated=0, phase=Phase.QUEUED)
+    client.note("r", generation=1, num_generated=5, phase=Phase.DECODING)
+    await snapshot_when(stub, lambda s: s.requests[0].state == pb.REQUEST_STATE_DECODING)
+    client.note("r", generation=1, num_generated=9, phase=Phase.FINISHED)
+
+    seen = await snapshot_when(stub, lambda s: s.requests[0].state == pb.REQUEST_STATE_FINISHED)
+    assert seen.requests[0].num_generated_tokens == 9
+
+
+async def test_a_tracker_that_comes_back_empty_is_told_everything_again(
+    tracker: ServedTracker, stub: "TrackerServiceAsyncStub", client: TrackerClient
+) -> None:
+    client.note("r", generation=1, num_generated=5, phase=Phase.DECODING)  # nobody is there yet
+    await tracker.start()
+    await snapshot_when(stub, has_lease)
+    await tracker.stop()
+    await tracker.start()
+    await snapshot_when(stub, has_lease)
+    await register(stub, "r")
+
+    seen = await snapshot_when(stub, lambda s: s.requests[0].num_generated_tokens == 5)
+    assert seen.requests[0].state == pb.REQUEST_STATE_DECODING
+
+
+async def test_a_newer_process_keeps_the_lease_that_it_took_over(
+    tracker: ServedTracker, stub: "TrackerServiceAsyncStub", client: TrackerClient
+) -> None:
+    await tracker.start()
+    await snapshot_when(stub, has_lease)
+    await stub.RegisterExecutor(
+        pb.RegisterExecutorRequest(executor_id="ex0", epoch=EPOCH + 1, address="other:1", model="m")
+    )
+    until_s = time.monotonic() + LEASE_TTL_S / 2  # the older one tries to renew meanwhile
+    while time.monotonic() < until_s:
+        client.note("r", generation=1, num_generated=5, phase=Phase.DECODING)
+        seen = await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0"))
+        assert (seen.executor.epoch, seen.executor.address) == (EPOCH + 1, "other:1")
+        await asyncio.sleep(0.05)
+
+
+async def test_a_released_lease_is_gone_at_once(
+    tracker: ServedTracker, stub: "TrackerServiceAsyncStub"
+) -> None:
+    await tracker.start()
+    async with make_channel(tracker.address) as channel:
+        client = TrackerClient(channel, executor_id="ex0", epoch=EPOCH)
+        running = asyncio.create_task(client.run(address="h:1", model="m", get_load=EngineLoad))
+        await snapshot_when(stub, has_lease)
+        running.cancel()
+        await asyncio.wait([running])
+        await client.release()
+
+    assert not has_lease(await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0")))
+
+
+async def test_releasing_to_nobody_is_no_error(tracker: ServedTracker) -> None:
+    async with make_channel(tracker.address) as channel:
+        await TrackerClient(channel, executor_id="ex0", epoch=EPOCH).release()

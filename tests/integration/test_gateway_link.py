@@ -1,0 +1,248 @@
+"""The stream between gateway and executor: breaks, recovery, lost and repeated messages."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from tests.fake_executor import FakeExecutor, Script, Session
+from tests.gateways import Client, chat_body, gateway_for, stream_body, until
+
+STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[FakeExecutor]:
+    executor = FakeExecutor()
+    await executor.start()
+    yield executor
+    await executor.kill()
+
+
+@pytest.fixture
+async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        yield client
+
+
+def start_stream(client: Client, request_id: str, **parameters: object) -> asyncio.Task:
+    return asyncio.create_task(
+        client.http.post(
+            "/v1/chat/completions",
+            json=stream_body(**parameters),
+            headers={"x-request-id": request_id},
+        )
+    )
+
+
+def text_and_error(body: str) -> tuple[str, dict[str, object] | None]:
+    """Return an event stream's text and its error, which only the last event may be."""
+    events = [event.removeprefix("data: ") for event in body.strip().split("\n\n")]
+    decoded = [json.loads(event) for event in events if event != "[DONE]"]
+    error = decoded.pop()["error"] if "error" in decoded[-1] else None
+    assert (events[-1] == "[DONE]") == (error is None)
+    text = "".join(
+        choice["delta"].get("content", "") for event in decoded for choice in event["choices"]
+    )
+    return text, error
+
+
+async def test_a_dying_executor_ends_each_stream_with_one_error(client, executor) -> None:
+    executor.script.ending.clear()
+    paced = {"evenflow": {"consumption_rate_tps": 0.01}}
+    streams = [start_stream(client, f"r{k}", **(paced if k % 2 else {})) for k in range(10)]
+    await executor.until(lambda: len(executor.delivered) == 10)
+
+    await executor.kill()
+    answers = await asyncio.gather(*streams)
+    refused = await client.http.post("/v1/chat/completions", json=chat_body())
+    ready = await client.http.get("/ready")
+
+    for answer in answers:
+        text, error = text_and_error(answer.text)
+        assert text == "Hello, world"  # also what was held back
+        assert error["code"] == "executor_lost"
+    assert (refused.status_code, ready.status_code) == (503, 503)
+
+
+async def test_a_dying_executor_fails_whole_answers_with_503(client, executor) -> None:
+    executor.script.ending.clear()
+    answer = asyncio.create_task(client.http.post("/v1/chat/completions", json=chat_body()))
+    await executor.until(lambda: len(executor.delivered) == 1)
+
+    await executor.kill()
+
+    assert (await answer).status_code == 503
+
+
+async def test_service_returns_with_the_executor_and_what_it_serves_then(client, executor) -> None:
+    await executor.kill()
+    await until(lambda: not client.gateway.dispatcher.is_ready)
+    executor.model = "another-model"
+
+    await executor.start()
+    await client.wait_ready()
+    answer = await client.http.post("/v1/chat/completions", json=chat_body(model="another-model"))
+
+    assert answer.status_code == 200
+    assert executor.gateway_ids == ["gateway-under-test"] * 2
+
+
+async def test_a_gateway_that_starts_first_finds_its_executor_later() -> None:
+    executor = FakeExecutor()
+    await executor.start()
+    await executor.kill()
+    async with gateway_for(executor) as client:
+        before = await client.http.post("/v1/chat/completions", json=chat_body())
+        await executor.start()
+        await client.wait_ready()
+        after = await client.http.post("/v1/chat/completions", json=chat_body())
+    await executor.kill()
+
+    assert (before.status_code, after.status_code) == (503, 200)
+
+
+async def manual_session(client: Client, executor: FakeExecutor) -> tuple[asyncio.Task, Session]:
+    """Start request "r" and return the session on which the test plays its tokens."""
+    executor.script = Script(texts=())
+    executor.script.ending.clear()
+    stream = start_stream(client, "r")
+    await executor.until(lambda: len(executor.submits) == 1)
+    assert executor.session is not None
+    return stream, executor.session
+
+
+async def test_repeated_tokens_are_dropped(client, executor) -> None:
+    stream, session = await manual_session(client, executor)
+
+    session.send_tokens("r", 0, ["a", "b"])
+    session.send_tokens("r", 1, ["b", "c"])
+    session.send_tokens("r", 0, ["a"])
+    session.send_tokens("r", 3, ["d"])
+    session.end("r", 4, STOPPED)
+
+    assert text_and_error((await stream).text) == ("abcd", None)
+
+
+async def test_a_missing_token_fails_its_request_alone(client, executor) -> None:
+    stream, session = await manual_session(client, executor)
+    other = start_stream(client, "other")
+    await executor.until(lambda: len(executor.submits) == 2)
+
+    session.send_tokens("r", 0, ["a"])
+    session.send_tokens("r", 2, ["c"])
+    await executor.until(lambda: executor.aborted == ["r"])
+    session.send_tokens("other", 0, ["ok"])
+    session.end("other", 1, STOPPED)
+
+    text, error = text_and_error((await stream).text)
+    assert (text, error["code"]) == ("a", "executor_lost")
+    assert text_and_error((await other).text) == ("ok", None)
+
+
+async def test_a_missing_frame_fails_all_and_the_link_is_made_anew(client, executor) -> None:
+    stream, session = await manual_session(client, executor)
+    session.send_tokens("r", 0, ["a"])
+
+    session.send(sequence=99)
+
+    text, error = text_and_error((await stream).text)
+    assert (text, error["code"]) == ("a", "executor_lost")
+    executor.script = Script()
+    await client.wait_ready()
+    answer = await client.http.post("/v1/chat/completions", json=chat_body())
+    assert answer.status_code == 200
+    assert len(executor.gateway_ids) == 2
+
+
+async def test_a_repeated_frame_is_ignored(client, executor) -> None:
+    stream, session = await manual_session(client, executor)
+    session.send_tokens("r", 0, ["a"])
+    session.send(sequence=0)
+    session.end("r", 1, STOPPED)
+
+    assert text_and_error((await stream).text) == ("a", None)
+
+
+async def test_merged_frames_lose_nothing(client, executor) -> None:
+    stream, session = await manual_session(client, executor)
+    tokens = [pb.Token(id=k, text=str(k)) for k in range(200)]
+    output = pb.RequestOutput(request_id="r", tokens=tokens, ending=STOPPED)
+
+    session.send(outputs=[output])
+
+    assert text_and_error((await stream).text) == ("".join(map(str, range(200))), None)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[FakeExecutor, FakeExecutor, Client]]:
+    """Two executors of one model behind one gateway."""
+    executors = [FakeExecutor(executor_id=f"executor-{k}") for k in range(2)]
+    for executor in executors:
+        await executor.start()
+    async with gateway_for(*executors) as client:
+        await until(lambda: all(executor.session for executor in executors))
+        await client.wait_ready()
+        yield executors[0], executors[1], client
+    for executor in executors:
+        await executor.kill()
+
+
+async def test_requests_spread_over_executors_by_load(pair) -> None:
+    first, second, client = pair
+    for executor in (first, second):
+        executor.script.ending.clear()
+
+    streams = [start_stream(client, f"r{k}") for k in range(6)]
+    await until(lambda: len(first.submits) + len(second.submits) == 6)
+    counts = [len(first.submits), len(second.submits)]
+    for executor in (first, second):
+        executor.script.ending.set()
+    await asyncio.gather(*streams)
+
+    assert counts == [3, 3]
+
+
+async def test_an_unavailable_executor_passes_the_request_to_the_next(pair) -> None:
+    first, second, client = pair
+    first.script = Script(
+        reject=pb.Rejected(code=pb.REJECT_CODE_UNAVAILABLE, message="shutting down")
+    )
+
+    answer = await client.http.post("/v1/chat/completions", json=chat_body())
+
+    assert answer.status_code == 200
+    # The tracker keeps the newest routing only: the second is told that it is one.
+    assert [submit.generation for submit in (*first.submits, *second.submits)] == [1, 2]
+
+
+async def test_an_executor_that_dies_before_accepting_passes_the_request_to_the_next(pair) -> None:
+    first, second, client = pair
+    first.script.accepting.clear()
+    stream = start_stream(client, "r")
+    await first.until(lambda: len(first.submits) == 1)
+
+    await first.kill()
+
+    assert text_and_error((await stream).text) == ("Hello, world", None)
+    assert len(second.submits) == 1
+
+
+async def test_the_death_of_one_executor_leaves_the_other_s_streams_alone(pair) -> None:
+    first, second, client = pair
+    for executor in (first, second):
+        executor.script.ending.clear()
+    lost, kept = start_stream(client, "a"), start_stream(client, "b")
+    await first.until(lambda: len(first.delivered) == 1)
+    await second.until(lambda: len(second.delivered) == 1)
+
+    await first.kill()
+    _, error = text_and_error((await lost).text)
+    second.script.ending.set()
+
+    assert error["code"] == "executor_lost"
+    assert text_and_error((await kept).text) == ("Hello, world", None)

@@ -1,0 +1,167 @@
+"""The gateway as the process that an operator runs."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.fake_executor import FakeExecutor
+from tests.gateways import stream_body
+
+REPO = Path(__file__).parents[2]
+TIMEOUT_S = 60.0
+SERVICE = "evenflow.gateway.v1.GatewayService"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(**settings: object) -> dict[str, str]:
+    ours = {f"EVENFLOW_GATEWAY_{name.upper()}": str(value) for name, value in settings.items()}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
+    return inherited | {"PYTHONPATH": f"{REPO}:{REPO / 'protos'}"} | ours
+
+
+async def start(stderr: int = DEVNULL, **settings: object) -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "services.gateway",
+        env=environment(**settings),
+        cwd=REPO,
+        stderr=stderr,
+    )
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[FakeExecutor]:
+    executor = FakeExecutor()
+    await executor.start()
+    yield executor
+    await executor.kill()
+
+
+@asynccontextmanager
+async def running_gateway(
+    executor: FakeExecutor, **settings: object
+) -> AsyncIterator[tuple[Process, httpx.AsyncClient, int]]:
+    """Yield the process, a client of its HTTP port, and its gRPC port, once it is ready."""
+    http_port, grpc_port = free_port(), free_port()
+    process = await start(
+        http_port=http_port,
+        grpc_port=grpc_port,
+        executors=executor.address,
+        **({"tracker": ""} | settings),
+    )
+    base_url = f"http://127.0.0.1:{http_port}"
+    try:
+        async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S) as http:
+            await until_ready(http)
+            yield process, http, grpc_port
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def until_ready(http: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            try:
+                if (await http.get("/ready")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+async def exit_code(process: Process) -> int:
+    async with asyncio.timeout(TIMEOUT_S):
+        return await process.wait()
+
+
+async def test_sigterm_lets_a_live_stream_end_and_then_exits(executor) -> None:
+    executor.script.ending.clear()
+    async with (
+        running_gateway(executor, drain_timeout_s=600) as (process, http, grpc_port),
+        aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=SERVICE), timeout=TIMEOUT_S
+        )
+        assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
+        stream = asyncio.create_task(
+            http.post("/v1/chat/completions", json=stream_body(), headers={"x-request-id": "r"})
+        )
+        await executor.until(lambda: executor.delivered.get("r", 0) == 3)
+
+        process.send_signal(signal.SIGTERM)
+        assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        ready = await http.get("/ready")
+        executor.script.ending.set()
+        answer = await stream
+
+        assert ready.status_code == 503
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert await exit_code(process) == 0
+
+
+async def test_sigterm_ends_a_stream_that_does_not_end(executor) -> None:
+    executor.script.ending.clear()
+    async with running_gateway(executor, drain_timeout_s=0.2) as (process, http, _):
+        stream = asyncio.create_task(
+            http.post("/v1/chat/completions", json=stream_body(), headers={"x-request-id": "r"})
+        )
+        await executor.until(lambda: executor.delivered.get("r", 0) == 3)
+
+        process.send_signal(signal.SIGTERM)
+        answer = await stream
+
+        assert '"error"' in answer.text
+        assert "[DONE]" not in answer.text
+        assert await exit_code(process) == 0
+
+
+async def test_the_process_serves_without_executor_and_tracker() -> None:
+    http_port = free_port()
+    process = await start(
+        http_port=http_port,
+        grpc_port=0,
+        executors=f"127.0.0.1:{free_port()}",
+        tracker=f"127.0.0.1:{free_port()}",
+    )
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}") as http:
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                try:
+                    answer = await http.get("/health")
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(0.05)
+        refused = await http.post("/v1/chat/completions", json=stream_body())
+    process.terminate()
+
+    assert (answer.status_code, refused.status_code) == (200, 503)
+    assert await exit_code(process) == 0
+
+
+async def test_a_bad_setting_stops_the_process_with_its_name() -> None:
+    process = await start(stderr=PIPE, executors="nowhere")
+    async with asyncio.timeout(TIMEOUT_S):
+        _, message = await process.communicate()
+
+    assert process.returncode == 78
+    assert b"EVENFLOW_GATEWAY_EXECUTORS" in message

@@ -1,0 +1,168 @@
+"""What the gateway tells a real tracker, and how little it minds one that is away."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from evenflow.gateway.v1 import generation_pb2 as gen
+from evenflow.tracker.v1 import tracker_pb2 as pb
+from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from services.kit.clock import wall_s
+from services.kit.server import ServiceServer
+from services.tracker.memory_store import MemoryTrackerStore
+from services.tracker.servicer import TrackerServicer
+from services.tracker.types import Lifetimes
+from services.tracker.watches import Watches
+from tests.fake_executor import EVENT_TIMEOUT_S, NUM_PROMPT_TOKENS, FakeExecutor, Script
+from tests.gateways import chat_body, gateway_for, stream_body
+
+
+class Tracker:
+    """A tracker on the in-memory store; a restart forgets everything."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._servicer: TrackerServicer
+        self._server: ServiceServer
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        store = MemoryTrackerStore(Lifetimes(), clock=wall_s)
+        self._servicer = TrackerServicer(store, Watches(), lease_ttl_s=60.0, clock=wall_s)
+        self._server = ServiceServer(self.address, [])
+        self.port = self._server.port
+        pb_grpc.add_TrackerServiceServicer_to_server(self._servicer, self._server.grpc)
+        await self._server.start()
+
+    async def kill(self) -> None:
+        await self._server.grpc.stop(grace=None)
+
+    async def records(self) -> dict[str, pb.RequestRecord]:
+        request = pb.SnapshotRequest(executor_id="executor-0")
+        answer = await self._servicer.Snapshot(request, None)
+        return {record.request_id: record for record in answer.requests}
+
+    async def until_delivered(self, request_id: str, num_tokens: int) -> pb.RequestRecord:
+        async with asyncio.timeout(EVENT_TIMEOUT_S):
+            while True:
+                record = (await self.records()).get(request_id)
+                if record is not None and record.num_delivered_tokens == num_tokens:
+                    return record
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def tracker() -> AsyncIterator[Tracker]:
+    tracker = Tracker()
+    await tracker.start()
+    yield tracker
+    await tracker.kill()
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[FakeExecutor]:
+    executor = FakeExecutor()
+    await executor.start()
+    yield executor
+    await executor.kill()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_tracker_learns_what_was_routed_and_delivered(tracker, executor, stream) -> None:
+    async with gateway_for(executor, tracker=tracker.address) as client:
+        await client.wait_ready()
+        await client.http.post(
+            "/v1/chat/completions",
+            json=chat_body(stream=stream, evenflow={"slo_tbt_ms": 50}),
+            headers={"x-request-id": "r"},
+        )
+        record = await tracker.until_delivered("r", 3)
+
+    assert record.gateway_id == "gateway-under-test"
+    assert (record.generation, record.num_prompt_tokens) == (1, NUM_PROMPT_TOKENS)
+    assert record.service_level == gen.ServiceLevel(slo_tbt_s=0.05)
+
+
+async def test_only_what_was_written_counts(tracker, executor) -> None:
+    executor.script = Script(texts=["x"] * 9)
+    executor.script.ending.clear()
+    async with gateway_for(executor, tracker=tracker.address) as client:
+        await client.wait_ready()
+        async with client.http.stream(
+            "POST",
+            "/v1/chat/completions",
+            json=stream_body(evenflow={"consumption_rate_tps": 0.01}),
+            headers={"x-request-id": "r"},
+        ):
+            await tracker.until_delivered("r", 1)
+
+
+async def test_a_request_that_was_refused_is_not_recorded(tracker, executor) -> None:
+    async with gateway_for(executor, tracker=tracker.address) as client:
+        await client.wait_ready()
+        await client.http.post("/v1/chat/completions", json=chat_body(model="other"))
+        await client.http.post(
+            "/v1/chat/completions", json=chat_body(), headers={"x-request-id": "r"}
+        )
+        await tracker.until_delivered("r", 3)
+
+        assert list(await tracker.records()) == ["r"]
+
+
+async def test_a_reused_id_starts_a_record_of_its_own(tracker, executor) -> None:
+    async with gateway_for(executor, tracker=tracker.address) as client:
+        await client.wait_ready()
+        for texts in (["x"] * 5, ["x"] * 2):
+            executor.script = Script(texts=texts)
+            await client.http.post(
+                "/v1/chat/completions", json=chat_body(), headers={"x-request-id": "r"}
+            )
+            record = await tracker.until_delivered("r", len(texts))
+
+    assert record.generation == 2
+
+
+async def test_a_tracker_that_is_away_slows_nothing_and_is_told_later(tracker, executor) -> None:
+    await tracker.kill()
+    async with gateway_for(executor, tracker=tracker.address) as client:
+        await client.wait_ready()
+        answer = await client.http.post(
+            "/v1/chat/completions", json=stream_body(), headers={"x-request-id": "r"}
+        )
+        await tracker.start()
+        record = await tracker.until_delivered("r", 3)
+
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert record.num_prompt_tokens == NUM_PROMPT_TOKENS
+
+
+async def test_a_tracker_that_forgot_everything_is_told_again(tracker, executor) -> None:
+    executor.script.ending.clear()
+    async with gateway_for(executor, tracker=tracker.address) as client:
+        await client.wait_ready()
+        stream = asyncio.create_task(
+            client.http.post(
+                "/v1/chat/completions", json=stream_body(), headers={"x-request-id": "r"}
+            )
+        )
+        await tracker.until_delivered("r", 3)
+        await tracker.kill()
+        await tracker.start()
+        executor.script.ending.set()
+        await stream
+
+        await tracker.until_delivered("r", 3)
+
+
+async def test_the_last_counts_are_sent_at_shutdown(tracker, executor) -> None:
+    async with gateway_for(executor, tracker=tracker.address) as client:
+        await client.wait_ready()
+        await client.http.post(
+            "/v1/chat/completions", json=chat_body(), headers={"x-request-id": "r"}
+        )
+
+    assert (await tracker.records())["r"].num_delivered_tokens == 3

@@ -1,0 +1,269 @@
+"""Live streams over real sockets: pacing, delivered counts, clients that leave."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import httpx
+import pytest
+
+from services.gateway.app import Gateway, run_gateway
+from services.pacing.deposit import due_times_s
+from tests.fake_executor import FakeExecutor, Script
+from tests.gateways import (
+    Client,
+    chat_body,
+    connect,
+    gateway_for,
+    make_settings,
+    stream_body,
+    until,
+)
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[FakeExecutor]:
+    executor = FakeExecutor()
+    await executor.start()
+    yield executor
+    await executor.kill()
+
+
+@pytest.fixture
+async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        yield client
+
+
+@asynccontextmanager
+async def client_of_draining(
+    executor: FakeExecutor, *, drain_timeout_s: float
+) -> AsyncIterator[tuple[Client, asyncio.Event]]:
+    """Give a client of a gateway that begins to drain when the event is set."""
+    leave, started = asyncio.Event(), asyncio.Future[Gateway]()
+
+    async def run() -> None:
+        settings = make_settings(executor, drain_timeout_s=drain_timeout_s)
+        async with run_gateway(settings) as gateway:
+            started.set_result(gateway)
+            await leave.wait()
+
+    running = asyncio.create_task(run())
+    async with connect(await started) as client:
+        await client.wait_ready()
+        yield client, leave
+    await running
+
+
+async def read_texts(response: httpx.Response) -> list[tuple[str, float]]:
+    """Return each piece of text and when it came; fails on an error event."""
+    loop = asyncio.get_running_loop()
+    got = []
+    async for line in response.aiter_lines():
+        if not line or line == "data: [DONE]":
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        assert "error" not in event, event
+        if text := event["choices"][0]["delta"].get("content"):
+            got.append((text, loop.time()))
+    return got
+
+
+async def test_a_stated_rate_spaces_the_tokens(client, executor) -> None:
+    interval_s, num_tokens = 0.1, 12
+    executor.script = Script(texts=["x"] * num_tokens)
+    body = stream_body(evenflow={"consumption_rate_tps": 1 / interval_s, "pace_tail": True})
+
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        got = await read_texts(response)
+
+    # All tokens are generated at once: the k-th is due k intervals after the first. The client
+    # may see one late, and so the first; never one earlier than the latency of the first allows.
+    since_first_s = [at_s - got[0][1] for _, at_s in got]
+    due_s = due_times_s([0.0] * num_tokens, interval_s)
+    assert all(
+        at_s > on_time_s - 0.05 for at_s, on_time_s in zip(since_first_s, due_s, strict=True)
+    )
+    gaps_s = sorted(later - earlier for earlier, later in pairwise(since_first_s))
+    assert gaps_s[len(gaps_s) // 2] == pytest.approx(interval_s, abs=0.05)
+
+
+@pytest.mark.parametrize("bound", ["slo_tbt_ms", "slo_tpot_ms"])
+async def test_a_token_bound_paces_too(client, executor, bound) -> None:
+    executor.script = Script(texts=["x"] * 4)
+    body = stream_body(evenflow={bound: 100, "pace_tail": True})
+
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        got = await read_texts(response)
+
+    assert got[-1][1] - got[0][1] > 0.25  # 3 intervals of 100 ms, less the first one's latency
+
+
+async def test_without_a_rate_nothing_waits_for_the_clock(client, executor) -> None:
+    executor.script = Script(texts=["x"] * 500)
+
+    async with client.http.stream("POST", "/v1/chat/completions", json=stream_body()) as response:
+        got = await read_texts(response)
+
+    assert len(got) == 500
+    assert client.gateway.pacer._heads == []
+
+
+async def test_a_whole_answer_is_not_paced(client, executor) -> None:
+    executor.script = Script(texts=["x"] * 500)
+    body = chat_body(evenflow={"consumption_rate_tps": 0.01, "pace_tail": True})  # 14 hours
+
+    response = await client.http.post("/v1/chat/completions", json=body)
+
+    assert response.json()["choices"][0]["message"]["content"] == "x" * 500
+
+
+async def test_the_end_of_generation_releases_what_was_held(client, executor) -> None:
+    executor.script = Script(texts=["x"] * 500)
+    body = stream_body(evenflow={"consumption_rate_tps": 0.01})
+
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        got = await read_texts(response)
+
+    assert len(got) == 500
+
+
+async def test_a_hundred_and_fifty_paced_streams_lose_nothing(client, executor) -> None:
+    texts = [f"<{k}>" for k in range(40)]
+    executor.script = Script(texts=texts, interval_s=0.002)
+    body = stream_body(evenflow={"consumption_rate_tps": 40, "pace_tail": True})
+
+    async def one() -> str:
+        async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            return "".join(text for text, _ in await read_texts(response))
+
+    answers = await asyncio.gather(*(one() for _ in range(150)))
+
+    assert answers == ["".join(texts)] * 150
+    assert client.gateway.dispatcher.num_live == 0
+
+
+async def test_delivered_counts_come_back_in_batches(client, executor) -> None:
+    executor.script = Script(texts=["x"] * 30, interval_s=0.01)
+    executor.script.ending.clear()
+    bodies = [stream_body() for _ in range(5)]
+    ids = [f"r{k}" for k in range(5)]
+    streams = [
+        asyncio.create_task(
+            client.http.post("/v1/chat/completions", json=body, headers={"x-request-id": name})
+        )
+        for body, name in zip(bodies, ids, strict=True)
+    ]
+
+    await executor.until(lambda: executor.delivered == dict.fromkeys(ids, 30))
+    executor.script.ending.set()
+    await asyncio.gather(*streams)
+
+    # 150 tokens in some 0.3 s: at most one message in 50 ms, each for several requests.
+    assert len(executor.delivered_messages) < 75
+
+
+async def test_tokens_held_back_are_not_delivered(client, executor) -> None:
+    executor.script = Script(texts=["x"] * 5)
+    executor.script.ending.clear()
+    body = stream_body(evenflow={"consumption_rate_tps": 0.01})
+
+    async with client.http.stream(
+        "POST", "/v1/chat/completions", json=body, headers={"x-request-id": "held"}
+    ):
+        await executor.until(lambda: "held" in executor.delivered)
+        assert executor.delivered["held"] == 1
+
+
+LEAVING = {
+    "before-acceptance": "accepting",
+    "in-prefill": "generating",
+    "mid-stream": "ending",
+}
+
+
+@pytest.mark.parametrize("gate", LEAVING.values(), ids=LEAVING)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_client_that_leaves_has_its_request_aborted(client, executor, gate, stream) -> None:
+    getattr(executor.script, gate).clear()
+    request = asyncio.create_task(
+        client.http.post(
+            "/v1/chat/completions",
+            json=chat_body(stream=stream),
+            headers={"x-request-id": "gone"},
+        )
+    )
+    await executor.until(lambda: len(executor.submits) == 1)
+    if gate == "ending":
+        await executor.until(lambda: executor.delivered.get("gone", 0) == 3)
+    assert executor.aborted == []
+
+    request.cancel()  # closes the socket
+
+    await executor.until(lambda: executor.aborted == ["gone"])
+    await client.wait_idle()
+    client.gateway.pacer.check_integrity()
+
+
+async def test_a_client_that_leaves_while_tokens_are_held_back_is_noticed(client, executor) -> None:
+    executor.script.ending.clear()
+    body = stream_body(evenflow={"consumption_rate_tps": 0.01})
+    async with client.http.stream(
+        "POST", "/v1/chat/completions", json=body, headers={"x-request-id": "gone"}
+    ) as response:
+        await anext(response.aiter_bytes())
+
+    await executor.until(lambda: executor.aborted == ["gone"])
+    await client.wait_idle()
+    client.gateway.pacer.check_integrity()
+
+
+async def test_a_finished_request_is_not_aborted(client, executor) -> None:
+    for stream in (True, False):
+        await client.http.post("/v1/chat/completions", json=chat_body(stream=stream))
+
+    assert executor.aborted == []
+
+
+async def test_a_drain_lets_streams_end_and_refuses_new_ones(executor) -> None:
+    executor.script.ending.clear()
+    async with client_of_draining(executor, drain_timeout_s=30.0) as (client, leave):
+        stream = asyncio.create_task(
+            client.http.post(
+                "/v1/chat/completions", json=stream_body(), headers={"x-request-id": "last"}
+            )
+        )
+        await executor.until(lambda: executor.delivered.get("last", 0) == 3)
+        leave.set()
+        await until(lambda: not client.gateway.dispatcher.is_ready)
+        ready = await client.http.get("/ready")
+        refused = await client.http.post("/v1/chat/completions", json=chat_body())
+        executor.script.ending.set()
+        answer = await stream
+
+    assert (ready.status_code, refused.status_code) == (503, 503)
+    assert refused.json()["error"]["code"] == "unavailable"
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_drain_that_takes_too_long_ends_streams_with_an_error(executor) -> None:
+    executor.script.ending.clear()
+    async with client_of_draining(executor, drain_timeout_s=0.1) as (client, leave):
+        stream = asyncio.create_task(
+            client.http.post(
+                "/v1/chat/completions",
+                json=stream_body(evenflow={"consumption_rate_tps": 0.01}),
+                headers={"x-request-id": "last"},
+            )
+        )
+        await executor.until(lambda: executor.delivered.get("last", 0) == 1)
+        leave.set()
+        answer = await stream
+        await executor.until(lambda: executor.aborted == ["last"])
+
+    *_, held_back, last = answer.text.strip().split("\n\n")
+    assert " world" in held_back  # what was generated goes out first
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"

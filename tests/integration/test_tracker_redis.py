@@ -1,0 +1,316 @@
+"""The Redis store where Redis itself matters: absence, loss, expiry, cluster mode."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+
+import pytest
+import redis
+import redis.asyncio
+
+from services.kit.clock import wall_s
+from services.tracker import redis_codec
+from services.tracker.errors import StoreUnavailableError
+from services.tracker.redis_codec import GRACE_S
+from services.tracker.redis_keys import keys_of
+from services.tracker.redis_store import RedisTrackerStore
+from services.tracker.types import (
+    Change,
+    DeliveredProgress,
+    ExecutorId,
+    ExecutorLoad,
+    ExecutorOffer,
+    ExecutorWriter,
+    GatewayId,
+    GatewayWriter,
+    GeneratedProgress,
+    Lifetimes,
+    Registration,
+    RequestId,
+    RequestKey,
+    RequestState,
+)
+from tests.redis_server import RedisServer, free_port
+
+LIFETIMES = Lifetimes(lease_ttl_s=60.0, request_ttl_s=120.0, retention_s=600.0)
+EPOCH = 1_800_000_000_123_456
+EX = ExecutorId("ex0")
+EXECUTOR = ExecutorWriter(executor_id=EX, epoch=EPOCH)
+GATEWAY = GatewayWriter(gateway_id=GatewayId("gw0"), epoch=EPOCH)
+OFFER = ExecutorOffer(executor_id=EX, epoch=EPOCH, address="h:1", model="m", load=ExecutorLoad())
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[RedisTrackerStore]:
+    store = RedisTrackerStore(server.url, LIFETIMES, clock=wall_s, timeout_s=WAIT_S)
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture
+def few_events(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Make the stores of this test keep about so many events, so that few go beyond."""
+    monkeypatch.setattr(redis_codec, "MAX_EVENTS", 100)
+    return 100
+
+
+def key(request_id: str = "r") -> RequestKey:
+    return RequestKey(executor_id=EX, request_id=RequestId(request_id))
+
+
+async def register(store: RedisTrackerStore, *request_ids: str) -> None:
+    await store.register_executor(OFFER)
+    entries = [
+        Registration(key=key(name), generation=1, num_prompt_tokens=7) for name in request_ids
+    ]
+    await store.register(GATEWAY, entries)
+
+
+async def generate(store: RedisTrackerStore, count: int, request_id: str = "r") -> None:
+    progress = GeneratedProgress(
+        request_id=RequestId(request_id),
+        generation=1,
+        num_generated=count,
+        state=RequestState.DECODING,
+    )
+    result = await store.report_generated(EXECUTOR, [progress])
+    assert not result.unknown
+
+
+async def next_of(changes: AsyncIterator[Change]) -> Change:
+    async with asyncio.timeout(WAIT_S):
+        return await anext(changes)
+
+
+async def test_calls_are_refused_while_redis_is_away_and_served_when_it_is_back(
+    server: RedisServer, store: RedisTrackerStore
+) -> None:
+    await register(store, "r")
+    server.kill()
+    with pytest.raises(StoreUnavailableError):
+        await store.snapshot(EX)
+    with pytest.raises(StoreUnavailableError):
+        await store.register_executor(OFFER)
+    with pytest.raises(StoreUnavailableError):
+        await store.list_executors(model="")
+
+    server.start()
+
+    assert (await store.snapshot(EX)).requests == ()
+    await register(store, "r")  # the scripts were lost too
+    await generate(store, 3)
+    assert (await store.snapshot(EX)).requests[0].num_generated == 3
+
+
+async def test_a_redis_that_does_not_answer_is_given_up_soon(server: RedisServer) -> None:
+    store = RedisTrackerStore(server.url, LIFETIMES, clock=wall_s, timeout_s=1.0)
+    await register(store, "r")
+    server.freeze()
+    start_s = time.monotonic()
+    with pytest.raises(StoreUnavailableError):
+        await store.snapshot(EX)
+    assert time.monotonic() - start_s < 20.0  # its timeout is 1 s
+
+    server.thaw()
+
+    assert len((await store.snapshot(EX)).requests) == 1
+    await store.aclose()
+
+
+async def test_no_watch_starts_without_redis(server: RedisServer, store: RedisTrackerStore) -> None:
+    server.kill()
+
+    with pytest.raises(StoreUnavailableError):
+        async with aclosing(store.watch(EX)) as changes:
+            await next_of(changes)
+
+
+async def test_a_watch_starts_again_when_redis_was_killed_and_came_back_empty(
+    server: RedisServer, store: RedisTrackerStore
+) -> None:
+    await register(store, "a", "b")
+    async with aclosing(store.watch(EX)) as changes:
+        assert len((await next_of(changes)).requests) == 2
+        waiting = asyncio.ensure_future(next_of(changes))
+        server.kill()
+        server.start()
+        assert await waiting == Change(reset=True, requests=())
+
+        await register(store, "c")
+
+        assert [r.key for r in (await next_of(changes)).requests] == [key("c")]
+
+
+async def test_a_watch_that_did_not_look_notices_the_loss_too(
+    server: RedisServer, store: RedisTrackerStore
+) -> None:
+    await register(store, "a", "b")
+    await generate(store, 1, "a")
+    async with aclosing(store.watch(EX)) as changes:
+        await next_of(changes)
+        server.kill()
+        server.start()
+        await register(store, "b")
+
+        change = await next_of(changes)
+
+        assert (change.reset, [r.key for r in change.requests]) == (True, [key("b")])
+
+
+async def test_a_watch_notices_an_emptied_redis_without_any_new_event(
+    server: RedisServer, store: RedisTrackerStore
+) -> None:
+    await register(store, "a")
+    async with aclosing(store.watch(EX)) as changes:
+        await next_of(changes)
+        async with redis.asyncio.Redis.from_url(server.url) as admin:
+            await admin.flushall()
+
+        assert await next_of(changes) == Change(reset=True, requests=())
+
+
+async def test_a_watcher_behind_the_kept_events_starts_again(
+    store: RedisTrackerStore, few_events: int
+) -> None:
+    await register(store, "r")
+    async with aclosing(store.watch(EX)) as changes:
+        await next_of(changes)
+        last = 3 * few_events
+        for count in range(1, last + 1):
+            await generate(store, count)
+
+        change = await next_of(changes)
+
+        assert change.reset is True
+        assert change.requests[0].num_generated == last
+
+
+async def test_many_events_leave_few_behind(
+    server: RedisServer, store: RedisTrackerStore, few_events: int
+) -> None:
+    await register(store, "r")
+    for count in range(1, 5 * few_events):
+        await generate(store, count)
+
+    with redis.Redis.from_url(server.url) as admin:
+        # Redis trims whole nodes of 100 events.
+        assert few_events <= admin.xlen(keys_of(EX).events) <= few_events + 100
+
+
+async def test_heartbeats_wake_no_watcher(server: RedisServer, store: RedisTrackerStore) -> None:
+    await register(store, "r")
+    await generate(store, 3)
+    with redis.Redis.from_url(server.url) as admin:
+        before = admin.xlen(keys_of(EX).events)
+
+        await generate(store, 3)
+        await store.report_delivered(GATEWAY, [DeliveredProgress(key=key(), generation=1)])
+        await register(store, "r")
+        await store.transition(EXECUTOR, RequestId("r"), RequestState.DECODING)
+
+        assert admin.xlen(keys_of(EX).events) == before
+
+
+async def test_redis_drops_every_key_of_a_forgotten_executor_by_itself(
+    server: RedisServer, store: RedisTrackerStore
+) -> None:
+    await register(store, "live", "ended")
+    await store.transition(EXECUTOR, RequestId("ended"), RequestState.FINISHED)
+    keys = keys_of(EX)
+
+    with redis.Redis.from_url(server.url, decode_responses=True) as admin:
+        life_s = {name: float(admin.pttl(name)) / 1_000 for name in admin.keys("evenflow:{*")}
+
+    assert life_s.keys() == {
+        keys.lease,
+        keys.by_expiry,
+        keys.events,
+        keys.request("live"),
+        keys.request("ended"),
+    }
+    longest_s = LIFETIMES.retention_s + GRACE_S
+    assert life_s[keys.request("live")] == pytest.approx(LIFETIMES.request_ttl_s + GRACE_S, abs=60)
+    assert life_s[keys.request("ended")] == pytest.approx(longest_s, abs=60)
+    assert life_s[keys.lease] == pytest.approx(longest_s, abs=60)
+    assert life_s[keys.by_expiry] == pytest.approx(longest_s, abs=60)
+    assert life_s[keys.events] == pytest.approx(longest_s, abs=60)
+
+
+async def test_expired_requests_are_cleared_away_by_later_registrations(
+    server: RedisServer,
+) -> None:
+    now_s = [1_800_000_000.0]
+    store = RedisTrackerStore(server.url, LIFETIMES, clock=lambda: now_s[0])
+    await register(store, *(f"old{i}" for i in range(5)))
+    now_s[0] += LIFETIMES.request_ttl_s
+
+    await register(store, "new")
+
+    with redis.Redis.from_url(server.url, decode_responses=True) as admin:
+        assert admin.keys("evenflow:{*:request:*") == [keys_of(EX).request("new")]
+        assert admin.zrange(keys_of(EX).by_expiry, 0, -1) == ["new"]
+    await store.aclose()
+
+
+async def test_executors_without_a_lease_key_leave_the_list(
+    server: RedisServer, store: RedisTrackerStore
+) -> None:
+    await store.register_executor(OFFER)
+    with redis.Redis.from_url(server.url, decode_responses=True) as admin:
+        admin.delete(keys_of(EX).lease)
+
+        assert await store.list_executors(model="") == []
+
+        assert admin.smembers("evenflow:executors") == set()
+
+
+def take_all_slots(url: str) -> None:
+    """Make a node a cluster of its own; return when it serves."""
+    with redis.Redis.from_url(url) as admin:
+        admin.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
+        deadline_s = time.monotonic() + WAIT_S
+        while b"cluster_state:ok" not in admin.execute_command("CLUSTER", "INFO"):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+
+async def test_every_step_runs_in_cluster_mode() -> None:
+    """A cluster node refuses a script whose keys are in more than one slot."""
+    port = next(port for port in iter(free_port, 0) if port < 55_000)  # its bus: 10000 above
+    with RedisServer(port, options={"cluster-enabled": "yes"}) as server:
+        await asyncio.to_thread(take_all_slots, server.url)
+        store = RedisTrackerStore(server.url, LIFETIMES, clock=wall_s)
+        await register(store, "a", "b")
+        await store.renew_lease(EXECUTOR, ExecutorLoad())
+        async with aclosing(store.watch(EX)) as changes:
+            await next_of(changes)
+            await generate(store, 3, "a")
+            assert [r.num_generated for r in (await next_of(changes)).requests] == [3]
+        await store.report_delivered(GATEWAY, [DeliveredProgress(key=key("a"), generation=1)])
+        await store.transition(EXECUTOR, RequestId("b"), RequestState.PREFILL)
+        assert len((await store.snapshot(EX)).requests) == 2
+        assert len(await store.list_executors(model="")) == 1
+        await store.release_lease(EXECUTOR)
+        await store.aclose()
+
+
+async def test_a_waiting_watch_ends_when_cancelled_at_whatever_moment(
+    store: RedisTrackerStore,
+) -> None:
+    for num_turns in range(30):
+        async with aclosing(store.watch(EX)) as changes:
+            await next_of(changes)
+            waiting = asyncio.ensure_future(anext(changes))
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            done, _ = await asyncio.wait({waiting}, timeout=WAIT_S)
+            assert done, f"not cancelled after {num_turns} turns of the loop"

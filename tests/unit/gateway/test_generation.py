@@ -1,0 +1,162 @@
+"""One live request between its executor and its reader, on a clock that the test moves."""
+
+import asyncio
+
+import pytest
+
+from services.gateway.errors import LinkBrokenError
+from services.gateway.generation import Generation
+from services.gateway.pacer import Pacer
+from services.gateway.types import (
+    Delivery,
+    FinishReason,
+    GenerationRequest,
+    RequestId,
+    TextPrompt,
+    Token,
+)
+from services.kit.errors import OverloadedError
+from services.pacing.types import ServiceLevel
+
+ONE_A_SECOND = ServiceLevel(consumption_rate_tps=1.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class NoTimer:
+    """The test decides when time passes: no timer ever fires."""
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+
+def make_generation(
+    level: ServiceLevel = ONE_A_SECOND, delivery: Delivery = Delivery.STREAMED
+) -> Generation:
+    clock = Clock()
+    request = GenerationRequest(
+        request_id=RequestId("r"),
+        model="m",
+        prompt=TextPrompt("Hi"),
+        service_level=level,
+        delivery=delivery,
+    )
+    pacer = Pacer(clock=clock, timer=lambda delay_s, callback: NoTimer())
+    generation = Generation(request, pacer=pacer, clock=clock, arrived_s=0.0)
+    generation.accepted(5)
+    return generation
+
+
+def make_tokens(num_tokens: int) -> list[Token]:
+    return [Token(index, index, "x") for index in range(num_tokens)]
+
+
+async def read(generation: Generation) -> list[int]:
+    """Return how many tokens each batch had."""
+    return [len(batch) async for batch in generation.batches()]
+
+
+async def test_what_is_held_back_goes_out_when_generation_ends() -> None:
+    generation = make_generation()
+    generation.extended(make_tokens(4), 0.0)  # three of them are held back
+    generation.ended(FinishReason.LENGTH)
+
+    assert await read(generation) == [4]
+    assert generation.finish is not None
+    assert generation.finish.reason is FinishReason.LENGTH
+    assert (generation.finish.num_prompt_tokens, generation.finish.num_output_tokens) == (5, 4)
+
+
+async def test_with_a_paced_tail_the_rest_keeps_waiting() -> None:
+    generation = make_generation(ServiceLevel(consumption_rate_tps=1.0, pace_tail=True))
+    generation.extended(make_tokens(4), 0.0)
+    generation.ended(FinishReason.STOP)
+
+    batches = generation.batches()
+    assert len(await anext(batches)) == 1
+    second = asyncio.ensure_future(anext(batches))
+    await asyncio.sleep(0)
+    assert not second.done()
+    generation.cancel()
+    with pytest.raises(StopAsyncIteration):
+        await second
+
+
+@pytest.mark.parametrize("level", [ServiceLevel(), ServiceLevel(slo_ttft_s=0.1)])
+async def test_without_a_rate_or_token_bound_nothing_is_held_back(level) -> None:
+    generation = make_generation(level)
+    generation.extended(make_tokens(4), 0.0)
+
+    assert len(await anext(generation.batches())) == 4
+
+
+async def test_a_whole_answer_is_never_paced() -> None:
+    generation = make_generation(ONE_A_SECOND, Delivery.WHOLE)
+    generation.extended(make_tokens(4), 0.0)
+
+    assert len(await anext(generation.batches())) == 4
+
+
+async def test_a_failure_comes_after_the_tokens_that_are_here() -> None:
+    generation = make_generation()
+    generation.extended(make_tokens(3), 0.0)
+    generation.failed(LinkBrokenError("gone"))
+
+    batches = generation.batches()
+    assert len(await anext(batches)) == 3
+    with pytest.raises(LinkBrokenError):
+        await anext(batches)
+    assert generation.finish is None
+
+
+async def test_a_cancelled_request_drops_what_the_reader_does_not_have() -> None:
+    generation = make_generation()
+    generation.extended(make_tokens(3), 0.0)
+    generation.cancel()
+    generation.failed(LinkBrokenError("too late"))
+
+    assert await read(generation) == []
+    assert generation.finish is not None
+    assert generation.finish.reason is FinishReason.CANCELLED
+    assert generation.finish.num_output_tokens == 3
+
+
+async def test_a_batch_counts_as_delivered_when_the_next_is_asked_for() -> None:
+    generation = make_generation(ServiceLevel())
+    counts: list[int] = []
+    generation.on_progress = lambda request_id, num_delivered: counts.append(num_delivered)
+    batches = generation.batches()
+    generation.extended(make_tokens(2), 0.0)
+
+    await anext(batches)
+    assert counts == []
+
+    generation.extended([Token(2, 2, "")], 0.0)  # a token without text is one too
+    await anext(batches)
+    assert counts == [2]
+
+    generation.ended(FinishReason.STOP)
+    with pytest.raises(StopAsyncIteration):
+        await anext(batches)
+    assert counts == [2, 3]
+
+
+async def test_a_refusal_is_raised_and_can_be_forgotten() -> None:
+    request = GenerationRequest(request_id=RequestId("r"), model="m", prompt=TextPrompt("Hi"))
+    pacer = Pacer(clock=Clock(), timer=lambda delay_s, callback: NoTimer())
+    generation = Generation(request, pacer=pacer, clock=Clock(), arrived_s=0.0)
+
+    generation.rejected(OverloadedError("full"))
+    with pytest.raises(OverloadedError):
+        await generation.answered()
+
+    generation.reset()
+    generation.accepted(3)
+    await generation.answered()
+    assert generation.num_prompt_tokens == 3

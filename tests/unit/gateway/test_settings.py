@@ -1,0 +1,50 @@
+"""What the gateway can be told."""
+
+import pytest
+from pydantic import ValidationError
+
+from services.gateway.settings import GatewaySettings
+
+
+def test_the_defaults_are_the_documented_ports() -> None:
+    settings = GatewaySettings()
+
+    assert (settings.http_port, settings.grpc_port) == (8000, 50050)
+    assert settings.executor_addresses == ("127.0.0.1:50051",)
+    assert settings.tracker == "127.0.0.1:50053"
+
+
+def test_several_executors_are_listed_with_commas(monkeypatch) -> None:
+    monkeypatch.setenv("EVENFLOW_GATEWAY_EXECUTORS", "a:1, b.example:65535,[::1]:3")
+
+    assert GatewaySettings().executor_addresses == ("a:1", "b.example:65535", "[::1]:3")
+
+
+def test_no_tracker_is_a_choice(monkeypatch) -> None:
+    monkeypatch.setenv("EVENFLOW_GATEWAY_TRACKER", "")
+
+    assert GatewaySettings().tracker == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("EXECUTORS", ""),
+        ("EXECUTORS", "a"),
+        ("EXECUTORS", "a:1,"),
+        ("EXECUTORS", "a:70000"),
+        ("EXECUTORS", "a:1,a:1"),
+        ("TRACKER", "a"),
+        ("HTTP_PORT", "65536"),
+        ("METRICS_PORT", "9050"),
+        ("MAX_LIVE_REQUESTS", "0"),
+        ("SUBMIT_TIMEOUT_S", "0"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(monkeypatch, name, value) -> None:
+    monkeypatch.setenv(f"EVENFLOW_GATEWAY_{name}", value)
+
+    with pytest.raises(ValidationError) as caught:
+        GatewaySettings()
+
+    assert caught.value.errors()[0]["loc"] == (name.lower(),)

@@ -1,0 +1,25 @@
+"""Keys that a Redis Cluster accepts in one script."""
+
+from redis.crc import key_slot
+
+from services.tracker.redis_keys import keys_of
+from services.tracker.types import ExecutorId
+
+
+def test_all_keys_of_an_executor_share_a_slot_whatever_the_request_id() -> None:
+    keys = keys_of(ExecutorId("ex-0:50051"))
+    every = [*keys, keys.request("r"), keys.request("{other}"), keys.request("}{")]
+
+    assert len({key_slot(each.encode()) for each in every}) == 1
+
+
+def test_executors_spread_over_slots() -> None:
+    slots = {key_slot(keys_of(ExecutorId(f"ex{i}")).lease.encode()) for i in range(8)}
+
+    assert len(slots) > 1
+
+
+def test_no_two_keys_are_the_same() -> None:
+    keys = keys_of(ExecutorId("a"))
+
+    assert len({*keys, keys.request("x"), *keys_of(ExecutorId("b"))}) == 9
