@@ -4,20 +4,22 @@ The scheduler is in this process whatever the parallelism, so that a run can cha
 before any step, and check the ownership of every block after it.
 """
 
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
 from services.executor.kv.options import KVOptions
 from tests.models import exactness_model
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler runs in this process
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # requests keep the names of the workload
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 VOCABULARY = range(10, 2_000)
 MAX_STEPS = 20_000
@@ -116,6 +118,9 @@ class StepRunner:
 
     def __init__(self, case: EngineCase) -> None:
         self.case = case
+        self._environment = pytest.MonkeyPatch()
+        for name, value in ENVIRONMENT.items():
+            self._environment.setenv(name, value)
         self.engine = make_engine(case)
         self.core = self.engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
@@ -173,6 +178,7 @@ class StepRunner:
 
     def close(self) -> None:
         self.core.shutdown()
+        self._environment.undo()
 
 
 class _Counters:

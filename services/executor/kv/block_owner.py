@@ -140,6 +140,8 @@ class BlockOwner:
             gained.extend(request.staging[group.buffer][num_have:direct_end])
             self._take_slots(request, group, direct_end)
         own = self.pool.get_new_blocks(num_want - num_have - len(gained))
+        if self._poison_freed:
+            self.orders.clear(block.block_id for block in own)
         if group.offloaded:
             first = num_have + len(gained)
             group.own.update(enumerate(own, start=first))
@@ -357,17 +359,21 @@ class BlockOwner:
         self._assign_buffers(request)
         self._trim_staging(request)
 
-    def cancel_restore(self, request: RequestKV, index: int) -> None:
-        """Stop bringing a group back, if it is; its targets end when every rank has let go."""
+    def cancel_restore(self, request: RequestKV, index: int) -> bool:
+        """Stop bringing a group back; False if it was not.
+
+        Its targets end when every rank has let go of them.
+        """
         group = request.groups[index]
         if group.restore is None:
-            return
+            return False
         restore, group.restore = group.restore, None
         targets = list(restore.targets.values())
         if self.orders.cancel_restore(restore.restore_id):
             self.orphans[restore.restore_id] = targets
         else:
             self._release(targets)
+        return True
 
     def release_orphan(self, restore_id: int) -> None:
         self._release(self.orphans.pop(restore_id))

@@ -12,7 +12,7 @@ from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.residency import ALL_RESIDENT, LayerPlacement, RequestKV
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.placement.blocks import Residency
-from services.placement.dynamic_heuristic import Demand, fewest_offloaded, spread_order
+from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

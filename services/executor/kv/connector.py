@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel, poison
+from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel, fill
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
 from services.executor.kv.pages import map_pages
@@ -77,8 +77,11 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return False, None
 
     def has_pending_block_frees(self) -> bool:
-        """Make the scheduler wait for copies under way rather than preempt."""
-        return self.planner.has_copies_pending
+        """Make the scheduler wait for copies under way rather than preempt.
+
+        It asks when a running request found no block.
+        """
+        return self.planner.relieve()
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         num_computed = {
@@ -121,7 +124,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.runner = TransferRunner(engine, len(self._groups))
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
-            self.runner.overwrite_freed = lambda block_ids: poison(pages[0], block_ids)
+            # Groups alias one pool, so that one group's pages are everybody's.
+            self.runner.fill = lambda block_ids, nan: fill(pages[0], block_ids, nan=nan)
         if options.trace_path:
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)

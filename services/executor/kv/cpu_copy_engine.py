@@ -162,7 +162,7 @@ class CpuCopyEngine:
 
     def submit(self, copy: Copy) -> CpuTicket:
         if self._poison_targets and copy.direction is Direction.H2D:
-            poison(self._pages[copy.group], copy.block_ids)
+            fill(self._pages[copy.group], copy.block_ids, nan=True)
         return self._queues[copy.direction].submit(copy)
 
     def wait(self, ticket: CpuTicket) -> float:
@@ -193,8 +193,8 @@ class CpuCopyEngine:
             queue.close()
 
 
-def poison(pages: GroupPages, block_ids: Sequence[int]) -> None:
-    """Fill blocks with NaN, so that whoever reads them too early or too late is found out."""
+def fill(pages: GroupPages, block_ids: Sequence[int], *, nan: bool) -> None:
+    """Fill blocks with NaN, so that whoever reads them too early or too late is found out, or 0."""
     index = torch.tensor(block_ids, dtype=torch.int64)
     for pool in pages.pool:
-        pool.index_fill_(0, index, POISON_BYTE)
+        pool.index_fill_(0, index, POISON_BYTE if nan else 0)

@@ -61,7 +61,10 @@ class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
 
     step: int  # grows by one with each step, from 1
     row_edits: list[RowEdit] = field(default_factory=list)
-    poisoned_block_ids: list[int] = field(default_factory=list)  # freed; only with poisoning on
+    # With poisoning on: freed blocks become NaN, and blocks that take new tokens zero, for attention
+    # multiplies what lies behind a row's last token by zero.
+    poisoned_block_ids: list[int] = field(default_factory=list)
+    cleared_block_ids: list[int] = field(default_factory=list)
     dropped_tables: list[tuple[str, int | None]] = field(default_factory=list)  # None: all groups
     table_updates: list[LoadTableUpdate] = field(default_factory=list)
     num_staging: dict[str, int] = field(default_factory=dict)  # of requests where it changed

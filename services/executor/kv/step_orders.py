@@ -25,6 +25,7 @@ class StepOrders:
         self._restores: dict[int, RestoreOrder] = {}
         self._cancelled: list[int] = []
         self._poisoned: list[int] = []
+        self._cleared: list[int] = []
 
     @property
     def next_step(self) -> int:
@@ -63,6 +64,9 @@ class StepOrders:
     def poison(self, block_ids: Iterable[int]) -> None:
         self._poisoned.extend(block_ids)
 
+    def clear(self, block_ids: Iterable[int]) -> None:
+        self._cleared.extend(block_ids)
+
     def drop_request(self, request_id: str) -> None:
         """Forget all orders about a request and tell the ranks to forget it too."""
         for pending in (self._edits, self._tables):
@@ -80,6 +84,7 @@ class StepOrders:
                 edit for key, edits in self._edits.items() for edit in _contiguous(key, edits)
             ],
             poisoned_block_ids=self._poisoned,
+            cleared_block_ids=self._cleared,
             dropped_tables=list(self._dropped),
             table_updates=list(self._tables.values()),
             num_staging=self._num_staging,
@@ -90,7 +95,7 @@ class StepOrders:
         )
         self._edits, self._tables, self._dropped = {}, {}, {}
         self._num_staging, self._restores = {}, {}
-        self._cancelled, self._poisoned = [], []
+        self._cancelled, self._poisoned, self._cleared = [], [], []
         return message
 
 

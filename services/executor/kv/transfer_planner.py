@@ -30,10 +30,16 @@ class TransferPlanner:
         self._unsettled: dict[str, RequestKV] = {}
         self._num_ranks_done: Counter[int] = Counter()
 
-    @property
-    def has_copies_pending(self) -> bool:
-        """Whether a copy is under way whose completion may give blocks back."""
-        return bool(self.owner.orphans) or any(
+    def relieve(self) -> bool:
+        """Give up restores for want of blocks; return whether blocks will come free by themselves.
+
+        They will if a copy is under way whose completion gives blocks back.
+        """
+        for request in self.owner.requests.values():
+            for index in range(len(request.groups)):
+                if self.owner.cancel_restore(request, index):
+                    self._unsettled[request.request_id] = request
+        return bool(self.owner.orphans or self._unsettled) or any(
             group.stages for _, request, group, _ in self._unconfirmed if self._is_live(request)
         )
 

@@ -59,7 +59,8 @@ class TransferRunner:
         self.stall_s = 0.0  # since the engine started
         self.num_steps = 0
         self.num_loads = 0  # layer groups loaded into staging
-        self.overwrite_freed: Callable[[list[int]], None] | None = None  # poisoning, in tests
+        # Fills blocks with NaN (True) or zero: poisoning, in tests.
+        self.fill: Callable[[list[int], bool], None] | None = None
         self._num_groups = num_groups
         self._requests: dict[str, RequestLoads] = {}
         self._loads: list[list[Ticket]] = [[] for _ in range(num_groups)]  # of this step
@@ -78,8 +79,9 @@ class TransferRunner:
         self.num_steps += 1
         self._wait_all(self._staging_saves.values())
         self._staging_saves.clear()
-        if self.overwrite_freed is not None:
-            self.overwrite_freed(transfers.poisoned_block_ids)
+        if self.fill is not None:
+            self.fill(transfers.poisoned_block_ids, True)
+            self.fill(transfers.cleared_block_ids, False)
         self._update_tables(transfers)
         for order in transfers.saves:
             self._saves[order.group].append(order)

@@ -1,0 +1,53 @@
+"""The block formula, by hand and against what it stands for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.placement.blocks import (
+    BlockGeometry,
+    Residency,
+    max_tokens_in,
+    min_request_blocks,
+    num_request_blocks,
+)
+
+EIGHT_GROUPS = BlockGeometry(num_groups=8, block_size=32)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_offloaded", "num_staging", "expected"),
+    [
+        pytest.param(0, 0, 1, 0, id="nothing-yet"),
+        pytest.param(640, 0, 1, 160, id="resident"),  # 8 * 20
+        pytest.param(641, 0, 1, 168, id="resident-with-an-open-block"),  # 8 * 21
+        pytest.param(640, 8, 1, 20, id="offloaded-full-blocks-only"),  # one buffer of 20
+        pytest.param(641, 8, 1, 28, id="offloaded-with-open-blocks"),  # 20 + 8
+        pytest.param(641, 8, 2, 48, id="two-buffers"),  # 2 * 20 + 8
+        pytest.param(641, 4, 1, 108, id="half"),  # 4 * 21 + 20 + 4
+        pytest.param(641, 1, 2, 168, id="one-group-cannot-use-two-buffers"),  # 7 * 21 + 20 + 1
+        pytest.param(31, 8, 2, 8, id="less-than-a-block-needs-no-staging"),
+    ],
+)
+def test_a_request_takes_what_is_resident_plus_staging_plus_open_blocks(
+    num_tokens: int, num_offloaded: int, num_staging: int, expected: int
+) -> None:
+    residency = Residency(num_offloaded=num_offloaded, num_staging=num_staging)
+
+    assert num_request_blocks(EIGHT_GROUPS, residency, num_tokens=num_tokens) == expected
+
+
+@given(num_blocks=st.integers(0, 200), num_groups=st.integers(1, 40), block_size=st.integers(1, 64))
+def test_a_growing_request_fits_at_every_length_up_to_the_longest_and_not_beyond(
+    num_blocks: int, num_groups: int, block_size: int
+) -> None:
+    geometry = BlockGeometry(num_groups=num_groups, block_size=block_size)
+    longest = max_tokens_in(geometry, num_blocks=num_blocks)
+
+    fits = [
+        min_request_blocks(geometry, num_tokens=n) <= num_blocks
+        for n in range(max(0, longest - 2 * block_size), longest + 1)
+    ]
+    assert all(fits)
+    if block_size > 1:
+        assert min_request_blocks(geometry, num_tokens=longest + 1) > num_blocks
