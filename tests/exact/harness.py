@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from services.executor.engine_config import (
+    ASYNC_LAYERWISE_SCHEDULER,
+    SYNC_LAYERWISE_SCHEDULER,
+)
 from services.executor.kv.options import KVOptions
 from tests.models import exactness_model
 
@@ -107,9 +111,13 @@ def make_engine(case: EngineCase) -> Any:
         del arguments["enforce_eager"]
         arguments["compilation_config"] = {"mode": 2, "backend": "eager"}
     if case.kv is not None:
-        arguments.update(case.kv.engine_args(asynchronous=case.asynchronous))
+        arguments.update(case.kv.engine_args())
     config = EngineArgs(**arguments).create_engine_config()
     config.scheduler_config.async_scheduling = case.asynchronous  # CPU platforms switch it off
+    if case.kv is not None:
+        config.scheduler_config.scheduler_cls = (
+            ASYNC_LAYERWISE_SCHEDULER if case.asynchronous else SYNC_LAYERWISE_SCHEDULER
+        )
     return LLMEngine.from_vllm_config(config)
 
 

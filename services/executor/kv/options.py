@@ -7,6 +7,8 @@ same settings.
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from vllm.platforms import current_platform
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -42,12 +44,10 @@ class KVOptions:
         """Return the options that an engine was started with."""
         return cls(**(vllm_config.additional_config or {}).get(CONFIG_KEY, {}))
 
-    def engine_args(self, *, asynchronous: bool = False) -> dict[str, Any]:
-        """Return the engine arguments that switch layer-wise KV on with these options."""
-        name = "AsyncLayerwiseScheduler" if asynchronous else "LayerwiseScheduler"
+    def engine_args(self) -> dict[str, Any]:
+        """Return the engine arguments that switch layer-wise KV on, but for the scheduler class."""
         return {
             "worker_cls": "services.executor.kv.worker.LayerwiseCPUWorker",
-            "scheduler_cls": f"services.executor.kv.residency_scheduler.{name}",
             "kv_transfer_config": {
                 "kv_connector": "LayerwiseConnector",
                 "kv_connector_module_path": "services.executor.kv.connector",
@@ -57,13 +57,15 @@ class KVOptions:
         }
 
 
-def check_supported(vllm_config: "VllmConfig", options: KVOptions) -> None:
+def check_supported(vllm_config: "VllmConfig") -> None:
     """Raise ValueError naming the first option that does not work with layer-wise KV."""
+    options = KVOptions.of(vllm_config)
     parallel = vllm_config.parallel_config
     model = vllm_config.model_config
     num_layers = model.get_total_num_hidden_layers()
     num_stages = parallel.pipeline_parallel_size
     refusals = {
+        "a device other than the CPU": not current_platform.is_cpu(),
         "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
         "speculative_config": vllm_config.speculative_config is not None,
         "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,

@@ -20,7 +20,7 @@ class LayerwiseWorkerMixin:
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         config = self.vllm_config  # type: ignore[attr-defined]
-        check_supported(config, KVOptions.of(config))
+        check_supported(config)
         install_memo()
         return super().load_model(*args, **kwargs)  # type: ignore[misc]
 

@@ -33,7 +33,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
         super().__init__(*args, **kwargs)
         config: Any = self.vllm_config  # type: ignore[attr-defined]
         self.kv_options = KVOptions.of(config)
-        check_supported(config, self.kv_options)
+        check_supported(config)
         manager: Any = self.kv_cache_manager  # type: ignore[attr-defined]
         self._coordinator = LayerwiseCoordinator.install(
             manager, max_in_flight_tokens=config.max_in_flight_tokens
