@@ -160,9 +160,7 @@ def test_halving_the_speed_doubles_the_wait(make: Make, direction: Direction) ->
     waits = []
     for bytes_per_s in (64 * (1 << 20), 32 * (1 << 20)):
         engine = make(bytes_per_s=bytes_per_s)
-        ticket = engine.submit(
-            Copy(direction=direction, group=0, slots=blocks, block_ids=blocks)
-        )
+        ticket = engine.submit(Copy(direction=direction, group=0, slots=blocks, block_ids=blocks))
         waits.append(engine.wait(ticket))
 
     assert waits[1] == pytest.approx(2 * waits[0], rel=0.15)

@@ -275,9 +275,7 @@ def _record(outcome: Outcome, output: Any) -> None:
         ]
 
 
-def run_case(
-    case: EngineCase, workload: Sequence[Arrival], *, hook: Hook | None = None
-) -> Outcome:
+def run_case(case: EngineCase, workload: Sequence[Arrival], *, hook: Hook | None = None) -> Outcome:
     """Run one workload on an engine of its own."""
     runner = StepRunner(case)
     try:

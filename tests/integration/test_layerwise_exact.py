@@ -31,7 +31,7 @@ SLOW_LINK = KVOptions(
     host_bytes=256 << 20,
     copy_latency_s=0.5e-3,
     h2d_bytes_per_s=1e9,
-    d2h_bytes_per_s=1e9,
+    d2h_bytes_per_s=1e8,
     restore_when_free_frac=0.02,
     poison=True,
 )
@@ -206,4 +206,4 @@ def test_a_single_kind_of_mistake_is_noticed(
         transfers.engine = engine
 
     assert faulty.num_faults > 0
-    assert len(first_difference(reference.mixed, outcome)) >= 4
+    assert first_difference(reference.mixed, outcome) != {}

@@ -61,7 +61,7 @@ class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
 
     step: int  # grows by one with each step, from 1
     row_edits: list[RowEdit] = field(default_factory=list)
-    # With poisoning on: freed blocks become NaN, and blocks that take new tokens zero, for attention
+    # With poisoning on: freed blocks become NaN, blocks that take new tokens zero, for attention
     # multiplies what lies behind a row's last token by zero.
     poisoned_block_ids: list[int] = field(default_factory=list)
     cleared_block_ids: list[int] = field(default_factory=list)

@@ -22,9 +22,7 @@ def demand(num_tokens: int, *, offloadable: bool = True, min_offloaded: int = 0)
 
 
 def offloaded(demands: list[Demand], num_blocks: int, max_staging: int = 1) -> list[int | None]:
-    answers = fewest_offloaded(
-        demands, FOUR_GROUPS, num_blocks=num_blocks, max_staging=max_staging
-    )
+    answers = fewest_offloaded(demands, FOUR_GROUPS, num_blocks=num_blocks, max_staging=max_staging)
     return [answer and answer.num_offloaded for answer in answers]
 
 
@@ -83,9 +81,7 @@ demands_strategy = st.lists(
 def test_answers_fit_and_no_request_could_keep_more_with_the_later_ones_at_their_minimum(
     demands: list[Demand], num_blocks: int, max_staging: int
 ) -> None:
-    answers = fewest_offloaded(
-        demands, FOUR_GROUPS, num_blocks=num_blocks, max_staging=max_staging
-    )
+    answers = fewest_offloaded(demands, FOUR_GROUPS, num_blocks=num_blocks, max_staging=max_staging)
 
     used = [
         num_request_blocks(FOUR_GROUPS, answer, num_tokens=demand.num_tokens) if answer else 0

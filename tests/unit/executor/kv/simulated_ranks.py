@@ -207,7 +207,9 @@ class Simulation:
         if num_new > num_free:
             return None
         gained = self.owner.grow(request, num_tokens=wanted)
-        assert num_free - self.pool.get_num_free_blocks() == num_new, "took what it did not announce"
+        assert num_free - self.pool.get_num_free_blocks() == num_new, (
+            "took what it did not announce"
+        )
         ids = tuple([block.block_id for block in row] for row in gained)
         return Slice(request_id, start, num_tokens, ids, is_new=start == 0)
 
