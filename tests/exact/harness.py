@@ -55,6 +55,7 @@ class EngineCase:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     asynchronous: bool = False
+    num_layers: int | None = None  # another depth than the model's; its weights are then random
 
     @property
     def num_ranks(self) -> int:
@@ -104,6 +105,9 @@ def make_engine(case: EngineCase) -> Any:
         "tensor_parallel_size": case.tensor_parallel_size,
         "pipeline_parallel_size": case.pipeline_parallel_size,
     }
+    if case.num_layers is not None:
+        arguments["hf_overrides"] = {"num_hidden_layers": case.num_layers}
+        arguments["load_format"] = "dummy"
     if case.num_ranks > 1:
         arguments["distributed_executor_backend"] = "mp"
     if case.pipeline_parallel_size > 1:
@@ -172,14 +176,16 @@ class StepRunner:
             self.engine.abort_request(due)
 
     def _drain(self) -> None:
-        """Let what is in flight end, so that the pool is whole again."""
-        for _ in range(1_000):
+        """Let steps in flight and copies of ended requests end, so that the pool is whole."""
+        while self.core.batch_queue:
+            self.engine.step()
+        for _ in range(10_000):
             if self.case.kv is None or not self.scheduler.block_owner.orphans:
                 return
-            self.step_without_tokens()
+            self._step_without_tokens()
         raise AssertionError("copies of ended requests never end")
 
-    def step_without_tokens(self) -> None:
+    def _step_without_tokens(self) -> None:
         output = self.scheduler.schedule()
         result = self.core.model_executor.execute_model(output, non_block=False)
         self.scheduler.update_from_output(output, result)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.residency import ALL_RESIDENT, LayerPlacement, RequestKV
 from services.executor.kv.transfer_planner import TransferPlanner
-from services.placement.blocks import Residency
+from services.placement.blocks import Residency, num_request_blocks
 from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
 
 
@@ -39,6 +39,7 @@ class CapacityGuard:
         self._max_staging = max_staging
         self._num_blocks = owner.pool.num_gpu_blocks - 1
         self._num_spare = int(restore_when_free_frac * self._num_blocks)
+        self._num_kept_free = 0
         self._spread = spread_order(owner.geometry.num_groups)
         self._given: dict[str, LayerPlacement] = {}
 
@@ -62,6 +63,13 @@ class CapacityGuard:
         needs = [*running, *waiting]
         tight = self._fewest(needs, num_blocks=self._num_blocks)
         roomy = self._fewest(needs, num_blocks=self._num_blocks - self._num_spare)
+        # Restores take what the next step leaves, or they would starve it again and again.
+        self._num_kept_free = self._num_spare + self._num_blocks_of_next_step(running)
+        for need, residency in zip(waiting, tight[len(running) :], strict=True):
+            if residency is not None:
+                self._num_kept_free += num_request_blocks(
+                    self._owner.geometry, residency, num_tokens=need.num_tokens + 1
+                )
         pairs = zip(running, tight[: len(running)], roomy[: len(running)], strict=True)
         for need, least, most in pairs:
             request = self._owner.requests.get(need.request_id)
@@ -92,8 +100,17 @@ class CapacityGuard:
             self._owner.set_staging(request, least.num_staging)
 
     def _may_restore(self, request: RequestKV, index: int) -> bool:
-        num_free = self._owner.pool.get_num_free_blocks() - self._num_spare
-        return request.groups[index].stages and request.num_row_blocks <= num_free
+        num_left = self._owner.pool.get_num_free_blocks() - self._num_kept_free
+        return request.groups[index].stages and request.num_row_blocks <= num_left
+
+    def _num_blocks_of_next_step(self, running: Sequence[Need]) -> int:
+        """Return how many blocks running requests take for all their known tokens."""
+        owner = self._owner
+        return sum(
+            owner.num_new_blocks(owner.requests[need.request_id], num_tokens=need.num_tokens)
+            for need in running
+            if need.request_id in owner.requests
+        )
 
     def _fewest(self, needs: Sequence[Need], *, num_blocks: int) -> list[Residency | None]:
         demands = [self._demand(need) for need in needs]
