@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(shell find protos -name '*.proto')
 PROTO_STAMP := .cache/protos.stamp
 ENV_STAMP := $(VENV)/installed.stamp
+BUF := @bufbuild/buf@1.75.0
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 # The CPU engine: one OpenMP thread per worker, not bound to a core, or a step takes 400 ms instead of 6.
@@ -14,10 +15,18 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto lint types test-unit test-integration test-e2e test demo up down logs bench models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test demo up down logs bench models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+
+LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-header --quiet \
+  --overrides requirements/overrides.txt --extra-index-url $(TORCH_INDEX) --index-strategy unsafe-best-match
+SERVICES_LOCKED := gateway planner tracker executor-cpu
+
+lock: ## resolve every lock file in requirements/ anew (needs PyTorch's package index)
+	$(LOCK) --extra gateway --extra planner --extra tracker --extra executor-cpu --extra local --extra dev -o requirements/dev.txt
+	$(foreach name,$(SERVICES_LOCKED),$(LOCK) --extra $(name) -c requirements/dev.txt -o requirements/$(name).txt &&) true
 
 setup: $(ENV_STAMP) $(PROTO_STAMP) ## create .venv from the lock file and generate the stubs
 
@@ -42,7 +51,8 @@ lint: setup ## ruff, import contracts, and buf where npx is installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	@if command -v npx >/dev/null; then npx --yes @bufbuild/buf lint; else echo "buf lint skipped: no npx"; fi
+	@if npx --yes $(BUF) --version >/dev/null 2>&1; then npx --yes $(BUF) lint; \
+	else echo "buf lint skipped: npx cannot get $(BUF)"; fi
 
 types: setup ## mypy --strict
 	$(BIN)/mypy

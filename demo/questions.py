@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 MIN_ANSWER_CHARS = 240
 MAX_ANSWER_CHARS = 520
+NUM_ZEN_LINES = 11  # to "Unless explicitly silenced."
 
 NOT_PROSE = re.compile(r"^(\s|[*\-\[])|^[*=\-+]{3}|::=", re.MULTILINE)
 ASIDE = re.compile(r"\s*\([Ss]ee [^)]*\)|\s*\[\d+\]|\*")
@@ -88,7 +89,8 @@ def context_texts() -> tuple[str, ...]:
 def _zen() -> str:
     with contextlib.redirect_stdout(io.StringIO()):  # the module prints itself
         import this
-    return codecs.decode(this.s, "rot13").partition("\n\n")[2]
+    _, _, poem = codecs.decode(this.s, "rot13").partition("\n\n")
+    return "\n".join(poem.splitlines()[:NUM_ZEN_LINES])
 
 
 def _summary(text: str) -> str:

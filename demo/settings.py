@@ -65,7 +65,7 @@ class StackSettings:
             "EVENFLOW_EXECUTOR_TRACKER": self.address("tracker"),
             "EVENFLOW_EXECUTOR_MODEL": model_directory,
             "EVENFLOW_EXECUTOR_SERVED_MODEL_NAME": self.model_id,
-            "EVENFLOW_EXECUTOR_MAX_MODEL_LEN": "4096",
+            "EVENFLOW_EXECUTOR_MAX_MODEL_LEN": "auto" if self.model else "4096",
             "EVENFLOW_EXECUTOR_MAX_NUM_SEQS": "64",
             "EVENFLOW_EXECUTOR_ENFORCE_EAGER": "true",  # starts faster than a compiled model
             "EVENFLOW_TRACKER_REDIS_URL": self.redis_url or f"redis://127.0.0.1:{redis_port}/0",

@@ -13,14 +13,15 @@ metrics      {url}/metrics      logs   make logs      stop   make down
 # curl, at 12 tokens per second
 curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
   -H 'x-consumption-rate-tps: 12' -d '{{"model": "{model}", "stream": true, "temperature": 0,
-  "evenflow": {{"pace_tail": true}}, "messages": [{{"role": "user", "content": "{question}"}}]}}'
+  "max_tokens": 200, "evenflow": {{"pace_tail": true}}, "messages":
+  [{{"role": "user", "content": "{question}"}}]}}'
 
 # the openai package, unpaced
 .venv/bin/python - <<'EOF'
 from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key="none")
 for chunk in client.chat.completions.create(model="{model}", temperature=0, stream=True,
-        messages=[{{"role": "user", "content": "{question}"}}]):
+        max_tokens=200, messages=[{{"role": "user", "content": "{question}"}}]):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 print()
 EOF

@@ -23,7 +23,7 @@ READY_TIMEOUT_S = 600.0  # a model from the hub is downloaded first
 STOP_TIMEOUT_S = 90.0
 POLL_S = 0.25
 NUM_LOG_LINES = 25
-FAILED_STATES = ("BACKOFF", "FATAL")
+FAILED_STATES = ("BACKOFF", "EXITED", "FATAL")
 
 
 class StackError(Exception):
@@ -87,14 +87,17 @@ def stop() -> bool:
 def wait_ready(settings: StackSettings, report: Callable[[str], None]) -> None:
     """Wait until the gateway is ready; `report` gets each change of what is waited for.
 
-    Raises StackError with the last lines of its log when a process fails.
+    Raises StackError with the last lines of its log when a process fails, once is enough.
     """
     deadline_s = time.monotonic() + READY_TIMEOUT_S
-    last = ""
+    last, first_pids = "", dict[str, int]()
     while not _is_ready(settings):
         found = processes()
         for process in found:
-            if process.state in FAILED_STATES:
+            if process.pid:
+                first_pids.setdefault(process.name, process.pid)
+            died = process.pid != first_pids.get(process.name, process.pid)
+            if died or process.state in FAILED_STATES:
                 raise StackError(f"{process.name} does not start:\n{log_tail(process.name)}")
         if time.monotonic() > deadline_s:
             raise StackError(f"not ready after {READY_TIMEOUT_S:.0f} s; see {LOG_DIR}")

@@ -4,6 +4,7 @@ python examples/openai_client.py "What is the with statement?" --rate-tps 12
 """
 
 import argparse
+import sys
 
 from openai import OpenAI
 
@@ -22,7 +23,7 @@ def main() -> None:
     # `extra_body` carries what OpenAI's API does not know; a header would do for the rate alone.
     pacing = {"consumption_rate_tps": args.rate_tps, "pace_tail": True} if args.rate_tps else None
     chunks = client.chat.completions.create(
-        model=args.model or client.models.list().data[0].id,
+        model=args.model or first_model(client),
         messages=[{"role": "user", "content": args.prompt}],
         max_tokens=args.max_tokens,
         temperature=args.temperature,
@@ -32,6 +33,13 @@ def main() -> None:
     for chunk in chunks:
         print(chunk.choices[0].delta.content or "", end="", flush=True)
     print()
+
+
+def first_model(client: OpenAI) -> str:
+    models = client.models.list().data
+    if not models:
+        sys.exit("no model is being served")
+    return models[0].id
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class Session:
     def __init__(self) -> None:
         self.frames: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.end_code = grpc.StatusCode.OK
         self._sequence = 0
 
     def send(
@@ -66,6 +67,11 @@ class Session:
         if sequence is None:
             self._sequence += 1
         self.frames.put_nowait(frame)
+
+    def close(self, code: grpc.StatusCode) -> None:
+        """End the stream from the executor's side."""
+        self.end_code = code
+        self.frames.put_nowait(None)
 
     def send_tokens(self, request_id: str, first_index: int, texts: Sequence[str]) -> None:
         tokens = [pb.Token(id=100 + first_index + k, text=text) for k, text in enumerate(texts)]
@@ -151,6 +157,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         try:
             while (frame := await session.frames.get()) is not None:
                 yield frame
+            if session.end_code is not grpc.StatusCode.OK:
+                await context.abort(session.end_code, "by the test")
         finally:
             reader.cancel()
             for task in session.tasks.values():

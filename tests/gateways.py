@@ -46,7 +46,7 @@ def make_settings(*executors: FakeExecutor, **overrides: object) -> GatewaySetti
         "grpc_port": 0,
         "executors": ",".join(executor.address for executor in executors),
         "tracker": "",
-        "gateway_id": "gateway-under-test",
+        "id": "gateway-under-test",
         "drain_timeout_s": 0.0,
     }
     return GatewaySettings.model_validate(values | overrides)

@@ -67,6 +67,7 @@ class Stack:
             "EXECUTOR_TRACKER": self.address("tracker"),
             "EXECUTOR_MODEL": exactness_model(),
             "EXECUTOR_SERVED_MODEL_NAME": MODEL,
+            "EXECUTOR_DTYPE": "float32",  # greedy output must not depend on the batch
             "EXECUTOR_MAX_MODEL_LEN": 2048,
             "EXECUTOR_MAX_NUM_SEQS": 32,
             "EXECUTOR_ENFORCE_EAGER": 1,

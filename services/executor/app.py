@@ -1,6 +1,7 @@
 """Composition root of the executor."""
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import sys
@@ -37,7 +38,7 @@ async def serve(settings: ExecutorSettings) -> int:
     front = Front(
         model_id=settings.model_id, max_num_reqs=settings.max_num_queued_reqs, progress=tracker
     )
-    servicer = ExecutorServicer(front, executor_id=settings.executor_id)
+    servicer = ExecutorServicer(front, executor_id=settings.id)
     pb_grpc.add_ExecutorServiceServicer_to_server(servicer, server.grpc)
     metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
     logger.info("metrics_started", port=metrics_port)
@@ -63,7 +64,7 @@ def _make_tracker(settings: ExecutorSettings) -> TrackerClient | None:
         return None
     return TrackerClient(
         make_channel(settings.tracker),
-        executor_id=settings.executor_id,
+        executor_id=settings.id,
         epoch=clock.process_epoch(),
     )
 
@@ -102,9 +103,17 @@ def _start_lease(
     if tracker is None:
         return None
     address = settings.advertised_address or f"{settings.host}:{port}"
-    return asyncio.create_task(
+    lease = asyncio.create_task(
         tracker.run(address=address, model=settings.model_id, get_load=engine.load), name="lease"
     )
+    lease.add_done_callback(_on_lease_end)
+    return lease
+
+
+def _on_lease_end(lease: asyncio.Task[None]) -> None:
+    """Say so if reporting has crashed: tokens flow on, the tracker will hear nothing more."""
+    if not lease.cancelled() and (error := lease.exception()):
+        logger.error("reporting_crashed", exc_info=error)
 
 
 async def _first_of(*events: asyncio.Event) -> None:
@@ -138,4 +147,6 @@ def main() -> None:
     settings = load(ExecutorSettings)
     log.configure("executor", settings.log_level)
     prepare_engine_environment()
-    sys.exit(asyncio.run(serve(settings)))
+    exit_code = asyncio.run(serve(settings))
+    gc.freeze()  # the collector would search vLLM's and torch's heap for seconds before the exit
+    sys.exit(exit_code)

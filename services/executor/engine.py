@@ -31,7 +31,7 @@ from services.executor.types import (
 
 log = structlog.get_logger()
 
-SHUTDOWN_TIMEOUT_S = 10.0
+SHUTDOWN_TIMEOUT_S = 3.0  # for an orderly end of the processes; nothing in them is worth more
 
 DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
 
@@ -165,6 +165,7 @@ class Engine:
         self._closing = True
         if self._watch is not None:
             self._watch.cancel()
+            self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_TIMEOUT_S)
 
 

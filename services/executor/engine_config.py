@@ -13,6 +13,7 @@ from services.executor.settings import ExecutorSettings
 log = structlog.get_logger()
 
 CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default is a share of all memory of the machine
+FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
 SYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowScheduler"
 ASYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowAsyncScheduler"
 SYNC_LAYERWISE_SCHEDULER = "services.executor.kv.layerwise_scheduler.LayerwiseScheduler"
@@ -45,6 +46,8 @@ PASSED_ON = (
 def make_config(settings: ExecutorSettings) -> VllmConfig:
     """Return the engine's configuration. Reads the model's files; ValueError if they do not fit."""
     options: dict[str, Any] = {name: getattr(settings, name) for name in PASSED_ON}
+    if settings.max_model_len == "auto":
+        options["max_model_len"] = FIT_TO_POOL
     if current_platform.is_cpu() and options["kv_cache_memory_bytes"] is None:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
     if settings.layerwise_kv:

@@ -23,6 +23,7 @@ from services.executor.types import (
     Rejection,
     Submission,
 )
+from services.kit.rpc import bind_request_id
 
 log = structlog.get_logger()
 
@@ -118,10 +119,12 @@ class Session:
     def reject(self, request_id: str, rejection: Rejection) -> None:
         """Refuse a request that is not live."""
         REQUESTS.labels(rejection.code.value).inc()
+        log.info("request_rejected", request_id=request_id, code=rejection.code.value)
         self._stream.reject(request_id, rejection)
 
     async def _start(self, live: LiveRequest) -> None:
         request_id = live.submission.request_id
+        bind_request_id(request_id)  # this task's own: the stream's call has another
         try:
             prepared = await self._engine.prepare(live.submission)
         except RejectedError as error:
@@ -144,14 +147,12 @@ class Session:
         error = None if task.cancelled() else task.exception()
         if error is None or self._live.get(request_id) is not live:
             return
-        log.error("request_start_crashed", exc_info=error)
+        log.error("request_start_crashed", request_id=request_id, exc_info=error)
         if self._stream.knows(request_id):
             self._on_delta(live, Delta((), Failure(message="internal error", retryable=False)))
         else:
             self._forget(live)
-            self.reject(
-                request_id, Rejection(code=RejectCode.UNAVAILABLE, message="internal error")
-            )
+            self.reject(request_id, Rejection(code=RejectCode.INTERNAL, message="internal error"))
 
     def _on_delta(self, live: LiveRequest, delta: Delta) -> None:
         if self._live.get(live.submission.request_id) is not live:
@@ -160,8 +161,7 @@ class Session:
         self._stream.push(live.submission.request_id, delta)
         self._note(live, phase_after(delta, live.num_generated))
         if delta.ending is not None:
-            REQUESTS.labels(result_label(delta.ending)).inc()
-            self._forget(live)
+            self._end(live, result_label(delta.ending))
 
     def _note(self, live: LiveRequest, phase: Phase) -> None:
         self._progress.note(
@@ -170,6 +170,17 @@ class Session:
             num_generated=live.num_generated,
             phase=phase,
         )
+
+    def _end(self, live: LiveRequest, result: str) -> None:
+        """Count and log how a request that the engine took has ended, and let go of it."""
+        REQUESTS.labels(result).inc()
+        log.info(
+            "request_ended",
+            request_id=live.submission.request_id,
+            result=result,
+            num_output_tokens=live.num_generated,
+        )
+        self._forget(live)
 
     def _forget(self, live: LiveRequest) -> None:
         del self._live[live.submission.request_id]
@@ -227,8 +238,7 @@ class Session:
         for live in list(self._live.values()):
             if live.engine_id:
                 self._note(live, Phase.CANCELLED)
-            REQUESTS.labels(FinishReason.CANCELLED.value).inc()
-            self._forget(live)
+            self._end(live, FinishReason.CANCELLED.value)
         self._engine.abort(engine_ids)
         self._stream.end()
 

@@ -5,11 +5,12 @@ Engine options carry vLLM's names and meaning; unset ones are left to vLLM.
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 
 
@@ -18,7 +19,7 @@ class ExecutorSettings(ServiceSettings):
 
     grpc_port: int = Field(default=50051, ge=0, le=65535)  # 0 picks a free port
     metrics_port: int = Field(default=9051, ge=0, le=65535)  # 0 picks a free port
-    executor_id: str = Field(default="executor-0", min_length=1, max_length=128)
+    id: str = Field(default="executor-0", pattern=f"^{VALID_REQUEST_ID.pattern}$")  # stable name
     advertised_address: str = ""  # "host:port" for gateways; empty: `host` and the gRPC port
     tracker: str = "127.0.0.1:50053"  # "host:port"; empty: report to nobody
 
@@ -29,7 +30,8 @@ class ExecutorSettings(ServiceSettings):
     trust_remote_code: bool = False
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     quantization: str | None = None
-    max_model_len: int | None = Field(default=None, ge=1)  # tokens; unset: what the model allows
+    # Tokens; unset: what the model allows; "auto": the same, cut to what the KV pool holds.
+    max_model_len: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     seed: int = 0
 
     tensor_parallel_size: int = Field(default=1, ge=1)

@@ -116,6 +116,7 @@ class RejectCode(Enum):
     DUPLICATE = "duplicate"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
+    INTERNAL = "internal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,9 @@ class _Answer(Response):
 
 
 class WholeAnswer(_Answer):
-    """One JSON body at the end. A token counts as delivered when the body has it."""
+    """One JSON body at the end. A token counts as delivered when it is taken for the body, so
+    that the scheduler sees no deposit where nobody reads.
+    """
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         texts: list[str] = []
@@ -121,5 +123,5 @@ def error_response(error: Exception) -> JSONResponse:
     return JSONResponse(
         openai_errors.body_of(error),
         status_code=status,
-        headers=openai_errors.retry_headers(status),
+        headers=openai_errors.retry_headers(error),
     )

@@ -107,7 +107,6 @@ async def _drain(dispatcher: Dispatcher, rpc_server: ServiceServer, timeout_s: f
         except TimeoutError:
             logger.warning("drain_timed_out", num_live_requests=dispatcher.num_live)
             dispatcher.fail_all()
-        await rpc_server.grpc.stop(CLOSE_MARGIN_S)  # health watches do not end by themselves
 
 
 @asynccontextmanager

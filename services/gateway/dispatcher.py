@@ -17,8 +17,9 @@ from services.gateway.executor_link import ExecutorLink
 from services.gateway.generation import Generation
 from services.gateway.pacer import Pacer
 from services.gateway.reports import DeliveryReports
-from services.gateway.routing import choose_executor
+from services.gateway.routing import RoutingGenerations, choose_executor
 from services.gateway.types import GenerationRequest, ModelInfo, RequestId
+from services.kit import clock as clocks
 from services.kit import rpc
 from services.kit.clock import Clock
 from services.kit.errors import DeadlineError, UnavailableError
@@ -26,7 +27,6 @@ from services.kit.progress_ledger import RequestRef
 
 log = structlog.get_logger()
 
-MAX_REMEMBERED_IDS = 10_000
 DRAINING_MESSAGE = "the gateway is shutting down"
 
 
@@ -63,7 +63,7 @@ class Dispatcher:
         self._clock = clock
         self._live: dict[RequestId, Generation] = {}
         self._routes: dict[RequestId, _Route] = {}  # of live requests that an executor took
-        self._num_routings: dict[RequestId, int] = {}  # of recent ids too: one may be used again
+        self._generations = RoutingGenerations(clocks.wall_s)
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
@@ -115,7 +115,6 @@ class Dispatcher:
         if route is not None:
             route.link.abandon(request_id)
             self._reports.update(route.ref, final=True)
-        self._forget_old_ids()
         metrics.LIVE_REQUESTS.dec()
         metrics.REQUESTS.labels(generation.result).inc()
         if not self._live:
@@ -149,7 +148,7 @@ class Dispatcher:
         if len(self._live) >= self._limits.max_live_requests:
             raise TooManyRequestsError("too many live requests; try again later")
         request_id = request.request_id
-        if request_id in self._live or any(link.holds(request_id) for link in self._links.values()):
+        if request_id in self._live:
             raise DuplicateRequestError(request_id)
         generation = Generation(
             request, pacer=self._pacer, clock=self._clock, arrived_s=self._clock()
@@ -162,13 +161,11 @@ class Dispatcher:
     async def _place(self, generation: Generation) -> None:
         """Find an executor that takes the request; one that is unavailable leads to the next."""
         request = generation.request
-        num_past_routings = self._num_routings.get(request.request_id, 0)
         tried: set[str] = set()
         while True:
             candidates = [c for link in self._links.values() if (c := link.candidate())]
             chosen = choose_executor(candidates, request.model, excluded=tried)
             tried.add(chosen.address)
-            self._num_routings[request.request_id] = num_past_routings + len(tried)
             try:
                 await self._submit(self._links[chosen.address], generation)
             except UnavailableError:
@@ -182,8 +179,8 @@ class Dispatcher:
     async def _submit(self, link: ExecutorLink, generation: Generation) -> None:
         """Submit to `link` and wait for its answer; record the route if it takes the request."""
         request, info = generation.request, link.info
-        num_routings = self._num_routings[request.request_id]
-        link.submit(request, num_routings, generation)
+        number = self._generations.next(request.request_id)
+        link.submit(request, number, generation)
         assert info is not None
         try:
             async with asyncio.timeout(rpc.timeout_s(self._limits.submit_timeout_s)):
@@ -193,14 +190,14 @@ class Dispatcher:
             if isinstance(error, TimeoutError):
                 raise DeadlineError("the executor did not answer in time") from None
             raise
-        ref = RequestRef(info.executor_id, request.request_id, num_routings)
+        ref = RequestRef(info.executor_id, request.request_id, number)
         self._routes[request.request_id] = _Route(link, ref)
         generation.on_progress = self._note_progress
         self._reports.register(
             convert.registration_to_proto(
                 request,
                 executor_id=info.executor_id,
-                generation=num_routings,
+                generation=number,
                 num_prompt_tokens=generation.num_prompt_tokens,
             )
         )
@@ -211,8 +208,3 @@ class Dispatcher:
         if route is not None:
             route.link.delivered(request_id, num_delivered)
             self._reports.update(route.ref, num_delivered=num_delivered)
-
-    def _forget_old_ids(self) -> None:
-        """Forget the oldest ids above the bound."""
-        while len(self._num_routings) > MAX_REMEMBERED_IDS:
-            del self._num_routings[next(iter(self._num_routings))]

@@ -71,10 +71,6 @@ class ExecutorLink:
             num_inflight=len(self._session.inflight),
         )
 
-    def holds(self, request_id: RequestId) -> bool:
-        """Say whether the executor has not yet ended a request of this id."""
-        return self._session is not None and request_id in self._session.inflight
-
     def submit(self, request: GenerationRequest, generation: int, sink: RequestSink) -> None:
         """Hand over a request; `sink` hears what becomes of it.
 
@@ -97,8 +93,7 @@ class ExecutorLink:
 
     def delivered(self, request_id: RequestId, num_delivered: int) -> None:
         """Pass on how far a reader has come; ignored if the request is not in hand."""
-        if self.holds(request_id):
-            assert self._session is not None
+        if self._session is not None and request_id in self._session.inflight:
             self._session.outbox.delivered(request_id, num_delivered)
 
     async def run(self) -> None:

@@ -78,13 +78,14 @@ class Generation:
         self._changed.set()
 
     def failed(self, error: ServiceError) -> None:
-        """End with `error`, after the tokens that are here already, which go out at once."""
+        """End with `error`, unless generation has ended; tokens that are here go out at once."""
         if not self._answer.done():
             self._answer.set_exception(error)
-        elif not self._is_over or self._paced.num_held:
+            return
+        if not self._is_over:
             self._error = error
-            self._paced.flush()
-            self._changed.set()
+        self._paced.flush()
+        self._changed.set()
 
     # The reader's side
 

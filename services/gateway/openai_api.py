@@ -52,7 +52,9 @@ def _joined_text(value: object) -> object:
 
 
 def _one_prompt(value: object) -> object:
-    """Take a text or a list of token ids."""
+    """Take a text or a list of token ids, or a list of one of these."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
     if isinstance(value, str) and value:
         return types.TextPrompt(value)
     if isinstance(value, list) and value and all(type(item) is int for item in value):
@@ -197,8 +199,7 @@ def to_generation_request(
 def _service_level(stated: _ServiceLevelBody, headers: Mapping[str, str]) -> ServiceLevel:
     values: dict[str, float | None] = {}
     for bound, header in _HEADER_BY_BOUND.items():
-        in_body = getattr(stated, bound)
-        values[bound] = in_body if in_body is not None else _header_bound(headers, header)
+        values[bound] = getattr(stated, bound) or _header_bound(headers, header)  # both are > 0
     level = ServiceLevel(
         slo_ttft_s=_seconds(values["slo_ttft_ms"]),
         slo_tpot_s=_seconds(values["slo_tpot_ms"]),

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Any
 
-from services.gateway.errors import BodyTooLargeError
+from services.gateway.errors import BodyTooLargeError, CancelledRequestError
 from services.kit import errors
 
 _STATUS_BY_ERROR = MappingProxyType(
@@ -59,7 +59,9 @@ def body_of(error: Exception) -> dict[str, Any]:
     )
 
 
-def retry_headers(status: int) -> dict[str, str]:
-    """Return `retry-after` where trying again makes sense."""
-    retry_after_s = _RETRY_AFTER_S.get(status)
+def retry_headers(error: Exception) -> dict[str, str]:
+    """Return what tells a client whether and when to try again."""
+    if isinstance(error, CancelledRequestError):
+        return {"x-should-retry": "false"}  # OpenAI's SDKs repeat a 409 otherwise
+    retry_after_s = _RETRY_AFTER_S.get(http_status(error))
     return {} if retry_after_s is None else {"retry-after": retry_after_s}

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Sequence
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
-from evenflow.gateway.v1 import generation_pb2 as gen
 from services.gateway import convert
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.types import Finish, GenerationRequest, Prompt, RequestId, Token
@@ -67,6 +66,6 @@ def _to_generation_request(
         request_id=RequestId(current_request_id()),
         model=convert.model_from_proto(request.model),
         prompt=prompt,
-        sampling=convert.sampling_from_proto(request.sampling or gen.SamplingParams()),
+        sampling=convert.sampling_from_proto(request.sampling),
         service_level=convert.service_level_from_proto(request.service_level),
     )

@@ -6,6 +6,7 @@ import socket
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 
 _ADDRESS = re.compile(r"[^\s:,]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
@@ -24,7 +25,8 @@ class GatewaySettings(ServiceSettings):
     grpc_port: int = Field(default=50050, ge=0, le=65535)  # 0 picks a free port
     executors: str = "127.0.0.1:50051"  # "host:port,host:port", at least one
     tracker: str = "127.0.0.1:50053"  # host:port; empty: progress is not recorded
-    gateway_id: str = Field(default="", max_length=128)  # stable name; empty: host name and port
+    # Stable name; empty: host name and HTTP port, so give one if that port is 0.
+    id: str = Field(default="", pattern=f"^({VALID_REQUEST_ID.pattern})?$")
     max_live_requests: int = Field(default=1024, ge=1)  # above it: 429
     submit_timeout_s: float = Field(default=30.0, gt=0)  # for an executor to accept or reject
     tracker_flush_timeout_s: float = Field(default=2.0, ge=0)  # for last counts at shutdown
@@ -56,4 +58,4 @@ class GatewaySettings(ServiceSettings):
     @property
     def name(self) -> str:
         """Return the name that executors and tracker know this gateway by."""
-        return self.gateway_id or f"{socket.gethostname()}:{self.http_port}"
+        return self.id or f"{socket.gethostname()}:{self.http_port}"

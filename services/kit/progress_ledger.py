@@ -17,7 +17,7 @@ class RequestRef(NamedTuple):
 
     executor_id: str
     request_id: str
-    generation: int  # how often the request was routed, >= 1
+    generation: int  # greater for every later routing of the same id, >= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class LedgerLimits:
     first_repeat_s: float = 0.05  # an unknown request is repeated after this, then twice this, ...
     last_repeat_s: float = 2.0  # ... up to this
     linger_s: float = 60.0  # an ended, acknowledged request is kept so long to rebuild a lost store
-    unknown_s: float = 60.0  # an ended request that nobody registers is given up after this
+    unknown_s: float = 60.0  # an ended request that stays unknown so long is given up
     unsent_s: float = 600.0  # an ended request is given up after this without any tracker
 
 
@@ -46,6 +46,7 @@ class Entry:
     version: int = 1  # grows with every change
     acknowledged: int = 0  # the newest version that the tracker applied
     times_unknown: int = 0  # answers "unknown" in a row
+    unknown_since_s: float = NOW  # the first of them
     due_s: float = NOW
 
     @property
@@ -147,6 +148,8 @@ class ProgressLedger:
             lost = lost or entry.acknowledged > 0
             entry.acknowledged = 0
             entry.needs_registering = entry.registration is not None
+            if not entry.times_unknown:
+                entry.unknown_since_s = now_s
             wait_s = self._limits.first_repeat_s * 2.0 ** min(entry.times_unknown, 30)
             entry.due_s = now_s + min(wait_s, self._limits.last_repeat_s)
             entry.times_unknown += 1
@@ -169,8 +172,9 @@ class ProgressLedger:
         if entry.ended_at_s is None:
             return False
         if entry.times_unknown:
-            limit_s = self._limits.unknown_s
-        elif entry.has_news or entry.needs_registering:
+            since_s = max(entry.ended_at_s, entry.unknown_since_s)
+            return now_s - since_s >= self._limits.unknown_s
+        if entry.has_news or entry.needs_registering:
             limit_s = self._limits.unsent_s
         else:
             limit_s = self._limits.linger_s

@@ -1,9 +1,10 @@
 """The gRPC edge shared by every service: errors, request ids, deadlines, channels."""
 
+import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -92,9 +93,34 @@ async def _fail(context: Context, status: grpc.StatusCode, message: str, reason:
     await context.abort(status, message, (("error-reason", reason),))
 
 
+class LiveCalls:
+    """How many RPCs of a server are being served, health and reflection left out."""
+
+    def __init__(self) -> None:
+        self._num_live = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        self._num_live += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_live -= 1
+            if not self._num_live:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+
 @asynccontextmanager
-async def _served(method: str, context: Context) -> AsyncIterator[None]:
-    """Map exceptions to statuses; write the call's one log line and metric."""
+async def _served(method: str, context: Context, *, routine: bool) -> AsyncIterator[None]:
+    """Map exceptions to statuses; write the call's one metric and log line, at debug level for
+    `routine` calls that went well: reports and renewals come many times a second.
+    """
     _enter_call(context)
     start = time.monotonic()
     code = "OK"
@@ -117,27 +143,8 @@ async def _served(method: str, context: Context) -> AsyncIterator[None]:
     finally:
         duration_s = time.monotonic() - start
         RPC_SECONDS.labels(method, code).observe(duration_s)
-        if not method.startswith(QUIET_METHODS):
-            log.info("rpc_served", rpc_method=method, rpc_status=code, duration_s=duration_s)
-
-
-def _unary(method: str, behavior: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def call(request: Any, context: Context) -> Any:
-        async with _served(method, context):
-            return await behavior(request, context)
-
-    return call
-
-
-def _streaming(
-    method: str, behavior: Callable[..., AsyncIterator[Any]]
-) -> Callable[..., AsyncIterator[Any]]:
-    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-        async with _served(method, context):
-            async for response in behavior(request, context):
-                yield response
-
-    return call
+        write = log.debug if routine and code == "OK" else log.info
+        write("rpc_served", rpc_method=method, rpc_status=code, duration_s=duration_s)
 
 
 class ServiceInterceptor(aio.ServerInterceptor):
@@ -146,29 +153,54 @@ class ServiceInterceptor(aio.ServerInterceptor):
     Servicers raise `ServiceError`s and hold no try/except; response streams are async generators.
     """
 
+    def __init__(self) -> None:
+        self.live_calls = LiveCalls()
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(QUIET_METHODS):
-            return handler
         method = handler_call_details.method
+        if handler is None or method.startswith(QUIET_METHODS):
+            return handler
         codec = (handler.request_deserializer, handler.response_serializer)
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(_unary(method, handler.unary_unary), *codec)
+            served = self._unary(method, handler.unary_unary)
+            return grpc.unary_unary_rpc_method_handler(served, *codec)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _streaming(method, handler.unary_stream), *codec
-            )
+            streamed = self._streaming(method, handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(streamed, *codec)
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(
-                _unary(method, handler.stream_unary), *codec
-            )
-        return grpc.stream_stream_rpc_method_handler(
-            _streaming(method, handler.stream_stream), *codec
-        )
+            served = self._unary(method, handler.stream_unary)
+            return grpc.stream_unary_rpc_method_handler(served, *codec)
+        streamed = self._streaming(method, handler.stream_stream)
+        return grpc.stream_stream_rpc_method_handler(streamed, *codec)
+
+    def _unary(
+        self, method: str, behavior: Callable[..., Awaitable[Any]]
+    ) -> Callable[..., Awaitable[Any]]:
+        async def call(request: Any, context: Context) -> Any:
+            with self.live_calls.one_more():
+                async with _served(method, context, routine=True):
+                    return await behavior(request, context)
+
+        return call
+
+    def _streaming(
+        self, method: str, behavior: Callable[..., AsyncGenerator[Any, None]]
+    ) -> Callable[..., AsyncIterator[Any]]:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            with self.live_calls.one_more():
+                async with (
+                    _served(method, context, routine=False),
+                    aclosing(behavior(request, context)) as responses,
+                ):
+                    async for response in responses:
+                        yield response
+
+        return call
 
 
 class OutgoingInterceptor(aio.UnaryUnaryClientInterceptor):

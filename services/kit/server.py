@@ -16,6 +16,7 @@ log = structlog.get_logger()
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+LAST_ANSWERS_S = 1.0  # for answers that are on their way when the last call ends
 
 
 class ServiceServer:
@@ -28,12 +29,16 @@ class ServiceServer:
         self, address: str, service_names: Sequence[str], *, max_message_bytes: int = 64 << 20
     ) -> None:
         """Bind `address` ("host:port", port 0 picks one). Raises RuntimeError if it is taken."""
+        interceptor = ServiceInterceptor()
+        self._live_calls = interceptor.live_calls
         self.grpc = aio.server(
-            interceptors=[ServiceInterceptor()],
+            interceptors=[interceptor],
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
+                ("grpc.keepalive_time_ms", 10_000),  # a peer behind a dead network is noticed
+                ("grpc.keepalive_timeout_ms", 5_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
@@ -65,7 +70,13 @@ class ServiceServer:
         """Say NOT_SERVING, refuse new calls, let live ones end; cancel them after `timeout_s`."""
         await self._health.enter_graceful_shutdown()
         log.info("drain_started", timeout_s=timeout_s)
-        await self.grpc.stop(grace=timeout_s)
+        stopping = asyncio.create_task(self.grpc.stop(grace=timeout_s))
+        idle = asyncio.create_task(self._live_calls.wait_idle())
+        await asyncio.wait([stopping, idle], return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        # Health watches never end by themselves: they get only the time that last answers need.
+        await self.grpc.stop(grace=min(timeout_s, LAST_ANSWERS_S))
+        await stopping
         log.info("drain_finished")
 
 

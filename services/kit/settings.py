@@ -1,5 +1,6 @@
 """Settings: one frozen class per service, read once from the environment."""
 
+import os
 import sys
 from typing import TypeVar
 
@@ -26,12 +27,26 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
 def load(settings_class: type[SettingsT]) -> SettingsT:
-    """Read settings from the environment, or stop the process naming each bad variable."""
+    """Read settings from the environment, or stop the process naming each bad variable.
+
+    A variable with the class's prefix that no setting has is a bad one: most likely mistyped.
+    """
+    prefix = settings_class.model_config.get("env_prefix", "")
+    known = {f"{prefix}{name}".upper() for name in settings_class.model_fields}
+    problems = [
+        f"{name}: there is no such setting"
+        for name in sorted(os.environ)
+        if name.startswith(prefix) and name not in known
+    ]
     try:
-        return settings_class()
+        settings = settings_class()
     except ValidationError as error:
-        prefix = settings_class.model_config.get("env_prefix", "")
-        for problem in error.errors():
-            name = "_".join(str(part) for part in problem["loc"])
-            print(f"{prefix}{name.upper()}: {problem['msg']}", file=sys.stderr)
+        problems += [f"{prefix}{_name(e['loc'])}: {e['msg']}" for e in error.errors()]
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
         sys.exit(BAD_SETTINGS_EXIT_CODE)
+    return settings
+
+
+def _name(location: tuple[int | str, ...]) -> str:
+    return str(location[0]).upper()

@@ -37,9 +37,6 @@ class Fields:
             self.fail(name, f"{value} is not in [{low}, {high}]")
         return value
 
-    def optional_integer(self, name: str, *, low: int = 0, high: int = MAX_INT32) -> int | None:
-        return self.integer(name, low=low, high=high) if self._message.HasField(name) else None
-
     def number(self, name: str, *, high: float = math.inf) -> float:
         """Return a finite number in [0, high]."""
         value: float = getattr(self._message, name)

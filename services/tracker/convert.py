@@ -13,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from evenflow.gateway.v1 import generation_pb2
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from services.kit.errors import InvalidRequestError
+from services.pacing.types import ServiceLevel
 from services.tracker.types import (
     Change,
     DeliveredProgress,
@@ -30,7 +31,6 @@ from services.tracker.types import (
     RequestKey,
     RequestRecord,
     RequestState,
-    ServiceLevel,
     Snapshot,
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
+from services.pacing.types import ServiceLevel
 from services.tracker.types import (
     EDGES,
     FINAL_STATES,
@@ -23,7 +24,6 @@ from services.tracker.types import (
     RequestKey,
     RequestRecord,
     RequestState,
-    ServiceLevel,
 )
 
 Call: TypeAlias = dict[str, Any]

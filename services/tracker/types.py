@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
+from services.pacing.types import ServiceLevel
+
 ExecutorId = NewType("ExecutorId", str)
 RequestId = NewType("RequestId", str)
 GatewayId = NewType("GatewayId", str)
@@ -61,17 +63,6 @@ class RequestKey:
 
     executor_id: ExecutorId
     request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceLevel:
-    """What the reader was promised. None: no bound."""
-
-    slo_ttft_s: float | None = None
-    slo_tpot_s: float | None = None
-    slo_tbt_s: float | None = None
-    consumption_rate_tps: float | None = None
-    pace_tail: bool = False  # tokens left at the end keep their pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from contextlib import aclosing
 import pytest
 import redis.asyncio
 
+from services.pacing.types import ServiceLevel
 from services.tracker import redis_codec
 from services.tracker.errors import (
     IllegalTransitionError,
@@ -39,7 +40,6 @@ from services.tracker.types import (
     RequestKey,
     RequestRecord,
     RequestState,
-    ServiceLevel,
 )
 from tests.redis_server import RedisServer
 
@@ -324,6 +324,20 @@ async def test_a_request_registered_before_any_lease_is_adopted_not_failed(world
     record = await record_of(world.store)
     assert record is not None
     assert record.state is S.FAILED
+
+
+@pytest.mark.parametrize(("age_s", "owner"), [(4.999, EPOCH), (5.0, 0)])
+async def test_a_request_belongs_to_the_process_that_holds_the_lease_when_it_is_routed(
+    world: World, age_s: float, owner: int
+) -> None:
+    await world.store.register_executor(make_offer())
+    world.clock.now_s += age_s
+
+    await world.store.register(GATEWAY, [make_registration()])
+
+    record = await record_of(world.store)
+    assert record is not None
+    assert record.executor_epoch == owner
 
 
 async def test_a_transition_adopts_a_request_too(world: World) -> None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.kit.errors import ServiceError
+from services.pacing.types import ServiceLevel
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.redis_store import RedisTrackerStore
 from services.tracker.store import TrackerStore
@@ -26,7 +27,6 @@ from services.tracker.types import (
     RequestId,
     RequestKey,
     RequestState,
-    ServiceLevel,
 )
 from tests.redis_server import RedisServer
 

@@ -231,6 +231,9 @@ async def test_one_request_id_goes_through_all_services(stack: Stack) -> None:
     got = await http_chat(stack.base_url, "Trace me.", max_tokens=4, request_id="trace-me")
 
     assert got.num_output_tokens == 4
-    await asyncio.to_thread(
-        wait_until, lambda: "trace-me" in recorded(stack), "the tracker knows the id"
-    )
+    for known, where in (
+        (lambda: "trace-me" in recorded(stack), "tracker"),
+        (lambda: '"request_id": "trace-me"' in stack.log_tail("gateway"), "gateway log"),
+        (lambda: '"request_id": "trace-me"' in stack.log_tail("executor"), "executor log"),
+    ):
+        await asyncio.to_thread(wait_until, known, f"the id is in the {where}")

@@ -198,6 +198,18 @@ async def test_a_cancelled_call_aborts_the_request(client, stub, executor, gate)
     client.gateway.pacer.check_integrity()
 
 
+async def test_a_client_that_does_not_read_can_still_cancel(client, stub, executor) -> None:
+    executor.script = Script(texts=["x" * 100_000] * 50)  # more than any window takes
+    call = stub.Chat(make_chat(), metadata=named("stuck"))
+    await executor.until(lambda: executor.delivered.get("stuck", 0) > 0)
+    executor_has_ended = len(executor.aborted)
+
+    call.cancel()
+
+    await client.wait_idle()
+    assert executor_has_ended == 0
+
+
 async def test_a_passed_deadline_aborts_the_request(client, stub, executor) -> None:
     executor.script.ending.clear()
 

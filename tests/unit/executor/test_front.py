@@ -159,7 +159,7 @@ async def test_a_start_that_crashes_ends_only_its_own_request(
     await submit(session, "crash", "a")
     frame = await next_frame(session)
 
-    assert [(id, r.code) for id, r in frame.rejected] == [("crash", RejectCode.UNAVAILABLE)]
+    assert [(id, r.code) for id, r in frame.rejected] == [("crash", RejectCode.INTERNAL)]
     assert frame.accepted == {"a": 7}
     assert front.num_live == 1
 

@@ -115,6 +115,17 @@ async def test_a_failure_comes_after_the_tokens_that_are_here() -> None:
     assert generation.finish is None
 
 
+async def test_an_answer_that_is_complete_does_not_fail_any_more() -> None:
+    generation = make_generation(ServiceLevel(consumption_rate_tps=1.0, pace_tail=True))
+    generation.extended(make_tokens(4), 0.0)  # three of them are held back
+    generation.ended(FinishReason.STOP)
+    generation.failed(LinkBrokenError("the drain takes too long"))
+
+    assert await read(generation) == [4]
+    assert generation.finish is not None
+    assert generation.finish.reason is FinishReason.STOP
+
+
 async def test_a_cancelled_request_drops_what_the_reader_does_not_have() -> None:
     generation = make_generation()
     generation.extended(make_tokens(3), 0.0)

@@ -83,9 +83,14 @@ def test_stop_is_one_string_or_up_to_four(stop, expected) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [("Hi", TextPrompt("Hi")), ([0, 7], TokenPrompt((0, 7)))],
+    [
+        ("Hi", TextPrompt("Hi")),
+        (["Hi"], TextPrompt("Hi")),
+        ([0, 7], TokenPrompt((0, 7))),
+        ([[0, 7]], TokenPrompt((0, 7))),
+    ],
 )
-def test_a_prompt_is_text_or_token_ids(prompt, expected) -> None:
+def test_a_prompt_is_text_or_token_ids_or_a_list_of_one(prompt, expected) -> None:
     assert complete(prompt=prompt).prompt == expected
 
 
@@ -196,7 +201,7 @@ def test_a_nested_fault_is_named_by_its_path(parameters, field) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    ["", [], ["a", "b"], [[1, 2]], [1, -1], [1, 2**31], [True], [1.0], {}, 7],
+    ["", [], [""], ["a", "b"], [[1, 2], [3]], [[]], [1, -1], [1, 2**31], [True], [1.0], {}, 7],
 )
 def test_what_is_not_one_prompt_is_refused(prompt) -> None:
     with pytest.raises(InvalidRequestError) as caught:

@@ -169,6 +169,19 @@ def test_an_ended_entry_is_forgotten_after_its_time(answer: str, kept_s: float) 
     assert len(ledger) == 0
 
 
+def test_an_end_that_the_tracker_missed_is_kept_from_the_first_unknown_answer_on() -> None:
+    ledger = ledger_with()
+    entry_of(ledger, ref()).ended_at_s = 100.0
+
+    # The tracker was away for 100 s; its first answer comes before the gateway has registered.
+    ledger.mark_unknown(ledger.take_due(200.0, limit=ALL), 200.0)
+    ledger.mark_unknown(ledger.take_due(210.0, limit=ALL), 210.0)
+
+    assert names(ledger.take_due(229.99, limit=ALL)) == ["r"]
+    ledger.take_due(230.0, limit=ALL)
+    assert len(ledger) == 0
+
+
 def test_a_live_entry_is_never_given_up() -> None:
     ledger = ledger_with()
     ledger.mark_unknown(ledger.take_due(0.0, limit=ALL), 0.0)

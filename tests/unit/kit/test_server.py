@@ -78,3 +78,15 @@ async def test_drain_lets_live_calls_end_within_the_timeout(drain_timeout_s) -> 
             with pytest.raises((aio.AioRpcError, asyncio.CancelledError)):
                 await call
         await served
+
+
+async def test_a_health_watch_does_not_hold_up_the_drain() -> None:
+    server = ServiceServer("127.0.0.1:0", [NAME])
+    await server.start()
+    await server.mark_serving()
+    async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+
+        async with asyncio.timeout(60):  # far below the drain's own limit
+            await server.drain(timeout_s=3_600)

@@ -30,6 +30,16 @@ def test_a_bad_value_stops_the_process_and_names_the_variable(monkeypatch, capsy
     assert "EVENFLOW_EXAMPLE_GRPC_PORT" in capsys.readouterr().err
 
 
+def test_a_mistyped_variable_stops_the_process(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("EVENFLOW_EXAMPLE_GRPC_PROT", "1234")
+
+    with pytest.raises(SystemExit) as stopped:
+        load(ExampleSettings)
+
+    assert stopped.value.code == BAD_SETTINGS_EXIT_CODE
+    assert "EVENFLOW_EXAMPLE_GRPC_PROT" in capsys.readouterr().err
+
+
 def test_settings_do_not_change_after_the_start() -> None:
     settings = load(ExampleSettings)
 
