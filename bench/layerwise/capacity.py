@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from bench.layerwise.common import batch, report
+from bench.layerwise._common import batch, report
 from services.executor.kv.options import KVOptions
 from services.placement.blocks import BlockGeometry, max_tokens_in
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt

@@ -7,7 +7,7 @@ depend on them.
 
 from typing import Any
 
-from bench.layerwise.common import batch, decode_times, report
+from bench.layerwise._common import batch, decode_times, report
 from services.executor.kv.options import KVOptions
 from tests.exact.harness import EngineCase, StepRunner
 

@@ -8,7 +8,7 @@ step should take; it is compared with what it takes.
 from dataclasses import dataclass
 from typing import Any
 
-from bench.layerwise.common import batch, decode_times, report
+from bench.layerwise._common import batch, decode_times, report
 from services.executor.kv.options import KVOptions
 from tests.exact.harness import EngineCase, StepRunner
 from tests.exact.workloads import every, fixed

@@ -21,6 +21,7 @@ from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel, fill
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
 from services.executor.kv.pages import map_pages
+from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.stats import KVStats, RankStats
 from services.executor.kv.trace import StepTrace
@@ -171,6 +172,10 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVStats:
         return KVStats(data=dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> KVPromMetrics:
+        return KVPromMetrics(*args, **kwargs)
 
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.WORKER and hasattr(self, "runner"):

@@ -7,7 +7,6 @@ they are read.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
@@ -97,8 +96,3 @@ class RankStats:
             num_loads=self._runner.num_loads,
             num_steps=self._runner.num_steps,
         )
-
-
-def metric_names() -> dict[str, Any]:
-    """Return every name that `reduce` may give, with its zero."""
-    return {**asdict(RankTotals()), **asdict(Residencies())}

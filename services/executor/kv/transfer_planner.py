@@ -14,6 +14,8 @@ from services.executor.kv.metadata import SaveOrder, StepFeedback, StepTransfers
 from services.executor.kv.residency import GroupKV, RequestKV
 from services.executor.kv.stats import KVStats, Residencies
 
+STEPS_PER_STATS = 32
+
 
 class TransferPlanner:
     """Decides what is copied in each step, and knows what has been."""
@@ -29,6 +31,7 @@ class TransferPlanner:
         self._lagging: dict[str, RequestKV] = {}  # full blocks whose copy was not yet ordered
         self._unsettled: dict[str, RequestKV] = {}
         self._num_ranks_done: Counter[int] = Counter()
+        self._num_stats_asked = 0
 
     def relieve(self) -> bool:
         """Give up restores for want of blocks; return whether blocks will come free by themselves.
@@ -150,8 +153,11 @@ class TransferPlanner:
             if slots
         ]
 
-    def stats(self) -> KVStats:
-        """Return where KV is now."""
+    def stats(self) -> KVStats | None:
+        """Return where KV is now, once in a while: counting takes longer than most steps' part."""
+        self._num_stats_asked += 1
+        if self._num_stats_asked % STEPS_PER_STATS:
+            return None
         owner = self.owner
         groups = [group for request in owner.requests.values() for group in request.groups]
         num_offloaded = sum(group.offloaded for group in groups)

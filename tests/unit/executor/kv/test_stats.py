@@ -1,12 +1,17 @@
 """Connector stats: merged over ranks and over time by one method."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.executor.kv.copy_engine import Direction
-from services.executor.kv.stats import KVStats
+from services.executor.kv.prom_metrics import KVPromMetrics
+from services.executor.kv.stats import KVStats, Residencies
 from services.executor.kv.trace import StepTrace
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -61,3 +66,25 @@ def test_a_trace_holds_steps_layers_and_copies_on_tracks_of_their_own(tmp_path: 
     copy = events[1]
     assert (copy["ts"], copy["dur"]) == (1e6, 0.5e6)
     assert copy["args"] == {"step": 4, "num_bytes": 4_096}
+
+
+def test_every_figure_reaches_prometheus() -> None:
+    registry = CollectorRegistry()
+
+    def bound(kind: Any) -> Any:
+        return lambda **options: kind(registry=registry, **options)
+
+    metrics = KVPromMetrics(
+        SimpleNamespace(kv_transfer_config=None),
+        {kind: bound(kind) for kind in (Counter, Gauge, Histogram)},
+        ["engine"],
+        {0: ["0"]},
+    )
+    metrics.observe(of_rank("0", h2d_bytes=10, stall_s=0.002).data)
+    metrics.observe(KVStats(data={"scheduler": asdict(Residencies(num_offloaded_groups=3))}).data)
+
+    labels = {"engine": "0"}
+    assert registry.get_sample_value("evenflow_kv_h2d_bytes_total", labels) == 10
+    assert registry.get_sample_value("evenflow_kv_num_offloaded_groups", labels) == 3
+    assert registry.get_sample_value("evenflow_kv_step_stall_s_sum", labels) == 0.002
+    assert registry.get_sample_value("evenflow_kv_step_stall_s_count", labels) == 1
