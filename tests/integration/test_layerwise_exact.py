@@ -42,7 +42,7 @@ CASES = {
     "pairs-of-layers-in-small-chunks": replace(
         BASE,
         kv=replace(SLOW_LINK, layers_per_group=2, max_staging_buffers=1),
-        num_blocks=92,
+        num_blocks=85,
         max_num_batched_tokens=97,
     ),
     "halves-asynchronous": replace(
@@ -51,7 +51,7 @@ CASES = {
     "tensor-parallel": replace(
         BASE, tensor_parallel_size=2, kv=replace(SLOW_LINK, max_staging_buffers=1)
     ),
-    "pipeline-parallel": replace(BASE, pipeline_parallel_size=2, num_blocks=92),
+    "pipeline-parallel": replace(BASE, pipeline_parallel_size=2, num_blocks=85),
 }
 
 # 30 full blocks in 8 layers are 240 blocks: more than any of the pools.

@@ -75,6 +75,8 @@ class CapacityGuard:
             request = self._owner.requests.get(need.request_id)
             if request is None or not request.mirrored:
                 continue
+            if not request.staging and most is not None and most.num_offloaded == 0:
+                continue  # all of it is in the pool and may stay
             self._move(
                 request,
                 least=self._placement(need.request_id, least),

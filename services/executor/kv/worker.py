@@ -4,7 +4,6 @@ from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
-from vllm.v1.worker.gpu_worker import Worker
 
 from services.executor.kv.attention_memo import install_memo
 from services.executor.kv.metadata import RowEdit, StepTransfers
@@ -13,7 +12,7 @@ from services.executor.kv.spec import layer_group_specs
 
 
 class LayerwiseWorkerMixin:
-    """Over vLLM's workers."""
+    """Over any of vLLM's workers."""
 
     model_runner: Any
     use_v2_model_runner: bool
@@ -71,7 +70,3 @@ class LayerwiseWorkerMixin:
 
 class LayerwiseCPUWorker(LayerwiseWorkerMixin, CPUWorker):  # type: ignore[misc]
     """On CPU."""
-
-
-class LayerwiseGPUWorker(LayerwiseWorkerMixin, Worker):  # type: ignore[misc]
-    """On CUDA."""

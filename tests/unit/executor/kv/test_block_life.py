@@ -185,3 +185,26 @@ def test_a_request_that_outgrows_the_host_pool_keeps_its_new_blocks() -> None:
 
     assert sim.lengths[request.request_id] == 18
     assert sim.owner.host.num_free == 0
+
+
+def test_while_a_group_is_restored_the_others_seal_only_what_fills_every_buffer() -> None:
+    sim = Simulation(seed=8, depth=0)
+    request = sim.admit(placed(0, 3, num_staging=2))
+    sim.step({request.request_id: 8})
+    sim.settle()
+    assert sim.owner.begin_restore(request, 3)
+    restoring = request.groups[3].restore
+    assert restoring is not None
+
+    for _ in range(6):  # fills a block in both groups; only group 0 may give its own up
+        sim.step({request.request_id: 1})
+        sim.planner.settle()
+        if request.groups[3].restore is None:
+            break
+        sim.owner.check_integrity()
+        # One own block cannot become the staging block of two buffers.
+        assert request.staging_length == 2 or len(request.staging) == 1
+    sim.drain()
+
+    assert request.chain() == [0]
+    assert request.staging_length == request.num_tokens // BLOCK_SIZE
