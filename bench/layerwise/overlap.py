@@ -17,7 +17,7 @@ NUM_LAYERS = 8
 NUM_REQUESTS = 4
 NUM_PROMPT_TOKENS = 900
 BLOCK_BYTES = 32 * 2 * 2 * 32 * 4  # tokens, K and V, heads, head_dim, fp32
-LINKS_BYTES_PER_S = (2e8, 5e8, 1e9, 4e9)
+LINKS_BYTES_PER_S = (2e8, 1e9, 4e9)
 DEFINITIONS = {
     "predicted_s": "longest path: s_l = max(e_{l-1}, end of the copies that layer l needs)",
     "measured_s": "median wall time of a decode step",

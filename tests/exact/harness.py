@@ -4,6 +4,7 @@ The scheduler is in this process whatever the parallelism, so that a run can cha
 before any step, and check the ownership of every block after it.
 """
 
+import gc
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,7 +192,10 @@ class StepRunner:
         self.scheduler.update_from_output(output, result)
 
     def close(self) -> None:
+        """Stop the engine for good: its finalisers take down what the next one sets up."""
         self.core.shutdown()
+        del self.engine, self.core, self.scheduler
+        gc.collect()
         self._environment.undo()
 
 
