@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.executor.kv.copy_engine import Copy, Direction, TransferTotals
+from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
 
 
 class FaultyEngine:
@@ -39,6 +40,9 @@ class FaultyEngine:
 
     def close(self) -> None:
         self.engine.close()
+
+    def end(self) -> None:
+        """End what is this engine's own."""
 
 
 class DropsCopies(FaultyEngine):
@@ -80,6 +84,19 @@ class SkipsWaits(FaultyEngine):
 
 class SkipsSaveWaits(FaultyEngine):
     """Does not wait until a staging buffer has been copied out before the next group writes it."""
+
+    def __init__(self, engine: Any, first_fault: int = 20) -> None:
+        # So slow that the next group always comes first.
+        slow = CpuCopyEngine(
+            engine._pages,
+            h2d=LinkModel(),
+            d2h=LinkModel(bytes_per_s=5e6),
+            poison_targets=True,
+        )
+        super().__init__(slow, first_fault)
+
+    def end(self) -> None:
+        self.engine.close()
 
     def wait(self, ticket: Any) -> float:
         if ticket.copy.direction is Direction.D2H and not ticket.done:

@@ -84,6 +84,28 @@ def parallel_cases() -> dict[str, EngineCase]:
 CASES = {**single_rank_cases(), **parallel_cases()}
 
 
+# First, for there is one engine per process: those of the fixtures below stay open.
+@pytest.mark.parametrize("layers_per_group", LAYERS_PER_GROUP)
+def test_bf16_on_the_same_step_schedule(layers_per_group: int) -> None:
+    case = EngineCase(
+        num_blocks=pool_blocks(layers_per_group, share=0.6),
+        kv=replace(LINK, layers_per_group=layers_per_group),
+        dtype="bfloat16",
+    )
+    expected_runner = StepRunner(stock(case))
+    expected = expected_runner.run(mixed())
+    expected_runner.close()
+    groups = NUM_LAYERS // layers_per_group
+    runner = StepRunner(case)
+    try:
+        outcome = runner.run(mixed(), hook=fixed({f"r{n}": every(2, groups) for n in range(8)}))
+    finally:
+        runner.close()
+
+    assert outcome.num_steps == expected.num_steps, "not the same schedule"
+    assert first_difference(expected, outcome) == {}
+
+
 @pytest.fixture(scope="module")
 def reference() -> tuple[Outcome, Outcome]:
     runner = StepRunner(stock(EngineCase(num_blocks=1)))
@@ -138,24 +160,3 @@ def test_a_prompt_larger_than_the_pool(
     runner: StepRunner, reference: tuple[Outcome, Outcome]
 ) -> None:
     assert first_difference(reference[1], runner.run(LONG)) == {}
-
-
-@pytest.mark.parametrize("layers_per_group", LAYERS_PER_GROUP)
-def test_bf16_on_the_same_step_schedule(layers_per_group: int) -> None:
-    case = EngineCase(
-        num_blocks=pool_blocks(layers_per_group, share=0.6),
-        kv=replace(LINK, layers_per_group=layers_per_group),
-        dtype="bfloat16",
-    )
-    expected_runner = StepRunner(stock(case))
-    expected = expected_runner.run(mixed())
-    expected_runner.close()
-    groups = NUM_LAYERS // layers_per_group
-    runner = StepRunner(case)
-    try:
-        outcome = runner.run(mixed(), hook=fixed({f"r{n}": every(2, groups) for n in range(8)}))
-    finally:
-        runner.close()
-
-    assert outcome.num_steps == expected.num_steps, "not the same schedule"
-    assert first_difference(expected, outcome) == {}

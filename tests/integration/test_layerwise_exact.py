@@ -206,6 +206,7 @@ def test_a_single_kind_of_mistake_is_noticed(
         outcome = runner.run(mixed(), hook=fixed(everything, num_staging=1))
     finally:
         transfers.engine = engine
+        faulty.end()
 
     assert faulty.num_faults > 0
     assert first_difference(reference.mixed, outcome) != {}

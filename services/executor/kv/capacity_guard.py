@@ -61,6 +61,8 @@ class CapacityGuard:
         `waiting` are the requests that may be admitted next; running ones make room for them.
         """
         needs = [*running, *waiting]
+        if self._is_all_resident_with_room(needs):
+            return
         tight = self._fewest(needs, num_blocks=self._num_blocks)
         roomy = self._fewest(needs, num_blocks=self._num_blocks - self._num_spare)
         # Restores take what the next step leaves, or they would starve it again and again.
@@ -82,6 +84,14 @@ class CapacityGuard:
                 least=self._placement(need.request_id, least),
                 most=self._placement(need.request_id, most),
             )
+
+    def _is_all_resident_with_room(self, needs: Sequence[Need]) -> bool:
+        """Return whether there is nothing to do: the common case, answered without the search."""
+        if self._given or any(request.staging for request in self._owner.requests.values()):
+            return False
+        geometry = self._owner.geometry
+        num_row_blocks = sum(need.num_tokens // geometry.block_size + 1 for need in needs)
+        return num_row_blocks * geometry.num_groups <= self._num_blocks - self._num_spare
 
     def _move(self, request: RequestKV, *, least: LayerPlacement, most: LayerPlacement) -> None:
         """Offload what must leave and restore what may come back; between the two, stay."""

@@ -45,7 +45,7 @@ class KVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
 
     def _make(self, kind: Any, name: str, documentation: str, **options: Any) -> dict[int, Any]:
         metric = kind(
-            name=f"evenflow_kv_{name}",
+            name=f"vllm:evenflow_kv_{name}",  # by the prefix, vLLM forgets an earlier engine's
             documentation=documentation,
             labelnames=self._labelnames,
             **options,

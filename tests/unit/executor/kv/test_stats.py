@@ -84,7 +84,7 @@ def test_every_figure_reaches_prometheus() -> None:
     metrics.observe(KVStats(data={"scheduler": asdict(Residencies(num_offloaded_groups=3))}).data)
 
     labels = {"engine": "0"}
-    assert registry.get_sample_value("evenflow_kv_h2d_bytes_total", labels) == 10
-    assert registry.get_sample_value("evenflow_kv_num_offloaded_groups", labels) == 3
-    assert registry.get_sample_value("evenflow_kv_step_stall_s_sum", labels) == 0.002
-    assert registry.get_sample_value("evenflow_kv_step_stall_s_count", labels) == 1
+    assert registry.get_sample_value("vllm:evenflow_kv_h2d_bytes_total", labels) == 10
+    assert registry.get_sample_value("vllm:evenflow_kv_num_offloaded_groups", labels) == 3
+    assert registry.get_sample_value("vllm:evenflow_kv_step_stall_s_sum", labels) == 0.002
+    assert registry.get_sample_value("vllm:evenflow_kv_step_stall_s_count", labels) == 1
