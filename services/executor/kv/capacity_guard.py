@@ -37,7 +37,7 @@ class CapacityGuard:
         self._owner = owner
         self._transfers = transfers
         self._max_staging = max_staging
-        self._num_blocks = owner.pool.num_gpu_blocks - 1
+        self._num_blocks: int = owner.pool.num_gpu_blocks - 1
         self._num_spare = int(restore_when_free_frac * self._num_blocks)
         self._num_kept_free = 0
         self._spread = spread_order(owner.geometry.num_groups)
