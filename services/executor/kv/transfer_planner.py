@@ -111,6 +111,8 @@ class TransferPlanner:
             if not self._is_live(request):
                 del self._lagging[request.request_id]
                 continue
+            if num_left <= 0 and not request.staging:
+                continue  # write-through goes on in a later step
             num_full = request.num_tokens // self.owner.geometry.block_size
             caught_up = True
             for index, group in enumerate(request.groups):
