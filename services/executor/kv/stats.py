@@ -80,8 +80,14 @@ class RankStats:
         self._runner = runner
         self._rank = str(rank)
         self._reported = RankTotals()
+        self._idle: tuple[TransferTotals, float] | None = None
 
-    def take(self) -> KVStats:
+    def take(self) -> KVStats | None:
+        """Return what happened since the last report; None if nothing moved, as in most steps."""
+        moved = (self._runner.engine.totals(), self._runner.stall_s)
+        if moved == self._idle:
+            return None
+        self._idle = moved
         now = self._now()
         before = asdict(self._reported)
         self._reported = now
