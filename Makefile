@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test demo up down logs bench models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down logs bench models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -68,6 +68,9 @@ test-integration: setup models ## contract and integration suites: real Redis, g
 
 test-e2e: setup models ## all processes, through the gateway
 	$(BIN)/python -m pytest tests/e2e
+
+test-exact: setup models ## layer-wise KV: the full product of its options (40 minutes)
+	$(BIN)/python -m pytest tests/exact/product.py
 
 test: lint types ## everything that must pass
 	$(MAKE) models

@@ -1,15 +1,23 @@
 """Settings to vLLM's own configuration."""
 
+from typing import Any
+
+import structlog
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from services.executor.kv.options import KVOptions, check_supported
 from services.executor.settings import ExecutorSettings
+
+log = structlog.get_logger()
 
 CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default is a share of all memory of the machine
 FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
 SYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowScheduler"
 ASYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowAsyncScheduler"
+SYNC_LAYERWISE_SCHEDULER = "services.executor.kv.layerwise_scheduler.LayerwiseScheduler"
+ASYNC_LAYERWISE_SCHEDULER = "services.executor.kv.layerwise_scheduler.AsyncLayerwiseScheduler"
 
 # Options that have the same name and meaning here and there.
 PASSED_ON = (
@@ -37,11 +45,13 @@ PASSED_ON = (
 
 def make_config(settings: ExecutorSettings) -> VllmConfig:
     """Return the engine's configuration. Reads the model's files; ValueError if they do not fit."""
-    options = {name: getattr(settings, name) for name in PASSED_ON}
+    options: dict[str, Any] = {name: getattr(settings, name) for name in PASSED_ON}
     if settings.max_model_len == "auto":
         options["max_model_len"] = FIT_TO_POOL
     if current_platform.is_cpu() and options["kv_cache_memory_bytes"] is None:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    if settings.layerwise_kv:
+        options.update(_layerwise_args(settings))
     args = AsyncEngineArgs(
         **{name: value for name, value in options.items() if value is not None},
         served_model_name=settings.model_id,
@@ -49,5 +59,28 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     config = args.create_engine_config()
     scheduler = config.scheduler_config
     # Afterwards, because only the finished configuration says which kind vLLM would take.
-    scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
+    if settings.layerwise_kv:
+        check_supported(config)
+        scheduler.scheduler_cls = (
+            ASYNC_LAYERWISE_SCHEDULER if scheduler.async_scheduling else SYNC_LAYERWISE_SCHEDULER
+        )
+    else:
+        scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
     return config
+
+
+def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
+    """Return the engine arguments that switch layer-wise KV on. ValueError if asked for both."""
+    if settings.enable_prefix_caching:
+        raise ValueError("layer-wise KV does not work with enable_prefix_caching")
+    if settings.enable_prefix_caching is None:
+        log.info("prefix_caching_switched_off", reason="layer-wise KV")
+    options = KVOptions(
+        layers_per_group=settings.kv_layers_per_group,
+        max_staging_buffers=settings.kv_staging_buffers,
+        host_bytes=settings.kv_host_memory_bytes,
+        h2d_bytes_per_s=settings.kv_link_bytes_per_s,
+        d2h_bytes_per_s=settings.kv_link_bytes_per_s,
+        trace_path=settings.kv_trace_path,
+    )
+    return {**options.engine_args(), "enable_prefix_caching": False}

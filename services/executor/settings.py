@@ -49,6 +49,14 @@ class ExecutorSettings(ServiceSettings):
     # KV pool per worker. Unset: what `gpu_memory_utilization` leaves; 1 GiB on a CPU.
     kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
 
+    # Layer-wise KV: part of a running request's KV lives in host memory.
+    layerwise_kv: bool = False
+    kv_layers_per_group: int = Field(default=1, ge=1)  # contiguous layers that move together
+    kv_staging_buffers: int = Field(default=2, ge=1, le=2)  # per request with offloaded layers
+    kv_host_memory_bytes: int = Field(default=4 << 30, ge=0)  # per worker
+    kv_link_bytes_per_s: float = Field(default=0.0, ge=0)  # modelled link on a CPU; 0: memory speed
+    kv_trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
+
     @property
     def model_id(self) -> str:
         """Return the id under which the model is served."""

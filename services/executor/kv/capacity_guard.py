@@ -1,0 +1,156 @@
+"""Keeps the batch within the pool by itself: `dynamic-heuristic`, before every step.
+
+The guard never needs a planner. A placement that somebody else gave a request is a floor: the
+guard offloads more when the pool is too small, and brings back what it took on its own account
+when there is room again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.executor.kv.block_owner import BlockOwner
+from services.executor.kv.residency import ALL_RESIDENT, LayerPlacement, RequestKV
+from services.executor.kv.transfer_planner import TransferPlanner
+from services.placement.blocks import Residency, num_request_blocks
+from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """One request in scheduling order, running ones first."""
+
+    request_id: str
+    num_tokens: int  # known tokens, >= 1
+
+
+class CapacityGuard:
+    """Chooses placements when nobody else did, and more offloading when blocks run out."""
+
+    def __init__(
+        self,
+        owner: BlockOwner,
+        transfers: TransferPlanner,
+        *,
+        max_staging: int,
+        restore_when_free_frac: float,
+    ) -> None:
+        self._owner = owner
+        self._transfers = transfers
+        self._max_staging = max_staging
+        self._num_blocks: int = owner.pool.num_gpu_blocks - 1
+        self._num_spare = int(restore_when_free_frac * self._num_blocks)
+        self._num_kept_free = 0
+        self._spread = spread_order(owner.geometry.num_groups)
+        self._given: dict[str, LayerPlacement] = {}
+
+    def give(self, request_id: str, placement: LayerPlacement) -> None:
+        """Set the placement of a request, admitted or not; it holds from the next step on."""
+        self._given[request_id] = placement
+
+    def forget(self, request_id: str) -> None:
+        self._given.pop(request_id, None)
+
+    def place_new(self, need: Need, others: Sequence[Need]) -> LayerPlacement:
+        """Return where a request that asks for its first blocks belongs, beside `others`."""
+        answers = self._fewest([*others, need], num_blocks=self._num_blocks)
+        return self._placement(need.request_id, answers[-1])
+
+    def adjust(self, running: Sequence[Need], waiting: Sequence[Need]) -> None:
+        """Move layer groups so that the next step fits, and back when there is room.
+
+        `waiting` are the requests that may be admitted next; running ones make room for them.
+        """
+        needs = [*running, *waiting]
+        if self._is_all_resident_with_room(needs):
+            return
+        tight = self._fewest(needs, num_blocks=self._num_blocks)
+        roomy = self._fewest(needs, num_blocks=self._num_blocks - self._num_spare)
+        # Restores take what the next step leaves, or they would starve it again and again.
+        self._num_kept_free = self._num_spare + self._num_blocks_of_next_step(running)
+        for need, residency in zip(waiting, tight[len(running) :], strict=True):
+            if residency is not None:
+                self._num_kept_free += num_request_blocks(
+                    self._owner.geometry, residency, num_tokens=need.num_tokens + 1
+                )
+        pairs = zip(running, tight[: len(running)], roomy[: len(running)], strict=True)
+        for need, least, most in pairs:
+            request = self._owner.requests.get(need.request_id)
+            if request is None or not request.mirrored:
+                continue
+            if not request.staging and most is not None and most.num_offloaded == 0:
+                continue  # all of it is in the pool and may stay
+            self._move(
+                request,
+                least=self._placement(need.request_id, least),
+                most=self._placement(need.request_id, most),
+            )
+
+    def _is_all_resident_with_room(self, needs: Sequence[Need]) -> bool:
+        """Return whether there is nothing to do: the common case, answered without the search."""
+        if self._given or any(request.staging for request in self._owner.requests.values()):
+            return False
+        geometry = self._owner.geometry
+        num_row_blocks = sum(need.num_tokens // geometry.block_size + 1 for need in needs)
+        return num_row_blocks * geometry.num_groups <= self._num_blocks - self._num_spare
+
+    def _move(self, request: RequestKV, *, least: LayerPlacement, most: LayerPlacement) -> None:
+        """Offload what must leave and restore what may come back; between the two, stay."""
+        now = request.placement.offloaded
+        leaving = [
+            index
+            for index in sorted(least.offloaded)
+            if index not in now or request.groups[index].restore is not None
+        ]
+        if leaving:
+            self._owner.offload(request, leaving)
+            self._transfers.note_offloaded(request)
+        for index in sorted(now - most.offloaded):
+            if not self._may_restore(request, index):
+                break
+            self._owner.begin_restore(request, index)
+        if request.staging and len(request.staging) != least.num_staging:
+            self._owner.set_staging(request, least.num_staging)
+
+    def _may_restore(self, request: RequestKV, index: int) -> bool:
+        num_left = self._owner.pool.get_num_free_blocks() - self._num_kept_free
+        return request.groups[index].stages and request.num_row_blocks <= num_left
+
+    def _num_blocks_of_next_step(self, running: Sequence[Need]) -> int:
+        """Return how many blocks running requests take for all their known tokens."""
+        owner = self._owner
+        return sum(
+            owner.num_new_blocks(owner.requests[need.request_id], num_tokens=need.num_tokens)
+            for need in running
+            if need.request_id in owner.requests
+        )
+
+    def _fewest(self, needs: Sequence[Need], *, num_blocks: int) -> list[Residency | None]:
+        demands = [self._demand(need) for need in needs]
+        return fewest_offloaded(
+            demands, self._owner.geometry, num_blocks=num_blocks, max_staging=self._max_staging
+        )
+
+    def _demand(self, need: Need) -> Demand:
+        request = self._owner.requests.get(need.request_id)
+        given = self._given.get(need.request_id, ALL_RESIDENT)
+        return Demand(
+            # The next token of every request must find room, and it opens a block at worst.
+            num_tokens=need.num_tokens + 1,
+            offloadable=request is None or request.mirrored,
+            min_offloaded=len(given.offloaded),
+        )
+
+    def _placement(self, request_id: str, residency: Residency | None) -> LayerPlacement:
+        """Return which groups: the given ones, then the ones that spread best."""
+        given = self._given.get(request_id, ALL_RESIDENT)
+        if residency is None:  # it does not fit; asking for the least lets others fit
+            everything = frozenset(range(self._owner.geometry.num_groups))
+            return LayerPlacement(offloaded=everything, num_staging=1)
+        more = [index for index in self._spread if index not in given.offloaded]
+        extra = more[: max(0, residency.num_offloaded - len(given.offloaded))]
+        num_staging = residency.num_staging
+        if given.offloaded and not extra:
+            num_staging = min(num_staging, given.num_staging)
+        return LayerPlacement(
+            offloaded=given.offloaded | frozenset(extra), num_staging=max(1, num_staging)
+        )

@@ -1,0 +1,187 @@
+"""The KV connector: where vLLM calls us around steps and layers.
+
+vLLM makes one in the scheduler's process and one in every worker. Both are thin: the scheduler's
+hands over to `TransferPlanner`, the worker's to `TransferRunner`.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+
+from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel, fill
+from services.executor.kv.metadata import StepFeedback, StepTransfers
+from services.executor.kv.options import KVOptions
+from services.executor.kv.pages import map_pages
+from services.executor.kv.prom_metrics import KVPromMetrics
+from services.executor.kv.sizing import num_host_slots
+from services.executor.kv.stats import KVStats, RankStats
+from services.executor.kv.trace import StepTrace
+from services.executor.kv.transfer_planner import TransferPlanner
+from services.executor.kv.transfer_runner import TransferRunner, group_of_layers
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+
+class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Carries a step's transfers from the scheduler to the layers, and feedback back."""
+
+    planner: TransferPlanner  # scheduler side; set by the scheduler
+    runner: TransferRunner  # worker side; made when the KV memory is there
+
+    def __init__(
+        self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.options = KVOptions.of(vllm_config)
+        self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
+        self._first_layers, self._last_layers = group_of_layers(self._groups)
+        self._trace: StepTrace | None = None
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Layers must be left and entered in Python, or the hooks would not be called."""
+        return True
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A preempted request loses its host copies and is recomputed: nothing is handed off."""
+        return False
+
+    # -- scheduler side ---------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        return 0, False
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        pass
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    def has_pending_block_frees(self) -> bool:
+        """Make the scheduler wait for copies under way rather than preempt.
+
+        It asks when a running request found no block.
+        """
+        return self.planner.relieve()
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        num_computed = {
+            new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
+        }
+        cached = scheduler_output.scheduled_cached_reqs
+        num_computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        return self.planner.plan_step(
+            {
+                request_id: num_computed[request_id] + num_tokens
+                for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
+            }
+        )
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        feedback = connector_output.kv_connector_worker_meta
+        if isinstance(feedback, StepFeedback):
+            self.planner.absorb(feedback)
+
+    # -- worker side ------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        options, num_blocks = self.options, self._kv_cache_config.num_blocks
+        pages = map_pages(
+            kv_caches,
+            self._groups,
+            num_blocks=num_blocks,
+            num_slots=num_host_slots(options, self._kv_cache_config),
+        )
+        engine = CpuCopyEngine(
+            pages,
+            h2d=LinkModel(
+                bytes_per_s=options.h2d_bytes_per_s or None, latency_s=options.copy_latency_s
+            ),
+            d2h=LinkModel(
+                bytes_per_s=options.d2h_bytes_per_s or None, latency_s=options.copy_latency_s
+            ),
+            poison_targets=options.poison,
+        )
+        self.runner = TransferRunner(engine, len(self._groups))
+        self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
+        if options.poison:
+            # Groups alias one pool, so that one group's pages are everybody's.
+            self.runner.fill = lambda block_ids, nan: fill(pages[0], block_ids, nan=nan)
+        if options.trace_path:
+            self._trace = StepTrace(options.trace_path)
+            engine.listen(self._trace.add_copy)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        transfers = self._get_connector_metadata()
+        assert isinstance(transfers, StepTransfers)
+        if self._trace is not None:
+            self._trace.begin_step(transfers.step)
+        self.runner.begin_step(transfers)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        group = self._first_layers.get(layer_name)
+        if group is not None:
+            self.runner.before_group(group)
+        if self._trace is not None:
+            self._trace.begin_layer(layer_name)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        if self._trace is not None:
+            self._trace.end_layer(layer_name)
+        group = self._last_layers.get(layer_name)
+        if group is not None:
+            self.runner.after_group(group)
+
+    def wait_for_save(self) -> None:
+        """Leave copies to the host running: blocks are kept until their copies are confirmed."""
+        self.runner.end_step()
+        if self._trace is not None:
+            self._trace.end_step()
+
+    def build_connector_worker_meta(self) -> StepFeedback:
+        return self.runner.feedback()
+
+    def get_kv_connector_stats(self) -> KVStats | None:
+        """Return what has happened since the last call, on either side."""
+        if self._role == KVConnectorRole.SCHEDULER:
+            return self.planner.stats()
+        return self._stats.take()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVStats:
+        return KVStats(data=dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> KVPromMetrics:
+        return KVPromMetrics(*args, **kwargs)
+
+    def shutdown(self) -> None:
+        if self._role == KVConnectorRole.WORKER and hasattr(self, "runner"):
+            self.runner.engine.close()
+            if self._trace is not None:
+                self._trace.write()
+
+    def take_events(self) -> Iterable[Any]:
+        return ()

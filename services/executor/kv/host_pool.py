@@ -1,0 +1,66 @@
+"""Host memory for KV, counted in slots: one slot holds one block of one layer group.
+
+The scheduler owns the slots; each rank has the same number of them, and slot i of every rank holds
+its shard of the same block. Room is reserved per request at admission, so that a request that was
+promised a host copy gets it.
+"""
+
+
+class HostPool:
+    """Bounded set of slots with reservations. Slots are taken and given back in O(1)."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._reserved: dict[str, int] = {}  # promised to a request and not yet taken
+        self._num_reserved = 0
+
+    @property
+    def num_free(self) -> int:
+        """Slots that hold nothing; some of them may be promised."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_slots - len(self._free)
+
+    def reserve(self, request_id: str, num_slots: int) -> bool:
+        """Promise slots to a request; False, and nothing changed, if there is no room."""
+        assert request_id not in self._reserved
+        if num_slots > len(self._free) - self._num_reserved:
+            return False
+        self._reserved[request_id] = num_slots
+        self._num_reserved += num_slots
+        return True
+
+    def can_take(self, request_id: str, num_slots: int) -> bool:
+        """Return whether `take` would succeed."""
+        promised = min(num_slots, self._reserved.get(request_id, 0))
+        return num_slots - promised <= len(self._free) - self._num_reserved
+
+    def take(self, request_id: str, num_slots: int) -> list[int] | None:
+        """Return slots from the request's promise, then from what nobody was promised.
+
+        None, and nothing changed, if there are not enough.
+        """
+        if not self.can_take(request_id, num_slots):
+            return None
+        promised = min(num_slots, self._reserved.get(request_id, 0))
+        if promised:
+            self._reserved[request_id] -= promised
+            self._num_reserved -= promised
+        return [self._free.pop() for _ in range(num_slots)]
+
+    def give_back(self, slots: list[int]) -> None:
+        self._free.extend(reversed(slots))
+
+    def cancel_reservation(self, request_id: str) -> None:
+        """Withdraw what is left of a promise; unknown requests are ignored."""
+        self._num_reserved -= self._reserved.pop(request_id, 0)
+
+    def check_integrity(self, owned: list[int]) -> None:
+        """Assert that free and `owned` slots are all slots, each once, and promises are covered."""
+        everything = sorted([*self._free, *owned])
+        assert everything == list(range(self.num_slots)), "a host slot is lost or owned twice"
+        assert self._num_reserved == sum(self._reserved.values())
+        assert 0 <= self._num_reserved <= len(self._free), "more host slots promised than free"

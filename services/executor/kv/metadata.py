@@ -1,0 +1,88 @@
+"""What travels with a step: from the scheduler to every rank, and back.
+
+Lists of block ids and slots are sent once, when they change; a rank keeps them. So what a steady
+decode step sends does not grow with the context.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowEdit:
+    """Block ids that replace a stretch of a running request's row before the step."""
+
+    request_id: str
+    group: int
+    start: int  # first position, in blocks
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTableUpdate:
+    """What an offloaded group's loads copy at each step: slot i of the host to block i."""
+
+    request_id: str
+    group: int
+    replace: bool  # True: this is the whole table; False: append to it
+    slots: list[int]
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Full blocks to copy to the host once the group has run in this step."""
+
+    request_id: str
+    group: int
+    slots: list[int]
+    block_ids: list[int]
+    from_staging: bool  # the next user of the staging buffer waits for this copy
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOrder:
+    """A background copy from the host; its blocks are in no row until every rank is done."""
+
+    restore_id: int
+    group: int
+    slots: list[int]
+    block_ids: list[int]
+
+
+@dataclass(kw_only=True)
+class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
+    """All that a rank does with KV in one step."""
+
+    step: int  # grows by one with each step, from 1
+    row_edits: list[RowEdit] = field(default_factory=list)
+    # With poisoning on: freed blocks become NaN, blocks that take new tokens zero, for attention
+    # multiplies what lies behind a row's last token by zero.
+    poisoned_block_ids: list[int] = field(default_factory=list)
+    cleared_block_ids: list[int] = field(default_factory=list)
+    dropped_tables: list[tuple[str, int | None]] = field(default_factory=list)  # None: all groups
+    table_updates: list[LoadTableUpdate] = field(default_factory=list)
+    num_staging: dict[str, int] = field(default_factory=dict)  # of requests where it changed
+    loading: list[str] = field(default_factory=list)  # scheduled requests with offloaded groups
+    saves: list[SaveOrder] = field(default_factory=list)
+    restores: list[RestoreOrder] = field(default_factory=list)
+    cancelled_restores: list[int] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What one rank, or several together, have completed."""
+
+    saved_step: int  # copies to the host of all steps up to this one are complete
+    num_ranks_done: Counter[int] = field(default_factory=Counter)  # by restore id, each rank once
+
+    def aggregate(self, other: "StepFeedback") -> "StepFeedback":
+        return StepFeedback(
+            saved_step=min(self.saved_step, other.saved_step),
+            num_ranks_done=self.num_ranks_done + other.num_ranks_done,
+        )

@@ -1,0 +1,93 @@
+"""Settings of layer-wise KV, as they travel in vLLM's `additional_config`, and what they exclude.
+
+vLLM hands `additional_config` to the scheduler and to every worker, so that all of them see the
+same settings.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+CONFIG_KEY = "evenflow_kv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVOptions:
+    """How KV is kept in pool and host memory."""
+
+    layers_per_group: int = 1  # contiguous layers that share a block table, >= 1
+    max_staging_buffers: int = 2  # per request, 1 or 2
+    host_bytes: int = 4 << 30  # host memory for KV of one rank, >= 0
+    predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
+    max_mirrored_blocks_per_step: int = 1024  # write-through of resident groups; 0: none
+    restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
+    h2d_bytes_per_s: float = 0.0  # CPU only: speed of the modelled link; 0: memory speed
+    d2h_bytes_per_s: float = 0.0  # CPU only
+    copy_latency_s: float = 0.0  # CPU only: per chunk
+    poison: bool = False  # tests only: freed and awaited blocks are NaN
+    trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
+
+    def __post_init__(self) -> None:
+        if self.layers_per_group < 1:
+            raise ValueError("layers_per_group must be at least 1")
+        if self.max_staging_buffers not in (1, 2):
+            raise ValueError("max_staging_buffers must be 1 or 2")
+        if self.host_bytes < 0 or self.max_mirrored_blocks_per_step < 0:
+            raise ValueError("host_bytes and max_mirrored_blocks_per_step must not be negative")
+
+    @classmethod
+    def of(cls, vllm_config: "VllmConfig") -> "KVOptions":
+        """Return the options that an engine was started with."""
+        return cls(**(vllm_config.additional_config or {}).get(CONFIG_KEY, {}))
+
+    def engine_args(self) -> dict[str, Any]:
+        """Return the engine arguments that switch layer-wise KV on, but for the scheduler class."""
+        return {
+            "worker_cls": "services.executor.kv.worker.LayerwiseCPUWorker",
+            "kv_transfer_config": {
+                "kv_connector": "LayerwiseConnector",
+                "kv_connector_module_path": "services.executor.kv.connector",
+                "kv_role": "kv_both",
+            },
+            "additional_config": {CONFIG_KEY: asdict(self)},
+        }
+
+
+def check_supported(vllm_config: "VllmConfig") -> None:
+    """Raise ValueError naming the first option that does not work with layer-wise KV."""
+    options = KVOptions.of(vllm_config)
+    parallel = vllm_config.parallel_config
+    model = vllm_config.model_config
+    num_layers = model.get_total_num_hidden_layers()
+    num_stages = parallel.pipeline_parallel_size
+    refusals = {
+        "a device other than the CPU": not current_platform.is_cpu(),
+        "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
+        "speculative_config": vllm_config.speculative_config is not None,
+        "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
+        "enable_dbo": parallel.enable_dbo,
+        "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
+        "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
+        "an encoder-decoder model": model.is_encoder_decoder,
+        "a model with MLA": model.use_mla,
+        "a model with sliding windows": _has_sliding_window(vllm_config),
+        "disable_hybrid_kv_cache_manager": bool(
+            vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
+        ),
+        f"layers_per_group={options.layers_per_group} with {num_layers} layers in {num_stages} "
+        "pipeline stages": bool(num_layers % (num_stages * options.layers_per_group)),
+    }
+    for name, asked in refusals.items():
+        if asked:
+            raise ValueError(f"layer-wise KV does not work with {name}")
+
+
+def _has_sliding_window(vllm_config: "VllmConfig") -> bool:
+    text_config = vllm_config.model_config.hf_text_config
+    if getattr(text_config, "use_sliding_window", True) is False:
+        return False
+    return bool(getattr(text_config, "sliding_window", None))

@@ -1,0 +1,140 @@
+"""Who owns which block: the KV of one request, per layer group.
+
+A group of a request is *resident* (every block of its row is its own) or *offloaded* (its full
+blocks are on the host, and their row entries point at the request's staging buffers; only blocks
+that are not yet complete on the host are its own: the open block that takes new tokens, and full
+blocks awaiting their copy). A group that is being *restored* is offloaded until its copy is
+complete on every rank; its target blocks are in no row.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlacement:
+    """Where a request's layer groups belong."""
+
+    offloaded: frozenset[int] = frozenset()  # layer groups in host memory
+    num_staging: int = 1  # buffers that offloaded groups take turns in, >= 1
+
+
+ALL_RESIDENT = LayerPlacement()
+
+
+@dataclass(slots=True)
+class Restore:
+    """Target blocks of a background copy, by position."""
+
+    restore_id: int
+    targets: dict[int, KVCacheBlock]
+
+
+@dataclass(slots=True)
+class GroupKV:
+    """One request's KV in one layer group."""
+
+    row: list[KVCacheBlock] = field(default_factory=list)  # what its block table shows
+    offloaded: bool = False
+    own: dict[int, KVCacheBlock] = field(default_factory=dict)  # of an offloaded group, by position
+    host_slots: list[int] = field(default_factory=list)  # by position
+    num_saves_sent: int = 0  # leading blocks whose copy to the host was ordered
+    num_host_blocks: int = 0  # leading blocks whose host copy is complete on every rank
+    restore: Restore | None = None
+    buffer: int = 0  # staging buffer of an offloaded group
+
+    @property
+    def stages(self) -> bool:
+        """Whether new full blocks go to staging: offloaded, and meant to stay so."""
+        return self.offloaded and self.restore is None
+
+    def staged_positions(self) -> Iterator[int]:
+        """Positions whose row entry is a staging block, ascending."""
+        if not self.offloaded:
+            return iter(())
+        return (position for position in range(len(self.row)) if position not in self.own)
+
+    def owned_blocks(self) -> Iterable[KVCacheBlock]:
+        blocks = list(self.own.values()) if self.offloaded else list(self.row)
+        if self.restore is not None:
+            blocks.extend(self.restore.targets.values())
+        return blocks
+
+
+@dataclass(slots=True)
+class RequestKV:
+    """One request's KV: rows of equal length, one per layer group, and its staging buffers."""
+
+    request_id: str
+    groups: list[GroupKV]
+    mirrored: bool  # has room on the host; an unmirrored request stays resident
+    wanted_staging: int = 1  # buffers its placement asks for
+    staging: list[list[KVCacheBlock]] = field(default_factory=list)  # equal lengths
+    num_tokens: int = 0  # whose KV exists once the steps sent so far have run
+
+    @property
+    def num_row_blocks(self) -> int:
+        return len(self.groups[0].row)
+
+    @property
+    def staging_length(self) -> int:
+        return len(self.staging[0]) if self.staging else 0
+
+    def chain(self) -> list[int]:
+        """Return the offloaded groups in the order in which a step needs them."""
+        return [index for index, group in enumerate(self.groups) if group.offloaded]
+
+    @property
+    def placement(self) -> LayerPlacement:
+        return LayerPlacement(
+            offloaded=frozenset(self.chain()), num_staging=max(1, len(self.staging))
+        )
+
+    def owned_blocks(self) -> list[KVCacheBlock]:
+        owned = [block for group in self.groups for block in group.owned_blocks()]
+        owned.extend(block for buffer in self.staging for block in buffer)
+        return owned
+
+    def num_blocks_in_transit(self, block_size: int) -> int:
+        """Return what it owns beyond the block formula: copies under way in either direction.
+
+        Full own blocks of offloaded groups, less the staging blocks that they will become, and
+        the targets of restores.
+        """
+        num_full = self.num_tokens // block_size
+        waiting = sum(
+            sum(1 for position in group.own if position < num_full)
+            for group in self.groups
+            if group.offloaded
+        )
+        missing = sum(num_full - len(buffer) for buffer in self.staging)
+        targets = sum(len(g.restore.targets) for g in self.groups if g.restore is not None)
+        return waiting - missing + targets
+
+    def check_integrity(self) -> None:
+        """Assert that every row entry is an own block or the staging block of its position."""
+        lengths = {len(group.row) for group in self.groups}
+        assert len(lengths) == 1, f"rows of {self.request_id} differ in length: {lengths}"
+        assert len({len(buffer) for buffer in self.staging}) <= 1, "staging buffers differ"
+        chain = self.chain()
+        assert bool(chain) == bool(self.staging), "staging without offloaded groups, or reverse"
+        assert len(self.staging) <= max(len(chain), 1)
+        for ordinal, index in enumerate(chain):
+            self._check_offloaded(self.groups[index], ordinal % len(self.staging))
+        for group in self.groups:
+            assert group.num_host_blocks <= group.num_saves_sent <= len(group.host_slots)
+            assert group.offloaded or (not group.own and group.restore is None)
+
+    def _check_offloaded(self, group: GroupKV, buffer: int) -> None:
+        assert self.mirrored, f"{self.request_id} is offloaded without room on the host"
+        assert group.buffer == buffer, "an offloaded group points at the wrong staging buffer"
+        for position, block in enumerate(group.row):
+            if position in group.own:
+                assert group.own[position] is block, "an own block is not in its row"
+            else:
+                assert position < group.num_saves_sent, "an offloaded block has no host copy"
+                assert self.staging[buffer][position] is block, "a row points past its staging"
+        if group.restore is not None:
+            assert set(group.restore.targets) == set(group.staged_positions())

@@ -1,0 +1,14 @@
+"""How much host memory a rank's slots take."""
+
+from typing import TYPE_CHECKING
+
+from services.executor.kv.options import KVOptions
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def num_host_slots(options: KVOptions, kv_cache_config: "KVCacheConfig") -> int:
+    """Return how many slots `host_bytes` holds on one rank. The same on scheduler and ranks."""
+    page_bytes = int(kv_cache_config.kv_cache_groups[0].kv_cache_spec.page_size_bytes)
+    return options.host_bytes // (page_bytes * options.layers_per_group)

@@ -1,0 +1,90 @@
+"""KV cache specs that give every `layers_per_group` contiguous layers a block table of their own.
+
+vLLM puts layers whose specs merge into one KV cache group, and all groups alias one block pool. A
+spec that carries its group's index keeps groups apart while they are formed; once merged, the
+index is dropped from comparison, so that the groups count as one kind again wherever vLLM caches
+per kind (attention metadata, for one).
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.single_type_kv_cache_manager import (
+    FullAttentionManager,
+    register_all_kvcache_specs,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, replace_as
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+MERGED = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerGroupSpec(FullAttentionSpec):  # type: ignore[misc]
+    """Full attention whose layers share a block table only within their layer group."""
+
+    group_key: int = MERGED  # keeps groups apart until they are formed, then MERGED
+    group_index: int = field(default=0, compare=False)  # in its pipeline stage, from 0
+
+    @classmethod
+    def merge(cls, specs: "list[LayerGroupSpec]") -> "LayerGroupSpec":
+        """Merge the layers of one group; AssertionError tells vLLM that specs do not merge."""
+        if any(spec != specs[0] for spec in specs[1:]):
+            raise AssertionError("layers of different groups do not share a block table")
+        return replace(specs[0], group_key=MERGED)
+
+    def is_uniform_with_collection(self, kv_cache_specs: dict[str, KVCacheSpec]) -> bool:
+        """Answer no for differing groups, or vLLM would put all layers into one."""
+        return all(spec == self for spec in kv_cache_specs.values())
+
+    def max_memory_usage_bytes(self, vllm_config: "VllmConfig") -> int:
+        """Return what the start-up check must find room for, summed over the groups.
+
+        A request of the maximum length needs one staging buffer of that length, counted on the
+        first group, and an open block per group; the rest can live in host memory.
+        """
+        open_block = int(self.page_size_bytes)
+        if self.group_index > 0:
+            return open_block
+        return int(super().max_memory_usage_bytes(vllm_config)) + open_block
+
+
+def register() -> None:
+    """Make the spec known to vLLM in this process. Idempotent."""
+    # A registry that holds anything counts as complete, so the built-in specs go in first.
+    register_all_kvcache_specs(None)
+    KVCacheSpecRegistry.register(
+        LayerGroupSpec, FullAttentionManager, uniform_type_base_spec=LayerGroupSpec
+    )
+
+
+def layer_group_specs(
+    specs: dict[str, KVCacheSpec], layers_per_group: int
+) -> dict[str, KVCacheSpec]:
+    """Return the specs of one worker's layers with their group, in the order of the layers.
+
+    The index counts from the first layer of the pipeline stage: a block id is spent on every rank,
+    so group i is made of one slice of each stage. Raises ValueError for layers that are not full
+    attention, or a number of layers that the groups do not divide.
+    """
+    for name, spec in specs.items():
+        if type(spec) is not FullAttentionSpec:
+            raise ValueError(
+                f"layer-wise KV needs full attention, {name} has {type(spec).__name__}"
+            )
+    if len(specs) % layers_per_group:
+        raise ValueError(
+            f"layers_per_group={layers_per_group} does not divide the {len(specs)} layers "
+            "of a pipeline stage"
+        )
+    grouped: dict[str, Any] = {}
+    for layer, (name, spec) in enumerate(specs.items()):
+        group = layer // layers_per_group
+        grouped[name] = replace_as(spec, LayerGroupSpec, group_key=group, group_index=group)
+    return grouped
+
+
+register()

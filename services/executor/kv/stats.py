@@ -1,0 +1,104 @@
+"""What layer-wise KV reports with vLLM's connector stats.
+
+Ranks report what they did since the last report; the scheduler reports where things are. Stats
+merge over ranks and over time with the same method, so that each rank's sums are kept apart until
+they are read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+
+from services.executor.kv.copy_engine import TransferTotals
+from services.executor.kv.transfer_runner import TransferRunner
+
+SUMMED_OVER_RANKS = frozenset({"h2d_bytes", "d2h_bytes", "num_loads"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTotals:
+    """One rank's sums."""
+
+    h2d_bytes: int = 0
+    d2h_bytes: int = 0
+    h2d_busy_s: float = 0.0  # the link carried something
+    d2h_busy_s: float = 0.0
+    stall_s: float = 0.0  # the layers waited for a copy
+    num_loads: int = 0  # layer groups loaded into staging, one per request and step
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residencies:
+    """Where KV is, over all requests."""
+
+    num_resident_groups: int = 0  # layer groups of requests
+    num_offloaded_groups: int = 0
+    num_restoring_groups: int = 0  # counted as offloaded too
+    num_staging_blocks: int = 0
+    num_host_blocks: int = 0  # slots in use
+    num_free_blocks: int = 0
+    num_sealed_blocks: int = 0  # given back because their host copy is complete, since start
+    num_restored_groups: int = 0  # since start
+
+
+class KVStats(KVConnectorStats):  # type: ignore[misc]
+    """`data["ranks"][rank]` sums, `data["scheduler"]` the last state."""
+
+    def aggregate(self, other: KVConnectorStats) -> "KVStats":
+        ranks: dict[str, dict[str, float]] = {
+            rank: dict(sums) for rank, sums in self.data.get("ranks", {}).items()
+        }
+        for rank, sums in other.data.get("ranks", {}).items():
+            mine = ranks.setdefault(rank, {})
+            for name, value in sums.items():
+                mine[name] = mine.get(name, 0) + value
+        state = other.data.get("scheduler") or self.data.get("scheduler", {})
+        return KVStats(data={"ranks": ranks, "scheduler": state})
+
+    def reduce(self) -> dict[str, int | float]:
+        """Return bytes summed over ranks, times of the slowest rank, and the last state."""
+        ranks: list[Mapping[str, float]] = list(self.data.get("ranks", {}).values())
+        reduced: dict[str, int | float] = {}
+        for name in asdict(RankTotals()) if ranks else ():
+            values = [sums.get(name, 0) for sums in ranks]
+            reduced[name] = sum(values) if name in SUMMED_OVER_RANKS else max(values)
+        return {**reduced, **self.data.get("scheduler", {})}
+
+    def reset(self) -> None:
+        self.data.clear()
+
+    def is_empty(self) -> bool:
+        return not self.data.get("ranks") and not self.data.get("scheduler")
+
+
+class RankStats:
+    """Turns a runner's running totals into what happened since the last report."""
+
+    def __init__(self, runner: TransferRunner, rank: int) -> None:
+        self._runner = runner
+        self._rank = str(rank)
+        self._reported = RankTotals()
+        self._idle: tuple[TransferTotals, float] | None = None
+
+    def take(self) -> KVStats | None:
+        """Return what happened since the last report; None if nothing moved, as in most steps."""
+        moved = (self._runner.engine.totals(), self._runner.stall_s)
+        if moved == self._idle:
+            return None
+        self._idle = moved
+        now = self._now()
+        before = asdict(self._reported)
+        self._reported = now
+        delta = {name: value - before[name] for name, value in asdict(now).items()}
+        return KVStats(data={"ranks": {self._rank: delta}})
+
+    def _now(self) -> RankTotals:
+        totals: TransferTotals = self._runner.engine.totals()
+        return RankTotals(
+            **asdict(totals),
+            stall_s=self._runner.stall_s,
+            num_loads=self._runner.num_loads,
+            num_steps=self._runner.num_steps,
+        )

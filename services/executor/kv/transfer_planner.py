@@ -1,0 +1,181 @@
+"""Turns the scheduler's decisions into each step's transfers, and feedback into state.
+
+The scheduler side of the connector: after a step is scheduled, `plan_step` says what the ranks
+copy in it; when its feedback arrives, `absorb` counts what is complete; before the next step is
+scheduled, `settle` acts on it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from services.executor.kv.block_owner import BlockOwner
+from services.executor.kv.metadata import SaveOrder, StepFeedback, StepTransfers
+from services.executor.kv.residency import GroupKV, RequestKV
+from services.executor.kv.stats import KVStats, Residencies
+
+STEPS_PER_STATS = 32
+
+
+class TransferPlanner:
+    """Decides what is copied in each step, and knows what has been."""
+
+    def __init__(
+        self, owner: BlockOwner, *, num_ranks: int, max_mirrored_blocks_per_step: int
+    ) -> None:
+        self.owner = owner
+        self._num_ranks = num_ranks
+        # Of resident groups (write-through); what offloaded groups fill is always copied.
+        self._max_mirrored = max_mirrored_blocks_per_step
+        self._unconfirmed: deque[tuple[int, RequestKV, GroupKV, int]] = deque()  # in step order
+        self._lagging: dict[str, RequestKV] = {}  # full blocks whose copy was not yet ordered
+        self._unsettled: dict[str, RequestKV] = {}
+        self._num_ranks_done: Counter[int] = Counter()
+        self._num_stats_asked = 0
+
+    def relieve(self) -> bool:
+        """Give up restores for want of blocks; return whether blocks will come free by themselves.
+
+        They will if a copy is under way whose completion gives blocks back.
+        """
+        for request in self.owner.requests.values():
+            for index in range(len(request.groups)):
+                if self.owner.cancel_restore(request, index):
+                    self._unsettled[request.request_id] = request
+        return bool(self.owner.orphans or self._unsettled) or any(
+            group.stages for _, request, group, _ in self._unconfirmed if self._is_live(request)
+        )
+
+    def settle(self) -> None:
+        """Act on completed copies: seal blocks, flip restored rows, end cancelled restores."""
+        self._complete_restores()
+        for request in self._unsettled.values():
+            if self._is_live(request):
+                self.owner.seal(request)
+        self._unsettled.clear()
+
+    def _complete_restores(self) -> None:
+        done = {i for i, ranks in self._num_ranks_done.items() if ranks == self._num_ranks}
+        if not done:
+            return
+        for restore_id in done:
+            del self._num_ranks_done[restore_id]
+            if restore_id in self.owner.orphans:
+                self.owner.release_orphan(restore_id)
+        for request in self.owner.requests.values():
+            for index, group in enumerate(request.groups):
+                if group.restore is not None and group.restore.restore_id in done:
+                    self.owner.complete_restore(request, index)
+
+    def absorb(self, feedback: StepFeedback) -> None:
+        """Take in what the ranks have completed."""
+        self._num_ranks_done.update(feedback.num_ranks_done)
+        while self._unconfirmed and self._unconfirmed[0][0] <= feedback.saved_step:
+            _, request, group, num_blocks = self._unconfirmed.popleft()
+            group.num_host_blocks = max(group.num_host_blocks, num_blocks)
+            self._unsettled[request.request_id] = request
+
+    def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
+        """Return the transfers of the step that was just scheduled.
+
+        `num_tokens_after` has, per scheduled request, the tokens whose KV exists after it.
+        """
+        owner, step = self.owner, self.owner.orders.next_step
+        loading = []
+        for request_id, num_tokens in num_tokens_after.items():
+            request = owner.requests[request_id]
+            num_full_before = request.num_tokens // owner.geometry.block_size
+            request.num_tokens = num_tokens
+            if request.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
+                self._lagging[request_id] = request
+            if request.staging:
+                loading.append(request_id)
+        saves, appended = self._plan_saves(step)
+        transfers = owner.orders.take(loading=loading, saves=saves)
+        # What a step writes to staging itself is loaded from the step after it.
+        for key, slot, block_id in appended:
+            owner.orders.append_table(key, slot, block_id)
+        return transfers
+
+    def note_offloaded(self, request: RequestKV) -> None:
+        """Order the copies that newly offloaded groups still lack."""
+        self._lagging[request.request_id] = request
+
+    def _plan_saves(
+        self, step: int
+    ) -> tuple[list[SaveOrder], list[tuple[tuple[str, int], int, int]]]:
+        saves: list[SaveOrder] = []
+        appended: list[tuple[tuple[str, int], int, int]] = []
+        num_left = self._max_mirrored
+        for request in list(self._lagging.values()):
+            if not self._is_live(request):
+                del self._lagging[request.request_id]
+                continue
+            if num_left <= 0 and not request.staging:
+                continue  # write-through goes on in a later step
+            num_full = request.num_tokens // self.owner.geometry.block_size
+            caught_up = True
+            for index, group in enumerate(request.groups):
+                num_new = num_full - group.num_saves_sent
+                if not group.offloaded:
+                    num_new = min(num_new, num_left)
+                    num_left -= max(0, num_new)
+                end = group.num_saves_sent + num_new
+                if num_new > 0 and self.owner.prepare_save(request, group, end):
+                    saves.extend(self._order_saves(request, index, end, appended))
+                    self._unconfirmed.append((step, request, group, end))
+                caught_up = caught_up and group.num_saves_sent >= num_full
+            if caught_up:
+                del self._lagging[request.request_id]
+        return saves, appended
+
+    def _order_saves(
+        self,
+        request: RequestKV,
+        index: int,
+        end: int,
+        appended: list[tuple[tuple[str, int], int, int]],
+    ) -> list[SaveOrder]:
+        """Order copies of one group's blocks up to `end`, own and staging blocks apart."""
+        group = request.groups[index]
+        own: tuple[list[int], list[int]] = ([], [])
+        staged: tuple[list[int], list[int]] = ([], [])
+        for position in range(group.num_saves_sent, end):
+            slot, block_id = group.host_slots[position], group.row[position].block_id
+            from_staging = group.offloaded and position not in group.own
+            slots, block_ids = staged if from_staging else own
+            slots.append(slot)
+            block_ids.append(block_id)
+            if from_staging:
+                appended.append(((request.request_id, index), slot, block_id))
+        group.num_saves_sent = end
+        return [
+            SaveOrder(request.request_id, index, slots, block_ids, from_staging)
+            for (slots, block_ids), from_staging in ((own, False), (staged, True))
+            if slots
+        ]
+
+    def stats(self) -> KVStats | None:
+        """Return where KV is now, once in a while: counting takes longer than most steps' part."""
+        self._num_stats_asked += 1
+        if self._num_stats_asked % STEPS_PER_STATS:
+            return None
+        owner = self.owner
+        groups = [group for request in owner.requests.values() for group in request.groups]
+        num_offloaded = sum(group.offloaded for group in groups)
+        state = Residencies(
+            num_resident_groups=len(groups) - num_offloaded,
+            num_offloaded_groups=num_offloaded,
+            num_restoring_groups=sum(group.restore is not None for group in groups),
+            num_staging_blocks=sum(
+                len(buffer) for request in owner.requests.values() for buffer in request.staging
+            ),
+            num_host_blocks=owner.host.num_used,
+            num_free_blocks=owner.pool.get_num_free_blocks(),
+            num_sealed_blocks=owner.num_sealed_blocks,
+            num_restored_groups=owner.num_restored_groups,
+        )
+        return KVStats(data={"scheduler": asdict(state)})
+
+    def _is_live(self, request: RequestKV) -> bool:
+        return self.owner.requests.get(request.request_id) is request

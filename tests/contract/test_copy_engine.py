@@ -1,0 +1,185 @@
+"""What every copy engine does."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from services.executor.kv.copy_engine import BACKGROUND, Copy, CopyEngine, Direction
+from services.executor.kv.cpu_copy_engine import CHUNK_BYTES, CpuCopyEngine, LinkModel
+from services.executor.kv.pages import GroupPages
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+NUM_BLOCKS = 64
+PAGE_BYTES = 1 << 18  # a chunk of 4 MiB holds 8 blocks of two layers
+Make = Callable[..., CopyEngine]
+
+
+@pytest.fixture
+def pages() -> list[GroupPages]:
+    """Two groups of two layers that alias one pool, as vLLM's do."""
+    pool = tuple(torch.zeros((NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8) for _ in range(2))
+    host = tuple(
+        torch.arange(1, NUM_BLOCKS + 1, dtype=torch.uint8)[:, None]
+        .repeat(1, PAGE_BYTES)
+        .add_(100 * layer)
+        for layer in range(2)
+    )
+    return [GroupPages(pool=pool, host=host) for _ in range(2)]
+
+
+@pytest.fixture(params=[CpuCopyEngine])
+def make(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Make]:
+    """Return a maker of engines with links of a speed, closed at the end."""
+    engines: list[CopyEngine] = []
+
+    def make(*, bytes_per_s: float | None = None, poison_targets: bool = False) -> CopyEngine:
+        link = LinkModel(bytes_per_s=bytes_per_s)
+        engines.append(request.param(pages, h2d=link, d2h=link, poison_targets=poison_targets))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def load(slots: list[int], block_ids: list[int], *, group: int = 0, urgency: float = 0.0) -> Copy:
+    return Copy(
+        direction=Direction.H2D, group=group, slots=slots, block_ids=block_ids, urgency=urgency
+    )
+
+
+def save(slots: list[int], block_ids: list[int]) -> Copy:
+    return Copy(direction=Direction.D2H, group=0, slots=slots, block_ids=block_ids)
+
+
+def test_a_load_puts_each_slot_into_its_block_in_every_layer(
+    make: Make, pages: list[GroupPages]
+) -> None:
+    engine = make()
+
+    engine.wait(engine.submit(load([5, 0, 9], [1, 63, 2])))
+
+    for layer, pool in enumerate(pages[0].pool):
+        assert pool[[1, 63, 2], 0].tolist() == [6 + 100 * layer, 1 + 100 * layer, 10 + 100 * layer]
+        assert pool[[1, 63, 2], -1].tolist() == pool[[1, 63, 2], 0].tolist()
+        assert pool[0].sum() == 0
+
+
+def test_a_save_puts_each_block_into_its_slot(make: Make, pages: list[GroupPages]) -> None:
+    engine = make()
+    pages[0].pool[0][3] = 77
+    pages[0].pool[1][3] = 78
+
+    engine.wait(engine.submit(save([20], [3])))
+
+    assert [host[20, 17].item() for host in pages[0].host] == [77, 78]
+
+
+def test_what_is_saved_comes_back(make: Make, pages: list[GroupPages]) -> None:
+    engine = make()
+    for pool in pages[0].pool:
+        pool.copy_(torch.randint(0, 255, pool.shape, dtype=torch.uint8))
+    before = [pool.clone() for pool in pages[0].pool]
+    blocks = list(range(NUM_BLOCKS))
+    engine.wait(engine.submit(save(blocks[::-1], blocks)))
+    for pool in pages[0].pool:
+        pool.zero_()
+
+    engine.wait(engine.submit(load(blocks[::-1], blocks)))
+
+    assert all(torch.equal(a, b) for a, b in zip(before, pages[0].pool, strict=True))
+
+
+def test_an_empty_copy_is_done_at_once(make: Make) -> None:
+    engine = make(bytes_per_s=1.0)
+
+    assert engine.submit(load([], [])).done
+
+
+def test_an_urgent_load_overtakes_a_background_one_that_has_begun(make: Make) -> None:
+    block_bytes = 2 * PAGE_BYTES
+    engine = make(bytes_per_s=20 * CHUNK_BYTES)  # 50 ms per chunk
+    many = [n % NUM_BLOCKS for n in range(8 * CHUNK_BYTES // block_bytes)]
+    background = engine.submit(load(many, many, urgency=BACKGROUND))
+
+    engine.wait(engine.submit(load([1], [1], group=1, urgency=3.0)))
+
+    assert not background.done
+    engine.wait(background)
+
+
+def test_loads_run_in_the_order_in_which_layers_need_them(make: Make) -> None:
+    engine = make(bytes_per_s=20 * CHUNK_BYTES)
+    first = engine.submit(load(list(range(8)), list(range(8)), urgency=0.0))  # holds the link
+    late = engine.submit(load(list(range(8, 16)), list(range(8, 16)), urgency=2.0))
+    early = engine.submit(load(list(range(16, 24)), list(range(16, 24)), urgency=1.0))
+
+    engine.wait(early)
+
+    assert first.done
+    assert not late.done
+    engine.wait(late)
+
+
+def test_a_cancelled_copy_ends_early_and_counts_as_done(
+    make: Make, pages: list[GroupPages]
+) -> None:
+    engine = make(bytes_per_s=20 * CHUNK_BYTES)
+    everything = list(range(NUM_BLOCKS))  # eight chunks
+    ticket = engine.submit(load(everything, everything, urgency=BACKGROUND))
+
+    engine.cancel(ticket)
+    engine.wait(ticket)
+
+    assert ticket.done
+    assert pages[0].pool[0][-1].sum() == 0  # the last chunk had not begun
+    assert engine.totals().h2d_bytes < len(everything) * 2 * PAGE_BYTES
+
+
+def test_bytes_appear_only_after_their_time_and_the_target_is_nan_until_then(
+    make: Make, pages: list[GroupPages]
+) -> None:
+    engine = make(bytes_per_s=8 * 2 * PAGE_BYTES, poison_targets=True)  # 8 blocks a second
+    begin_s = time.perf_counter()
+
+    ticket = engine.submit(load([0, 1], [4, 5]))
+    early = pages[0].pool[0][4, 0].item()
+    engine.wait(ticket)
+
+    assert early == 0xFF
+    assert pages[0].pool[0][4, 0].item() == 1
+    assert time.perf_counter() - begin_s >= 2 / 8
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_halving_the_speed_doubles_the_wait(make: Make, direction: Direction) -> None:
+    blocks = list(range(32))  # four chunks of 4 MiB: 0.25 s and 0.5 s
+    waits = []
+    for bytes_per_s in (64 * (1 << 20), 32 * (1 << 20)):
+        engine = make(bytes_per_s=bytes_per_s)
+        ticket = engine.submit(Copy(direction=direction, group=0, slots=blocks, block_ids=blocks))
+        waits.append(engine.wait(ticket))
+
+    assert waits[1] == pytest.approx(2 * waits[0], rel=0.15)
+
+
+def test_totals_count_bytes_and_busy_time_per_direction(make: Make) -> None:
+    engine = make(bytes_per_s=100 * 2 * PAGE_BYTES)  # 100 blocks a second
+
+    engine.wait(engine.submit(load([0, 1, 2, 3], [0, 1, 2, 3])))
+    engine.wait(engine.submit(save([0, 1], [0, 1])))
+
+    totals = engine.totals()
+    assert (totals.h2d_bytes, totals.d2h_bytes) == (4 * 2 * PAGE_BYTES, 2 * 2 * PAGE_BYTES)
+    assert totals.h2d_busy_s == pytest.approx(0.04)
+    assert totals.d2h_busy_s == pytest.approx(0.02)
+
+
+def test_a_failing_copy_raises_where_it_is_waited_for(make: Make) -> None:
+    engine = make()
+
+    with pytest.raises((IndexError, RuntimeError)):
+        engine.wait(engine.submit(load([NUM_BLOCKS + 1], [0])))

@@ -1,0 +1,110 @@
+"""Copy engines that make one mistake: negative controls, which a run must notice."""
+
+from dataclasses import replace
+from typing import Any
+
+from services.executor.kv.copy_engine import Copy, Direction, TransferTotals
+from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
+
+
+class FaultyEngine:
+    """Passes everything on to a real engine; subclasses spoil one thing."""
+
+    def __init__(self, engine: Any, first_fault: int = 20) -> None:
+        self.engine = engine
+        self.num_faults = 0
+        self._num_loads = 0
+        self._first_fault = first_fault
+
+    def _spoils(self, copy: Copy) -> bool:
+        """Whether this copy is spoiled: every fifth load once some have been right."""
+        if copy.direction is not Direction.H2D or not copy.slots:
+            return False
+        self._num_loads += 1
+        spoilt = self._num_loads >= self._first_fault and self._num_loads % 5 == 0
+        self.num_faults += spoilt
+        return spoilt
+
+    def submit(self, copy: Copy) -> Any:
+        return self.engine.submit(copy)
+
+    def wait(self, ticket: Any) -> float:
+        return float(self.engine.wait(ticket))
+
+    def cancel(self, ticket: Any) -> None:
+        self.engine.cancel(ticket)
+
+    def totals(self) -> TransferTotals:
+        totals: TransferTotals = self.engine.totals()
+        return totals
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def end(self) -> None:
+        """End what is this engine's own."""
+
+
+class DropsCopies(FaultyEngine):
+    """Forgets some loads."""
+
+    def submit(self, copy: Copy) -> Any:
+        if self._spoils(copy):
+            ticket = self.engine.submit(copy)
+            self.engine.cancel(ticket)
+            return ticket
+        return self.engine.submit(copy)
+
+
+class MistakesBlocks(FaultyEngine):
+    """Loads the first slot's block where the last one's belongs: finite, and wrong."""
+
+    def submit(self, copy: Copy) -> Any:
+        if len(copy.slots) > 1 and self._spoils(copy):
+            return self.engine.submit(replace(copy, slots=[*copy.slots[:-1], copy.slots[0]]))
+        return self.engine.submit(copy)
+
+
+class SkipsWaits(FaultyEngine):
+    """Does not wait for some loads."""
+
+    def __init__(self, engine: Any, first_fault: int = 20) -> None:
+        super().__init__(engine, first_fault)
+        self._skipped: set[int] = set()
+
+    def submit(self, copy: Copy) -> Any:
+        ticket = self.engine.submit(copy)
+        if self._spoils(copy):
+            self._skipped.add(id(ticket))
+        return ticket
+
+    def wait(self, ticket: Any) -> float:
+        return 0.0 if id(ticket) in self._skipped else float(self.engine.wait(ticket))
+
+
+class SkipsSaveWaits(FaultyEngine):
+    """Does not wait until a staging buffer has been copied out before the next group writes it."""
+
+    def __init__(self, engine: Any, first_fault: int = 20) -> None:
+        # So slow that the next group always comes first.
+        slow = CpuCopyEngine(
+            engine._pages,
+            h2d=LinkModel(),
+            d2h=LinkModel(bytes_per_s=5e6),
+            poison_targets=True,
+        )
+        super().__init__(slow, first_fault)
+        self._counted = engine
+
+    def totals(self) -> TransferTotals:
+        totals: TransferTotals = self._counted.totals()  # running sums never fall
+        return totals
+
+    def end(self) -> None:
+        self.engine.close()
+
+    def wait(self, ticket: Any) -> float:
+        if ticket.copy.direction is Direction.D2H and not ticket.done:
+            self.num_faults += 1
+            return 0.0
+        return float(self.engine.wait(ticket))

@@ -1,0 +1,312 @@
+"""Runs one workload through engines in this process, step by step, and compares their tokens.
+
+The scheduler is in this process whatever the parallelism, so that a run can change placements
+before any step, and check the ownership of every block after it.
+"""
+
+import gc
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from services.executor.engine_config import (
+    ASYNC_LAYERWISE_SCHEDULER,
+    SYNC_LAYERWISE_SCHEDULER,
+)
+from services.executor.kv.options import KVOptions
+from tests.models import exactness_model
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler runs in this process
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # requests keep the names of the workload
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+VOCABULARY = range(10, 2_000)
+MAX_STEPS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """One request of a workload."""
+
+    request_id: str
+    prompt: Sequence[int]
+    num_output_tokens: int
+    step: int = 0  # arrives before this step
+    abort_at: int | None = None  # aborted before this step
+    sampling: dict[str, Any] = field(default_factory=dict)  # over greedy, no end of sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCase:
+    """How an engine is started. `kv` None is stock vLLM."""
+
+    num_blocks: int  # of the pool; stock vLLM's blocks hold all layers
+    kv: KVOptions | None = None
+    block_size: int = 32
+    max_model_len: int = 1024
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 16
+    dtype: str = "float32"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    asynchronous: bool = False
+    num_layers: int | None = None  # another depth than the model's; its weights are then random
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What a run gave."""
+
+    tokens: dict[str, list[int]]
+    logprobs: dict[str, list[float]]
+    texts: dict[str, str]
+    num_steps: int = 0
+    num_preemptions: int = 0
+    peak_blocks: int = 0
+    num_offloads: int = 0  # layer groups of a request that left the pool
+    num_restores: int = 0  # ... that came back
+    num_reused_evictions: int = 0  # blocks given back by an offload and taken by somebody
+    sums: dict[str, float] = field(default_factory=dict)  # KVStats.reduce of the whole run
+
+
+Hook = Callable[[Any, int], None]  # scheduler, step: called before each step
+
+
+def make_prompt(num_tokens: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.choice(VOCABULARY) for _ in range(num_tokens)]
+
+
+def make_engine(case: EngineCase) -> Any:
+    """Start an engine in this process."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    arguments: dict[str, Any] = {
+        "model": str(exactness_model()),
+        "dtype": case.dtype,
+        "max_model_len": case.max_model_len,
+        "block_size": case.block_size,
+        "max_num_seqs": case.max_num_seqs,
+        "max_num_batched_tokens": case.max_num_batched_tokens,
+        "num_gpu_blocks_override": case.num_blocks,
+        "kv_cache_memory_bytes": 1 << 28,
+        "enable_prefix_caching": False,
+        "enforce_eager": True,
+        "tensor_parallel_size": case.tensor_parallel_size,
+        "pipeline_parallel_size": case.pipeline_parallel_size,
+    }
+    if case.num_layers is not None:
+        arguments["hf_overrides"] = {"num_hidden_layers": case.num_layers}
+        arguments["load_format"] = "dummy"
+    if case.num_ranks > 1:
+        arguments["distributed_executor_backend"] = "mp"
+    if case.pipeline_parallel_size > 1:
+        # vLLM's eager mode does not warm up the later stages on CPU.
+        del arguments["enforce_eager"]
+        arguments["compilation_config"] = {"mode": 2, "backend": "eager"}
+    if case.kv is not None:
+        arguments.update(case.kv.engine_args())
+    config = EngineArgs(**arguments).create_engine_config()
+    config.scheduler_config.async_scheduling = case.asynchronous  # CPU platforms switch it off
+    if case.kv is not None:
+        config.scheduler_config.scheduler_cls = (
+            ASYNC_LAYERWISE_SCHEDULER if case.asynchronous else SYNC_LAYERWISE_SCHEDULER
+        )
+    return LLMEngine.from_vllm_config(config)
+
+
+class StepRunner:
+    """Drives one engine; several workloads may follow each other."""
+
+    def __init__(self, case: EngineCase) -> None:
+        self.case = case
+        self._environment = pytest.MonkeyPatch()
+        for name, value in ENVIRONMENT.items():
+            self._environment.setenv(name, value)
+        self.engine = make_engine(case)
+        self.core = self.engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+
+    def run(
+        self, workload: Sequence[Arrival], *, hook: Hook | None = None, check: bool = True
+    ) -> Outcome:
+        outcome = Outcome(tokens={}, logprobs={}, texts={})
+        pending = sorted(workload, key=lambda arrival: arrival.step)
+        counters = _Counters(self)
+        while pending or self.engine.has_unfinished_requests():
+            while pending and pending[0].step <= outcome.num_steps:
+                self._add(pending.pop(0))
+            self._abort(workload, outcome)
+            if hook is not None:
+                hook(self.scheduler, outcome.num_steps)
+            for output in self.engine.step():
+                _record(outcome, output)
+            outcome.num_steps += 1
+            counters.after_step(outcome)
+            if check and self.case.kv is not None:
+                self.scheduler.check_integrity()
+            assert outcome.num_steps < MAX_STEPS, "the engine makes no progress"
+        self._drain()
+        counters.finish(outcome)
+        return outcome
+
+    def _add(self, arrival: Arrival) -> None:
+        from vllm import SamplingParams
+
+        options = {"temperature": 0, "ignore_eos": True, **arrival.sampling}
+        self.engine.add_request(
+            arrival.request_id,
+            {"prompt_token_ids": list(arrival.prompt)},
+            SamplingParams(max_tokens=arrival.num_output_tokens, **options),
+        )
+
+    def _abort(self, workload: Sequence[Arrival], outcome: Outcome) -> None:
+        due = [a.request_id for a in workload if a.abort_at == outcome.num_steps]
+        if due:
+            self.engine.abort_request(due)
+
+    def _drain(self) -> None:
+        """Let steps in flight and copies of ended requests end, so that the pool is whole."""
+        while self.core.batch_queue:
+            self.engine.step()
+        for _ in range(10_000):
+            if self.case.kv is None or not self.scheduler.block_owner.orphans:
+                return
+            self._step_without_tokens()
+        raise AssertionError("copies of ended requests never end")
+
+    def _step_without_tokens(self) -> None:
+        output = self.scheduler.schedule()
+        result = self.core.model_executor.execute_model(output, non_block=False)
+        self.scheduler.update_from_output(output, result)
+
+    def close(self) -> None:
+        """Stop the engine for good: its finalisers take down what the next one sets up."""
+        self.core.shutdown()
+        del self.engine, self.core, self.scheduler
+        gc.collect()
+        self._environment.undo()
+
+
+class _Counters:
+    """Counts what happens in one run, by listening at the scheduler's methods."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._pool = runner.scheduler.kv_cache_manager.block_pool
+        self._stats: Any = None
+        self._patched: list[tuple[Any, str]] = []
+        self._evicted: set[int] = set()
+        self._offloading = False
+        self._counted = Outcome(tokens={}, logprobs={}, texts={})
+        self._listen(runner.scheduler, "update_from_output", self._on_update)
+        self._listen(runner.scheduler, "_preempt_request", self._on_preempt)
+        if runner.case.kv is not None:
+            self._owner = runner.scheduler.block_owner
+            self._num_restored_before = self._owner.num_restored_groups
+            self._listen(self._owner, "offload", self._on_offload)
+            self._listen(self._owner, "seal", self._on_seal)
+            self._listen(self._pool, "free_blocks", self._on_free)
+            self._listen(self._pool, "get_new_blocks", self._on_take)
+
+    def _listen(self, target: Any, name: str, listener: Any) -> None:
+        original = getattr(target, name)
+        setattr(target, name, lambda *args, **kwargs: listener(original, *args, **kwargs))
+        self._patched.append((target, name))
+
+    def _on_update(self, original: Any, scheduler_output: Any, result: Any) -> Any:
+        output = result.kv_connector_output
+        if output is not None and output.kv_connector_stats is not None:
+            stats = output.kv_connector_stats
+            self._stats = stats if self._stats is None else self._stats.aggregate(stats)
+        return original(scheduler_output, result)
+
+    def _on_preempt(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._counted.num_preemptions += 1
+        return original(*args, **kwargs)
+
+    def _on_offload(self, original: Any, request: Any, groups: Any) -> None:
+        self._counted.num_offloads += sum(not request.groups[g].offloaded for g in groups)
+        original(request, groups)
+
+    def _on_seal(self, original: Any, request: Any) -> None:
+        self._offloading = True
+        original(request)
+        self._offloading = False
+
+    def _on_free(self, original: Any, blocks: Any) -> None:
+        blocks = list(blocks)
+        if self._offloading:
+            self._evicted.update(block.block_id for block in blocks)
+        original(blocks)
+
+    def _on_take(self, original: Any, num_blocks: int) -> Any:
+        blocks = original(num_blocks)
+        reused = self._evicted.intersection(block.block_id for block in blocks)
+        self._counted.num_reused_evictions += len(reused)
+        self._evicted -= reused
+        return blocks
+
+    def after_step(self, outcome: Outcome) -> None:
+        num_used = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
+        outcome.peak_blocks = max(outcome.peak_blocks, num_used)
+
+    def finish(self, outcome: Outcome) -> None:
+        for target, name in self._patched:
+            delattr(target, name)  # the class's own method shows again
+        outcome.num_preemptions = self._counted.num_preemptions
+        outcome.num_offloads = self._counted.num_offloads
+        outcome.num_reused_evictions = self._counted.num_reused_evictions
+        if self._runner.case.kv is not None:
+            outcome.num_restores = self._owner.num_restored_groups - self._num_restored_before
+        if self._stats is not None:
+            outcome.sums = self._stats.reduce()
+
+
+def _record(outcome: Outcome, output: Any) -> None:
+    completion = output.outputs[0]
+    outcome.tokens[output.request_id] = list(completion.token_ids)
+    outcome.texts[output.request_id] = completion.text
+    if completion.logprobs is not None:
+        outcome.logprobs[output.request_id] = [
+            entry[token].logprob
+            for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
+        ]
+
+
+def run_case(case: EngineCase, workload: Sequence[Arrival], *, hook: Hook | None = None) -> Outcome:
+    """Run one workload on an engine of its own."""
+    runner = StepRunner(case)
+    try:
+        return runner.run(workload, hook=hook)
+    finally:
+        runner.close()
+
+
+def stock(case: EngineCase) -> EngineCase:
+    """Return the case without layer-wise KV, with a pool that holds everything."""
+    return replace(case, kv=None, num_blocks=4_096, asynchronous=False)
+
+
+def first_difference(expected: Outcome, actual: Outcome) -> dict[str, int]:
+    """Return, per request whose tokens differ, the index of the first different one."""
+    differing = {}
+    for request_id, tokens in expected.tokens.items():
+        got = actual.tokens.get(request_id, [])
+        if got != tokens:
+            pairs = zip(tokens, got, strict=False)
+            differing[request_id] = next(
+                (i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(got))
+            )
+    return differing

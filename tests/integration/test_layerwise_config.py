@@ -1,0 +1,108 @@
+"""Layer-wise KV is switched on by settings, and refuses by name what does not work with it."""
+
+from typing import Any
+
+import pytest
+from vllm.config import SpeculativeConfig
+
+from services.executor.engine_config import make_config
+from services.executor.kv.options import KVOptions, check_supported
+from services.executor.settings import ExecutorSettings
+from tests.models import exactness_model
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def make_settings(**overrides: Any) -> ExecutorSettings:
+    return ExecutorSettings(
+        **{"model": str(exactness_model()), "block_size": 32, "layerwise_kv": True, **overrides}
+    )
+
+
+@pytest.fixture(scope="module")
+def config() -> Any:
+    return make_config(make_settings(kv_layers_per_group=2, kv_host_memory_bytes=1 << 20))
+
+
+def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
+    options = KVOptions.of(config)
+
+    assert (options.layers_per_group, options.host_bytes) == (2, 1 << 20)
+    assert "LayerwiseScheduler" in str(config.scheduler_config.scheduler_cls)
+    assert "LayerwiseCPUWorker" in str(config.parallel_config.worker_cls)
+
+
+def test_prefix_caching_is_switched_off_unless_asked_for(config: Any) -> None:
+    assert config.cache_config.enable_prefix_caching is False
+    with pytest.raises(ValueError, match="enable_prefix_caching"):
+        make_config(make_settings(enable_prefix_caching=True))
+
+
+def test_stock_vllm_keeps_prefix_caching() -> None:
+    plain = make_config(make_settings(layerwise_kv=False))
+
+    assert plain.cache_config.enable_prefix_caching
+    assert plain.kv_transfer_config is None
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "named"),
+    [
+        ("cache_config", "enable_prefix_caching", True, "enable_prefix_caching"),
+        ("cache_config", "kv_sharing_fast_prefill", True, "kv_sharing_fast_prefill"),
+        ("parallel_config", "enable_dbo", True, "enable_dbo"),
+        ("parallel_config", "decode_context_parallel_size", 2, "decode_context_parallel_size"),
+        (
+            "scheduler_config",
+            "disable_hybrid_kv_cache_manager",
+            True,
+            "disable_hybrid_kv_cache_manager",
+        ),
+        ("model_config.hf_text_config", "sliding_window", 128, "sliding windows"),
+    ],
+)
+def test_options_that_do_not_work_with_it_are_refused_by_name(
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    section: str,
+    name: str,
+    value: Any,
+    named: str,
+) -> None:
+    target = config
+    for part in section.split("."):
+        target = getattr(target, part)
+    monkeypatch.setattr(target, name, value, raising=False)
+
+    with pytest.raises(ValueError, match=named):
+        check_supported(config)
+
+
+def test_speculative_decoding_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    speculative = SpeculativeConfig.__new__(SpeculativeConfig)
+    monkeypatch.setattr(config, "speculative_config", speculative)
+
+    with pytest.raises(ValueError, match="speculative_config"):
+        check_supported(config)
+
+
+@pytest.mark.parametrize(("layers_per_group", "stages"), [(3, 1), (16, 1), (8, 2)])
+def test_groups_must_divide_the_layers_of_a_stage(layers_per_group: int, stages: int) -> None:
+    settings = make_settings(kv_layers_per_group=layers_per_group, pipeline_parallel_size=stages)
+
+    with pytest.raises(ValueError, match="layers_per_group"):
+        make_config(settings)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layers_per_group": 0},
+        {"max_staging_buffers": 3},
+        {"host_bytes": -1},
+        {"max_mirrored_blocks_per_step": -1},
+    ],
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        KVOptions(**wrong)

@@ -1,0 +1,124 @@
+"""What layer-wise KV relies on inside vLLM. An upgrade of vLLM fails here first."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfer_kv_layer
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator, KVCacheCoordinatorNoPrefixCache
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
+
+from services.executor.kv.coordinator import LayerwiseCoordinator
+from services.executor.kv.spec import LayerGroupSpec
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def source(function: Any) -> str:
+    return inspect.getsource(function)
+
+
+def test_blocks_are_taken_and_given_back_by_these_calls() -> None:
+    assert list(inspect.signature(BlockPool.get_new_blocks).parameters) == ["self", "num_blocks"]
+    assert list(inspect.signature(BlockPool.free_blocks).parameters) == ["self", "ordered_blocks"]
+    assert "null_block" in source(BlockPool.__init__)
+
+
+def test_the_manager_asks_its_coordinator_for_everything() -> None:
+    body = source(KVCacheManager.allocate_slots)
+    for call in (
+        "self.coordinator.get_num_blocks_to_allocate(",
+        "self.coordinator.remove_skipped_blocks(",
+        "self.coordinator.allocate_new_blocks(",
+    ):
+        assert call in body
+    assert "self.coordinator.free(" in source(KVCacheManager.free)
+    overridden = {
+        "get_num_blocks_to_allocate",
+        "allocate_new_blocks",
+        "get_blocks",
+        "pop_blocks_for_free",
+        "free",
+        "remove_skipped_blocks",
+        "cache_blocks",
+        "new_step_starts",
+    }
+    assert overridden <= set(vars(LayerwiseCoordinator))
+    assert all(hasattr(KVCacheCoordinator, name) for name in overridden)
+    assert issubclass(LayerwiseCoordinator, KVCacheCoordinatorNoPrefixCache)
+
+
+def test_the_scheduler_asks_the_connector_before_it_preempts() -> None:
+    body = source(Scheduler.schedule)
+    assert "self.connector.has_pending_block_frees()" in body
+    assert body.index("has_pending_block_frees") < body.index("self._preempt_request(")
+    assert "deferred_frees" in source(Scheduler.__init__)
+    assert {"has_sync_kv_loads", "kv_connector_metadata", "num_scheduled_tokens"} <= {
+        field.name for field in dataclasses.fields(SchedulerOutput)
+    }
+
+
+def test_loads_start_before_the_layers_only_if_the_step_says_so() -> None:
+    body = source(KVConnectorModelRunnerMixin._get_kv_connector_output)
+    assert "start_after_forward = not scheduler_output.has_sync_kv_loads" in body
+    assert body.index("wait_for_save()") < body.index("build_connector_worker_meta()")
+
+
+def test_layers_wait_before_attention_and_save_after_it() -> None:
+    body = source(maybe_transfer_kv_layer)
+    assert body.index("wait_for_layer_load(") < body.index("result = func(")
+    assert body.index("result = func(") < body.index("save_kv_layer(")
+
+
+def test_new_kv_is_written_before_attention_is_entered() -> None:
+    body = source(Attention.forward)
+    assert body.index("unified_kv_cache_update") < body.index("unified_attention_with_output")
+
+
+def test_rows_of_running_requests_are_where_edits_go() -> None:
+    body = source(GPUModelRunner._update_states)
+    assert "req_state.block_ids" in body
+    assert "self.input_batch.req_id_to_index" in body
+    assert hasattr(GPUModelRunner, "synchronize_input_prep")
+    assert "stage_write(req_index, start, block_ids)" in source(BlockTables.append_block_ids)
+
+
+def test_groups_differ_in_two_fields_of_the_attention_metadata() -> None:
+    names = {field.name for field in dataclasses.fields(CPUAttentionMetadata)}
+    assert {"block_table", "slot_mapping"} <= names
+
+
+def test_the_spec_is_registered_beside_vllms_own() -> None:
+    spec = LayerGroupSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=None, group_key=1)
+    other = dataclasses.replace(spec, group_key=2, group_index=1)
+
+    assert KVCacheSpecRegistry.get_manager_class(spec) is not None
+    assert spec != other
+    with pytest.raises(AssertionError):
+        LayerGroupSpec.merge([spec, other])
+    merged = LayerGroupSpec.merge([spec, spec])
+    assert merged == LayerGroupSpec.merge([other])  # as groups, they are of one kind
+    assert not spec.is_uniform_with_collection({"a": spec, "b": other})
+
+
+def test_every_abstract_method_of_a_connector_is_one_we_know() -> None:
+    assert KVConnectorBase_V1.__abstractmethods__ == {
+        "start_load_kv",
+        "wait_for_layer_load",
+        "save_kv_layer",
+        "wait_for_save",
+        "get_num_new_matched_tokens",
+        "update_state_after_alloc",
+        "build_connector_meta",
+    }

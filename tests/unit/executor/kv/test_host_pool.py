@@ -1,0 +1,78 @@
+"""Host slots: bounded, promised, never owned twice."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.executor.kv.host_pool import HostPool
+
+
+def test_a_promise_is_kept_while_others_want_the_room() -> None:
+    pool = HostPool(10)
+    assert pool.reserve("a", 6)
+
+    assert pool.take("b", 5) is None
+    assert pool.take("b", 4) is not None
+    assert pool.take("a", 6) is not None
+    assert pool.num_free == 0
+
+
+def test_a_promise_that_does_not_fit_changes_nothing() -> None:
+    pool = HostPool(10)
+    assert pool.reserve("a", 6)
+
+    assert not pool.reserve("b", 5)
+    assert pool.reserve("c", 4)
+
+
+def test_beyond_its_promise_a_request_takes_what_nobody_was_promised() -> None:
+    pool = HostPool(10)
+    pool.reserve("a", 2)
+    pool.reserve("b", 5)
+
+    assert pool.can_take("a", 5)
+    assert not pool.can_take("a", 6)
+    assert pool.take("a", 6) is None
+    assert len(pool.take("a", 5) or []) == 5
+
+
+def test_what_is_left_of_a_promise_ends_with_its_request() -> None:
+    pool = HostPool(4)
+    pool.reserve("a", 4)
+    taken = pool.take("a", 1)
+    assert taken is not None
+
+    pool.give_back(taken)
+    pool.cancel_reservation("a")
+
+    assert pool.take("b", 4) is not None
+
+
+def test_integrity_notices_a_lost_and_a_doubled_slot() -> None:
+    pool = HostPool(3)
+    taken = pool.take("a", 2)
+    assert taken is not None
+
+    pool.check_integrity(taken)
+    with pytest.raises(AssertionError):
+        pool.check_integrity(taken[:1])
+    with pytest.raises(AssertionError):
+        pool.check_integrity([*taken, taken[0]])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=30))
+def test_any_sequence_of_calls_keeps_every_slot_owned_once(calls: list[tuple[str, int]]) -> None:
+    pool = HostPool(12)
+    owned: dict[str, list[int]] = {}
+    for name, number in calls:
+        if name in owned and number == 0:
+            pool.give_back(owned.pop(name))
+            pool.cancel_reservation(name)
+        elif name not in owned:
+            if pool.reserve(name, number):
+                owned[name] = []
+        elif pool.can_take(name, number):
+            owned[name] += pool.take(name, number) or []
+        else:
+            assert pool.take(name, number) is None
+        pool.check_integrity([slot for slots in owned.values() for slot in slots])

@@ -1,0 +1,90 @@
+"""Connector stats: merged over ranks and over time by one method."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.executor.kv.copy_engine import Direction
+from services.executor.kv.prom_metrics import KVPromMetrics
+from services.executor.kv.stats import KVStats, Residencies
+from services.executor.kv.trace import StepTrace
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def of_rank(rank: str, **sums: float) -> KVStats:
+    return KVStats(data={"ranks": {rank: sums}})
+
+
+def test_bytes_add_up_over_ranks_and_times_are_those_of_the_slowest() -> None:
+    steps = [
+        of_rank("0", h2d_bytes=10, stall_s=0.1),
+        of_rank("1", h2d_bytes=10, stall_s=0.3),
+        of_rank("0", h2d_bytes=5, stall_s=0.4),
+        of_rank("1", h2d_bytes=5, stall_s=0.0),
+    ]
+    total = KVStats()
+    for step in steps:
+        total = total.aggregate(step)
+
+    assert total.reduce()["h2d_bytes"] == 30
+    assert total.reduce()["stall_s"] == 0.5  # rank 0: 0.1 + 0.4
+
+
+def test_the_schedulers_state_is_the_last_one() -> None:
+    earlier = KVStats(data={"scheduler": {"num_offloaded_groups": 3}})
+    later = KVStats(data={"scheduler": {"num_offloaded_groups": 1}})
+
+    assert earlier.aggregate(later).aggregate(of_rank("0")).reduce()["num_offloaded_groups"] == 1
+
+
+def test_aggregating_changes_neither_side() -> None:
+    first, second = of_rank("0", num_loads=1), of_rank("0", num_loads=2)
+
+    first.aggregate(second)
+
+    assert first.reduce()["num_loads"] == 1
+    assert second.reduce()["num_loads"] == 2
+
+
+def test_a_trace_holds_steps_layers_and_copies_on_tracks_of_their_own(tmp_path: Path) -> None:
+    trace = StepTrace(str(tmp_path / "deep" / "trace.json"))
+    trace.begin_step(4)
+    trace.begin_layer("model.layers.0")
+    trace.end_layer("model.layers.0")
+    trace.add_copy(Direction.H2D, 2, 4_096, 1.0, 1.5)
+    trace.end_step()
+    trace.write()
+
+    events = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
+    assert [event["tid"] for event in events] == ["attention", "h2d", "step"]
+    copy = events[1]
+    assert (copy["ts"], copy["dur"]) == (1e6, 0.5e6)
+    assert copy["args"] == {"step": 4, "num_bytes": 4_096}
+
+
+def test_every_figure_reaches_prometheus() -> None:
+    registry = CollectorRegistry()
+
+    def bound(kind: Any) -> Any:
+        return lambda **options: kind(registry=registry, **options)
+
+    metrics = KVPromMetrics(
+        SimpleNamespace(kv_transfer_config=None),
+        {kind: bound(kind) for kind in (Counter, Gauge, Histogram)},
+        ["engine"],
+        {0: ["0"]},
+    )
+    metrics.observe(of_rank("0", h2d_bytes=10, stall_s=0.002).data)
+    metrics.observe(KVStats(data={"scheduler": asdict(Residencies(num_offloaded_groups=3))}).data)
+
+    labels = {"engine": "0"}
+    assert registry.get_sample_value("vllm:evenflow_kv_h2d_bytes_total", labels) == 10
+    assert registry.get_sample_value("vllm:evenflow_kv_num_offloaded_groups", labels) == 3
+    assert registry.get_sample_value("vllm:evenflow_kv_step_stall_s_sum", labels) == 0.002
+    assert registry.get_sample_value("vllm:evenflow_kv_step_stall_s_count", labels) == 1
