@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from demo import stack
-from demo.answer import AnswerError, stream_answer, summary
+from demo.answer import AnswerError, Question, stream_answer, summary
+from demo.long_prompt import show_long_prompt
 from demo.model import demo_model
 from demo.questions import ZEN_QUESTION
 from demo.settings import LOG_DIR, BadSettingError, StackSettings, read_settings
@@ -41,11 +42,14 @@ def run() -> None:
     answer = stream_answer(
         settings.base_url,
         settings.model_id,
-        ZEN_QUESTION,
+        Question(text=ZEN_QUESTION),
         rate_tps=READING_RATE_TPS,
         show=lambda piece: print(piece, end="", flush=True),
     )
     print(f"\n\n{summary(answer, rate_tps=READING_RATE_TPS)}\n")
+    if not settings.model:
+        print(f"> {ZEN_QUESTION}  (behind a text that does not fit the KV pool)\n")
+        print(f"\n\n{show_long_prompt(settings)}\n")
     print(snippets(settings, SNIPPET_QUESTION))
 
 

@@ -21,6 +21,7 @@ class PacedAnswer:
     """One answer as its client saw it. Times are seconds on one clock."""
 
     text: str
+    num_prompt_tokens: int  # as the server counted
     num_tokens: int  # as the server counted
     sent_s: float
     arrived_s: tuple[float, ...]  # one per event with text
@@ -34,20 +35,34 @@ class PacedAnswer:
         return [b - a for a, b in pairwise(self.arrived_s)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked."""
+
+    text: str
+    context: str = ""  # stands before the question
+
+
 class AnswerError(Exception):
     """The request failed; the message is the server's."""
 
 
 def stream_answer(
-    base_url: str, model: str, question: str, *, rate_tps: float, show: Callable[[str], None]
+    base_url: str,
+    model: str,
+    question: Question,
+    *,
+    rate_tps: float,
+    show: Callable[[str], None],
 ) -> PacedAnswer:
     """Ask, call `show` with each piece of text as it arrives, return what was measured.
 
     Raises AnswerError when the server refuses or fails.
     """
+    system = [{"role": "system", "content": question.context}] if question.context else []
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": question}],
+        "messages": [*system, {"role": "user", "content": question.text}],
         "temperature": 0,
         "max_tokens": 400,
         "stream": True,
@@ -55,11 +70,11 @@ def stream_answer(
         # A small model has finished long before its reader; the tail keeps the pace all the same.
         "evenflow": {"pace_tail": True},
     }
-    text, arrived_s, num_tokens = "", list[float](), 0
+    text, arrived_s = "", list[float]()
+    usage = {"prompt_tokens": 0, "completion_tokens": 0}
     sent_s = time.monotonic()
     for event in _events(base_url, body, rate_tps):
-        if event.get("usage"):
-            num_tokens = event["usage"]["completion_tokens"]
+        usage = event.get("usage") or usage
         for choice in event["choices"]:
             if piece := choice["delta"].get("content"):
                 arrived_s.append(time.monotonic())
@@ -67,7 +82,13 @@ def stream_answer(
                 show(piece)
     if not arrived_s:
         raise AnswerError("the answer is empty")
-    return PacedAnswer(text=text, num_tokens=num_tokens, sent_s=sent_s, arrived_s=tuple(arrived_s))
+    return PacedAnswer(
+        text=text,
+        num_prompt_tokens=usage["prompt_tokens"],
+        num_tokens=usage["completion_tokens"],
+        sent_s=sent_s,
+        arrived_s=tuple(arrived_s),
+    )
 
 
 def summary(answer: PacedAnswer, *, rate_tps: float) -> str:

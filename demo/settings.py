@@ -29,6 +29,16 @@ PORTS = {
 }
 
 
+# The demo model's KV pool holds 1,024 tokens of all layers, so that a longer prompt does not fit;
+# the modelled link to host memory is slow enough to be felt.
+SMALL_POOL = {
+    "EVENFLOW_EXECUTOR_LAYERWISE_KV": "true",
+    "EVENFLOW_EXECUTOR_KV_CACHE_MEMORY_BYTES": str(2 << 20),
+    "EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES": str(256 << 20),
+    "EVENFLOW_EXECUTOR_KV_LINK_BYTES_PER_S": "500e6",
+}
+
+
 class BadSettingError(Exception):
     """A variable of the user's is unusable; the message names it."""
 
@@ -70,6 +80,8 @@ class StackSettings:
             "EVENFLOW_EXECUTOR_ENFORCE_EAGER": "true",  # starts faster than a compiled model
             "EVENFLOW_TRACKER_REDIS_URL": self.redis_url or f"redis://127.0.0.1:{redis_port}/0",
         }
+        if not self.model:
+            defaults |= SMALL_POOL
         supervisor = {
             "EVENFLOW_RUN_DIR": str(RUN_DIR),
             "EVENFLOW_PYTHON": sys.executable,

@@ -24,7 +24,9 @@ def test_late_tokens_by_hand(arrived_s, expected) -> None:
 
 
 def test_the_summary_states_what_the_reader_got() -> None:
-    answer = PacedAnswer(text="abc", num_tokens=3, sent_s=1.0, arrived_s=(1.5, 1.6, 1.7))
+    answer = PacedAnswer(
+        text="abc", num_prompt_tokens=9, num_tokens=3, sent_s=1.0, arrived_s=(1.5, 1.6, 1.7)
+    )
 
     text = summary(answer, rate_tps=10)
 
@@ -34,6 +36,6 @@ def test_the_summary_states_what_the_reader_got() -> None:
 
 
 def test_an_answer_of_one_token_has_no_gaps() -> None:
-    answer = PacedAnswer(text="a", num_tokens=1, sent_s=1.0, arrived_s=(1.5,))
+    answer = PacedAnswer(text="a", num_prompt_tokens=9, num_tokens=1, sent_s=1.0, arrived_s=(1.5,))
 
     assert "gaps" not in summary(answer, rate_tps=10)
