@@ -1,12 +1,11 @@
 """Oracles for the solver: every placement in turn, and a mixed-integer program."""
 
-import itertools
-
 import cvxpy as cp
 import numpy as np
 
 from services.planner import kernels
-from services.planner.instance import FORBIDDEN, Instance, pool_blocks
+from services.planner.instance import FORBIDDEN, Instance
+from services.planner.jit import compiled
 from services.planner.library import PatternLibrary
 from services.planner.program import Cuts
 from services.planner.relaxation import joined, no_cuts
@@ -16,14 +15,23 @@ def exhaustive(
     instance: Instance, library: PatternLibrary, columns: np.ndarray | None = None
 ) -> float:
     """Return the least objective of all placements that fit, infinity if none does."""
-    board = kernels.Board(instance, library.tables)
-    best = float("inf")
-    every = range(library.num_patterns) if columns is None else columns.tolist()
-    for choice in itertools.product(every, repeat=instance.num_requests):
-        array = np.array(choice, dtype=np.int64)
-        if pool_blocks(instance, library.tables.offloaded, array) <= instance.capacity:
-            best = min(best, kernels.objective_s(array, board))
-    return best
+    every = np.arange(library.num_patterns) if columns is None else columns
+    return _least_objective(kernels.Board(instance, library.tables), every)
+
+
+@compiled
+def _least_objective(board: kernels.Board, columns: np.ndarray) -> float:
+    choice = np.zeros(board.instance.transfer_s.shape[0], np.int64)
+    least = np.inf
+    for number in range(len(columns) ** len(choice)):
+        left = number
+        for request in range(len(choice)):
+            choice[request] = columns[left % len(columns)]
+            left //= len(columns)
+        load = kernels.load_of(choice, board)
+        if kernels.used_blocks(load, board) <= board.instance.capacity:
+            least = min(least, kernels.step_s(load, board) + load.sums[1])
+    return least
 
 
 def by_milp(instance: Instance, library: PatternLibrary) -> float:

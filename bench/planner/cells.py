@@ -11,9 +11,9 @@ from services.placement.types import BufferMode, PlanStatus
 from services.planner import kernels
 from services.planner.budget import DeadlineBudget, NodeBudget
 from services.planner.instance import Instance, pool_blocks
-from services.planner.jit import compiled
 from services.planner.library import PatternLibrary
 from services.planner.solver import Solver, warm_solver
+from tests.exhaustive import exhaustive
 from tests.instances import HARDWARE, realistic_instance
 
 UNLIMITED_NODES = 10**8
@@ -125,24 +125,6 @@ def greedy_s(instance: Instance, library: PatternLibrary, board: kernels.Board) 
     return kernels.objective_s(choice, board)
 
 
-@compiled
-def _enumerate(board: kernels.Board, columns: Any) -> float:
-    """Return the least objective of all choices over `columns`."""
-    requests = board.instance.transfer_s.shape[0]
-    choice = np.zeros(requests, np.int64)
-    best = np.inf
-    total = len(columns) ** requests
-    for number in range(total):
-        left = number
-        for r in range(requests):
-            choice[r] = columns[left % len(columns)]
-            left //= len(columns)
-        load = kernels.load_of(choice, board)
-        if kernels.used_blocks(load, board) <= board.instance.capacity:
-            best = min(best, kernels.step_s(load, board) + load.sums[1])
-    return best
-
-
 def against_exhaustive(hardware: str, num_requests: int, count: int, seed: int) -> dict[str, Any]:
     """Compare complete searches of the paper's space with enumeration."""
     shape = HARDWARE[hardware]
@@ -153,7 +135,7 @@ def against_exhaustive(hardware: str, num_requests: int, count: int, seed: int) 
         instance = realistic_instance(random, solver.library, shape, num_requests)
         budget = NodeBudget(UNLIMITED_NODES)
         wall_s, cpu_s, plan = timed(lambda i=instance, b=budget: solver.solve(i, b, starts=[]))
-        best_s = _enumerate(kernels.Board(instance, solver.library.tables), solver.library.even)
+        best_s = exhaustive(instance, solver.library)
         same = not np.isfinite(best_s) and not np.isfinite(plan.objective_s)
         excess.append(0.0 if same else abs(plan.objective_s / best_s - 1.0))
         wall.append(wall_s)

@@ -145,6 +145,21 @@ def objective_s(choice: Ints, board: Board) -> float:
 
 
 @compiled
+def best_uniform(board: Board, columns: Ints) -> int:
+    """Return the column that is best for all requests alike, -1 if none fits."""
+    best, least = -1, np.inf
+    choice = np.zeros(board.instance.transfer_s.shape[0], np.int64)
+    for column in columns:
+        choice[:] = column
+        load = load_of(choice, board)
+        if fits(load, board):
+            value = step_s(load, board) + load.sums[1]
+            if value < least:
+                best, least = column, value
+    return best
+
+
+@compiled
 def critical_path(
     mass: Floats, tables: Tables, compute_s: Floats, row: Floats, mask: Floats
 ) -> float:

@@ -60,8 +60,9 @@ class Incumbent:
 def first_plans(problem: Problem, starts: Sequence[Ints], incumbent: Incumbent) -> None:
     """Offer what costs no search: even spacing, the given starts, the rounded relaxation."""
     library, board, prices = problem.library, problem.board, problem.bound.cost
-    for column in library.even:
-        incumbent.offer(np.full(problem.instance.num_requests, column))
+    uniform = kernels.best_uniform(board, library.even)
+    if uniform >= 0:
+        incumbent.offer(np.full(problem.instance.num_requests, uniform))
     support = np.flatnonzero(problem.bound.shares > 1e-9)
     least = [int(np.argmin(library.tables.units))]
     columns = np.union1d(np.union1d(library.even, support), least)
