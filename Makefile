@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down logs bench models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down logs bench bench-planner bench-layerwise models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -88,7 +88,13 @@ down: ## stop the local stack
 logs: ## follow the logs of the local stack
 	$(BIN)/python -m demo logs
 
-bench: setup ## list the benchmarks; each writes JSON with commit, machine and definitions
-	@found=$$(find bench -name '*.py' ! -name '_*' 2>/dev/null | sort); \
-	if [ -z "$$found" ]; then echo "there are no benchmarks yet"; \
-	else echo "run one with $(BIN)/python <file>:"; printf '  %s\n' $$found; fi
+bench: bench-planner bench-layerwise ## all benchmarks; each writes JSON and prints a table
+
+bench-planner: setup ## how fast and how good the planner is (about 20 minutes)
+	$(BIN)/python -m bench.planner --out .cache/bench/planner.json
+
+bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, overlap (about 15 minutes)
+	mkdir -p .cache/bench
+	$(BIN)/python -m bench.layerwise.overhead .cache/bench/overhead.json
+	$(BIN)/python -m bench.layerwise.capacity .cache/bench/capacity.json
+	$(BIN)/python -m bench.layerwise.overlap .cache/bench/overlap.json
