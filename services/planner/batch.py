@@ -36,14 +36,15 @@ class Batch:
         self._instances: dict[tuple[int, int, bool], Instance] = {}
 
     @cached_property
-    def _present(self) -> list[Pattern]:
+    def present(self) -> list[Pattern]:
+        """Return each request's pattern of the plan in force."""
         return [placed_pattern(request, self.snapshot.engine) for request in self.requests]
 
     @cached_property
     def _present_offloaded(self) -> Floats:
         """[R, G] 1 where a group is offloaded now."""
         present = np.zeros((len(self.requests), self.library.num_groups))
-        for r, pattern in enumerate(self._present):
+        for r, pattern in enumerate(self.present):
             present[r, list(pattern.offloaded)] = 1.0
         return present
 
@@ -113,7 +114,7 @@ class Batch:
 
     def present_choice(self) -> Ints:
         """Return the plan in force; a pattern outside the library by the nearest one inside."""
-        return np.array([self._column(pattern) for pattern in self._present], dtype=np.int64)
+        return np.array([self._column(pattern) for pattern in self.present], dtype=np.int64)
 
     def _column(self, pattern: Pattern) -> int:
         known = self.library.index.get(pattern)
@@ -160,7 +161,7 @@ class Batch:
 
     def _restore_blocks(self, full_blocks: Floats) -> Floats:
         """[R, K] staging that is kept until what comes back is there."""
-        present = np.array([pattern.num_buffers for pattern in self._present])
+        present = np.array([pattern.num_buffers for pattern in self.present])
         spare = np.maximum(present[:, None] - self.library.tables.buffers[None, :], 0)
         return np.where(self._restored > 0.0, spare * full_blocks[:, None], 0.0)
 

@@ -66,6 +66,17 @@ def pattern_library(num_groups: int, space: PatternSpace) -> PatternLibrary:
     )
 
 
+def library_of(patterns: tuple[Pattern, ...], num_groups: int) -> PatternLibrary:
+    """Return the tables of any distinct patterns, to score them with; not for searching."""
+    return PatternLibrary(
+        patterns=patterns,
+        num_groups=num_groups,
+        tables=_tables(patterns, num_groups),
+        index={pattern: k for k, pattern in enumerate(patterns)},
+        even=np.zeros(0, dtype=np.int64),
+    )
+
+
 def _tables(patterns: tuple[Pattern, ...], num_groups: int) -> Tables:
     count, most = len(patterns), max(pattern.num_offloaded for pattern in patterns)
     first = np.full((count, 2), -1, dtype=np.int64)

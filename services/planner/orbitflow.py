@@ -38,8 +38,8 @@ from services.placement.types import (
 from services.planner.batch import Batch
 from services.planner.budget import Budget, NodeBudget, Share
 from services.planner.instance import Instance
-from services.planner.library import Ints
-from services.planner.solver import Solution, Solver
+from services.planner.library import Ints, PatternLibrary, library_of
+from services.planner.solver import Solution, Solver, score
 from services.planner.window import Fit, fit_window
 
 Solvers: TypeAlias = Callable[[int, PatternSpace, BufferMode], Solver]
@@ -60,6 +60,14 @@ class Answer:
     step_s: float = 0.0  # at the end of the window
     objective_s: float = 0.0
     lower_bound_s: float = 0.0
+    library: PatternLibrary | None = None  # of `choice`, if it is not the solver's
+
+    @property
+    def cost(self) -> tuple[bool, float]:
+        """Return what to compare answers of one batch by: the SLO, then seconds per step."""
+        if self.choice is None or self.fit is None:
+            return True, float("inf")
+        return not self.fit.keeps_slo, self.fit.cost_s
 
 
 class OrbitFlow:
@@ -201,10 +209,45 @@ class _Planning:
     # -- one batch -----------------------------------------------------------------------------
 
     def _solve(self, requests: Sequence[RequestState], paused: Sequence[RequestState]) -> Answer:
-        """Return the best placement and window of a batch."""
+        """Return the best placement and window of a batch: the plan in force, or a better one."""
         if not requests:
             return Answer(status=PlanStatus.OPTIMAL, choice=np.zeros(0, np.int64), fit=None)
         batch = Batch(self._snapshot, requests, self._solver.library)
+        found = self._solve_anew(batch, paused)
+        kept = self._kept(batch, paused, found.status)
+        return kept if kept is not None and kept.cost < found.cost else found
+
+    def _kept(
+        self, batch: Batch, paused: Sequence[RequestState], status: PlanStatus
+    ) -> Answer | None:
+        """Return the plan in force where it has patterns that the library lacks, if it fits.
+
+        `status` is what was found without it; it stands if the SLO is not kept here either.
+        """
+        patterns = tuple(dict.fromkeys(batch.present))
+        if all(pattern in self._solver.library.index for pattern in patterns):
+            return None  # one of the candidates already
+        library = library_of(patterns, self._solver.library.num_groups)
+        present = Batch(self._snapshot, batch.requests, library)
+        choice = present.present_choice()
+        fit = self._fit(present, choice, self._late_allowed(batch, paused))
+        if not fit.window:
+            return None
+        objective_s, step_s = score(self._instance(present, fit.window), choice, library)
+        anew = self._instance(batch, fit.window)
+        bound_s = 0.0 if self._solver.cannot_fit(anew) else self._solver.bound(anew).lower_bound_s
+        return Answer(
+            status=PlanStatus.FEASIBLE if fit.keeps_slo else status,
+            choice=choice,
+            fit=fit,
+            step_s=step_s,
+            objective_s=objective_s,
+            lower_bound_s=min(bound_s, objective_s),
+            library=library,
+        )
+
+    def _solve_anew(self, batch: Batch, paused: Sequence[RequestState]) -> Answer:
+        """Return the best placement and window among the library's patterns."""
         present = batch.present_choice()
         first = self._search(batch, self._windows[0], [present], NodeBudget(0))
         if first.choice is None:
@@ -310,8 +353,9 @@ class _Planning:
     ) -> Plan:
         snapshot, outside_s = self._snapshot, self._outside_s
         choice = found.choice if found.choice is not None else np.zeros(0, np.int64)
+        library = found.library or self._solver.library
         patterns = {
-            request.request_id: self._solver.library.patterns[column]
+            request.request_id: library.patterns[column]
             for request, column in zip(batch, choice, strict=True)
         }
         fit = found.fit

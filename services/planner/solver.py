@@ -59,9 +59,7 @@ class Solver:
 
     def score(self, instance: Instance, choice: Ints) -> tuple[float, float]:
         """Return (objective, length of the step) of a choice, exactly, in seconds."""
-        board = kernels.Board(instance, self.library.tables)
-        step_s = kernels.step_s(kernels.load_of(choice, board), board)
-        return kernels.objective_s(choice, board), step_s
+        return score(instance, choice, self.library)
 
     def solve(
         self, instance: Instance, budget: Budget, *, starts: list[Ints], seed: int = 0
@@ -155,6 +153,13 @@ def _empty(instance: Instance) -> Solution:
         step_s=step_s,
         lower_bound_s=step_s,
     )
+
+
+def score(instance: Instance, choice: Ints, library: PatternLibrary) -> tuple[float, float]:
+    """Return (objective, length of the step) of a choice from `library`, exactly, in seconds."""
+    board = kernels.Board(instance, library.tables)
+    step_s = kernels.step_s(kernels.load_of(choice, board), board)
+    return kernels.objective_s(choice, board), step_s
 
 
 @lru_cache(maxsize=8)

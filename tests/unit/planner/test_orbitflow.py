@@ -356,6 +356,45 @@ def test_the_plan_in_force_is_never_left_for_a_worse_one() -> None:
     assert changing <= keeping * (1 + 2e-3)
 
 
+def test_a_plan_in_force_that_no_library_pattern_matches_is_kept_while_it_is_the_best() -> None:
+    # Two neighbouring layers are no even or balanced pattern. Every pattern of the library brings
+    # one of them back over a link that needs 0.66 s for it, or offloads more.
+    odd = make_request("a", 8_000, offloaded_layers=(2, 3), num_prefetch_buffers=2)
+    slow = Link(bytes_per_s=5e7)
+    library = warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE).library
+    snapshot = make_snapshot(odd, h2d=slow, min_window=1, max_window=1)
+    assert placed_pattern(odd, snapshot.engine) not in library.index
+
+    kept = plan_of(snapshot)
+    patient = plan_of(make_snapshot(odd, h2d=slow, min_window=64, max_window=64))
+
+    assert kept.placements[0].offloaded_layers == (2, 3)
+    assert kept.status is PlanStatus.FEASIBLE
+    assert kept.quality is not None
+    assert kept.quality.lower_bound_s <= kept.quality.objective_s
+    assert patient.placements[0].offloaded_layers == ()
+
+
+def test_a_plan_in_force_is_kept_where_no_library_pattern_fits_the_pool() -> None:
+    # Layers 0 and 1 are on the host, nothing else is: no library pattern may be installed but
+    # "all resident", which takes 8 * 501 blocks.
+    mirrored = (500, 500, 0, 0, 0, 0, 0, 0)
+    odd = make_request(
+        "a",
+        8_000,
+        offloaded_layers=(0, 1),
+        num_prefetch_buffers=1,
+        num_host_blocks=mirrored,
+    )
+    # 6 * 501 resident, 500 of staging, two open blocks, and room to grow.
+    snapshot = make_snapshot(odd, num_free_blocks=3_600)
+
+    plan = plan_of(snapshot)
+
+    assert plan.placements[0].offloaded_layers == (0, 1)
+    assert not plan.placements[0].paused
+
+
 def test_course_and_load_equal_the_shared_formulas() -> None:
     snapshot = make_snapshot(
         make_request("a", 1_003, slo_tbt_s=0.02, num_deposited_tokens=3),
