@@ -30,12 +30,13 @@ class KVFigures:
 def show_long_prompt(settings: StackSettings) -> str:
     """Ask behind a long text; print the answer as it comes, return what happened to its KV."""
     before = read_figures(settings)
-    during: list[KVFigures] = []
+    during = before
 
     def show(piece: str) -> None:
-        if not during:
-            during.append(read_figures(settings))
+        nonlocal during
         print(piece, end="", flush=True)
+        if not during.num_offloaded:  # the first figures may be those of the step before
+            during = read_figures(settings)
 
     answer = stream_answer(
         settings.base_url,
@@ -44,7 +45,7 @@ def show_long_prompt(settings: StackSettings) -> str:
         rate_tps=READING_RATE_TPS,
         show=show,
     )
-    return _report(answer, before, during[0], read_figures(settings))
+    return _report(answer, before, during, read_figures(settings))
 
 
 def _report(answer: PacedAnswer, before: KVFigures, during: KVFigures, after: KVFigures) -> str:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import psutil
 import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -14,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from demo.chat_tokenizer import BEGIN_ID, END_ID, SPECIAL_TOKENS
 from demo.questions import Topic
 
+LOOK_AROUND_S = 0.5  # to see which cores are busy
 LOSS_WINDOW = 24  # steps that the reported loss is the mean of
 IGNORED = -100  # label of a token that the loss leaves out
 
@@ -233,5 +235,6 @@ def use_idle_cores() -> None:
     The threads meet after every operation: one that shares its core holds up all others.
     """
     num_cores = len(os.sched_getaffinity(0))
-    num_busy = round(os.getloadavg()[0])
+    # This moment's, not the load average: the set-up that has just ended still counts in that.
+    num_busy = round(psutil.cpu_percent(interval=LOOK_AROUND_S) / 100 * num_cores)
     torch.set_num_threads(max(1, num_cores - num_busy))
