@@ -12,7 +12,8 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.models import exactness_model
-from tests.processes import ENGINE_ENVIRONMENT, ROOT, START_TIMEOUT_S, free_port, wait_until
+from tests.processes import ENGINE_ENVIRONMENT, ROOT, START_TIMEOUT_S, wait_until
+from tests.redis_server import free_port
 
 MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 32

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.models import exactness_model
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 180.0  # an engine start on a busy machine
@@ -25,12 +24,6 @@ ENGINE_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

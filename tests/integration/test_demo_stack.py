@@ -12,7 +12,7 @@ import pytest
 from demo.settings import PORTS, read_settings
 from demo.snippets import snippets
 from tests.models import exactness_model
-from tests.processes import free_port
+from tests.redis_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

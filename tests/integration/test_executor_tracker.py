@@ -20,7 +20,7 @@ from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 from services.tracker.watches import Watches
-from tests.processes import free_port
+from tests.redis_server import free_port
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator
@@ -17,16 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.fake_executor import FakeExecutor
 from tests.gateways import stream_body
+from tests.redis_server import free_port
 
 REPO = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
 SERVICE = "evenflow.gateway.v1.GatewayService"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(**settings: object) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -21,17 +20,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
 from tests.protos import make_plan_request
+from tests.redis_server import free_port
 
 REPO = Path(__file__).parents[2]
 READY_TIMEOUT_S = 120
 
 pytestmark = pytest.mark.timeout(900)  # the first run compiles the kernels
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(**settings: object) -> dict[str, str]:
