@@ -18,7 +18,7 @@ from services.executor.kv.connector import LayerwiseConnector
 from services.executor.kv.coordinator import LayerwiseCoordinator
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
-from services.executor.kv.residency import LayerPlacement, RequestKV
+from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
 from services.executor.kv.scheduler import EvenflowSchedulerMixin
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.step_orders import StepOrders
@@ -84,7 +84,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
         self.transfers.settle()
         self._coordinator.discard_drafts()
         self.adjust_placements()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         # Otherwise vLLM would call the connector after the layers have run.
         output.has_sync_kv_loads = True
         return output
@@ -128,6 +128,10 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.capacity_guard.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
+
+    def layer_groups_of(self, request: Request) -> list[GroupKV]:
+        kv = self.block_owner.requests.get(request.request_id)
+        return [] if kv is None else kv.groups
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a block or host slot is lost, or owned twice."""
