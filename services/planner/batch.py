@@ -15,8 +15,8 @@ from services.placement.batch import (
 from services.placement.patterns import Pattern
 from services.placement.slo import Promise, promise_of
 from services.placement.types import Link, Profile, RequestState, Snapshot
-from services.planner import kernels
 from services.planner.instance import FORBIDDEN, Instance, Load, make_instance
+from services.planner.kernels.load import Board
 from services.planner.library import Floats, Ints, PatternLibrary
 from services.planner.window import Course, Growth, Promises, late_tokens, steps_of
 
@@ -182,7 +182,7 @@ class Batch:
         """Return the next `horizon` steps under a choice, exactly."""
         instance = self.instance(window=1, read_after=0, switching=False)
         instance = instance._replace(compute_s=instance.compute_s.copy())
-        board = kernels.Board(instance, self.library.tables)
+        board = Board(instance, self.library.tables)
         steps_s, blocks = np.zeros(horizon), np.zeros(horizon)
         steps_of(choice, board, self._growth(choice), steps_s, blocks)
         late = np.zeros(horizon, dtype=np.int64)

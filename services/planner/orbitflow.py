@@ -289,7 +289,7 @@ class _Planning:
         """Return the answer with the certificate of the window that was chosen."""
         assert fit.window > 0  # every candidate fits the shortest window
         instance = self._instance(batch, fit.window)
-        objective_s, step_s = self._solver.score(instance, choice)
+        objective_s, step_s = score(instance, choice, self._solver.library)
         optimal = solution is not None and solution.status is PlanStatus.OPTIMAL
         bound_s = (
             self._solver.bound(instance).lower_bound_s

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.placement.types import BufferMode
-from services.planner import kernels
 from services.planner.fast_path import FastPath, SolverFailedError
 from services.planner.instance import FORBIDDEN, Instance
+from services.planner.kernels.longest_path import critical_path
 from services.planner.library import Floats, PatternLibrary
 from services.planner.program import (
     NUM_SLOTS,
@@ -106,9 +106,7 @@ class Relaxation:
         mask = np.empty(self._library.num_groups)
         while True:
             relaxed = self._solver.solve(shares, extra)
-            length = kernels.critical_path(
-                relaxed.shares, self._library.tables, shares.compute, row, mask
-            )
+            length = critical_path(relaxed.shares, self._library.tables, shares.compute, row, mask)
             if length <= relaxed.theta * (1.0 + tolerance) or len(extra) == NUM_SLOTS:
                 return relaxed, extra
             extra = joined(extra, Cuts(rows=row[None].copy(), masks=mask[None].copy()))

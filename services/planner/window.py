@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from services.placement.batch import SEALING_STEPS
-from services.planner import kernels
 from services.planner.jit import compiled
+from services.planner.kernels.load import ROOM, Board, new_load
+from services.planner.kernels.step import step_s
 from services.planner.library import Floats, Ints
 
 WINDOW_TOLERANCE = 2e-3  # relative difference of cost that does not justify planning more often
@@ -56,7 +57,7 @@ def transfer_s(growth: Growth, num_blocks: int) -> float:
 
 
 @compiled
-def _pool_blocks(choice: Ints, board: kernels.Board, growth: Growth, step: int) -> float:
+def _pool_blocks(choice: Ints, board: Board, growth: Growth, step: int) -> float:
     """Return the pool blocks after step `step`, by the formula of `capacity`."""
     tables, size = board.tables, growth.block_size
     groups = tables.offloaded.shape[1]
@@ -77,11 +78,9 @@ def _pool_blocks(choice: Ints, board: kernels.Board, growth: Growth, step: int) 
 
 
 @compiled
-def steps_of(
-    choice: Ints, board: kernels.Board, growth: Growth, steps_s: Floats, blocks: Floats
-) -> None:
+def steps_of(choice: Ints, board: Board, growth: Growth, steps_s: Floats, blocks: Floats) -> None:
     """Fill length and pool blocks of each step."""
-    load = kernels.new_load(board.tables.num_jobs.shape[0], growth.group_layers.shape[0])
+    load = new_load(board.tables.num_jobs.shape[0], growth.group_layers.shape[0])
     for step in range(steps_s.shape[0]):
         load.mass[:] = 0.0
         context = 0
@@ -91,7 +90,7 @@ def steps_of(
             load.mass[choice[r]] += transfer_s(growth, tokens // growth.block_size)
         layer_s = growth.layer_base_s + growth.layer_s_per_context_token * context
         board.instance.compute_s[:] = layer_s * growth.group_layers
-        steps_s[step] = kernels.step_s(load, board)
+        steps_s[step] = step_s(load, board)
         blocks[step] = _pool_blocks(choice, board, growth, step)
 
 
@@ -134,7 +133,7 @@ def fit_window(
     Windows that keep the SLO come first; among the others the same rule decides.
     """
     horizon = len(course.steps_s)
-    over = np.flatnonzero(course.blocks > capacity * kernels.ROOM)
+    over = np.flatnonzero(course.blocks > capacity * ROOM)
     num_fitting = int(over[0]) if len(over) else horizon
     steps = np.arange(1, horizon + 1)
     mean_s = np.cumsum(course.steps_s) / steps
