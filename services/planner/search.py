@@ -69,7 +69,8 @@ def first_plans(problem: Problem, starts: Sequence[Ints], incumbent: Incumbent) 
         incumbent.offer(np.full(problem.instance.num_requests, uniform))
     support = np.flatnonzero(problem.bound.shares > 1e-9)
     least = [int(np.argmin(library.tables.units))]
-    columns = np.union1d(np.union1d(library.even, support), least)
+    columns = np.union1d(np.concatenate([library.even, library.extra]), support)
+    columns = np.union1d(columns, least)
     for start in starts:
         repaired = start.copy()
         if repair(repaired, board, columns, prices):

@@ -1,5 +1,6 @@
 """The optimiser: an exact placement for one batch at one size, or how far from exact it is."""
 
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -50,8 +51,14 @@ class Solver:
             even = pattern_library(library.num_groups, PatternSpace.EVEN)
             self._even = Solver(even, buffer_mode)
 
+    def over(self, library: PatternLibrary) -> "Solver":
+        """Return this solver for a library that extends its own. They share what they hold."""
+        other = copy(self)
+        other.library = library
+        return other
+
     def bound(self, instance: Instance) -> Bound:
-        return self._relaxation.bound(instance)
+        return self._relaxation.bound(instance, self.library)
 
     def fits(self, instance: Instance, choice: Ints) -> bool:
         """Say whether a choice is allowed and within the capacity."""
@@ -70,9 +77,7 @@ class Solver:
             return _empty(instance)
         if self.cannot_fit(instance):
             return _none(PlanStatus.INFEASIBLE)
-        problem = Problem(
-            instance=instance, library=self.library, bound=self._relaxation.bound(instance)
-        )
+        problem = Problem(instance=instance, library=self.library, bound=self.bound(instance))
         incumbent = Incumbent(problem)
         first_plans(problem, starts, incumbent)
         complete = self._improve(problem, incumbent, budget, seed)
@@ -92,9 +97,10 @@ class Solver:
         every, even = np.arange(self.library.num_patterns), self.library.even
         num_requests = problem.instance.num_requests
         if num_requests <= MAX_EXACT_REQUESTS or incumbent.choice is None:
-            if not branch_and_bound(problem, even, incumbent, budget):
+            few = np.concatenate([even, self.library.extra])
+            if not branch_and_bound(problem, few, incumbent, budget):
                 return False
-            return len(even) == len(every) or branch_and_bound(problem, every, incumbent, budget)
+            return len(few) == len(every) or branch_and_bound(problem, every, incumbent, budget)
         self._search_even(problem, incumbent, budget, seed)
         large_neighbourhoods(problem, every, incumbent, budget, seed)
         return proven(problem, incumbent)

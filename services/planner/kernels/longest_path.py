@@ -41,6 +41,21 @@ def critical_path(
 
 
 @compiled
+def path_row(mask: Floats, tables: Tables, row: Floats) -> None:
+    """Fill `row[k]`, the copies of pattern k on the path whose layers `mask` names.
+
+    For any mass w the step takes at least `row @ w + mask @ compute_s`.
+    """
+    row[:] = 0.0
+    before = 0
+    for layer in range(1, mask.shape[0] + 1):
+        if mask[layer - 1] > 0.0:
+            for k in range(row.shape[0]):
+                row[k] += tables.demand[before, layer, k]
+            before = layer
+
+
+@compiled
 def _demand(mass: Floats, tables: Tables, num_layers: int) -> Floats:
     """Return D(i, l): seconds of copies released after i and needed by l. [L+2, L+1]"""
     demand = np.zeros((num_layers + 2, num_layers + 1))
