@@ -178,7 +178,7 @@ class Simulation:
             poison_freed=True,
         )
         self.planner = TransferPlanner(
-            self.owner, num_ranks=self.num_ranks, max_mirrored_blocks_per_step=self.max_mirrored
+            self.owner, num_ranks=self.num_ranks, write_budget=lambda _: self.max_mirrored
         )
         self.ranks = [SimulatedRank(self.num_groups, self.rng) for _ in range(self.num_ranks)]
         self.num_requests = 0
