@@ -135,6 +135,7 @@ class BlockOwner:
                 wanted_staging=old.wanted_staging,
                 num_tokens=num_kept * self.geometry.block_size,
                 asleep=True,
+                waiting=True,
             )
         return blocks
 

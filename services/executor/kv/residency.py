@@ -77,6 +77,7 @@ class RequestKV:
     staging: list[list[KVCacheBlock]] = field(default_factory=list)  # equal lengths
     num_tokens: int = 0  # whose KV exists once the steps sent so far have run
     asleep: bool = False  # does not run and has no staging
+    waiting: bool = False  # was preempted, and has not been admitted again
 
     @property
     def num_row_blocks(self) -> int:
@@ -116,9 +117,13 @@ class RequestKV:
 
     @property
     def is_parked(self) -> bool:
-        """Whether all of it is on the host, and nothing is on its way back."""
-        return self.asleep and all(
-            group.offloaded and not group.own and group.restore is None for group in self.groups
+        """Whether it waits, all of it is on the host, and nothing is on its way back."""
+        return (
+            self.waiting
+            and self.asleep
+            and all(
+                group.offloaded and not group.own and group.restore is None for group in self.groups
+            )
         )
 
     def num_blocks_in_transit(self, block_size: int) -> int:

@@ -62,8 +62,9 @@ class Resumes:
             self.is_short_of_blocks |= not self._owner.staging.take(request)
 
     def admitted(self, request_ids: Sequence[str]) -> None:
-        """Count the prepared requests that run again."""
+        """Take in which requests run again, prepared or not; they own blocks."""
         for request_id in request_ids:
+            self._owner.requests[request_id].waiting = False
             way = self._ways.pop(request_id, None)
             if way is not None:
                 self.counts[way] += 1
