@@ -107,9 +107,9 @@ class CapacityGuard:
         for index in sorted(now - most.offloaded):
             if not self._may_restore(request, index):
                 break
-            self._owner.begin_restore(request, index)
+            self._owner.restores.begin(request, index)
         if request.staging and len(request.staging) != least.num_staging:
-            self._owner.set_staging(request, least.num_staging)
+            self._owner.staging.set_number(request, least.num_staging)
 
     def _may_restore(self, request: RequestKV, index: int) -> bool:
         num_left = self._owner.pool.get_num_free_blocks() - self._num_kept_free

@@ -82,6 +82,14 @@ class RequestKV:
     def staging_length(self) -> int:
         return len(self.staging[0]) if self.staging else 0
 
+    @property
+    def num_staged_positions(self) -> int:
+        """Return how long a staging buffer must be: up to the last staged position."""
+        return 1 + max(
+            (max(group.staged_positions(), default=-1) for group in self.groups if group.offloaded),
+            default=-1,
+        )
+
     def chain(self) -> list[int]:
         """Return the offloaded groups in the order in which a step needs them."""
         return [index for index, group in enumerate(self.groups) if group.offloaded]

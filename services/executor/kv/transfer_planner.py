@@ -40,9 +40,9 @@ class TransferPlanner:
         """
         for request in self.owner.requests.values():
             for index in range(len(request.groups)):
-                if self.owner.cancel_restore(request, index):
+                if self.owner.restores.cancel(request, index):
                     self._unsettled[request.request_id] = request
-        return bool(self.owner.orphans or self._unsettled) or any(
+        return bool(self.owner.restores.orphans or self._unsettled) or any(
             group.stages for _, request, group, _ in self._unconfirmed if self._is_live(request)
         )
 
@@ -60,12 +60,12 @@ class TransferPlanner:
             return
         for restore_id in done:
             del self._num_ranks_done[restore_id]
-            if restore_id in self.owner.orphans:
-                self.owner.release_orphan(restore_id)
+            if restore_id in self.owner.restores.orphans:
+                self.owner.restores.release_orphan(restore_id)
         for request in self.owner.requests.values():
             for index, group in enumerate(request.groups):
                 if group.restore is not None and group.restore.restore_id in done:
-                    self.owner.complete_restore(request, index)
+                    self.owner.restores.complete(request, index)
 
     def absorb(self, feedback: StepFeedback) -> None:
         """Take in what the ranks have completed."""
@@ -174,7 +174,7 @@ class TransferPlanner:
             num_host_blocks=owner.host.num_used,
             num_free_blocks=owner.pool.get_num_free_blocks(),
             num_sealed_blocks=owner.num_sealed_blocks,
-            num_restored_groups=owner.num_restored_groups,
+            num_restored_groups=owner.restores.num_restored_groups,
         )
         return KVStats(data={"scheduler": asdict(state)})
 
