@@ -21,13 +21,16 @@ from services.executor.kv.holds import HoldKind
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.kv.rates import Rates, write_budget_blocks
-from services.executor.kv.residency import LayerPlacement, RequestKV
+from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
 from services.executor.kv.run_control import RunControl, need_of
 from services.executor.kv.scheduler import EvenflowSchedulerMixin
-from services.executor.kv.sizing import block_bytes, num_host_slots
+from services.executor.kv.sizing import are_slots_ready_at_start, block_bytes, num_host_slots
 from services.executor.kv.step_orders import StepOrders
 from services.executor.kv.transfer_planner import TransferPlanner
+from services.executor.observation import RequestState
 from services.placement.blocks import BlockGeometry
+
+HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
 
 
 class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
@@ -88,7 +91,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
             )
         return BlockOwner(
             manager.block_pool,
-            HostPool(num_slots),
+            HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
             geometry,
             orders=StepOrders(),
             poison_freed=self.kv_options.poison,
@@ -103,7 +106,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
         self.control.stop_and_start()
         self.adjust_placements()
         self.control.prepare_resumes(self._num_predicted_slots)
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         self.control.resumes.admitted(self._resumed(output))
         self._note_step(output)
         # Otherwise vLLM would call the connector after the layers have run.
@@ -218,6 +221,14 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
         if not self.requests:  # type: ignore[attr-defined]
             self._step_began = None  # the next step begins when somebody asks for something
         return freed
+
+    def state_of(self, request: Request) -> RequestState:
+        kind = self.control.holds.kind(request.request_id)
+        return super().state_of(request) if kind is None else HELD_STATES[kind]
+
+    def layer_groups_of(self, request: Request) -> list[GroupKV]:
+        kv = self.block_owner.requests.get(request.request_id)
+        return [] if kv is None else kv.groups
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a block or host slot is lost, or owned twice."""

@@ -69,6 +69,7 @@ class TransferPlanner:
 
     def absorb(self, feedback: StepFeedback) -> None:
         """Take in what the ranks have completed."""
+        self.owner.host.open_slots(feedback.num_ready_slots)
         self._num_ranks_done.update(feedback.num_ranks_done)
         for request in self.write_through.confirm(feedback.saved_step):
             self._unsettled[request.request_id] = request
