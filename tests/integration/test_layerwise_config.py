@@ -94,6 +94,18 @@ def test_groups_must_divide_the_layers_of_a_stage(layers_per_group: int, stages:
         make_config(settings)
 
 
+def test_a_device_is_emulated_only_where_it_is_asked_for_and_on_a_cpu(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not KVOptions.of(config).emulates
+    emulated = make_config(make_settings(kv_emulated_layer_s=0.003, kv_emulated_token_s=1e-5))
+    assert KVOptions.of(emulated).layer_time == LayerTime(base_s=0.003, per_token_s=1e-5)
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    refusals = unsupported(emulated)
+    assert "an emulated device on a real one" in refusals
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
