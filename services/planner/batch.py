@@ -10,10 +10,10 @@ from services.placement.batch import (
     SEALING_STEPS,
     capacity_blocks,
     demand_of,
-    group_compute_s,
     placed_pattern,
+    step_compute_s,
 )
-from services.placement.mirror import mirror_of
+from services.placement.mirror import Mirror, mirror_of
 from services.placement.patterns import Pattern
 from services.placement.prefill import Progress, progress_of
 from services.placement.slo import Promise, promise_of
@@ -30,15 +30,20 @@ class Batch:
     """Requests that would run together. The snapshot has a profile and a host-to-GPU link."""
 
     def __init__(
-        self, snapshot: Snapshot, requests: Sequence[RequestState], library: PatternLibrary
+        self,
+        snapshot: Snapshot,
+        requests: Sequence[RequestState],
+        library: PatternLibrary,
+        mirror: Mirror | None = None,
     ) -> None:
+        """Take the requests. `mirror`: of the snapshot, where it is at hand already."""
         assert snapshot.profile is not None
         assert snapshot.h2d is not None
         self.snapshot, self.requests, self.library = snapshot, tuple(requests), library
         self._profile: Profile = snapshot.profile
         self._link: Link = snapshot.h2d
         self.capacity = capacity_blocks(snapshot)
-        self._mirror = mirror_of(snapshot)
+        self._mirror = mirror or mirror_of(snapshot)
         self._instances: dict[tuple[int, int, bool], Instance] = {}
 
     @cached_property
@@ -163,7 +168,7 @@ class Batch:
         instance = make_instance(
             self.library,
             load,
-            compute_s=np.array(group_compute_s(engine, self._profile, progress, read_after)),
+            compute_s=np.array(step_compute_s(engine, self._profile, progress, read_after)),
             capacity=self.capacity,
             buffer_mode=self.snapshot.parameters.buffer_mode,
         )

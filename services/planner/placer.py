@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from services.placement.mirror import mirror_of
 from services.placement.slo import (
     constant_step_rate,
     misses,
@@ -49,7 +50,7 @@ class Placer:
     def __init__(self, snapshot: Snapshot, solver: Solver, budget: Budget) -> None:
         assert snapshot.profile is not None
         self._snapshot, self._solver, self._budget = snapshot, solver, budget
-        self._parameters = snapshot.parameters
+        self._mirror, self._parameters = mirror_of(snapshot), snapshot.parameters
         self.outside_s = snapshot.profile.outside_layers_s
         self.windows = window_lengths(self._parameters.min_window, self._parameters.max_window)
 
@@ -93,7 +94,7 @@ class Placer:
         return self._certain_miss(batch, bound_s, self._late_allowed(batch, paused))
 
     def _batch(self, requests: Sequence[RequestState]) -> Batch:
-        return Batch(self._snapshot, requests, self._solver.library)
+        return Batch(self._snapshot, requests, self._solver.library, self._mirror)
 
     def _windows_of(self, batch: Batch) -> list[int]:
         """Return the windows to try: none beyond the end of a prompt but the shortest."""
