@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 from services.placement.capacity import Demand, blocks_needed
 from services.placement.latency import Fetch, step_timing
@@ -109,6 +110,13 @@ def _stays_paused(request: RequestState) -> bool:
     return request.on_hold and request.phase.holds_kv
 
 
+@cache
+def group_sizes(num_layers: int, layers_per_group: int) -> tuple[int, ...]:
+    """Return the layers of each layer group."""
+    firsts = range(0, num_layers, layers_per_group)
+    return tuple(min(layers_per_group, num_layers - first) for first in firsts)
+
+
 def step_compute_s(
     engine: EngineShape, profile: Profile, progress: Sequence[Progress], step: int
 ) -> list[float]:
@@ -122,7 +130,8 @@ def step_compute_s(
     decode_s = group_compute_s(
         engine, profile, num_tokens=len(decodes), num_context_tokens=sum(decodes)
     )
-    return [s + len(engine.layers_of(group)) * chunks_s for group, s in enumerate(decode_s)]
+    sizes = group_sizes(engine.num_layers, engine.layers_per_group)
+    return [s + size * chunks_s for size, s in zip(sizes, decode_s, strict=True)]
 
 
 def group_compute_s(
@@ -130,7 +139,7 @@ def group_compute_s(
 ) -> list[float]:
     """Return the compute time of each layer group in a step that computes no prompt."""
     layer_s = profile.layer_s(num_tokens, num_context_tokens)
-    return [len(engine.layers_of(group)) * layer_s for group in range(engine.num_groups)]
+    return [size * layer_s for size in group_sizes(engine.num_layers, engine.layers_per_group)]
 
 
 def chunk_layer_s(engine: EngineShape, profile: Profile, *, chunk: int, num_read: int) -> float:

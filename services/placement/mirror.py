@@ -49,6 +49,8 @@ class Mirror:
         """Return the groups that may be offloaded, each by itself."""
         limit = max(SEALING_STEPS, self.num_soon)
         missing = self.missing[request.request_id]
+        if max(missing) <= limit:
+            return tuple(range(len(missing)))
         return tuple(group for group, lacking in enumerate(missing) if lacking <= limit)
 
 

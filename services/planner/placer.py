@@ -11,7 +11,6 @@ import numpy as np
 
 from services.placement.mirror import mirror_of
 from services.placement.slo import (
-    constant_step_rate,
     misses,
     promise_of,
     violations_allowed,
@@ -22,9 +21,9 @@ from services.planner.budget import Budget, NodeBudget, Share
 from services.planner.instance import Instance
 from services.planner.library import Ints
 from services.planner.solver import Solution, Solver, score
-from services.planner.window import Fit, fit_window
+from services.planner.window import Fit, fit_window, num_late
 
-FASTEST_NODES = 4_000  # spent at most on one batch to see whether it can keep the SLO
+FASTEST_NODES = 1_000  # spent at most on one batch to see whether it can keep the SLO
 TIE_BREAK_SLACK = 1e-6  # relative; a bound of the objective holds its tie-break as well
 
 
@@ -162,9 +161,9 @@ class Placer:
         """Say whether no window keeps the SLO if no step of the first ones is below `bound_s`."""
         least_s = (bound_s - TIE_BREAK_SLACK * abs(bound_s)) + self.outside_s
         return all(
-            constant_step_rate(batch.promises, least_s, alike) * alike / window > allowed + 1e-9
+            num_late(batch.promises, least_s, min(window, batch.num_steps_alike))
+            > (allowed + 1e-9) * window
             for window in self._windows_of(batch)
-            for alike in (min(window, batch.num_steps_alike),)
         )
 
     def _late_allowed(self, batch: Batch, paused: Sequence[RequestState]) -> float:
