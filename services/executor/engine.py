@@ -14,6 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.executor.collector import DeltaSink, StepCollector
 from services.executor.context_length import resolve_max_tokens
 from services.executor.engine_config import make_config
+from services.executor.kv.options import layers_per_group
 from services.executor.load_recorder import LoadRecorder
 from services.executor.prompt_renderer import PromptRenderer, rejection_of
 from services.executor.service_level import RequestTag, to_extra_args
@@ -158,6 +159,7 @@ class Engine:
             dtype=str(model.dtype).removeprefix("torch."),
             tensor_parallel_size=parallel.tensor_parallel_size,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
+            layers_per_group=layers_per_group(config),
         )
 
     async def close(self) -> None:
