@@ -94,7 +94,4 @@ bench-planner: setup ## how fast and how good the planner is (about 20 minutes)
 	$(BIN)/python -m bench.planner --out .cache/bench/planner.json
 
 bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, overlap (about 15 minutes)
-	mkdir -p .cache/bench
-	$(BIN)/python -m bench.layerwise.overhead .cache/bench/overhead.json
-	$(BIN)/python -m bench.layerwise.capacity .cache/bench/capacity.json
-	$(BIN)/python -m bench.layerwise.overlap .cache/bench/overlap.json
+	$(BIN)/python -m bench.layerwise --out .cache/bench

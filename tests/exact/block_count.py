@@ -7,7 +7,7 @@ from services.placement.blocks import BlockGeometry, Residency, num_request_bloc
 
 
 class FormulaCheck:
-    """A hook: before each step, what the formula says must be what the pool has given away."""
+    """Compares, after a step, what the formula says with what the pool has given away."""
 
     def __init__(self) -> None:
         self.num_compared = 0  # requests, over all steps
@@ -15,7 +15,7 @@ class FormulaCheck:
         self.num_settled = 0  # ... of requests with offloaded groups and no copy under way
         self.num_in_transit = 0  # ... of requests with copies under way
 
-    def __call__(self, scheduler: Any, step: int) -> None:
+    def after_step(self, scheduler: Any) -> None:
         owner = scheduler.block_owner
         expected = [
             self._of_request(request, owner.geometry) for request in owner.requests.values()

@@ -37,6 +37,7 @@ LAYERS_PER_GROUP = (1, 2, 4)
 STAGING_BUFFERS = (1, 2)
 SCHEDULERS = (False, True)  # asynchronous
 ROOMY_FRAC = 1.2  # of full residency: no step waits for a copy
+NUM_BF16_RUNS = 2  # per engine
 
 
 def single_rank_cases() -> dict[str, EngineCase]:
@@ -79,54 +80,73 @@ BF16_CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One workload and what moves KV meanwhile."""
+    """One workload through one engine, and what moves KV meanwhile."""
 
+    name: str
     workload: Sequence[Arrival]
-    make_hook: Callable[[EngineCase], Hook | None]
+    hook: Hook | None
     reference: str = "mixed"
     min_changes: int = 2
-    distance: int = 1  # needs as many layer groups
 
 
-def _distance(distance: int) -> Run:
-    return Run(
-        workload=mixed(),
-        make_hook=lambda case: at_distance(distance, num_groups(case), mixed()),
-        distance=distance,
-    )
+def distances(num_groups: int) -> list[Run]:
+    return [
+        Run(
+            name=f"distance {distance}",
+            workload=mixed(),
+            hook=at_distance(distance, num_groups, mixed()),
+        )
+        for distance in range(1, num_groups + 1)
+    ]
 
 
-def _changes(seed: int) -> Run:
-    return Run(workload=mixed(), make_hook=lambda case: churn(seed), min_changes=MIN_RANDOM_CHANGES)
+def changes(num_groups: int) -> list[Run]:
+    return [
+        Run(
+            name=f"changes, seed {seed}",
+            workload=mixed(),
+            hook=churn(seed),
+            min_changes=MIN_RANDOM_CHANGES,
+        )
+        for seed in (1, 2)
+    ]
 
 
-def _aborts(seed: int) -> Run:
-    return Run(workload=with_aborts(mixed(), seed=seed), make_hook=lambda case: churn(seed))
+def aborts(num_groups: int) -> list[Run]:
+    return [
+        Run(
+            name=f"aborts, seed {seed}",
+            workload=with_aborts(mixed(), seed=seed),
+            hook=churn(seed),
+        )
+        for seed in (3, 4)
+    ]
 
 
-RUNS = {
-    **{f"distance-{distance}": _distance(distance) for distance in range(1, 9)},
-    **{f"changes-{seed}": _changes(seed) for seed in (1, 2)},
-    **{f"aborts-{seed}": _aborts(seed) for seed in (3, 4)},
-    "long": Run(workload=long_prompt(), make_hook=lambda case: None, reference="long"),
-    "long-changes": Run(
-        workload=long_prompt(),
-        make_hook=lambda case: churn(5),
-        reference="long",
-        min_changes=MIN_RANDOM_CHANGES,
-    ),
-}
-PRODUCT = [
-    pytest.param(case, run, id=f"{case}-{run}")
-    for case, run in itertools.product(CASES, RUNS)
-    if RUNS[run].distance <= num_groups(CASES[case])
-]
+def long_prompts(num_groups: int) -> list[Run]:
+    return [
+        Run(name="long", workload=long_prompt(), hook=None, reference="long"),
+        Run(
+            name="long, changes",
+            workload=long_prompt(),
+            hook=churn(5),
+            reference="long",
+            min_changes=MIN_RANDOM_CHANGES,
+        ),
+    ]
+
+
+KINDS: tuple[Callable[[int], list[Run]], ...] = (distances, changes, aborts, long_prompts)
 
 
 def test_pools_of_most_runs_are_scarce() -> None:
-    pairs = [(CASES[p.values[0]], RUNS[p.values[1]]) for p in PRODUCT]
-    shares = [pool_share(case, run.workload) for case, run in pairs]
-    shares += [ROOMY_FRAC] * 2 * len(BF16_CASES)
+    shares = [
+        pool_share(case, run.workload)
+        for case in CASES.values()
+        for kind in KINDS
+        for run in kind(num_groups(case))
+    ]
+    shares += [pool_share(case, mixed()) for case in BF16_CASES.values()] * NUM_BF16_RUNS
     num_scarce = sum(share <= SCARCE_FRAC for share in shares)
 
     assert 2 * num_scarce >= len(shares)
@@ -146,6 +166,7 @@ def bf16_reference() -> Outcome:
 def test_bf16_on_the_same_step_schedule(case: EngineCase, bf16_reference: Outcome) -> None:
     runner = StepRunner(case)
     hooks = (alternating((1, 2), num_groups(case)), churn(6))
+    assert len(hooks) == NUM_BF16_RUNS
     try:
         for hook in hooks:
             outcome = runner.run(mixed(), hook=hook)
@@ -165,25 +186,27 @@ def reference() -> dict[str, Outcome]:
         runner.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
 def runner(request: pytest.FixtureRequest, reference: dict[str, Outcome]) -> Iterator[StepRunner]:
-    runner = StepRunner(CASES[request.param])
+    runner = StepRunner(request.param)
     yield runner
     runner.close()
 
 
-@pytest.mark.parametrize(("runner", "run"), PRODUCT, indirect=["runner"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_are_those_of_stock_vllm(
-    runner: StepRunner, run: str, reference: dict[str, Outcome]
+    runner: StepRunner, reference: dict[str, Outcome], kind: Callable[[int], list[Run]]
 ) -> None:
-    spec = RUNS[run]
-
-    outcome = runner.run(spec.workload, hook=spec.make_hook(runner.case))
-
-    assert_exact(
-        runner,
-        reference[spec.reference],
-        outcome,
-        aborted=aborted_ids(spec.workload),
-        min_changes=spec.min_changes,
-    )
+    for run in kind(num_groups(runner.case)):
+        outcome = runner.run(run.workload, hook=run.hook)
+        try:
+            assert_exact(
+                runner,
+                reference[run.reference],
+                outcome,
+                aborted=aborted_ids(run.workload),
+                min_changes=run.min_changes,
+            )
+        except AssertionError as error:
+            error.add_note(run.name)
+            raise

@@ -162,13 +162,3 @@ def churn(seed: int, num_staging: tuple[int, ...] = (1, 2), share: float = 0.8) 
                 )
 
     return hook
-
-
-def together(*hooks: Hook) -> Hook:
-    """Call several hooks before each step, in order."""
-
-    def hook(scheduler: Any, step: int) -> None:
-        for each in hooks:
-            each(scheduler, step)
-
-    return hook
