@@ -20,7 +20,7 @@ class FormulaCheck:
         expected = [
             self._of_request(request, owner.geometry) for request in owner.requests.values()
         ]
-        num_orphaned = sum(map(len, owner.orphans.values()))
+        num_orphaned = sum(map(len, owner.restores.orphans.values()))
         num_deferred = sum(len(blocks) for _, blocks in scheduler.deferred_frees)
         num_taken = owner.pool.num_gpu_blocks - 1 - owner.pool.get_num_free_blocks()
         assert sum(expected) + num_orphaned + num_deferred == num_taken

@@ -23,12 +23,17 @@ SLOW_LINK = KVOptions(
 
 
 def make_case(
-    *, layers_per_group: int = 1, buffers: int = 2, share: float = SCARCE_FRAC, **engine: Any
+    *,
+    layers_per_group: int = 1,
+    buffers: int = 2,
+    share: float = SCARCE_FRAC,
+    options: KVOptions = SLOW_LINK,
+    **engine: Any,
 ) -> EngineCase:
     """Return an engine whose pool holds a share of full residency of `mixed` or `long_prompt`."""
     case = EngineCase(
         num_blocks=1,
-        kv=replace(SLOW_LINK, layers_per_group=layers_per_group, max_staging_buffers=buffers),
+        kv=replace(options, layers_per_group=layers_per_group, max_staging_buffers=buffers),
         **engine,
     )
     least = min(full_residency_blocks(case, workload()) for workload in (mixed, long_prompt))

@@ -184,7 +184,7 @@ class StepRunner:
         while self.core.batch_queue:
             self.engine.step()
         for _ in range(10_000):
-            if self.case.kv is None or not self.scheduler.block_owner.orphans:
+            if self.case.kv is None or not self.scheduler.block_owner.restores.orphans:
                 return
             self._step_without_tokens()
         raise AssertionError("copies of ended requests never end")
@@ -217,7 +217,7 @@ class _Counters:
         self._listen(runner.scheduler, "_preempt_request", self._on_preempt)
         if runner.case.kv is not None:
             self._owner = runner.scheduler.block_owner
-            self._num_restored_before = self._owner.num_restored_groups
+            self._num_restored_before = self._owner.restores.num_restored_groups
             self._listen(self._owner, "offload", self._on_offload)
             self._listen(self._owner, "seal", self._on_seal)
             self._listen(self._pool, "free_blocks", self._on_free)
@@ -272,7 +272,9 @@ class _Counters:
         outcome.num_offloads = self._counted.num_offloads
         outcome.num_reused_evictions = self._counted.num_reused_evictions
         if self._runner.case.kv is not None:
-            outcome.num_restores = self._owner.num_restored_groups - self._num_restored_before
+            outcome.num_restores = (
+                self._owner.restores.num_restored_groups - self._num_restored_before
+            )
         if self._stats is not None:
             outcome.sums = self._stats.reduce()
 

@@ -14,7 +14,7 @@ import pytest
 
 from services.executor.kv.cpu_copy_engine import LinkModel
 from tests.exact import faults
-from tests.exact.cases import SCARCE_FRAC, make_case, num_groups, pool_share
+from tests.exact.cases import SCARCE_FRAC, SLOW_LINK, make_case, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact
 from tests.exact.harness import (
     Arrival,
@@ -45,9 +45,16 @@ LAYERS = make_case()
 CASES = {
     "layers": LAYERS,
     "pairs-of-layers-in-small-chunks": make_case(
-        layers_per_group=2, buffers=1, max_num_batched_tokens=97
+        layers_per_group=2,
+        buffers=1,
+        options=replace(SLOW_LINK, host_memory="ring"),
+        max_num_batched_tokens=97,
     ),
-    "halves-asynchronous": make_case(layers_per_group=4, asynchronous=True),
+    "halves-asynchronous": make_case(
+        layers_per_group=4,
+        options=replace(SLOW_LINK, pin_bytes_per_s=256e6),  # host memory is ready after a second
+        asynchronous=True,
+    ),
     "tensor-parallel": make_case(buffers=1, tensor_parallel_size=2),
     "pipeline-parallel": make_case(pipeline_parallel_size=2),
 }

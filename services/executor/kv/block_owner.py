@@ -1,9 +1,9 @@
-"""The life of every KV block: the one place where blocks are taken, move between uses, and end.
+"""The life of every KV block: where blocks begin, move between uses, and end.
 
-A block begins in `grow` (a token needs room), in `add_staging` (a second buffer) or in
-`begin_restore` (a target). It moves in `seal`, when the host copy of an offloaded group's full
-block is complete: the block becomes staging, or is given back. It ends in `_release`: sealed,
-trimmed, or its request is freed. Nothing is taken from or given to the pool anywhere else.
+A block begins in `grow` (a token needs room), in `StagingBuffers` (a second buffer) or in
+`Restores.begin` (a target). It moves in `seal`, when the host copy of an offloaded group's full
+block is complete: the block becomes staging, or is given back. It ends in `PoolBlocks.release`
+(sealed, trimmed), or when its request is freed. `PoolBlocks` is the only way to the pool.
 
 Everything here is bookkeeping of the scheduler; the orders that follow from it go to the ranks
 with the next step, and each rank carries out steps one after the other.
@@ -14,9 +14,12 @@ from collections.abc import Iterable, Sequence
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.executor.kv.growth import Growth
 from services.executor.kv.host_pool import HostPool
-from services.executor.kv.metadata import RestoreOrder
-from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV, Restore
+from services.executor.kv.pool_blocks import PoolBlocks
+from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
+from services.executor.kv.restores import Restores
+from services.executor.kv.staging import StagingBuffers
 from services.executor.kv.step_orders import StepOrders
 from services.placement.blocks import BlockGeometry
 
@@ -38,11 +41,12 @@ class BlockOwner:
         self.geometry = geometry
         self.orders = orders
         self.requests: dict[str, RequestKV] = {}
-        self.orphans: dict[int, list[KVCacheBlock]] = {}  # targets of cancelled restores
         self.num_sealed_blocks = 0  # given back by `seal`, since the start
-        self.num_restored_groups = 0  # since the start
-        self._poison_freed = poison_freed
-        self._last_restore_id = 0
+        self.num_dropped_copies = 0  # parked requests that lost their host copies, since the start
+        self.blocks = PoolBlocks(pool, orders, poison_freed=poison_freed)
+        self.staging = StagingBuffers(self.blocks, orders)
+        self.restores = Restores(self.blocks, orders, self.staging)
+        self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
 
     # -- a request's beginning and end ------------------------------------------------------
 
@@ -52,7 +56,7 @@ class BlockOwner:
         A request that gets no room is not mirrored and stays resident, whatever its placement. A
         draft is made real by `adopt`, or thrown away by `discard`.
         """
-        mirrored = self.host.reserve(request_id, num_slots)
+        mirrored = self.reserve(request_id, num_slots)
         request = RequestKV(
             request_id=request_id,
             groups=[GroupKV() for _ in range(self.geometry.num_groups)],
@@ -90,95 +94,97 @@ class BlockOwner:
         if request is None:
             return []
         for index in range(len(request.groups)):
-            self.cancel_restore(request, index)
+            self.restores.cancel(request, index)
         blocks = request.owned_blocks()
         for group in request.groups:
             self.host.give_back(group.host_slots)
         self.host.cancel_reservation(request_id)
         self.orders.drop_request(request_id)
-        self._poison(blocks)
+        self.blocks.poison(blocks)
+        return blocks
+
+    def park(self, request_id: str) -> list[KVCacheBlock]:
+        """Take a request out of the pool and return its blocks, as `pop`; keep its host copies.
+
+        What has no complete copy in every group is forgotten; without any copy, all of it is.
+        """
+        old = self.requests[request_id]
+        num_kept = old.num_host_blocks
+        kept = []
+        if num_kept:
+            for group in old.groups:
+                kept.append(group.host_slots[:num_kept])
+                del group.host_slots[:num_kept]
+        blocks = self.pop(request_id)
+        if num_kept:
+            # A new object: copies under way of the old one, beyond what is kept, mean nothing.
+            self.requests[request_id] = RequestKV(
+                request_id=request_id,
+                groups=[
+                    GroupKV(
+                        row=[self.blocks.null] * num_kept,
+                        offloaded=True,
+                        host_slots=slots,
+                        num_saves_sent=num_kept,
+                        num_host_blocks=num_kept,
+                        buffer=-1,
+                    )
+                    for slots in kept
+                ],
+                mirrored=True,
+                wanted_staging=old.wanted_staging,
+                num_tokens=num_kept * self.geometry.block_size,
+                asleep=True,
+                waiting=True,
+            )
         return blocks
 
     # -- growth -----------------------------------------------------------------------------
 
     def num_new_blocks(self, request: RequestKV, *, num_tokens: int) -> int:
-        """Return how many blocks `grow` will take from the pool."""
-        num_have, num_want = request.num_row_blocks, self._num_blocks(num_tokens)
-        if num_want <= num_have:
-            return 0
-        direct_end = self._direct_end(request, num_tokens)
-        num_staging_groups = sum(group.stages for group in request.groups)
-        num_new = (len(request.groups) - num_staging_groups) * (num_want - num_have)
-        num_new += num_staging_groups * (num_want - direct_end)
-        if direct_end > num_have:
-            num_new += sum(max(0, direct_end - len(buffer)) for buffer in request.staging)
-        return num_new
+        return self.growth.num_new_blocks(request, num_tokens=num_tokens)
 
     def grow(self, request: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:
-        """Make room for `num_tokens` tokens; return what each group's row gains.
+        return self.growth.grow(request, num_tokens=num_tokens)
 
-        Blocks that the step fills completely go straight to staging in offloaded groups: the
-        prefill of a prompt never holds more than its placement does.
+    # -- host room --------------------------------------------------------------------------
+
+    def reserve(self, request_id: str, num_slots: int) -> bool:
+        """Promise host slots to a request, at the cost of parked ones; False if there are none."""
+        missing = num_slots - self.host.num_unpromised
+        return self.drop_parked(missing) and self.host.reserve(request_id, num_slots)
+
+    def drop_parked(self, num_slots: int) -> bool:
+        """Give up host copies of parked requests, shortest first, for at least `num_slots` slots.
+
+        False, and nothing changed, if they do not hold as many.
         """
-        num_have, num_want = request.num_row_blocks, self._num_blocks(num_tokens)
-        if num_want <= num_have:
-            return tuple([] for _ in request.groups)
-        direct_end = self._direct_end(request, num_tokens)
-        if direct_end > num_have:
-            self._extend_staging(request, direct_end)
-        gained = tuple(
-            self._grow_group(request, group, direct_end, num_want) for group in request.groups
-        )
-        return gained
-
-    def _grow_group(
-        self, request: RequestKV, group: GroupKV, direct_end: int, num_want: int
-    ) -> list[KVCacheBlock]:
-        gained: list[KVCacheBlock] = []
-        num_have = len(group.row)
-        if group.stages and direct_end > num_have:
-            gained.extend(request.staging[group.buffer][num_have:direct_end])
-            self._take_slots(request, group, direct_end)
-        own = self.pool.get_new_blocks(num_want - num_have - len(gained))
-        if self._poison_freed:
-            self.orders.clear(block.block_id for block in own)
-        if group.offloaded:
-            first = num_have + len(gained)
-            group.own.update(enumerate(own, start=first))
-        gained.extend(own)
-        group.row.extend(gained)
-        return gained
-
-    def _direct_end(self, request: RequestKV, num_tokens: int) -> int:
-        """Return the position up to which new blocks are staging blocks in offloaded groups."""
-        num_have = request.num_row_blocks
-        num_full = num_tokens // self.geometry.block_size
-        staging_groups = [group for group in request.groups if group.stages]
-        if num_full <= num_have or not staging_groups:
-            return num_have
-        num_slots = sum(max(0, num_full - len(group.host_slots)) for group in staging_groups)
-        if not self.host.can_take(request.request_id, num_slots):
-            return num_have
-        return num_full
-
-    def _extend_staging(self, request: RequestKV, length: int) -> None:
-        for buffer in request.staging:
-            buffer.extend(self.pool.get_new_blocks(max(0, length - len(buffer))))
-
-    def _take_slots(self, request: RequestKV, group: GroupKV, length: int) -> bool:
-        """Give the group's first `length` positions slots; False if the host pool is full."""
-        num_missing = length - len(group.host_slots)
-        if num_missing <= 0:
+        if num_slots <= 0:
             return True
-        slots = self.host.take(request.request_id, num_missing)
-        if slots is None:
+        parked = sorted(
+            (request for request in self.requests.values() if request.is_parked),
+            key=lambda request: request.num_tokens,
+        )
+        num_groups = self.geometry.num_groups
+        if sum(request.num_host_blocks for request in parked) * num_groups < num_slots:
             return False
-        group.host_slots.extend(slots)
+        for request in parked:
+            if num_slots <= 0:
+                break
+            num_slots -= request.num_host_blocks * num_groups
+            self.pop(request.request_id)
+            self.num_dropped_copies += 1
         return True
+
+    def drop_all_parked(self) -> None:
+        """Give up the host copies of all requests that are not running."""
+        for request in [r for r in self.requests.values() if r.is_parked]:
+            self.pop(request.request_id)
+            self.num_dropped_copies += 1
 
     def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:
         """Give all full blocks of a group a slot; False if the host pool is full."""
-        return request.mirrored and self._take_slots(request, group, num_full)
+        return request.mirrored and self.growth.take_slots(request, group, num_full)
 
     # -- offload ----------------------------------------------------------------------------
 
@@ -192,12 +198,12 @@ class BlockOwner:
         for index in groups:
             group = request.groups[index]
             if group.offloaded:
-                self.cancel_restore(request, index)
+                self.restores.cancel(request, index)
                 continue
             group.offloaded = True
             group.own = dict(enumerate(group.row))
             group.buffer = -1
-        self._assign_buffers(request)
+        self.staging.assign(request)
         self.seal(request)
 
     def seal(self, request: RequestKV) -> None:
@@ -208,6 +214,9 @@ class BlockOwner:
         """
         groups = [group for group in request.groups if group.stages]
         if not groups:
+            return
+        if request.asleep:
+            self._seal_asleep(groups)
             return
         num_complete = min(group.num_host_blocks for group in groups)
         positions = sorted(
@@ -227,7 +236,17 @@ class BlockOwner:
             for index, _ in holders:
                 freed.extend(self._seal_one(request, index, position))
         self.num_sealed_blocks += len(freed)
-        self._release(freed)
+        self.blocks.release(freed)
+
+    def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
+        """Give up every own block whose copy is complete; nobody needs staging for it."""
+        freed = []
+        for group in groups:
+            for position in [p for p in group.own if p < group.num_host_blocks]:
+                freed.append(group.own.pop(position))
+                group.row[position] = self.blocks.null
+        self.num_sealed_blocks += len(freed)
+        self.blocks.release(freed)
 
     def _donate(
         self, request: RequestKV, holders: Sequence[tuple[int, GroupKV]], position: int
@@ -254,150 +273,15 @@ class BlockOwner:
             return []
         return [own]
 
-    # -- staging buffers --------------------------------------------------------------------
-
-    def set_staging(self, request: RequestKV, num_staging: int) -> None:
-        """Ask for a number of staging buffers; there may be fewer for want of blocks."""
-        if request.wanted_staging != num_staging:
-            request.wanted_staging = num_staging
-            self._assign_buffers(request)
-
-    def _assign_buffers(self, request: RequestKV) -> None:
-        """Give offloaded groups their buffers in turns, after the set of them has changed."""
-        chain = request.chain()
-        num_before = len(request.staging)
-        num_wanted = min(request.wanted_staging, len(chain))
-        dropped: list[KVCacheBlock] = []
-        if not request.staging:
-            request.staging = [[] for _ in range(num_wanted)]
-        elif len(request.staging) > num_wanted:
-            dropped = [block for buffer in request.staging[num_wanted:] for block in buffer]
-            del request.staging[num_wanted:]
-        else:
-            self._add_staging(request, num_wanted)
-        for ordinal, index in enumerate(chain):
-            self._point_at(request, index, ordinal % len(request.staging))
-        if len(request.staging) != num_before and request.staging:
-            self.orders.set_staging(request.request_id, len(request.staging))
-        self._release(dropped)
-
-    def _add_staging(self, request: RequestKV, num_wanted: int) -> None:
-        while len(request.staging) < num_wanted:
-            if self.pool.get_num_free_blocks() < request.staging_length:
-                return
-            request.staging.append(self.pool.get_new_blocks(request.staging_length))
-
-    def _point_at(self, request: RequestKV, index: int, buffer: int) -> None:
-        group = request.groups[index]
-        if group.buffer == buffer:
-            return
-        group.buffer = buffer
-        key = (request.request_id, index)
-        slots, block_ids = [], []
-        for position in group.staged_positions():
-            block = request.staging[buffer][position]
-            group.row[position] = block
-            slots.append(group.host_slots[position])
-            block_ids.append(block.block_id)
-            self.orders.edit_row(key, position, block.block_id)
-        self.orders.replace_table(key, slots, block_ids)
-
-    def _trim_staging(self, request: RequestKV) -> None:
-        length = max(
-            (
-                max(request.groups[index].staged_positions(), default=-1)
-                for index in request.chain()
-            ),
-            default=-1,
-        )
-        for buffer in request.staging:
-            self._release(buffer[length + 1 :])
-            del buffer[length + 1 :]
-
-    # -- restore ----------------------------------------------------------------------------
-
-    def begin_restore(self, request: RequestKV, index: int) -> bool:
-        """Start to bring an offloaded group back; False, and nothing changed, if it cannot be.
-
-        The group stays offloaded, and takes new tokens in own blocks, until `complete_restore`.
-        """
-        group = request.groups[index]
-        if not group.stages:
-            return False
-        positions = list(group.staged_positions())
-        if len(positions) > self.pool.get_num_free_blocks():
-            return False
-        self._last_restore_id += 1
-        targets = dict(zip(positions, self.pool.get_new_blocks(len(positions)), strict=True))
-        group.restore = Restore(restore_id=self._last_restore_id, targets=targets)
-        if not targets:
-            self.complete_restore(request, index)
-            return True
-        self.orders.restore(
-            RestoreOrder(
-                self._last_restore_id,
-                index,
-                [group.host_slots[position] for position in positions],
-                [block.block_id for block in targets.values()],
-            )
-        )
-        return True
-
-    def complete_restore(self, request: RequestKV, index: int) -> None:
-        """Flip a group's row to the targets, which every rank has filled."""
-        group = request.groups[index]
-        assert group.restore is not None
-        key = (request.request_id, index)
-        for position, block in group.restore.targets.items():
-            group.row[position] = block
-            self.orders.edit_row(key, position, block.block_id)
-        group.restore = None
-        group.offloaded = False
-        group.own = {}
-        self.num_restored_groups += 1
-        self.orders.drop_table(key)
-        self._assign_buffers(request)
-        self._trim_staging(request)
-
-    def cancel_restore(self, request: RequestKV, index: int) -> bool:
-        """Stop bringing a group back; False if it was not.
-
-        Its targets end when every rank has let go of them.
-        """
-        group = request.groups[index]
-        if group.restore is None:
-            return False
-        restore, group.restore = group.restore, None
-        targets = list(restore.targets.values())
-        if self.orders.cancel_restore(restore.restore_id):
-            self.orphans[restore.restore_id] = targets
-        else:
-            self._release(targets)
-        return True
-
-    def release_orphan(self, restore_id: int) -> None:
-        self._release(self.orphans.pop(restore_id))
-
-    # -- the end of blocks ------------------------------------------------------------------
-
-    def _release(self, blocks: Sequence[KVCacheBlock]) -> None:
-        if blocks:
-            self._poison(blocks)
-            self.pool.free_blocks(blocks)
-
-    def _poison(self, blocks: Iterable[KVCacheBlock]) -> None:
-        if self._poison_freed:
-            self.orders.poison(block.block_id for block in blocks)
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.geometry.block_size)
+    # -- integrity --------------------------------------------------------------------------
 
     def check_integrity(self, num_deferred: int = 0) -> None:
         """Assert that every block and slot has one owner, and none is lost.
 
         `num_deferred` blocks are popped and wait for steps in flight to end.
         """
-        owned: list[KVCacheBlock] = [b for blocks in self.orphans.values() for b in blocks]
+        orphans = self.restores.orphans
+        owned: list[KVCacheBlock] = [b for blocks in orphans.values() for b in blocks]
         for request in self.requests.values():
             request.check_integrity()
             owned.extend(request.owned_blocks())

@@ -4,7 +4,8 @@ vLLM makes one in the scheduler's process and one in every worker. Both are thin
 hands over to `TransferPlanner`, the worker's to `TransferRunner`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +18,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel, fill
+from services.executor.kv.backend import make_backend
+from services.executor.kv.cpu_copy_engine import fill
+from services.executor.kv.emulated_device import EmulatedDevice
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
-from services.executor.kv.pages import map_pages
+from services.executor.kv.pages import view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
+from services.executor.kv.rates import Rates
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.stats import KVStats, RankStats
 from services.executor.kv.trace import StepTrace
@@ -38,7 +42,10 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next three
+    relieve: Callable[[], bool]
+    num_host_tokens: "Callable[[Request], int | None]"
+    rates: Rates
     runner: TransferRunner  # worker side; made when the KV memory is there
 
     def __init__(
@@ -49,6 +56,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
         self._first_layers, self._last_layers = group_of_layers(self._groups)
         self._trace: StepTrace | None = None
+        # Without it, a layer takes the time that it takes.
+        self._device = EmulatedDevice(self.options.layer_time) if self.options.emulates else None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -57,15 +66,16 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A preempted request loses its host copies and is recomputed: nothing is handed off."""
+        """A preempted request keeps the host copies that are complete: nothing is handed off."""
         return False
 
     # -- scheduler side ---------------------------------------------------------------------
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
-    ) -> tuple[int, bool]:
-        return 0, False
+    ) -> tuple[int | None, bool]:
+        """Return the tokens that a parked request has on the host; None: vLLM passes over it."""
+        return self.num_host_tokens(request), False
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -82,7 +92,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
         It asks when a running request found no block.
         """
-        return self.planner.relieve()
+        return self.relieve()
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         num_computed = {
@@ -90,38 +100,36 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         }
         cached = scheduler_output.scheduled_cached_reqs
         num_computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        return self.planner.plan_step(
-            {
-                request_id: num_computed[request_id] + num_tokens
-                for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
-            }
-        )
+        num_tokens_after = {
+            request_id: num_computed[request_id] + num_tokens
+            for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
+        }
+        transfers = self.planner.plan_step(num_tokens_after)
+        if self._device is not None:
+            transfers.num_tokens = scheduler_output.total_num_scheduled_tokens
+            transfers.num_context_tokens = sum(num_tokens_after.values())
+        return transfers
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         feedback = connector_output.kv_connector_worker_meta
         if isinstance(feedback, StepFeedback):
             self.planner.absorb(feedback)
+        stats = connector_output.kv_connector_stats
+        if isinstance(stats, KVStats):
+            self.rates.note_copies(stats.data.get("ranks", {}))
+
+    def reset_cache(self) -> bool:
+        """Forget host copies of parked requests: the weights may have changed."""
+        self.planner.owner.drop_all_parked()
+        return True
 
     # -- worker side ------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        options, num_blocks = self.options, self._kv_cache_config.num_blocks
-        pages = map_pages(
-            kv_caches,
-            self._groups,
-            num_blocks=num_blocks,
-            num_slots=num_host_slots(options, self._kv_cache_config),
-        )
-        engine = CpuCopyEngine(
-            pages,
-            h2d=LinkModel(
-                bytes_per_s=options.h2d_bytes_per_s or None, latency_s=options.copy_latency_s
-            ),
-            d2h=LinkModel(
-                bytes_per_s=options.d2h_bytes_per_s or None, latency_s=options.copy_latency_s
-            ),
-            poison_targets=options.poison,
-        )
+        options, config = self.options, self._kv_cache_config
+        pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
+        self._backend = make_backend(options, pools, num_slots=num_host_slots(options, config))
+        engine, pages = self._backend.engine, self._backend.pages
         self.runner = TransferRunner(engine, len(self._groups))
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
@@ -137,22 +145,34 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._trace is not None:
             self._trace.begin_step(transfers.step)
         self.runner.begin_step(transfers)
+        if self._device is not None:
+            self._device.begin_step(
+                num_tokens=transfers.num_tokens, num_context_tokens=transfers.num_context_tokens
+            )
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         group = self._first_layers.get(layer_name)
+        if self._device is not None:
+            self._device.pause()
         if group is not None:
             self.runner.before_group(group)
+        if self._device is not None:
+            self._device.resume()
         if self._trace is not None:
             self._trace.begin_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
+        if self._device is not None:
+            self._device.end_layer()
         if self._trace is not None:
             self._trace.end_layer(layer_name)
         group = self._last_layers.get(layer_name)
         if group is not None:
             self.runner.after_group(group)
+        if self._device is not None:
+            self._device.resume()
 
     def wait_for_save(self) -> None:
         """Leave copies to the host running: blocks are kept until their copies are confirmed."""
@@ -161,7 +181,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._trace.end_step()
 
     def build_connector_worker_meta(self) -> StepFeedback:
-        return self.runner.feedback()
+        num_ready = self._backend.host.num_ready_slots
+        return replace(self.runner.feedback(), num_ready_slots=num_ready)
 
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""
@@ -179,7 +200,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.WORKER and hasattr(self, "runner"):
-            self.runner.engine.close()
+            self._backend.close()
             if self._trace is not None:
                 self._trace.write()
 

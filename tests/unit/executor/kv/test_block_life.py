@@ -36,10 +36,10 @@ def change_at_random(sim: Simulation) -> None:
         sim.owner.offload(request, wanted.offloaded)
         sim.planner.note_offloaded(request)
         for index in set(request.chain()) - wanted.offloaded:
-            sim.owner.begin_restore(request, index)
+            sim.owner.restores.begin(request, index)
             if rng.random() < 0.2:
-                sim.owner.cancel_restore(request, index)
-        sim.owner.set_staging(request, wanted.num_staging)
+                sim.owner.restores.cancel(request, index)
+        sim.owner.staging.set_number(request, wanted.num_staging)
 
 
 def random_tokens(sim: Simulation) -> dict[str, int]:
@@ -71,7 +71,7 @@ def test_random_changes_never_show_a_layer_anything_but_its_own_kv(
 
     assert sim.pool.get_num_free_blocks() == sim.num_blocks - 1
     assert sim.owner.host.num_free == sim.num_slots
-    assert sim.owner.num_restored_groups > 0
+    assert sim.owner.restores.num_restored_groups > 0
     assert sim.owner.num_sealed_blocks > 0
 
 
@@ -129,7 +129,7 @@ def test_a_row_flips_only_when_every_rank_has_restored_the_group() -> None:
     request = sim.admit(placed(1, 3))
     sim.step({request.request_id: 21})
     sim.settle()
-    assert sim.owner.begin_restore(request, 3)
+    assert sim.owner.restores.begin(request, 3)
     order = sim.owner.orders.take(loading=[], saves=[])
     first, second = sim.ranks
     one = first.run_step(order, [])
@@ -152,7 +152,7 @@ def test_targets_of_a_cancelled_restore_are_not_reused_before_every_rank_has_let
     request = sim.admit(placed(0, 1, 2, 3))
     sim.step({request.request_id: 21})
     sim.settle()
-    sim.owner.begin_restore(request, 0)
+    sim.owner.restores.begin(request, 0)
     assert request.groups[0].restore is not None
     targets = {block.block_id for block in request.groups[0].restore.targets.values()}
     sim.step({})  # the ranks have heard of it
@@ -192,7 +192,7 @@ def test_while_a_group_is_restored_the_others_seal_only_what_fills_every_buffer(
     request = sim.admit(placed(0, 3, num_staging=2))
     sim.step({request.request_id: 8})
     sim.settle()
-    assert sim.owner.begin_restore(request, 3)
+    assert sim.owner.restores.begin(request, 3)
     restoring = request.groups[3].restore
     assert restoring is not None
 
