@@ -69,7 +69,7 @@ test-integration: setup models ## contract and integration suites: real Redis, g
 test-e2e: setup models ## all processes, through the gateway
 	$(BIN)/python -m pytest tests/e2e
 
-test-exact: setup models ## layer-wise KV: the full product of its options (40 minutes)
+test-exact: setup models ## layer-wise KV: the full product of its options (about 30 minutes)
 	$(BIN)/python -m pytest tests/exact/product.py
 
 # Three runs, because engines in a test's own process and the planner's compiler (llvmlite) do not go together: vLLM
