@@ -13,6 +13,8 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
+from grpc import aio
+
 from bench.e2e.records import RunKey, RunRecord, load_all, save
 from bench.e2e.replay import Replayed, replay
 from bench.e2e.report import write_report
@@ -24,6 +26,10 @@ NUM_WARM_UP_REQUESTS = 8
 NUM_BASE_TOKENS = 120  # output tokens from which the base SLO is measured
 LONGEST_RESIDENT_SHARE = 0.75  # of the pool, by the prompt from which the base SLO is measured
 MEAN_OUTPUT_TOKENS = 108  # of the synthetic trace
+
+
+class RunError(Exception):
+    """A run that says nothing about its system but that it failed."""
 
 
 def main() -> None:
@@ -38,7 +44,10 @@ def main() -> None:
             path = folder / "runs" / f"{key.name}.json"
             if not path.exists():
                 trace = _trace(options, key.seed, base_s)
-                save(_run(key, trace, base_s, device, (address, folder)), path)
+                try:
+                    save(_run(key, trace, base_s, device, (address, folder)), path)
+                except (RunError, aio.AioRpcError) as error:
+                    print(f"{key.name}: no figures, see {folder}: {error}", flush=True)
     print(write_report(load_all(folder / "runs"), folder / "report"))
 
 
@@ -89,7 +98,9 @@ def _run(
     with executor(
         device, SYSTEMS[key.system], planner_address=address, log_path=log_path
     ) as process:
-        asyncio.run(replay(process.address, warm_up(NUM_WARM_UP_REQUESTS), slo_s=slo_s))
+        warm = asyncio.run(replay(process.address, warm_up(NUM_WARM_UP_REQUESTS), slo_s=slo_s))
+        if failed := [r.failure for r in warm.requests if r.failure]:
+            raise RunError(f"{len(failed)} requests of the warm-up failed: {failed[0]}")
         before, started = metric_sums(process), utc_now()
         result: Replayed = asyncio.run(replay(process.address, trace, slo_s=slo_s))
         sums = grown(before, metric_sums(process))
