@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down watch logs bench bench-planner bench-layerwise models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down watch logs bench bench-planner bench-layerwise bench-e2e models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -98,3 +98,6 @@ bench-planner: setup ## how fast and how good the planner is (about 20 minutes)
 
 bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, overlap (about 15 minutes)
 	$(BIN)/python -m bench.layerwise --out .cache/bench
+
+bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
+	$(BIN)/python -m bench.e2e $(E2E)
