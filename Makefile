@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down logs bench bench-planner bench-layerwise models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact soak test demo up down logs bench bench-planner bench-layerwise bench-parking models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ test-e2e: setup models ## all processes, through the gateway
 test-exact: setup models ## layer-wise KV: the full product of its options (40 minutes)
 	$(BIN)/python -m pytest tests/exact/product.py
 
+soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 minutes)
+	$(BIN)/python -m tests.exact.soak
+
 # Three runs, because engines in a test's own process and the planner's compiler (llvmlite) do not go together: vLLM
 # looks into every module that is loaded.
 test: lint types test-unit test-integration test-e2e ## everything that must pass
@@ -88,7 +91,7 @@ down: ## stop the local stack
 logs: ## follow the logs of the local stack
 	$(BIN)/python -m demo logs
 
-bench: bench-planner bench-layerwise ## all benchmarks; each writes JSON and prints a table
+bench: bench-planner bench-layerwise bench-parking ## all benchmarks; each writes JSON and prints a table
 
 bench-planner: setup ## how fast and how good the planner is (about 20 minutes)
 	$(BIN)/python -m bench.planner --out .cache/bench/planner.json
@@ -98,3 +101,8 @@ bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, 
 	$(BIN)/python -m bench.layerwise.overhead .cache/bench/overhead.json
 	$(BIN)/python -m bench.layerwise.capacity .cache/bench/capacity.json
 	$(BIN)/python -m bench.layerwise.overlap .cache/bench/overlap.json
+
+bench-parking: setup models ## park and resume by way and size, write-through, TokenFlow's ablation (5 minutes)
+	mkdir -p .cache/bench
+	$(BIN)/python -m bench.parking.costs .cache/bench/parking_costs.json
+	$(BIN)/python -m bench.parking.ablation .cache/bench/parking_ablation.json

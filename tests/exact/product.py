@@ -21,7 +21,7 @@ from tests.exact.harness import (
     make_prompt,
     stock,
 )
-from tests.exact.workloads import churn, every, fixed, mixed
+from tests.exact.workloads import churn, every, fixed, holds, mixed, together
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
 
@@ -154,6 +154,21 @@ def test_random_changes_and_aborts(runner: StepRunner, reference: tuple[Outcome,
     assert num_reused >= 20
     owner = runner.scheduler.block_owner
     assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
+
+
+def test_random_pauses_and_parks(runner: StepRunner, reference: tuple[Outcome, Outcome]) -> None:
+    counts = runner.scheduler.control.resumes.counts
+    num_before = counts.total()
+    for seed in range(2):
+        aborted = {f"r{(seed + n) % 8}": 10 + 9 * n for n in range(1 + seed)}
+        workload = [replace(a, abort_at=aborted.get(a.request_id)) for a in mixed()]
+        outcome = runner.run(workload, hook=together(churn(seed, share=0.2), holds(seed)))
+        assert not first_difference(reference[0], outcome).keys() - aborted.keys()
+
+    assert counts.total() - num_before >= 10
+    owner = runner.scheduler.block_owner
+    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
+    assert owner.host.num_used == 0
 
 
 def test_a_prompt_larger_than_the_pool(

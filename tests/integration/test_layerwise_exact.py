@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from services.executor.kv.events import difference
 from services.executor.kv.options import KVOptions
+from services.placement.resume import ResumeWay
 from tests.exact import faults
 from tests.exact.harness import (
     Arrival,
@@ -22,7 +24,7 @@ from tests.exact.harness import (
     make_prompt,
     stock,
 )
-from tests.exact.workloads import churn, every, fixed, mixed
+from tests.exact.workloads import churn, every, fixed, holds, mixed, together
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
@@ -191,7 +193,101 @@ def test_stop_strings(runner: StepRunner, reference: Reference) -> None:
     assert_pool_is_whole(runner)
 
 
-@pytest.mark.parametrize("runner", [BASE], ids=["layers"], indirect=True)
+def test_pauses_and_parks_mixed_with_changes_and_aborts(
+    runner: StepRunner, reference: Reference
+) -> None:
+    aborted = {"r1": 18, "r4": 31, "r6": 44}
+    workload = [replace(a, abort_at=aborted.get(a.request_id)) for a in mixed()]
+    before = runner.scheduler.transfers.count_events()
+
+    outcome = runner.run(workload, hook=together(churn(6, share=0.2), holds(6)))
+
+    assert not first_difference(reference.mixed, outcome).keys() - aborted.keys()
+    for request_id in aborted:
+        got = outcome.tokens.get(request_id, [])
+        assert got == reference.mixed.tokens[request_id][: len(got)]
+    events = difference(runner.scheduler.transfers.count_events(), before)
+    assert events["num_pauses"] >= 10
+    assert events["num_parks"] >= 10
+    assert_pool_is_whole(runner)
+
+
+LAYERS_ONLY = pytest.mark.parametrize("runner", [BASE], ids=["layers"], indirect=True)
+
+
+@LAYERS_ONLY
+@pytest.mark.parametrize("way", ResumeWay)
+def test_thirty_resumes_of_each_way(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch, way: ResumeWay
+) -> None:
+    control = runner.scheduler.control
+    monkeypatch.setattr(control, "choose_way", lambda parked, engine: way)
+    before = control.resumes.counts[way]
+
+    outcome = runner.run(mixed(), hook=together(churn(7, share=0.1), holds(1, ("park",), 0.15)))
+
+    assert first_difference(reference.mixed, outcome) == {}
+    assert control.resumes.counts[way] - before >= 30
+    assert_pool_is_whole(runner)
+
+
+@LAYERS_ONLY
+def test_a_full_host_pool_costs_recomputes_and_no_token(
+    runner: StepRunner, reference: Reference
+) -> None:
+    owner = runner.scheduler.block_owner
+    assert owner.host.reserve("somebody else", owner.host.num_free - 200)  # of 424 blocks
+    num_dropped = owner.num_dropped_copies
+    try:
+        outcome = runner.run(mixed(), hook=together(churn(8, share=0.1), holds(8)))
+    finally:
+        owner.host.cancel_reservation("somebody else")
+
+    assert first_difference(reference.mixed, outcome) == {}
+    assert owner.num_dropped_copies > num_dropped
+    assert_pool_is_whole(runner)
+
+
+@LAYERS_ONLY
+def test_without_a_budget_nothing_is_mirrored_and_offloaded_groups_still_are_copied(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_through = runner.scheduler.transfers.write_through
+    monkeypatch.setattr(write_through, "_budget", lambda num_under_way: 0)
+    num_mirrored = write_through.num_mirrored_blocks
+
+    outcome = runner.run(mixed(), hook=together(churn(9, share=0.1), holds(9)))
+
+    assert first_difference(reference.mixed, outcome) == {}
+    assert write_through.num_mirrored_blocks == num_mirrored
+    assert outcome.num_offloads > 0
+    assert_pool_is_whole(runner)
+
+
+@LAYERS_ONLY
+def test_a_parked_request_whose_copies_are_mixed_up_is_noticed(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, control = runner.scheduler.block_owner, runner.scheduler.control
+    park = owner.park
+
+    def park_wrongly(request_id: str) -> Any:
+        blocks = park(request_id)
+        request = owner.requests.get(request_id)
+        if request is not None:  # the order of one layer's blocks would not matter to attention
+            one, other = request.groups[2], request.groups[3]
+            one.host_slots, other.host_slots = other.host_slots, one.host_slots
+        return blocks
+
+    monkeypatch.setattr(owner, "park", park_wrongly)
+    monkeypatch.setattr(control, "choose_way", lambda parked, engine: ResumeWay.LOAD)
+
+    outcome = runner.run(mixed(), hook=holds(1, ("park",)))
+
+    assert first_difference(reference.mixed, outcome) != {}
+
+
+@LAYERS_ONLY
 @pytest.mark.parametrize(
     "fault",
     [faults.DropsCopies, faults.MistakesBlocks, faults.SkipsWaits, faults.SkipsSaveWaits],
