@@ -1,7 +1,7 @@
 """What offload, write-through and load-evict overlap are worth: TokenFlow's Table 2, here.
 
 `python -m bench.parking.ablation [out.json]`. A burst of requests shares room for three; every few
-steps the one that is furthest ahead is parked and the one that is furthest behind resumed, as a
+tokens the one that is furthest ahead is parked and the one that is furthest behind resumed, as a
 buffer-aware scheduler does. Every variant has the same rotation; the row is the median of its runs.
 """
 
@@ -19,7 +19,7 @@ NUM_REQUESTS = 9
 NUM_PLACES = 3
 NUM_PROMPT_TOKENS = 320
 NUM_OUTPUT_TOKENS = 48
-ROTATE_EVERY = 6  # steps
+ROTATE_EVERY = 18  # output tokens of all requests together
 REPETITIONS = 3
 KV = KVOptions(
     host_bytes=64 << 20,
@@ -47,10 +47,13 @@ class Rotation:
 
     def __init__(self) -> None:
         self.num_parks = 0
+        self._next_at = ROTATE_EVERY
 
-    def __call__(self, scheduler: Any, step: int) -> None:
-        if step % ROTATE_EVERY:
+    def __call__(self, scheduler: Any, num_tokens: int) -> None:
+        """Take the next turn if `num_tokens` tokens have been answered since the last one."""
+        if num_tokens < self._next_at:
             return
+        self._next_at = num_tokens + ROTATE_EVERY
         parked = [scheduler.requests[name] for name in scheduler.parked]
         runs = [r for r in scheduler.running if r.request_id not in scheduler.parked]
         fresh = [r for r in scheduler.waiting if r.request_id not in scheduler.parked]
@@ -74,19 +77,21 @@ def run_variant(runner: StepRunner, number: int) -> dict[str, Any]:
         )
     first_s: dict[str, float] = {}
     began_s = time.perf_counter()
-    step = 0
+    num_steps = 0
+    answered: dict[str, int] = {}
     while runner.engine.has_unfinished_requests():
-        rotation(scheduler, step)
+        rotation(scheduler, sum(answered.values()))
         for output in runner.engine.step():
-            if output.outputs[0].token_ids:
+            answered[output.request_id] = len(output.outputs[0].token_ids)
+            if answered[output.request_id]:
                 first_s.setdefault(output.request_id, time.perf_counter() - began_s)
-        step += 1
+        num_steps += 1
     seconds = time.perf_counter() - began_s
     return {
         "seconds_s": seconds,
         "tokens_per_s": NUM_REQUESTS * NUM_OUTPUT_TOKENS / seconds,
         "mean_ttft_s": sum(first_s.values()) / len(first_s),
-        "num_steps": step,
+        "num_steps": num_steps,
         "num_parks": rotation.num_parks,
     }
 

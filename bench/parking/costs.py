@@ -138,7 +138,7 @@ def write_through(drive: Drive) -> list[dict[str, Any]]:
     rows = []
     scheduler = drive.scheduler
     first = 1_000
-    for repetition in range(3):
+    for repetition in range(6):
         for name, budget in (("off", lambda _: 0), ("on", scheduler._write_budget)):
             scheduler.transfers.write_through._budget = budget
             first += 10
