@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact soak test demo up down watch logs bench bench-planner bench-layerwise bench-parking models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact soak test demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -109,3 +109,6 @@ bench-parking: setup models ## park and resume by way and size, write-through, T
 	mkdir -p .cache/bench
 	$(BIN)/python -m bench.parking.costs .cache/bench/parking_costs.json
 	$(BIN)/python -m bench.parking.ablation .cache/bench/parking_ablation.json
+
+bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
+	$(BIN)/python -m bench.e2e $(E2E)
