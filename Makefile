@@ -69,7 +69,7 @@ test-integration: setup models ## contract and integration suites: real Redis, g
 test-e2e: setup models ## all processes, through the gateway
 	$(BIN)/python -m pytest tests/e2e
 
-test-exact: setup models ## layer-wise KV: the full product of its options (40 minutes)
+test-exact: setup models ## layer-wise KV: the full product of its options (about 30 minutes)
 	$(BIN)/python -m pytest tests/exact/product.py
 
 soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 minutes)
@@ -100,10 +100,7 @@ bench-planner: setup ## how fast and how good the planner is (about 20 minutes)
 	$(BIN)/python -m bench.planner --out .cache/bench/planner.json
 
 bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, overlap (about 15 minutes)
-	mkdir -p .cache/bench
-	$(BIN)/python -m bench.layerwise.overhead .cache/bench/overhead.json
-	$(BIN)/python -m bench.layerwise.capacity .cache/bench/capacity.json
-	$(BIN)/python -m bench.layerwise.overlap .cache/bench/overlap.json
+	$(BIN)/python -m bench.layerwise --out .cache/bench
 
 bench-parking: setup models ## park and resume by way and size, write-through, TokenFlow's ablation (5 minutes)
 	mkdir -p .cache/bench
