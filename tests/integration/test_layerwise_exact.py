@@ -192,6 +192,13 @@ def test_pauses_and_parks_mixed_with_changes_and_aborts(
 LAYERS_ONLY = pytest.mark.parametrize("runner", [LAYERS], ids=["layers"], indirect=True)
 
 
+def assert_same_tokens(runner: StepRunner, expected: Outcome, outcome: Outcome) -> None:
+    assert first_difference(expected, outcome) == {}
+    owner = runner.scheduler.block_owner
+    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
+    assert owner.host.num_used == 0
+
+
 @LAYERS_ONLY
 @pytest.mark.parametrize("way", ResumeWay)
 def test_thirty_resumes_of_each_way(
@@ -203,7 +210,7 @@ def test_thirty_resumes_of_each_way(
 
     outcome = runner.run(mixed(), hook=together(churn(7, share=0.1), holds(1, ("park",), 0.15)))
 
-    assert_exact(runner, reference.mixed, outcome)
+    assert_same_tokens(runner, reference.mixed, outcome)
     assert control.resumes.counts[way] - before >= 30
 
 
@@ -219,7 +226,7 @@ def test_a_full_host_pool_costs_recomputes_and_no_token(
     finally:
         owner.host.cancel_reservation("somebody else")
 
-    assert_exact(runner, reference.mixed, outcome)
+    assert_same_tokens(runner, reference.mixed, outcome)
     assert owner.num_dropped_copies > num_dropped
 
 
@@ -233,7 +240,7 @@ def test_without_a_budget_nothing_is_mirrored_and_offloaded_groups_still_are_cop
 
     outcome = runner.run(mixed(), hook=together(churn(9, share=0.1), holds(9)))
 
-    assert_exact(runner, reference.mixed, outcome)
+    assert_same_tokens(runner, reference.mixed, outcome)
     assert write_through.num_mirrored_blocks == num_mirrored
     assert outcome.num_offloads > 0
 
