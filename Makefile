@@ -103,4 +103,5 @@ bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, 
 	$(BIN)/python -m bench.layerwise.overlap .cache/bench/overlap.json
 
 bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
+	$(BIN)/python -m bench.e2e.prediction
 	$(BIN)/python -m bench.e2e $(E2E)
