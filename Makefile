@@ -69,7 +69,7 @@ test-integration: setup models ## contract and integration suites: real Redis, g
 test-e2e: setup models ## all processes, through the gateway
 	$(BIN)/python -m pytest tests/e2e
 
-test-exact: setup models ## layer-wise KV: the full product of its options (40 minutes)
+test-exact: setup models ## layer-wise KV: the full product of its options (about 30 minutes)
 	$(BIN)/python -m pytest tests/exact/product.py
 
 # Three runs, because engines in a test's own process and the planner's compiler (llvmlite) do not go together: vLLM
@@ -97,10 +97,7 @@ bench-planner: setup ## how fast and how good the planner is (about 20 minutes)
 	$(BIN)/python -m bench.planner --out .cache/bench/planner.json
 
 bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, overlap (about 15 minutes)
-	mkdir -p .cache/bench
-	$(BIN)/python -m bench.layerwise.overhead .cache/bench/overhead.json
-	$(BIN)/python -m bench.layerwise.capacity .cache/bench/capacity.json
-	$(BIN)/python -m bench.layerwise.overlap .cache/bench/overlap.json
+	$(BIN)/python -m bench.layerwise --out .cache/bench
 
 bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
 	$(BIN)/python -m bench.e2e.prediction
