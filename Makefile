@@ -108,4 +108,5 @@ bench-parking: setup models ## park and resume by way and size, write-through, T
 	$(BIN)/python -m bench.parking.ablation .cache/bench/parking_ablation.json
 
 bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
+	$(BIN)/python -m bench.e2e.prediction
 	$(BIN)/python -m bench.e2e $(E2E)
