@@ -146,6 +146,8 @@ class RunControl:
     def prepare_resumes(self, num_predicted_slots: Callable[[Request], int]) -> None:
         """Move parked requests at the head of the queue on towards running."""
         self.resumes.is_short_of_blocks = False
+        if not self._scheduler.waiting:
+            return
         num_places = self._scheduler.max_num_running_reqs - len(self._scheduler.running)
         num_kept = self._guard.num_blocks_of_next_step(self.active_needs())
         for request in itertools.islice(self._eligible(), max(0, num_places)):
