@@ -5,6 +5,7 @@ merge over ranks and over time with the same method, so that each rank's sums ar
 they are read.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -39,12 +40,13 @@ class Residencies:
     num_staging_blocks: int = 0
     num_host_blocks: int = 0  # slots in use
     num_free_blocks: int = 0
-    num_sealed_blocks: int = 0  # given back because their host copy is complete, since start
-    num_restored_groups: int = 0  # since start
+    num_lagging_blocks: int = 0  # full blocks of mirrored requests without a complete host copy
+    num_paused_requests: int = 0
+    num_parked_requests: int = 0
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]
-    """`data["ranks"][rank]` sums, `data["scheduler"]` the last state."""
+    """`data["ranks"][rank]` and `data["events"]` sums, `data["scheduler"]` the last state."""
 
     def aggregate(self, other: KVConnectorStats) -> "KVStats":
         ranks: dict[str, dict[str, float]] = {
@@ -55,7 +57,9 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
             for name, value in sums.items():
                 mine[name] = mine.get(name, 0) + value
         state = other.data.get("scheduler") or self.data.get("scheduler", {})
-        return KVStats(data={"ranks": ranks, "scheduler": state})
+        events = Counter(self.data.get("events", {}))
+        events.update(other.data.get("events", {}))
+        return KVStats(data={"ranks": ranks, "scheduler": state, "events": dict(events)})
 
     def reduce(self) -> dict[str, int | float]:
         """Return bytes summed over ranks, times of the slowest rank, and the last state."""
@@ -64,13 +68,13 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
         for name in asdict(RankTotals()) if ranks else ():
             values = [sums.get(name, 0) for sums in ranks]
             reduced[name] = sum(values) if name in SUMMED_OVER_RANKS else max(values)
-        return {**reduced, **self.data.get("scheduler", {})}
+        return {**reduced, **self.data.get("scheduler", {}), **self.data.get("events", {})}
 
     def reset(self) -> None:
         self.data.clear()
 
     def is_empty(self) -> bool:
-        return not self.data.get("ranks") and not self.data.get("scheduler")
+        return not any(self.data.values())
 
 
 class RankStats:
