@@ -1,0 +1,86 @@
+"""What the controller counts, on its way to the metrics endpoint."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.executor.controller.plan_rules import Verdict
+from services.executor.controller.shadow import ShadowReport
+from services.executor.controller.types import Trigger
+
+Data = dict[str, Any]
+
+
+@dataclass(slots=True)
+class ControllerCounts:
+    """Counted since the last `take`."""
+
+    sums: Counter[str] = field(default_factory=Counter)
+    triggers: Counter[str] = field(default_factory=Counter)
+    plans: Counter[str] = field(default_factory=Counter)
+    lateness_s: list[float] = field(default_factory=list)
+    lateness_steps: list[int] = field(default_factory=list)
+    gauges: dict[str, float] = field(default_factory=dict)
+
+    def triggered(self, trigger: Trigger) -> None:
+        self.triggers[trigger.value] += 1
+
+    def asked(self, *, dropped: bool) -> None:
+        self.plans["asked"] += 1
+        if dropped:
+            self.plans["dropped_unsent"] += 1
+
+    def judged(self, verdict: Verdict, *, waited_s: float, waited_steps: int) -> None:
+        """Count a plan that came; its lateness if it was carried out."""
+        self.plans[verdict.value] += 1
+        if verdict is Verdict.APPLIED:
+            self.lateness_s.append(waited_s)
+            self.lateness_steps.append(waited_steps)
+
+    def failed(self, kind: str) -> None:
+        self.plans[f"failed_{kind.lower()}"] += 1
+
+    def stepped(self, *, step_s: float, own_s: float) -> None:
+        """Count one step and the controller's own part of it."""
+        self.sums["num_steps"] += 1
+        self.sums["step_s"] += step_s
+        self.sums["controller_s"] += own_s
+
+    def predicted(self, *, predicted_s: float, measured_s: float) -> None:
+        """Count one decode step whose length was predicted for its very composition."""
+        self.sums["num_predicted_steps"] += 1
+        self.sums["predicted_step_s"] += predicted_s
+        self.sums["measured_step_s"] += measured_s
+        self.sums["abs_error_s"] += abs(predicted_s - measured_s)
+        self.gauges["last_predicted_step_s"] = predicted_s
+        self.gauges["last_measured_step_s"] = measured_s
+
+    def shadowed(self, report: ShadowReport) -> None:
+        self.gauges["shadow_gain_frac"] = report.gain_frac
+        self.gauges["shadow_step_s"] = report.shadow_step_s
+        self.gauges["acting_step_s"] = report.acting_step_s
+
+    def take(self) -> Data:
+        """Return what was counted, as plain values, and start anew."""
+        data = {
+            "sums": dict(self.sums),
+            "triggers": dict(self.triggers),
+            "plans": dict(self.plans),
+            "lateness_s": self.lateness_s,
+            "lateness_steps": self.lateness_steps,
+            "gauges": self.gauges,
+        }
+        self.__init__()  # type: ignore[misc]
+        return data
+
+
+def merged(first: Data, second: Data) -> Data:
+    """Return both together: sums added, gauges of the second where it has any."""
+    if not first or not second:
+        return first or second
+    summed = {
+        name: dict(Counter(first[name]) + Counter(second[name]))
+        for name in ("sums", "triggers", "plans")
+    }
+    lists = {name: [*first[name], *second[name]] for name in ("lateness_s", "lateness_steps")}
+    return {**summed, **lists, "gauges": {**first["gauges"], **second["gauges"]}}

@@ -1,0 +1,68 @@
+"""What the controller remembers of each request: instants, pauses, and its reader."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.executor.controller.answer_lengths import AnswerLengths
+from services.executor.controller.buffer_state import BufferState
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestEntry:
+    """One live request. Instants are seconds of the engine's monotonic clock."""
+
+    arrival_s: float
+    buffer: BufferState
+    first_token_s: float | None = None
+    paused_s: float | None = None  # beginning of the running pause
+    resumed_s: float | None = None  # end of the last pause
+    num_pauses: int = 0  # with the running one
+    pause_endable_noted: bool = False  # the running pause was reported to have lasted long enough
+
+
+class RequestLedger:
+    """Entries of live requests, and what those that ended leave behind."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, RequestEntry] = {}
+        self.last_completion_s: float | None = None
+        self.answer_lengths = AnswerLengths()
+
+    def arrived(self, request_id: str, buffer: BufferState, at_s: float) -> None:
+        self.entries[request_id] = RequestEntry(arrival_s=at_s, buffer=buffer)
+
+    def generated(self, request_id: str, num_tokens: int, now_s: float) -> None:
+        entry = self.entries.get(request_id)
+        if entry is None or num_tokens <= 0:
+            return
+        if entry.first_token_s is None:
+            entry.first_token_s = now_s
+        entry.buffer.generated(num_tokens, now_s)
+
+    def paused(self, request_id: str, now_s: float) -> None:
+        """Record the beginning of a pause; during one this changes nothing."""
+        entry = self.entries[request_id]
+        if entry.paused_s is None:
+            entry.paused_s, entry.num_pauses = now_s, entry.num_pauses + 1
+            entry.pause_endable_noted = False
+
+    def resumed(self, request_id: str, now_s: float) -> None:
+        """Record the end of a pause; without one this changes nothing."""
+        entry = self.entries[request_id]
+        if entry.paused_s is not None:
+            entry.paused_s, entry.resumed_s = None, now_s
+
+    def gone(self, request_id: str, now_s: float, *, complete: bool) -> None:
+        """Forget a request; `complete` unless it was aborted."""
+        entry = self.entries.pop(request_id, None)
+        if entry is None:
+            return
+        self.last_completion_s = now_s
+        if complete:
+            self.answer_lengths.ended(entry.buffer.num_generated)
+
+    def pauses(self) -> Iterator[tuple[str, RequestEntry, float]]:
+        """Yield paused requests: id, entry, beginning of the pause."""
+        for request_id, entry in self.entries.items():
+            if entry.paused_s is not None:
+                yield request_id, entry, entry.paused_s
