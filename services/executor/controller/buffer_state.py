@@ -26,6 +26,10 @@ class BufferState:
         """Return the tokens generated and not yet delivered, [0, num_generated]."""
         return self._reader.num_deposited(now_s)
 
+    def delivered_age_sum_s(self, now_s: float) -> float:
+        """Return the ages of delivered tokens, summed: the area under the delivery curve."""
+        return self._reader.delivered_age_sum_s(now_s)
+
     def last_release_age_s(self, now_s: float) -> float | None:
         """Return the age of the newest token that has reached the reader; None before the first."""
         released_s = self._reader.last_release_s(now_s)

@@ -11,9 +11,12 @@ from services.executor.controller.options import ControllerOptions
 from services.executor.controller.plan_keeper import PlanKeeper
 from services.executor.controller.planner_client import Answer, Planner
 from services.executor.controller.request_ledger import RequestLedger
-from services.executor.controller.step_meter import Calibration, Measurement, StepMeter
+from services.executor.controller.step_meter import StepMeter
+from services.executor.controller.triggers import asks, is_decided_locally, replan_of
 from services.executor.controller.types import Trigger
+from services.executor.kv.step_timing import StepTiming
 from services.kit.clock import Clock
+from services.placement.presets import Replan
 
 
 class Controller:
@@ -32,6 +35,7 @@ class Controller:
         self.meter = StepMeter(engine, self.counts, mismatch_frac=options.mismatch_frac)
         self._plans = PlanKeeper(options, engine, self.ledger, self.counts)
         self._engine, self._planner, self._now_s = engine, planner, now_s
+        self._replan = replan_of(asked_policy(options), options.parameters)
         self._triggers: list[Trigger] = []  # not yet asked about
         self._epoch = 0
         self._step = 0
@@ -43,7 +47,8 @@ class Controller:
         """Remember that the planner must be asked; the question is put after the next schedule."""
         for trigger in triggers:
             self.counts.triggered(trigger)
-        self._triggers.extend(triggers)
+            if asks(trigger, self._replan):
+                self._triggers.append(trigger)
 
     def note_delivered(self, request_id: str, num_delivered: int, age_s: float) -> None:
         """Take over how many tokens a reader had, `age_s` ago. Unknown requests are ignored."""
@@ -77,6 +82,8 @@ class Controller:
         if step.num_tokens:
             self._step += 1
             self.note(*self._plans.due(self._step))
+            if self._replan is Replan.EVERY_STEP:
+                self._triggers.append(Trigger.STEP)
         if self._retry_at_s is not None and begin_s >= self._retry_at_s:
             self._retry_at_s = None
             self.note(Trigger.RETRY)
@@ -100,7 +107,7 @@ class Controller:
 
     def after_update(
         self,
-        measured: Measurement | None,
+        timing: StepTiming | None,
         *,
         generated: Iterable[tuple[str, int]],
         busy: bool,
@@ -112,7 +119,7 @@ class Controller:
         begin_s = self._now_s()
         for request_id, num_tokens in generated:
             self.ledger.generated(request_id, num_tokens, begin_s)
-        reading = self.meter.ended(measured, begin_s, busy=busy)
+        reading = self.meter.ended(timing, begin_s, busy=busy)
         if reading.mismatch:
             self.note(Trigger.MISMATCH)
         if self.meter.profile.is_ready and not self._was_ready:
@@ -121,11 +128,14 @@ class Controller:
         own_s, self._own_s = self._own_s + self._now_s() - begin_s, 0.0
         self.counts.stepped(step_s=reading.step_s, own_s=own_s)
 
-    def calibrate(self, calibration: Calibration) -> None:
-        """Take over copies that were measured before the first step."""
-        self.meter.calibrate(calibration)
-
     def close(self) -> None:
         """End the planner client's thread."""
         if self._planner is not None:
             self._planner.close()
+
+
+def asked_policy(options: ControllerOptions) -> str:
+    """Return whose listening habits count: the shadow's where the guard itself acts."""
+    if is_decided_locally(options.policy, options.parameters) and options.shadow_policy:
+        return options.shadow_policy
+    return options.policy

@@ -70,6 +70,7 @@ def snapshot_to_proto(snapshot: Snapshot) -> pb.Snapshot:
         d2h=_link_to_proto(snapshot.d2h),
         profile=_profile_to_proto(snapshot.profile),
         parameters=_parameters_to_proto(snapshot.parameters),
+        num_write_through_blocks=snapshot.num_write_through_blocks,
     )
 
 
@@ -85,6 +86,7 @@ def _engine_to_proto(engine: EngineShape) -> pb.EngineShape:
         max_num_batched_tokens=engine.max_num_batched_tokens,
         num_host_blocks=engine.num_host_blocks,
         max_model_len=engine.max_model_len,
+        max_prefill_chunk_tokens=engine.max_prefill_chunk_tokens,
         model=pb.ModelShape(
             num_parameters=model.num_parameters,
             hidden_size=model.hidden_size,
@@ -92,6 +94,8 @@ def _engine_to_proto(engine: EngineShape) -> pb.EngineShape:
             head_size=model.head_size,
             tensor_parallel_size=model.tensor_parallel_size,
             pipeline_parallel_size=model.pipeline_parallel_size,
+            vocab_size=model.vocab_size,
+            num_weight_bytes=model.num_weight_bytes,
         ),
     )
 
@@ -121,6 +125,12 @@ def _request_to_proto(request: RequestState) -> pb.RequestState:
         num_prefetch_buffers=request.num_prefetch_buffers,
         num_blocks=request.num_blocks,
         num_host_blocks=request.num_host_blocks,
+        on_hold=request.on_hold,
+        num_preemptions=request.num_preemptions,
+        preempted_age_s=request.preempted_age_s,
+        last_scheduled_age_s=request.last_scheduled_age_s,
+        num_uncached_tokens=request.num_uncached_tokens,
+        delivered_age_sum_s=request.delivered_age_sum_s,
     )
 
 
@@ -132,6 +142,7 @@ def _link_to_proto(link: Link | None) -> pb.Link | None:
         copy_overhead_s=link.copy_overhead_s,
         chunk_bytes=link.chunk_bytes,
         num_queued_bytes=link.num_queued_bytes,
+        peak_bytes_per_s=link.peak_bytes_per_s,
     )
 
 
@@ -146,6 +157,7 @@ def _profile_to_proto(profile: Profile | None) -> pb.Profile | None:
         prefill_s_per_token=profile.prefill_s_per_token,
         mean_tpot_s=profile.mean_tpot_s,
         capacity_tps=profile.capacity_tps,
+        peak_flops_per_s=profile.peak_flops_per_s,
     )
 
 
@@ -196,6 +208,7 @@ def _quality_from_proto(message: pb.Quality) -> Quality:
     times_s = (
         message.latency_s,
         message.mean_latency_s,
+        message.first_latency_s,
         message.objective_s,
         message.lower_bound_s,
     )
@@ -206,6 +219,7 @@ def _quality_from_proto(message: pb.Quality) -> Quality:
     return Quality(
         latency_s=message.latency_s,
         mean_latency_s=message.mean_latency_s,
+        first_latency_s=message.first_latency_s,
         objective_s=message.objective_s,
         lower_bound_s=message.lower_bound_s,
         window=message.window,

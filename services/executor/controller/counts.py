@@ -1,6 +1,6 @@
 """What the controller counts, on its way to the metrics endpoint."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +9,14 @@ from services.executor.controller.shadow import ShadowReport
 from services.executor.controller.types import Trigger
 
 Data = dict[str, Any]
+MAX_LATENESSES = 1_024  # kept between two reports
 
 
 @dataclass(slots=True)
 class ControllerCounts:
     """Counted since the last `take`."""
 
-    sums: Counter[str] = field(default_factory=Counter)
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     triggers: Counter[str] = field(default_factory=Counter)
     plans: Counter[str] = field(default_factory=Counter)
     lateness_s: list[float] = field(default_factory=list)
@@ -33,7 +34,7 @@ class ControllerCounts:
     def judged(self, verdict: Verdict, *, waited_s: float, waited_steps: int) -> None:
         """Count a plan that came; its lateness if it was carried out."""
         self.plans[verdict.value] += 1
-        if verdict is Verdict.APPLIED:
+        if verdict is Verdict.APPLIED and len(self.lateness_s) < MAX_LATENESSES:
             self.lateness_s.append(waited_s)
             self.lateness_steps.append(waited_steps)
 
@@ -72,15 +73,3 @@ class ControllerCounts:
         }
         self.__init__()  # type: ignore[misc]
         return data
-
-
-def merged(first: Data, second: Data) -> Data:
-    """Return both together: sums added, gauges of the second where it has any."""
-    if not first or not second:
-        return first or second
-    summed = {
-        name: dict(Counter(first[name]) + Counter(second[name]))
-        for name in ("sums", "triggers", "plans")
-    }
-    lists = {name: [*first[name], *second[name]] for name in ("lateness_s", "lateness_steps")}
-    return {**summed, **lists, "gauges": {**first["gauges"], **second["gauges"]}}

@@ -50,6 +50,9 @@ class EngineSeam(Protocol):
     def release(self, request_id: str) -> None:
         """Leave a request's placement to the heuristic."""
 
+    def is_paused(self, request_id: str) -> bool:
+        """Return whether a live request is held back, by whomever."""
+
     def pause(self, request_id: str) -> bool:
         """Return whether the request is paused now."""
 

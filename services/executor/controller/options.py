@@ -22,7 +22,6 @@ class ControllerOptions:
     plan_timeout_s: float = 1.0  # of one call, > 0
     retry_s: float = 1.0  # between a call that failed and the next one, > 0
     mismatch_frac: float = 0.15  # of the predicted step that a measured one may differ; 0: any
-    replan_steps: int = 32  # window of plans that name none, >= 1
     overdue_steps: int = 64  # a plan void for so long is dropped, >= 1
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
 

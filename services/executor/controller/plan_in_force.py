@@ -12,27 +12,23 @@ class PlanInForce:
 
     plan: Plan
     asked_step: int
-    default_window: int  # of plans that predict nothing
     _window_ended: bool = False
     _expired: bool = False
-
-    @property
-    def window(self) -> int:
-        quality = self.plan.quality
-        return self.default_window if quality is None else max(1, quality.window)
 
     def triggers_at(self, step: int) -> list[Trigger]:
         """Return what becomes due at `step`, each once.
 
         The window's end comes a step early, so that the next plan is there in time.
         """
+        quality = self.plan.quality
+        if quality is None:
+            return []  # it predicts nothing
         age = step - self.asked_step
         due = []
-        if age >= self.window - 1 and not self._window_ended:
+        if age >= quality.window - 1 and not self._window_ended:
             self._window_ended = True
             due.append(Trigger.WINDOW_END)
-        quality = self.plan.quality
-        if quality is not None and age >= quality.expires_after and not self._expired:
+        if age >= quality.expires_after and not self._expired:
             self._expired = True
             due.append(Trigger.EXPIRED)
         return due

@@ -7,7 +7,7 @@ from services.executor.controller.engine_seam import EngineSeam
 from services.executor.controller.options import ControllerOptions
 from services.executor.controller.pauses import Pause, pauses_to_end
 from services.executor.controller.plan_in_force import PlanInForce
-from services.executor.controller.plan_rules import Question, Verdict, groups_of, judge
+from services.executor.controller.plan_rules import Moment, Question, Verdict, groups_of, judge
 from services.executor.controller.request_ledger import RequestLedger
 from services.executor.controller.types import Trigger
 from services.placement.types import Placement, Plan, Snapshot
@@ -46,14 +46,13 @@ class PlanKeeper:
     def came(self, epoch: int, plan: Plan, *, step: int, now_s: float) -> list[Trigger]:
         """Carry a plan out if the rules allow it. `epoch`: of the snapshot that was sent."""
         question = next((q for q in self._questions if q.epoch == epoch), None)
-        verdict = judge(
-            plan,
-            question=question,
-            last_applied_epoch=self._last_applied_epoch,
+        now = Moment(
             step=step,
+            last_applied_epoch=self._last_applied_epoch,
             live=self._engine.live_requests(),
             engine=self._engine.shape,
         )
+        verdict = judge(plan, question, now)
         self._counts.judged(
             verdict,
             waited_s=now_s - question.posted_s if question else 0.0,
@@ -62,9 +61,7 @@ class PlanKeeper:
         if verdict is not Verdict.APPLIED or question is None:
             return []
         self._last_applied_epoch = plan.epoch
-        self._in_force = PlanInForce(
-            plan=plan, asked_step=question.step, default_window=self._options.replan_steps
-        )
+        self._in_force = PlanInForce(plan=plan, asked_step=question.step)
         return [
             trigger
             for placement in plan.placements
@@ -86,7 +83,7 @@ class PlanKeeper:
         if placement.paused and entry.paused_s is None:
             if self._engine.pause(request_id):
                 self._ledger.paused(request_id, now_s)
-        elif not placement.paused and entry.paused_s is not None:
+        elif not placement.paused and entry.paused_s is not None and not entry.on_hold:
             return [self._resume(request_id, now_s)]
         return []
 
@@ -110,14 +107,20 @@ class PlanKeeper:
         self._counts.plans["dropped_overdue"] += 1
         for request_id in self._ledger.entries:
             self._engine.release(request_id)
-        paused = [request_id for request_id, _, _ in self._ledger.pauses()]
+        paused = [request_id for request_id, entry, _ in self._ledger.pauses() if not entry.on_hold]
         return [self._resume(request_id, now_s) for request_id in paused]
 
     def look_after_pauses(self, now_s: float) -> list[Trigger]:
         """End pauses that have lasted too long; say which ones may end."""
         parameters = self._options.parameters
         due, pauses = [], []
-        for request_id, entry, paused_s in self._ledger.pauses():
+        for request_id, entry, paused_s in list(self._ledger.pauses()):
+            if not self._engine.is_paused(request_id):
+                self._ledger.resumed(request_id, now_s)  # somebody else has ended it
+                due.append(Trigger.RESUMED)
+                continue
+            if entry.on_hold:
+                continue
             age_s = now_s - paused_s
             priority = self._engine.priority(request_id)
             pauses.append(Pause(request_id=request_id, age_s=age_s, priority=priority))

@@ -51,30 +51,32 @@ class LiveRequest:
         return self.holds_kv and not self.paused
 
 
-def judge(
-    plan: Plan,
-    *,
-    question: Question | None,
-    last_applied_epoch: int,
-    step: int,
-    live: Sequence[LiveRequest],
-    engine: EngineShape,
-) -> Verdict:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The engine when a plan comes."""
+
+    step: int
+    last_applied_epoch: int
+    live: Sequence[LiveRequest]
+    engine: EngineShape
+
+
+def judge(plan: Plan, question: Question | None, now: Moment) -> Verdict:
     """Return what becomes of a plan. `question`: what its epoch asked, None if not remembered."""
-    if plan.epoch <= last_applied_epoch:
+    if plan.epoch <= now.last_applied_epoch:
         return Verdict.IGNORED_SUPERSEDED
     if question is None or question.epoch != plan.epoch:
         return Verdict.REJECTED_EPOCH
     if plan.policy != question.policy:
         return Verdict.REJECTED_POLICY
     named = {placement.request_id for placement in plan.placements}
-    if not named <= question.request_ids | {request.request_id for request in live}:
+    if not named <= question.request_ids | {request.request_id for request in now.live}:
         return Verdict.REJECTED_UNKNOWN_ID
-    if len(named) != len(plan.placements) or not _well_formed(plan.placements, engine):
+    if len(named) != len(plan.placements) or not _well_formed(plan.placements, now.engine):
         return Verdict.REJECTED_SHAPE
-    if plan.quality is not None and step - question.step > plan.quality.expires_after:
+    if plan.quality is not None and now.step - question.step > plan.quality.expires_after:
         return Verdict.IGNORED_EXPIRED
-    if _num_blocks(plan, live, engine) > engine.num_blocks:
+    if _num_blocks(plan, now.live, now.engine) > now.engine.num_blocks:
         return Verdict.REJECTED_CAPACITY
     return Verdict.APPLIED
 

@@ -19,7 +19,6 @@ from services.placement.types import Plan, Snapshot
 if TYPE_CHECKING:
     import grpc
 
-    from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
 
 log = structlog.get_logger()
 

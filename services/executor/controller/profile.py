@@ -20,8 +20,10 @@ PEAK_DECAY = 0.9995  # per decode step, of the best throughput seen
 class OnlineProfile:
     """Sums of measured steps; a `Profile` of them on demand."""
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, *, num_layers: int, num_parameters: int = 0) -> None:
+        """`num_parameters`: of the model, 0 where unknown."""
         self._num_layers = num_layers
+        self._flops_per_token = 2.0 * num_parameters
         self._fit = NonNegativeFit()
         self._shape = (0.0, 0.0, 0.0)
         self._level = 1.0  # measured over fitted
@@ -31,6 +33,7 @@ class OnlineProfile:
         self._prefill_s_per_token = 0.0
         self._tps = 0.0
         self._peak_tps = 0.0
+        self._least_prefill_s_per_token = float("inf")
 
     @property
     def is_ready(self) -> bool:
@@ -82,6 +85,9 @@ class OnlineProfile:
         per_token_s = prompt_s / sample.num_prefill_tokens
         weight = MEAN_WEIGHT if self._prefill_s_per_token else 1.0
         self._prefill_s_per_token += weight * (per_token_s - self._prefill_s_per_token)
+        if per_token_s > 0.0:
+            least_s = self._least_prefill_s_per_token
+            self._least_prefill_s_per_token = min(least_s, per_token_s)
 
     def profile(self) -> Profile | None:
         """Return the profile of this moment; None before enough decode steps."""
@@ -96,4 +102,5 @@ class OnlineProfile:
             prefill_s_per_token=self._prefill_s_per_token,
             mean_tpot_s=self._tpot_s,
             capacity_tps=self._peak_tps,
+            peak_flops_per_s=self._flops_per_token / self._least_prefill_s_per_token,
         )

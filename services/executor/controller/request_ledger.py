@@ -1,6 +1,6 @@
 """What the controller remembers of each request: instants, pauses, and its reader."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from services.executor.controller.answer_lengths import AnswerLengths
@@ -18,6 +18,9 @@ class RequestEntry:
     resumed_s: float | None = None  # end of the last pause
     num_pauses: int = 0  # with the running one
     pause_endable_noted: bool = False  # the running pause was reported to have lasted long enough
+    on_hold: bool = False  # its reader has stopped: no plan lets it run
+    last_scheduled_s: float | None = None
+    preempted_s: float | None = None  # beginning of the running preemption
 
 
 class RequestLedger:
@@ -52,14 +55,23 @@ class RequestLedger:
         if entry.paused_s is not None:
             entry.paused_s, entry.resumed_s = None, now_s
 
-    def gone(self, request_id: str, now_s: float, *, complete: bool) -> None:
-        """Forget a request; `complete` unless it was aborted."""
-        entry = self.entries.pop(request_id, None)
-        if entry is None:
+    def scheduled(self, request_ids: Iterable[str], now_s: float) -> None:
+        """Record who is part of a step."""
+        for request_id in request_ids:
+            entry = self.entries.get(request_id)
+            if entry is not None:
+                entry.last_scheduled_s, entry.preempted_s = now_s, None
+
+    def preempted(self, request_id: str, now_s: float) -> None:
+        self.entries[request_id].preempted_s = now_s
+
+    def gone(self, request_id: str, now_s: float, *, num_output_tokens: int | None) -> None:
+        """Forget a request. `num_output_tokens`: of a complete answer, None if it was aborted."""
+        if self.entries.pop(request_id, None) is None:
             return
         self.last_completion_s = now_s
-        if complete:
-            self.answer_lengths.ended(entry.buffer.num_generated)
+        if num_output_tokens is not None:
+            self.answer_lengths.ended(num_output_tokens)
 
     def pauses(self) -> Iterator[tuple[str, RequestEntry, float]]:
         """Yield paused requests: id, entry, beginning of the pause."""

@@ -9,30 +9,11 @@ from services.executor.controller.link_rate import LinkRate
 from services.executor.controller.mismatch import MismatchDetector
 from services.executor.controller.prediction import predicted_step_s
 from services.executor.controller.profile import OnlineProfile
-from services.executor.controller.types import Links, LinkSample, StepSample
+from services.executor.controller.types import Links, StepSample
+from services.executor.kv.step_timing import StepTiming
 from services.placement.types import Profile
 
 REPREDICT_STEPS = 16  # contexts grow by a token per step: a prediction is good for so many
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """What the slowest rank reports of one step."""
-
-    layer_s: float
-    stall_s: float
-    h2d: LinkSample
-    d2h: LinkSample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """Copies of two sizes in both directions, from before the first step."""
-
-    small_h2d: LinkSample
-    large_h2d: LinkSample
-    small_d2h: LinkSample
-    large_d2h: LinkSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +31,9 @@ class StepMeter:
         self, engine: EngineSeam, counts: ControllerCounts, *, mismatch_frac: float
     ) -> None:
         self._engine, self._counts = engine, counts
-        self.profile = OnlineProfile(engine.shape.num_layers)
+        self.profile = OnlineProfile(
+            num_layers=engine.shape.num_layers, num_parameters=engine.shape.model.num_parameters
+        )
         self._h2d, self._d2h = LinkRate(), LinkRate()
         self._mismatch = MismatchDetector(mismatch_frac)
         self._reference: tuple[Profile, Links] | None = None  # that predictions are made with
@@ -58,10 +41,6 @@ class StepMeter:
         self._prediction_age = 0
         self._in_flight: deque[tuple[ScheduledStep, float | None]] = deque()
         self._last_end_s: float | None = None  # None: the engine rested
-
-    def calibrate(self, calibration: Calibration) -> None:
-        self._h2d.calibrate(calibration.small_h2d, calibration.large_h2d)
-        self._d2h.calibrate(calibration.small_d2h, calibration.large_d2h)
 
     def take_reference(self) -> tuple[Profile, Links] | None:
         """Return what is measured now, and predict with it from now on.
@@ -95,31 +74,37 @@ class StepMeter:
             self._prediction_age = 0
         return self._predicted_s if step.undisturbed else None
 
-    def ended(self, measured: Measurement | None, now_s: float, *, busy: bool) -> Reading:
+    def ended(self, timing: StepTiming | None, now_s: float, *, busy: bool) -> Reading:
         """Take in how the oldest step in flight went. `busy`: another one follows at once."""
+        if not self._in_flight:
+            return Reading(step_s=0.0, mismatch=False)  # a step that was not scheduled by us
         step, predicted_s = self._in_flight.popleft()
         begin_s = self._last_end_s if self._last_end_s is not None else step.scheduled_s
         self._last_end_s = now_s if busy else None
         step_s = now_s - begin_s
-        if measured is not None and step.num_tokens:
-            self._add(step, step_s, measured)
+        if timing is not None:
+            self._add(step, step_s, timing)
         mismatch = False
         if predicted_s is not None:
             self._counts.predicted(predicted_s=predicted_s, measured_s=step_s)
             mismatch = self._mismatch.add(measured_s=step_s, predicted_s=predicted_s)
         return Reading(step_s=step_s, mismatch=mismatch)
 
-    def _add(self, step: ScheduledStep, step_s: float, measured: Measurement) -> None:
+    def _add(self, step: ScheduledStep, step_s: float, timing: StepTiming) -> None:
+        if timing.calibration is not None:
+            links = timing.calibration
+            self._h2d.calibrate(links.small_h2d, links.large_h2d)
+            self._d2h.calibrate(links.small_d2h, links.large_d2h)
+        self._h2d.add(timing.h2d)
+        self._d2h.add(timing.d2h)
         self.profile.add(
             StepSample(
                 step_s=step_s,
-                layer_s=measured.layer_s,
-                stall_s=measured.stall_s,
+                layer_s=timing.layer_s,
+                stall_s=timing.stall_s,
                 num_tokens=step.num_tokens,
                 num_context_tokens=step.num_context_tokens,
                 num_prefill_tokens=step.num_prefill_tokens,
                 num_output_tokens=step.num_output_tokens,
             )
         )
-        self._h2d.add(measured.h2d)
-        self._d2h.add(measured.d2h)

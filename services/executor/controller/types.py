@@ -7,7 +7,7 @@ from services.placement.types import Link
 
 
 class Trigger(Enum):
-    """Why the planner is asked. All but the last five are changes of the batch."""
+    """Why the planner is asked."""
 
     ADMITTED = "admitted"  # a request got its first blocks
     PREFILLED = "prefilled"  # its prompt is complete: it decodes from now on
@@ -21,6 +21,7 @@ class Trigger(Enum):
     WINDOW_END = "window_end"  # the plan has held as long as it was meant to
     EXPIRED = "expired"  # the plan breaks the pool's size or the SLO from now on
     CALIBRATED = "calibrated"  # the first profile is complete
+    STEP = "step"  # the policy decides every step
     RETRY = "retry"  # the last question got no answer
 
 
@@ -35,15 +36,6 @@ class StepSample:
     num_context_tokens: int  # KV tokens read, over all requests
     num_prefill_tokens: int  # of `num_tokens`; 0: a decode step
     num_output_tokens: int  # requests that got a token
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSample:
-    """What one direction carried in one step."""
-
-    num_bytes: int
-    busy_s: float
-    num_copies: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ hands over to `TransferPlanner`, the worker's to `TransferRunner`.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +18,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel, fill
+from services.executor.kv.copy_engine import CopyEngine
+from services.executor.kv.cpu_copy_engine import CHUNK_BYTES, CpuCopyEngine, LinkModel, fill
 from services.executor.kv.holds import Holds
+from services.executor.kv.link_calibration import calibrate
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
 from services.executor.kv.pages import map_pages
 from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.stats import KVStats, RankStats
+from services.executor.kv.step_clock import StepClock
 from services.executor.kv.trace import StepTrace
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.executor.kv.transfer_runner import TransferRunner, group_of_layers
@@ -127,6 +131,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             poison_targets=options.poison,
         )
         self.runner = TransferRunner(engine, len(self._groups))
+        self._clock = self._calibrated_clock(engine, pages[0].block_bytes)
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
             # Groups alias one pool, so that one group's pages are everybody's.
@@ -134,6 +139,20 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if options.trace_path:
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)
+
+    def _calibrated_clock(self, engine: CopyEngine, block_bytes: int) -> StepClock:
+        num_slots = num_host_slots(self.options, self._kv_cache_config)
+        calibration = calibrate(
+            engine,
+            num_blocks=min(num_slots, self._kv_cache_config.num_blocks - 1),
+            chunk_blocks=max(1, CHUNK_BYTES // block_bytes),
+        )
+        return StepClock(
+            self.runner,
+            num_layers=sum(len(names) for names in self._groups),
+            chunk_bytes=CHUNK_BYTES,
+            calibration=calibration,
+        )
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         transfers = self._get_connector_metadata()
@@ -146,6 +165,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         group = self._first_layers.get(layer_name)
         if group is not None:
             self.runner.before_group(group)
+            self._clock.layer_begins()
         if self._trace is not None:
             self._trace.begin_layer(layer_name)
 
@@ -160,12 +180,13 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def wait_for_save(self) -> None:
         """Leave copies to the host running: blocks are kept until their copies are confirmed."""
+        self._clock.step_ends()
         self.runner.end_step()
         if self._trace is not None:
             self._trace.end_step()
 
     def build_connector_worker_meta(self) -> StepFeedback:
-        return self.runner.feedback()
+        return replace(self.runner.feedback(), timing=self._clock.take())
 
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""

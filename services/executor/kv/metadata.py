@@ -12,6 +12,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from services.executor.kv.step_timing import StepTiming
+
 
 @dataclass(frozen=True, slots=True)
 class RowEdit:
@@ -80,9 +82,11 @@ class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     saved_step: int  # copies to the host of all steps up to this one are complete
     num_ranks_done: Counter[int] = field(default_factory=Counter)  # by restore id, each rank once
+    timing: StepTiming = field(default_factory=StepTiming)  # of the step
 
     def aggregate(self, other: "StepFeedback") -> "StepFeedback":
         return StepFeedback(
             saved_step=min(self.saved_step, other.saved_step),
             num_ranks_done=self.num_ranks_done + other.num_ranks_done,
+            timing=self.timing.aggregate(other.timing),
         )

@@ -7,6 +7,7 @@ they are read.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
@@ -44,7 +45,10 @@ class Residencies:
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]
-    """`data["ranks"][rank]` sums, `data["scheduler"]` the last state."""
+    """`data["ranks"][rank]` sums, `data["scheduler"]` the last state.
+
+    `data["controller"]` is what `ControllerCounts.take` returns.
+    """
 
     def aggregate(self, other: KVConnectorStats) -> "KVStats":
         ranks: dict[str, dict[str, float]] = {
@@ -55,7 +59,8 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
             for name, value in sums.items():
                 mine[name] = mine.get(name, 0) + value
         state = other.data.get("scheduler") or self.data.get("scheduler", {})
-        return KVStats(data={"ranks": ranks, "scheduler": state})
+        controller = _merged(self.data.get("controller", {}), other.data.get("controller", {}))
+        return KVStats(data={"ranks": ranks, "scheduler": state, "controller": controller})
 
     def reduce(self) -> dict[str, int | float]:
         """Return bytes summed over ranks, times of the slowest rank, and the last state."""
@@ -70,7 +75,7 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
         self.data.clear()
 
     def is_empty(self) -> bool:
-        return not self.data.get("ranks") and not self.data.get("scheduler")
+        return not any(self.data.get(part) for part in ("ranks", "scheduler", "controller"))
 
 
 class RankStats:
@@ -79,7 +84,7 @@ class RankStats:
     def __init__(self, runner: TransferRunner, rank: int) -> None:
         self._runner = runner
         self._rank = str(rank)
-        self._reported = RankTotals()
+        self._reported = self._now()
         self._idle: tuple[TransferTotals, float] | None = None
 
     def take(self) -> KVStats | None:
@@ -102,3 +107,16 @@ class RankStats:
             num_loads=self._runner.num_loads,
             num_steps=self._runner.num_steps,
         )
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Return the controller's counts of both: sums added, lists joined, the newest gauges."""
+    if not first or not second:
+        return first or second
+    summed = {name: _added(first[name], second[name]) for name in ("sums", "triggers", "plans")}
+    lists = {name: [*first[name], *second[name]] for name in ("lateness_s", "lateness_steps")}
+    return {**summed, **lists, "gauges": {**first["gauges"], **second["gauges"]}}
+
+
+def _added(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
