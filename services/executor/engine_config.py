@@ -18,6 +18,8 @@ SYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowScheduler"
 ASYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowAsyncScheduler"
 SYNC_LAYERWISE_SCHEDULER = "services.executor.kv.layerwise_scheduler.LayerwiseScheduler"
 ASYNC_LAYERWISE_SCHEDULER = "services.executor.kv.layerwise_scheduler.AsyncLayerwiseScheduler"
+SYNC_CONTROLLED_SCHEDULER = "services.executor.controller.scheduler.ControlledScheduler"
+ASYNC_CONTROLLED_SCHEDULER = "services.executor.controller.scheduler.AsyncControlledScheduler"
 
 # Options that have the same name and meaning here and there.
 PASSED_ON = (

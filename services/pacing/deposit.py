@@ -63,6 +63,11 @@ class ReaderModel:
         self._num_due_at_report = 0  # tokens due by the time of the newest report
         self._report_s: float | None = None  # when the count last grew
 
+    @property
+    def last_due_s(self) -> float | None:
+        """Return when the newest token is due; None before the first."""
+        return self._due_s[-1] if self._due_s else None
+
     def generated(self, now_s: float) -> None:
         """Record one token generated at `now_s`, not before earlier calls."""
         due_s = self._due_s

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from services.executor.controller.options import ControllerOptions
 from services.executor.engine_config import (
+    ASYNC_CONTROLLED_SCHEDULER,
     ASYNC_LAYERWISE_SCHEDULER,
+    SYNC_CONTROLLED_SCHEDULER,
     SYNC_LAYERWISE_SCHEDULER,
 )
 from services.executor.kv.options import KVOptions
@@ -48,6 +51,7 @@ class EngineCase:
 
     num_blocks: int  # of the pool; stock vLLM's blocks hold all layers
     kv: KVOptions | None = None
+    controller: ControllerOptions | None = None  # needs `kv`
     block_size: int = 32
     max_model_len: int = 1024
     max_num_batched_tokens: int = 2048
@@ -122,6 +126,11 @@ def make_engine(case: EngineCase) -> Any:
     if case.kv is not None:
         config.scheduler_config.scheduler_cls = (
             ASYNC_LAYERWISE_SCHEDULER if case.asynchronous else SYNC_LAYERWISE_SCHEDULER
+        )
+    if case.controller is not None:
+        config.additional_config |= case.controller.engine_args()
+        config.scheduler_config.scheduler_cls = (
+            ASYNC_CONTROLLED_SCHEDULER if case.asynchronous else SYNC_CONTROLLED_SCHEDULER
         )
     return LLMEngine.from_vllm_config(config)
 

@@ -3,8 +3,6 @@
 Nothing here waits: a step without a trigger costs some additions, a step with one a snapshot.
 """
 
-from collections.abc import Iterable
-
 from services.executor.controller.counts import ControllerCounts
 from services.executor.controller.engine_seam import EngineSeam, ScheduledStep
 from services.executor.controller.options import ControllerOptions
@@ -49,12 +47,6 @@ class Controller:
             self.counts.triggered(trigger)
             if asks(trigger, self._replan):
                 self._triggers.append(trigger)
-
-    def note_delivered(self, request_id: str, num_delivered: int, age_s: float) -> None:
-        """Take over how many tokens a reader had, `age_s` ago. Unknown requests are ignored."""
-        entry = self.ledger.entries.get(request_id)
-        if entry is not None:
-            entry.buffer.delivered(num_delivered, self._now_s() - age_s)
 
     def before_schedule(self) -> None:
         """Carry out what has come, and end pauses that nobody else ends."""
@@ -105,20 +97,10 @@ class Controller:
         self._plans.asked(snapshot, step=self._step, now_s=now_s)
         self.counts.asked(dropped=self._planner.post(snapshot))
 
-    def after_update(
-        self,
-        timing: StepTiming | None,
-        *,
-        generated: Iterable[tuple[str, int]],
-        busy: bool,
-    ) -> None:
-        """Take in how the oldest step in flight went.
-
-        `generated`: new tokens per request. `busy`: another step follows at once.
-        """
+    def after_update(self, timing: StepTiming | None, *, busy: bool) -> None:
+        """Take in how the oldest step in flight went. `busy`: another step follows at once."""
         begin_s = self._now_s()
-        for request_id, num_tokens in generated:
-            self.ledger.generated(request_id, num_tokens, begin_s)
+        self.ledger.step_ended(begin_s)
         reading = self.meter.ended(timing, begin_s, busy=busy)
         if reading.mismatch:
             self.note(Trigger.MISMATCH)

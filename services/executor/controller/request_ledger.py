@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from services.executor.controller.answer_lengths import AnswerLengths
-from services.executor.controller.buffer_state import BufferState
+from services.executor.request_buffer import RequestBuffer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -12,7 +12,7 @@ class RequestEntry:
     """One live request. Instants are seconds of the engine's monotonic clock."""
 
     arrival_s: float
-    buffer: BufferState
+    buffer: RequestBuffer
     first_token_s: float | None = None
     paused_s: float | None = None  # beginning of the running pause
     resumed_s: float | None = None  # end of the last pause
@@ -28,19 +28,21 @@ class RequestLedger:
 
     def __init__(self) -> None:
         self.entries: dict[str, RequestEntry] = {}
+        self._tokenless: dict[str, None] = {}  # still without a first token
         self.last_completion_s: float | None = None
         self.answer_lengths = AnswerLengths()
 
-    def arrived(self, request_id: str, buffer: BufferState, at_s: float) -> None:
+    def arrived(self, request_id: str, buffer: RequestBuffer, at_s: float) -> None:
         self.entries[request_id] = RequestEntry(arrival_s=at_s, buffer=buffer)
+        self._tokenless[request_id] = None
 
-    def generated(self, request_id: str, num_tokens: int, now_s: float) -> None:
-        entry = self.entries.get(request_id)
-        if entry is None or num_tokens <= 0:
-            return
-        if entry.first_token_s is None:
-            entry.first_token_s = now_s
-        entry.buffer.generated(num_tokens, now_s)
+    def step_ended(self, now_s: float) -> None:
+        """Record first tokens."""
+        for request_id in list(self._tokenless):
+            entry = self.entries[request_id]
+            if entry.buffer.num_generated:
+                entry.first_token_s = now_s
+                del self._tokenless[request_id]
 
     def paused(self, request_id: str, now_s: float) -> None:
         """Record the beginning of a pause; during one this changes nothing."""
@@ -69,6 +71,7 @@ class RequestLedger:
         """Forget a request. `num_output_tokens`: of a complete answer, None if it was aborted."""
         if self.entries.pop(request_id, None) is None:
             return
+        self._tokenless.pop(request_id, None)
         self.last_completion_s = now_s
         if num_output_tokens is not None:
             self.answer_lengths.ended(num_output_tokens)

@@ -33,7 +33,7 @@ class StateReader:
     ) -> RequestState:
         """Return one request's state."""
         engine, now_s = self._engine, self._now_s
-        level = entry.buffer.service_level
+        level = entry.buffer.tag.service_level
         num_output = request.num_output_tokens
         predicted = self._answer_lengths.predict(
             num_output_tokens=num_output, max_tokens=request.max_tokens
@@ -50,7 +50,7 @@ class StateReader:
             num_deposited_tokens=min(entry.buffer.num_deposited(now_s), num_output),
             arrival_age_s=max(0.0, now_s - entry.arrival_s),
             first_token_age_s=_age(entry.first_token_s, now_s),
-            last_release_age_s=entry.buffer.last_release_age_s(now_s),
+            last_release_age_s=_age(entry.buffer.last_release_s(now_s), now_s),
             paused_age_s=now_s - paused_s if phase is RequestPhase.PAUSED else None,
             resumed_age_s=_age(entry.resumed_s, now_s),
             num_pauses=entry.num_pauses,

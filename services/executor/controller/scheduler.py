@@ -15,7 +15,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from services.executor.controller.buffer_state import BufferState
 from services.executor.controller.controller import Controller
 from services.executor.controller.kv_view import has_caught_up
 from services.executor.controller.options import ControllerOptions
@@ -87,22 +86,15 @@ class ControlledSchedulerMixin(LayerwiseSchedulerMixin):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> Any:
-        result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        result = super().update_from_output(scheduler_output, model_runner_output)
         connector_output = model_runner_output.kv_connector_output
         feedback = connector_output and connector_output.kv_connector_worker_meta
         timing = None
         if isinstance(feedback, StepFeedback):
             self._watch.ended(feedback)
             timing = feedback.timing
-        self.controller.after_update(
-            timing,
-            generated=(
-                (output.request_id, len(output.new_token_ids))
-                for outputs in result.values()
-                for output in outputs.outputs
-            ),
-            busy=self.has_requests(),  # type: ignore[attr-defined]
-        )
+        self.controller.after_update(timing, busy=self.has_requests())  # type: ignore[attr-defined]
+        self.predicted_step_s = self.controller.meter.predicted_step_s
         return result
 
     # -- a request's life --------------------------------------------------------------------
@@ -110,8 +102,9 @@ class ControlledSchedulerMixin(LayerwiseSchedulerMixin):
     def add_request(self, request: Request) -> None:
         super().add_request(request)
         waited_s = max(0.0, time.time() - request.arrival_time)
-        buffer = BufferState(self.request_tags[request.request_id].service_level)
-        self.controller.ledger.arrived(request.request_id, buffer, time.monotonic() - waited_s)
+        self.controller.ledger.arrived(
+            request.request_id, self.buffers[request.request_id], time.monotonic() - waited_s
+        )
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]

@@ -39,6 +39,7 @@ class StepMeter:
         self._reference: tuple[Profile, Links] | None = None  # that predictions are made with
         self._predicted_s: float | None = None  # of the present composition
         self._prediction_age = 0
+        self.predicted_step_s: float | None = None  # of the newest step that ended
         self._in_flight: deque[tuple[ScheduledStep, float | None]] = deque()
         self._last_end_s: float | None = None  # None: the engine rested
 
@@ -79,6 +80,7 @@ class StepMeter:
         if not self._in_flight:
             return Reading(step_s=0.0, mismatch=False)  # a step that was not scheduled by us
         step, predicted_s = self._in_flight.popleft()
+        self.predicted_step_s = predicted_s
         begin_s = self._last_end_s if self._last_end_s is not None else step.scheduled_s
         self._last_end_s = now_s if busy else None
         step_s = now_s - begin_s

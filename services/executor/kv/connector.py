@@ -21,6 +21,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from services.executor.kv.copy_engine import CopyEngine
 from services.executor.kv.cpu_copy_engine import CHUNK_BYTES, CpuCopyEngine, LinkModel, fill
 from services.executor.kv.holds import Holds
+from services.executor.kv.layer_clock import LayerClock
 from services.executor.kv.link_calibration import calibrate
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
@@ -28,7 +29,6 @@ from services.executor.kv.pages import map_pages
 from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.stats import KVStats, RankStats
-from services.executor.kv.step_clock import StepClock
 from services.executor.kv.trace import StepTrace
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.executor.kv.transfer_runner import TransferRunner, group_of_layers
@@ -140,14 +140,14 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)
 
-    def _calibrated_clock(self, engine: CopyEngine, block_bytes: int) -> StepClock:
+    def _calibrated_clock(self, engine: CopyEngine, block_bytes: int) -> LayerClock:
         num_slots = num_host_slots(self.options, self._kv_cache_config)
         calibration = calibrate(
             engine,
             num_blocks=min(num_slots, self._kv_cache_config.num_blocks - 1),
             chunk_blocks=max(1, CHUNK_BYTES // block_bytes),
         )
-        return StepClock(
+        return LayerClock(
             self.runner,
             num_layers=sum(len(names) for names in self._groups),
             chunk_bytes=CHUNK_BYTES,

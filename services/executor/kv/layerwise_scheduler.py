@@ -21,15 +21,18 @@ from services.executor.kv.coordinator import LayerwiseCoordinator
 from services.executor.kv.holds import HoldKind, Holds
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
-from services.executor.kv.residency import LayerPlacement, RequestKV
+from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
 from services.executor.kv.scheduler import EvenflowSchedulerMixin
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.step_orders import StepOrders
 from services.executor.kv.transfer_planner import TransferPlanner
+from services.executor.observation import RequestState
 from services.placement.blocks import BlockGeometry
 
 NEVER = 1 << 60  # a step that does not come
 IDLE_WAIT_S = 0.005  # between steps of a batch in which nobody may run
+
+HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
 
 
 class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
@@ -96,7 +99,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
         self._coordinator.discard_drafts()
         self._stop_held()
         self.adjust_placements()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         if self._stopped and not output.num_scheduled_tokens:
             self._wake.wait(IDLE_WAIT_S)
         self._wake.clear()
@@ -193,6 +196,14 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
         self.holds.release(request.request_id)
         self._stopped.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
+
+    def state_of(self, request: Request) -> RequestState:
+        kind = self.holds.kind(request.request_id)
+        return super().state_of(request) if kind is None else HELD_STATES[kind]
+
+    def layer_groups_of(self, request: Request) -> list[GroupKV]:
+        kv = self.block_owner.requests.get(request.request_id)
+        return [] if kv is None else kv.groups
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a block or host slot is lost, or owned twice."""
