@@ -171,7 +171,7 @@ class PlannerClient:
         """Log the first failure after a success; return its kind."""
         code = getattr(error, "code", None)
         kind = str(code().name) if callable(code) else "GARBAGE"
-        if not self._failing:
+        if not self._failing and not self._closed:
             self._failing = True
             log.warning("planner_failed", kind=kind, error=str(error)[:500])
         return kind
