@@ -6,7 +6,8 @@ import numpy as np
 
 FORGETTING = 0.999  # per sample: what was measured a thousand steps ago counts a third
 RIDGE = 1e-9  # relative; keeps a batch that never changes from dividing by zero
-WORTH = 1e-3  # share of the squared error that one more coefficient must explain
+WORTH = 1e-3  # share of the spread that one more coefficient must explain
+ROUNDING = 1e-9  # relative; a smaller error is none
 
 Coefficients = tuple[float, float, float]
 
@@ -38,7 +39,7 @@ class NonNegativeFit:
             if found is None:
                 continue
             error = max(0.0, self._error(found))
-            if error < best_error - WORTH * self._spread():
+            if error < best_error - WORTH * self._spread() - ROUNDING * self._yy:
                 best, best_error = (found[0], found[1], found[2]), error
         return best
 
