@@ -7,8 +7,10 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from services.executor.controller.options import ControllerOptions
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.settings import ExecutorSettings
+from services.placement.types import PolicyParameters
 
 log = structlog.get_logger()
 
@@ -52,7 +54,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["max_model_len"] = FIT_TO_POOL
     if current_platform.is_cpu() and options["kv_cache_memory_bytes"] is None:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
-    if settings.layerwise_kv:
+    if settings.uses_layerwise_kv:
         options.update(_layerwise_args(settings))
     args = AsyncEngineArgs(
         **{name: value for name, value in options.items() if value is not None},
@@ -61,10 +63,10 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     config = args.create_engine_config()
     scheduler = config.scheduler_config
     # Afterwards, because only the finished configuration says which kind vLLM would take.
-    if settings.layerwise_kv:
+    if settings.uses_layerwise_kv:
         check_supported(config)
         scheduler.scheduler_cls = (
-            ASYNC_LAYERWISE_SCHEDULER if scheduler.async_scheduling else SYNC_LAYERWISE_SCHEDULER
+            ASYNC_CONTROLLED_SCHEDULER if scheduler.async_scheduling else SYNC_CONTROLLED_SCHEDULER
         )
     else:
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
@@ -81,8 +83,33 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         layers_per_group=settings.kv_layers_per_group,
         max_staging_buffers=settings.kv_staging_buffers,
         host_bytes=settings.kv_host_memory_bytes,
+        host_memory=settings.kv_host_memory,
+        host_ring_bytes=settings.kv_host_ring_bytes,
         h2d_bytes_per_s=settings.kv_link_bytes_per_s,
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
+        emulated_layer_s=settings.kv_emulated_layer_s,
+        emulated_token_s=settings.kv_emulated_token_s,
+        emulated_context_token_s=settings.kv_emulated_context_token_s,
         trace_path=settings.kv_trace_path,
     )
-    return {**options.engine_args(), "enable_prefix_caching": False}
+    args = options.engine_args()
+    args["additional_config"] |= _controller_options(settings).engine_args()
+    return {**args, "enable_prefix_caching": False}
+
+
+def _controller_options(settings: ExecutorSettings) -> ControllerOptions:
+    return ControllerOptions(
+        policy=settings.acting_policy,
+        shadow_policy=settings.shadow_policy or "",
+        planner_address=settings.planner_address,
+        plan_timeout_s=settings.plan_timeout_s,
+        mismatch_frac=settings.plan_mismatch_frac,
+        parameters=PolicyParameters(
+            deposit=settings.plan_deposit,
+            alpha=settings.plan_alpha,
+            min_window=settings.plan_min_window,
+            max_window=settings.plan_max_window,
+            min_pause_s=settings.plan_min_pause_s,
+            max_pause_s=settings.plan_max_pause_s,
+        ),
+    )

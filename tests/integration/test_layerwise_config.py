@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 from vllm.config import SpeculativeConfig
+from vllm.platforms import current_platform
 
 from services.executor.engine_config import make_config
+from services.executor.kv.emulated_device import LayerTime
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.settings import ExecutorSettings
 from tests.models import exactness_model
@@ -30,6 +32,11 @@ def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
     assert (options.layers_per_group, options.host_bytes) == (2, 1 << 20)
     assert "LayerwiseScheduler" in str(config.scheduler_config.scheduler_cls)
     assert "LayerwiseCPUWorker" in str(config.parallel_config.worker_cls)
+
+
+def test_a_form_of_host_memory_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="paged"):
+        KVOptions(host_memory="paged")
 
 
 def test_prefix_caching_is_switched_off_unless_asked_for(config: Any) -> None:
@@ -94,6 +101,18 @@ def test_groups_must_divide_the_layers_of_a_stage(layers_per_group: int, stages:
         make_config(settings)
 
 
+def test_a_device_is_emulated_only_where_it_is_asked_for_and_on_a_cpu(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not KVOptions.of(config).emulates
+    emulated = make_config(make_settings(kv_emulated_layer_s=0.003, kv_emulated_token_s=1e-5))
+    assert KVOptions.of(emulated).layer_time == LayerTime(base_s=0.003, per_token_s=1e-5)
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    with pytest.raises(ValueError, match="an emulated device on a real one"):
+        check_supported(emulated)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -101,6 +120,7 @@ def test_groups_must_divide_the_layers_of_a_stage(layers_per_group: int, stages:
         {"max_staging_buffers": 3},
         {"host_bytes": -1},
         {"max_mirrored_blocks_per_step": -1},
+        {"host_ring_bytes": 1},
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:

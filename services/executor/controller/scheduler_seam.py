@@ -13,7 +13,7 @@ from services.executor.controller.prediction import PlacedRequest
 from services.executor.controller.request_ledger import RequestLedger
 from services.executor.controller.request_state import StateReader, phase_of
 from services.executor.controller.types import Links
-from services.executor.kv.cpu_copy_engine import CHUNK_BYTES
+from services.executor.kv.pages import CHUNK_BYTES
 from services.executor.kv.residency import LayerPlacement
 from services.kit.clock import Clock
 from services.placement.blocks import Residency

@@ -18,14 +18,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.executor.kv.copy_engine import CopyEngine
-from services.executor.kv.cpu_copy_engine import CHUNK_BYTES, CpuCopyEngine, LinkModel, fill
+from services.executor.kv.backend import make_backend
+from services.executor.kv.cpu_copy_engine import fill
+from services.executor.kv.emulated_device import EmulatedDevice
 from services.executor.kv.holds import Holds
 from services.executor.kv.layer_clock import LayerClock
 from services.executor.kv.link_calibration import calibrate
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
-from services.executor.kv.pages import map_pages
+from services.executor.kv.pages import CHUNK_BYTES, blocks_per_chunk, view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.stats import KVStats, RankStats
@@ -55,6 +56,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
         self._first_layers, self._last_layers = group_of_layers(self._groups)
         self._trace: StepTrace | None = None
+        # Without it, a layer takes the time that it takes.
+        self._device = EmulatedDevice(self.options.layer_time) if self.options.emulates else None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -98,12 +101,15 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         }
         cached = scheduler_output.scheduled_cached_reqs
         num_computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        return self.planner.plan_step(
-            {
-                request_id: num_computed[request_id] + num_tokens
-                for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
-            }
-        )
+        num_tokens_after = {
+            request_id: num_computed[request_id] + num_tokens
+            for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
+        }
+        transfers = self.planner.plan_step(num_tokens_after)
+        if self._device is not None:
+            transfers.num_tokens = scheduler_output.total_num_scheduled_tokens
+            transfers.num_context_tokens = sum(num_tokens_after.values())
+        return transfers
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         feedback = connector_output.kv_connector_worker_meta
@@ -113,25 +119,12 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # -- worker side ------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        options, num_blocks = self.options, self._kv_cache_config.num_blocks
-        pages = map_pages(
-            kv_caches,
-            self._groups,
-            num_blocks=num_blocks,
-            num_slots=num_host_slots(options, self._kv_cache_config),
-        )
-        engine = CpuCopyEngine(
-            pages,
-            h2d=LinkModel(
-                bytes_per_s=options.h2d_bytes_per_s or None, latency_s=options.copy_latency_s
-            ),
-            d2h=LinkModel(
-                bytes_per_s=options.d2h_bytes_per_s or None, latency_s=options.copy_latency_s
-            ),
-            poison_targets=options.poison,
-        )
+        options, config = self.options, self._kv_cache_config
+        pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
+        self._backend = make_backend(options, pools, num_slots=num_host_slots(options, config))
+        engine, pages = self._backend.engine, self._backend.pages
         self.runner = TransferRunner(engine, len(self._groups))
-        self._clock = self._calibrated_clock(engine, pages[0].block_bytes)
+        self._clock = self._calibrated_clock(pages[0].block_bytes)
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
             # Groups alias one pool, so that one group's pages are everybody's.
@@ -140,12 +133,12 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)
 
-    def _calibrated_clock(self, engine: CopyEngine, block_bytes: int) -> LayerClock:
-        num_slots = num_host_slots(self.options, self._kv_cache_config)
+    def _calibrated_clock(self, block_bytes: int) -> LayerClock:
+        num_ready = self._backend.host.num_ready_slots
         calibration = calibrate(
-            engine,
-            num_blocks=min(num_slots, self._kv_cache_config.num_blocks - 1),
-            chunk_blocks=max(1, CHUNK_BYTES // block_bytes),
+            self._backend.engine,
+            num_blocks=min(num_ready, self._kv_cache_config.num_blocks - 1),
+            chunk_blocks=blocks_per_chunk(block_bytes),
         )
         return LayerClock(
             self.runner,
@@ -160,23 +153,35 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._trace is not None:
             self._trace.begin_step(transfers.step)
         self.runner.begin_step(transfers)
+        if self._device is not None:
+            self._device.begin_step(
+                num_tokens=transfers.num_tokens, num_context_tokens=transfers.num_context_tokens
+            )
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         group = self._first_layers.get(layer_name)
+        if self._device is not None:
+            self._device.pause()
         if group is not None:
             self.runner.before_group(group)
             self._clock.layer_begins()
+        if self._device is not None:
+            self._device.resume()
         if self._trace is not None:
             self._trace.begin_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
+        if self._device is not None:
+            self._device.end_layer()
         if self._trace is not None:
             self._trace.end_layer(layer_name)
         group = self._last_layers.get(layer_name)
         if group is not None:
             self.runner.after_group(group)
+        if self._device is not None:
+            self._device.resume()
 
     def wait_for_save(self) -> None:
         """Leave copies to the host running: blocks are kept until their copies are confirmed."""
@@ -186,7 +191,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._trace.end_step()
 
     def build_connector_worker_meta(self) -> StepFeedback:
-        return replace(self.runner.feedback(), timing=self._clock.take())
+        num_ready, timing = self._backend.host.num_ready_slots, self._clock.take()
+        return replace(self.runner.feedback(), num_ready_slots=num_ready, timing=timing)
 
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""
@@ -204,7 +210,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.WORKER and hasattr(self, "runner"):
-            self.runner.engine.close()
+            self._backend.close()
             if self._trace is not None:
                 self._trace.write()
 

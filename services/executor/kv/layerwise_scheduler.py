@@ -23,7 +23,7 @@ from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
 from services.executor.kv.scheduler import EvenflowSchedulerMixin
-from services.executor.kv.sizing import num_host_slots
+from services.executor.kv.sizing import are_slots_ready_at_start, num_host_slots
 from services.executor.kv.step_orders import StepOrders
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.executor.observation import RequestState
@@ -86,7 +86,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
             )
         return BlockOwner(
             manager.block_pool,
-            HostPool(num_slots),
+            HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
             geometry,
             orders=StepOrders(),
             poison_freed=self.kv_options.poison,

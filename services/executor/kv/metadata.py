@@ -4,6 +4,7 @@ Lists of block ids and slots are sent once, when they change; a rank keeps them.
 decode step sends does not grow with the context.
 """
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -74,6 +75,9 @@ class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
     saves: list[SaveOrder] = field(default_factory=list)
     restores: list[RestoreOrder] = field(default_factory=list)
     cancelled_restores: list[int] = field(default_factory=list)
+    # For the emulated device only; otherwise 0.
+    num_tokens: int = 0  # of the step
+    num_context_tokens: int = 0  # that the step's attention reads, over all requests
 
 
 @dataclass(kw_only=True)
@@ -83,10 +87,13 @@ class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
     saved_step: int  # copies to the host of all steps up to this one are complete
     num_ranks_done: Counter[int] = field(default_factory=Counter)  # by restore id, each rank once
     timing: StepTiming = field(default_factory=StepTiming)  # of the step
+    # The first host slots, which may be used; a rank that has nothing to pin has all of them.
+    num_ready_slots: int = sys.maxsize
 
     def aggregate(self, other: "StepFeedback") -> "StepFeedback":
         return StepFeedback(
             saved_step=min(self.saved_step, other.saved_step),
             num_ranks_done=self.num_ranks_done + other.num_ranks_done,
             timing=self.timing.aggregate(other.timing),
+            num_ready_slots=min(self.num_ready_slots, other.num_ready_slots),
         )

@@ -5,14 +5,25 @@ same settings.
 """
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
+
+from services.executor.kv.emulated_device import LayerTime
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 CONFIG_KEY = "evenflow_kv"
+MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
+
+
+class HostMemoryForm(StrEnum):
+    """How a device reaches KV in host memory."""
+
+    PINNED = "pinned"  # all of it is pinned, in chunks, while the engine already serves
+    RING = "ring"  # copies pass through a small pinned ring; the rest stays pageable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +33,9 @@ class KVOptions:
     layers_per_group: int = 1  # contiguous layers that share a block table, >= 1
     max_staging_buffers: int = 2  # per request, 1 or 2
     host_bytes: int = 4 << 30  # host memory for KV of one rank, >= 0
+    host_memory: str = HostMemoryForm.PINNED
+    host_ring_bytes: int = 64 << 20  # pinned by the ring, both directions, >= MIN_RING_BYTES
+    pin_bytes_per_s: float = 0.0  # CPU only: speed of modelled pinning; 0: ready at once
     predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
     max_mirrored_blocks_per_step: int = 1024  # write-through of resident groups; 0: none
     restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
@@ -29,6 +43,9 @@ class KVOptions:
     h2d_bytes_per_s: float = 0.0  # CPU only: speed of the modelled link; 0: memory speed
     d2h_bytes_per_s: float = 0.0  # CPU only
     copy_latency_s: float = 0.0  # CPU only: per chunk
+    emulated_layer_s: float = 0.0  # CPU only: every layer takes so long, padded; 0: as it comes
+    emulated_token_s: float = 0.0  # CPU only: more per layer for each token of the step
+    emulated_context_token_s: float = 0.0  # CPU only: more per layer for each token attended to
     poison: bool = False  # tests only: freed and awaited blocks are NaN
     trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
 
@@ -39,8 +56,26 @@ class KVOptions:
             raise ValueError("max_staging_buffers must be 1 or 2")
         if self.host_bytes < 0 or self.max_mirrored_blocks_per_step < 0:
             raise ValueError("host_bytes and max_mirrored_blocks_per_step must not be negative")
+        HostMemoryForm(self.host_memory)  # ValueError if it is neither
+        if self.host_ring_bytes < MIN_RING_BYTES:
+            raise ValueError(f"host_ring_bytes must be at least {MIN_RING_BYTES}")
         if self.max_pause_s <= 0:
             raise ValueError("max_pause_s must be positive")
+        if min(self.emulated_layer_s, self.emulated_token_s, self.emulated_context_token_s) < 0:
+            raise ValueError("times of the emulated device must not be negative")
+
+    @property
+    def layer_time(self) -> LayerTime:
+        """Return how long a layer takes on the emulated device."""
+        return LayerTime(
+            base_s=self.emulated_layer_s,
+            per_token_s=self.emulated_token_s,
+            per_context_token_s=self.emulated_context_token_s,
+        )
+
+    @property
+    def emulates(self) -> bool:
+        return self.layer_time != LayerTime()
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig") -> "KVOptions":
@@ -68,6 +103,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     num_layers = model.get_total_num_hidden_layers()
     num_stages = parallel.pipeline_parallel_size
     refusals = {
+        "an emulated device on a real one": options.emulates and not current_platform.is_cpu(),
         "a device other than the CPU": not current_platform.is_cpu(),
         "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
         "speculative_config": vllm_config.speculative_config is not None,
