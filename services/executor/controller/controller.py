@@ -65,8 +65,9 @@ class Controller:
         if answer.shadow is not None:
             self.counts.shadowed(answer.shadow)
         if answer.plan is not None:
-            self._retry_at_s = None
             self.note(*self._plans.came(answer.epoch, answer.plan, step=self._step, now_s=now_s))
+            refused = answer.epoch > self._plans.last_applied_epoch
+            self._retry_at_s = now_s + self.options.retry_s if refused else None
 
     def after_schedule(self, step: ScheduledStep) -> None:
         """Predict the step's length, and ask while it runs if there is a reason to."""

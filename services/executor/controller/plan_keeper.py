@@ -29,7 +29,7 @@ class PlanKeeper:
         self._ledger, self._counts = ledger, counts
         self._questions: deque[Question] = deque(maxlen=NUM_REMEMBERED_QUESTIONS)
         self._in_force: PlanInForce | None = None
-        self._last_applied_epoch = 0
+        self.last_applied_epoch = 0
 
     def asked(self, snapshot: Snapshot, *, step: int, now_s: float) -> None:
         """Remember what a plan will answer."""
@@ -48,7 +48,7 @@ class PlanKeeper:
         question = next((q for q in self._questions if q.epoch == epoch), None)
         now = Moment(
             step=step,
-            last_applied_epoch=self._last_applied_epoch,
+            last_applied_epoch=self.last_applied_epoch,
             live=self._engine.live_requests(),
             engine=self._engine.shape,
         )
@@ -60,7 +60,7 @@ class PlanKeeper:
         )
         if verdict is not Verdict.APPLIED or question is None:
             return []
-        self._last_applied_epoch = plan.epoch
+        self.last_applied_epoch = plan.epoch
         self._in_force = PlanInForce(plan=plan, asked_step=question.step)
         return [
             trigger

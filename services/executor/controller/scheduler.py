@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from services.executor.controller.controller import Controller
 from services.executor.controller.kv_view import has_caught_up
 from services.executor.controller.options import ControllerOptions
-from services.executor.controller.planner_client import PlannerClient
+from services.executor.controller.planner_client import Planner, PlannerClient
 from services.executor.controller.scheduler_seam import SchedulerSeam
 from services.executor.controller.step_watch import StepWatch
 from services.executor.controller.triggers import is_decided_locally
@@ -40,12 +40,17 @@ class ControlledSchedulerMixin(LayerwiseSchedulerMixin):
         if multiprocessing.parent_process() is not None:
             log.configure("executor-engine", "info")
         options = ControllerOptions.of(self.vllm_config)  # type: ignore[attr-defined]
+        self._num_steps_unreported = 0
+        self.set_up(options, make_planner(options))
+
+    def set_up(self, options: ControllerOptions, planner: Planner | None) -> None:
+        """Start with a controller that knows nothing. There may be no requests."""
+        assert not self.requests  # type: ignore[attr-defined]
         self._seam = SchedulerSeam(self, options, time.monotonic)
-        self.controller = Controller(options, self._seam, make_planner(options), time.monotonic)
+        self.controller = Controller(options, self._seam, planner, time.monotonic)
         self._seam.ledger = self.controller.ledger
         self._watch = StepWatch()
         self._unmirrored: dict[str, None] = {}  # decode, and their host copy lags
-        self._num_steps_unreported = 0
 
     # -- each step ---------------------------------------------------------------------------
 
