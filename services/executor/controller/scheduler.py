@@ -112,7 +112,7 @@ class ControlledSchedulerMixin(LayerwiseSchedulerMixin):
         )
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+        super()._preempt_request(request, *args, **kwargs)
         self._forget_progress(request.request_id)
         self.controller.ledger.preempted(request.request_id, time.monotonic())
         self.controller.note(Trigger.PREEMPTED)

@@ -69,7 +69,7 @@ class SchedulerSeam:
             if entry is None:
                 continue
             kv = self._owner.requests.get(request.request_id)
-            held = request.request_id in self._scheduler.holds
+            held = request.request_id in self._scheduler.control.holds
             states.append(
                 reader.state(
                     request,
@@ -125,7 +125,7 @@ class SchedulerSeam:
                 num_tokens=request.num_tokens,
                 residency=self._residency(request.request_id),
                 holds_kv=runs,
-                paused=request.request_id in self._scheduler.holds,
+                paused=request.request_id in self._scheduler.control.holds,
             )
             for request, runs in self._requests()
         ]
@@ -138,7 +138,7 @@ class SchedulerSeam:
         )
 
     def num_runnable(self) -> int:
-        holds = self._scheduler.holds
+        holds = self._scheduler.control.holds
         num_running = sum(r.request_id not in holds for r in self._scheduler.running)
         if num_running or not self.last_scheduled:
             return num_running
@@ -149,7 +149,7 @@ class SchedulerSeam:
         return priority
 
     def is_paused(self, request_id: str) -> bool:
-        return request_id in self._scheduler.holds
+        return request_id in self._scheduler.control.holds
 
     # -- orders ------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ vLLM makes one in the scheduler's process and one in every worker. Both are thin
 hands over to `TransferPlanner`, the worker's to `TransferRunner`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,13 @@ from vllm.v1.outputs import KVConnectorOutput
 from services.executor.kv.backend import make_backend
 from services.executor.kv.cpu_copy_engine import fill
 from services.executor.kv.emulated_device import EmulatedDevice
-from services.executor.kv.holds import Holds
 from services.executor.kv.layer_clock import LayerClock
 from services.executor.kv.link_calibration import calibrate
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
 from services.executor.kv.pages import CHUNK_BYTES, blocks_per_chunk, view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
+from services.executor.kv.rates import Rates
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.stats import KVStats, RankStats
 from services.executor.kv.trace import StepTrace
@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler, as is the next
-    holds: Holds
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next three
+    relieve: Callable[[], bool]
+    num_host_tokens: "Callable[[Request], int | None]"
+    rates: Rates
     runner: TransferRunner  # worker side; made when the KV memory is there
 
     def __init__(
@@ -66,7 +68,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A preempted request loses its host copies and is recomputed: nothing is handed off."""
+        """A preempted request keeps the host copies that are complete: nothing is handed off."""
         return False
 
     # -- scheduler side ---------------------------------------------------------------------
@@ -74,9 +76,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if request.request_id in self.holds:
-            return None, False  # vLLM passes over it in this step
-        return 0, False
+        """Return the tokens that a parked request has on the host; None: vLLM passes over it."""
+        return self.num_host_tokens(request), False
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -93,7 +94,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
         It asks when a running request found no block.
         """
-        return self.planner.relieve()
+        return self.relieve()
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         num_computed = {
@@ -115,6 +116,14 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         feedback = connector_output.kv_connector_worker_meta
         if isinstance(feedback, StepFeedback):
             self.planner.absorb(feedback)
+        stats = connector_output.kv_connector_stats
+        if isinstance(stats, KVStats):
+            self.rates.note_copies(stats.data.get("ranks", {}))
+
+    def reset_cache(self) -> bool:
+        """Forget host copies of parked requests: the weights may have changed."""
+        self.planner.owner.drop_all_parked()
+        return True
 
     # -- worker side ------------------------------------------------------------------------
 
