@@ -4,17 +4,26 @@ One engine on an emulated device, so that steps take the same time again and aga
 a real one in a process of its own, or one that misbehaves by script.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
+from evenflow.planner.v1 import planner_pb2 as pb
 from services.executor.controller.options import ControllerOptions
 from services.executor.controller.planner_client import PlannerClient
+from services.executor.kv.copy_engine import Direction
+from services.executor.kv.cpu_copy_engine import LinkModel
 from services.executor.kv.options import KVOptions
-from services.placement.types import PolicyParameters
+from services.executor.service_level import RequestTag, to_extra_args
+from services.pacing.types import ServiceLevel
+from services.placement.types import BufferMode, PolicyParameters, VictimRule
 from tests.exact.harness import (
     Arrival,
     EngineCase,
@@ -27,6 +36,7 @@ from tests.exact.harness import (
 )
 from tests.exact.workloads import mixed
 from tests.planner_process import warm_planner
+from tests.scripted_planner import Answer, keep_everything, scripted_planner
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
@@ -115,22 +125,12 @@ def test_tokens_are_stock_vllms_while_plans_come_and_go(
         assert outcome.num_restores > 0
 
 
-def halve_the_link(runner: StepRunner) -> None:
+def set_link(bytes_per_s: float) -> None:
+    """Change the speed of the modelled link into the pool."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    from services.executor.kv.cpu_copy_engine import LinkModel
-
-    queue = next(iter(get_kv_transfer_group().runner.engine._queues.values()))
-    queue._link = LinkModel(bytes_per_s=LINK_BYTES_PER_S / 2)
-
-
-def restore_the_link(runner: StepRunner) -> None:
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    from services.executor.kv.cpu_copy_engine import LinkModel
-
-    queue = next(iter(get_kv_transfer_group().runner.engine._queues.values()))
-    queue._link = LinkModel(bytes_per_s=LINK_BYTES_PER_S)
+    transfers: Any = get_kv_transfer_group().runner
+    transfers.engine._queues[Direction.H2D]._link = LinkModel(bytes_per_s=bytes_per_s)
 
 
 @pytest.mark.parametrize("mismatch_frac", [0.15, 0.0], ids=["with-trigger", "without"])
@@ -149,13 +149,13 @@ def test_a_link_that_halves_is_planned_for_within_20_steps(
             nonlocal halved_at
             trace(scheduler, step)
             if step == 40:
-                halve_the_link(runner)
+                set_link(LINK_BYTES_PER_S / 2)
                 halved_at = len(trace.plans) - 1
 
         try:
             runner.run(STEADY, hook=hook)
         finally:
-            restore_the_link(runner)
+            set_link(LINK_BYTES_PER_S)
 
         alarms = trace.rises(trace.triggers, "mismatch", since=halved_at)
         plans = trace.rises(trace.plans, "applied", since=halved_at)
@@ -165,3 +165,215 @@ def test_a_link_that_halves_is_planned_for_within_20_steps(
         else:
             assert not alarms
             assert min(plans, default=1_000) > 20
+
+
+# -- planners that misbehave ---------------------------------------------------------------------
+
+
+def hang(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+    while context.is_active():  # until the client gives up
+        time.sleep(0.01)
+    return pb.Plan()
+
+
+def refuse(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+    context.abort(grpc.StatusCode.INTERNAL, "out of order")
+    raise AssertionError
+
+
+def changed(**fields: Any) -> Answer:
+    """Answer soundly but for some fields of the plan."""
+
+    def answer(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+        plan = keep_everything(snapshot, context)
+        plan.MergeFrom(pb.Plan(**fields))
+        return plan
+
+    return answer
+
+
+def everything_resident(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+    plan = keep_everything(snapshot, context)
+    for placement in plan.placements:
+        placement.ClearField("offloaded_layers")
+        placement.num_prefetch_buffers = 0
+    return plan
+
+
+def late(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+    time.sleep(0.2)  # some ten steps
+    plan = keep_everything(snapshot, context)
+    plan.quality.expires_after = 2
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("answer", "count"),
+    [
+        pytest.param(hang, "failed_deadline_exceeded", id="hangs"),
+        pytest.param(refuse, "failed_internal", id="fails"),
+        pytest.param(lambda snapshot, context: pb.Plan(), "failed_garbage", id="garbage"),
+        pytest.param(changed(epoch=1_000_000), "rejected_epoch", id="another-epoch"),
+        pytest.param(changed(policy="joint"), "rejected_policy", id="another-policy"),
+        pytest.param(
+            changed(placements=[pb.Placement(request_id="nobody")]),
+            "rejected_unknown_id",
+            id="unknown-id",
+        ),
+        pytest.param(
+            changed(placements=[pb.Placement(request_id="r1", offloaded_layers=[99])]),
+            "rejected_shape",
+            id="no-such-layer",
+        ),
+        pytest.param(everything_resident, "rejected_capacity", id="more-than-the-pool"),
+        pytest.param(late, "ignored_expired", id="late"),
+    ],
+)
+def test_a_bad_planner_costs_no_token(
+    runner: StepRunner, reference: Outcome, answer: Answer, count: str
+) -> None:
+    workload = [replace(a, num_output_tokens=32) for a in mixed()]
+    with scripted_planner() as planner:
+        planner.answer = answer
+        with asking(runner, planner.address, timeout_s=0.3) as controller:
+            outcome = runner.run(workload)
+
+            assert controller.counts.plans[count] >= 1, controller.counts.plans
+    for arrival in workload:
+        expected = reference.tokens[arrival.request_id][:32]
+        assert outcome.tokens[arrival.request_id] == expected
+
+
+def test_a_planner_that_dies_in_the_middle_costs_no_token(
+    runner: StepRunner, reference: Outcome
+) -> None:
+    workload = [replace(a, num_output_tokens=32) for a in mixed()]
+    with scripted_planner() as planner, asking(runner, planner.address) as controller:
+        planner.answer = lambda snapshot, context: (
+            keep_everything(snapshot, context) if snapshot.epoch < 4 else refuse(snapshot, context)
+        )
+        outcome = runner.run(workload)
+
+        assert controller.counts.plans["applied"] >= 1
+        assert controller.counts.plans["failed_internal"] >= 1
+    for arrival in workload:
+        assert outcome.tokens[arrival.request_id] == reference.tokens[arrival.request_id][:32]
+
+
+# -- pauses --------------------------------------------------------------------------------------
+
+
+def pausing(*names: str) -> Answer:
+    """Answer with some requests paused, for ever."""
+
+    def answer(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+        plan = keep_everything(snapshot, context)
+        for placement in plan.placements:
+            placement.paused = placement.request_id in names
+        return plan
+
+    return answer
+
+
+class Gaps:
+    """The longest time between two tokens of each request, measured around engine steps."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, float]] = {}
+        self.longest_s: dict[str, float] = {}
+
+    def __call__(self, scheduler: Any, step: int) -> None:
+        now_s = time.monotonic()
+        for request in scheduler.running:
+            name, number = request.request_id, request.num_output_tokens
+            before, since_s = self._last.get(name, (0, now_s))
+            if number and before:
+                self.longest_s[name] = max(self.longest_s.get(name, 0.0), now_s - since_s)
+            if number != before:
+                self._last[name] = (number, now_s)
+
+
+@pytest.mark.parametrize("victims", [("s1",), ("s0", "s1", "s2")], ids=["one", "all"])
+def test_nobody_starves_though_the_planner_pauses_for_ever(
+    runner: StepRunner, victims: tuple[str, ...]
+) -> None:
+    parameters = PolicyParameters(min_pause_s=0.1, max_pause_s=0.4)
+    workload = [replace(a, num_output_tokens=24) for a in STEADY]
+    plain = runner.run(workload)
+    gaps = Gaps()
+    with scripted_planner() as planner:
+        planner.answer = pausing(*victims)
+        with asking(runner, planner.address, parameters=parameters) as controller:
+            outcome = runner.run(workload, hook=gaps)
+
+            assert controller.counts.triggers["resumed"] >= 1
+    assert outcome.tokens == plain.tokens
+    assert max(gaps.longest_s.values()) >= 0.1  # somebody was paused
+    # The bound holds for each pause; a resumed request then has its turn within a step or two.
+    assert max(gaps.longest_s.values()) < 0.4 + 5.0
+
+
+# -- the snapshot --------------------------------------------------------------------------------
+
+NEVER_SET = {
+    "requests.num_uncached_tokens",  # no policy recomputes a prefix
+}
+
+
+def set_fields(message: Message, prefix: str = "") -> set[str]:
+    """Return the paths of all fields that differ from their default, of repeated ones together."""
+    found = set()
+    for field, value in message.ListFields():
+        path = f"{prefix}{field.name}"
+        found.add(path)
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for entry in value if field.is_repeated else [value]:
+                found |= set_fields(entry, f"{path}.")
+    return found
+
+
+def all_fields(descriptor: Any, prefix: str = "") -> set[str]:
+    found = set()
+    for field in descriptor.fields:
+        path = f"{prefix}{field.name}"
+        found.add(path)
+        if field.message_type is not None:
+            found |= all_fields(field.message_type, f"{path}.")
+    return found
+
+
+def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) -> None:
+    level = ServiceLevel(slo_ttft_s=1.0, slo_tpot_s=0.2, slo_tbt_s=0.3, consumption_rate_tps=5.0)
+    sampling = {"extra_args": to_extra_args(RequestTag(service_level=level))}
+    workload = [replace(a, sampling=sampling) for a in [*mixed(), *STEADY]]
+    parameters = PolicyParameters(
+        placement_policy="optimiser",
+        run_policy="fcfs",
+        admission_policy="fcfs",
+        deposit=True,
+        pause=True,
+        victim_rule=VictimRule.LONGEST,
+        buffer_mode=BufferMode.PRIVATE,
+        even_patterns_only=True,
+        overlap=False,
+        slo_aware=False,
+        min_pause_s=0.05,
+        max_pause_s=0.3,
+    )
+
+    def hook(scheduler: Any, step: int) -> None:
+        for request in scheduler.requests.values():
+            request.priority = 1
+        if step == 30:
+            scheduler.controller.ledger.entries["r0"].on_hold = True
+        if step == 60:  # as vLLM does when it runs out of blocks
+            victim = scheduler.running.pop()
+            scheduler._preempt_request(victim, time.monotonic())
+
+    with scripted_planner() as planner:
+        planner.answer = pausing("r2", "s1")
+        with asking(runner, planner.address, parameters=parameters):
+            runner.run(workload, hook=hook)
+
+    filled = set().union(*(set_fields(snapshot) for snapshot in planner.snapshots))
+    assert all_fields(pb.Snapshot.DESCRIPTOR) - filled == NEVER_SET
