@@ -48,6 +48,10 @@ class Controller:
             if asks(trigger, self._replan):
                 self._triggers.append(trigger)
 
+    def spent(self, seconds: float) -> None:
+        """Add to the loop's own part of the present step, on the engine's thread."""
+        self._own_s += seconds
+
     def before_schedule(self) -> None:
         """Carry out what has come, and end pauses that nobody else ends."""
         begin_s = self._now_s()
@@ -56,7 +60,6 @@ class Controller:
                 self._take(answer, begin_s)
         self.note(*self._plans.fall_back(self._step, begin_s))
         self.note(*self._plans.look_after_pauses(begin_s))
-        self._own_s += self._now_s() - begin_s
 
     def _take(self, answer: Answer, now_s: float) -> None:
         if answer.failure:
@@ -83,7 +86,6 @@ class Controller:
         if self._triggers and self.meter.profile.is_ready:
             self._ask(begin_s)
         self.meter.scheduled(step)
-        self._own_s += self._now_s() - begin_s
 
     def _ask(self, now_s: float) -> None:
         reference = self.meter.take_reference()

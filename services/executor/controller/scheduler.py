@@ -55,14 +55,17 @@ class ControlledSchedulerMixin(LayerwiseSchedulerMixin):
     # -- each step ---------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        called_s = time.monotonic()
         self.controller.before_schedule()
         begin_s = time.monotonic()
         output = super().schedule(*args, **kwargs)
+        end_s = time.monotonic()
         step = self._watch.scheduled(output, begin_s)
         self._seam.last_scheduled = tuple(output.num_scheduled_tokens)
         self.controller.ledger.scheduled(output.num_scheduled_tokens, begin_s)
         self._note_progress(output)
         self.controller.after_schedule(step)
+        self.controller.spent(begin_s - called_s + time.monotonic() - end_s)
         return output
 
     def _note_progress(self, output: SchedulerOutput) -> None:
