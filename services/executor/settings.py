@@ -89,7 +89,7 @@ class ExecutorSettings(ServiceSettings):
     plan_min_window: int = Field(default=1, ge=1, le=4096)  # decode steps
     plan_max_window: int = Field(default=256, ge=1, le=4096)  # decode steps
     plan_min_pause_s: float = Field(default=1.0, ge=0)
-    plan_max_pause_s: float = Field(default=10.0, gt=0)  # nobody is paused longer for an SLO
+    plan_max_pause_s: float = Field(default=10.0, gt=0, le=60)  # nobody is paused longer for an SLO
 
     @property
     def acting_policy(self) -> str:

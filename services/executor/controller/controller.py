@@ -33,7 +33,7 @@ class Controller:
         self.meter = StepMeter(engine, self.counts, mismatch_frac=options.mismatch_frac)
         self._plans = PlanKeeper(options, engine, self.ledger, self.counts)
         self._engine, self._planner, self._now_s = engine, planner, now_s
-        self._replan = replan_of(asked_policy(options), options.parameters)
+        self._replan = replan_of(listening_policy(options), options.parameters)
         self._triggers: list[Trigger] = []  # not yet asked about
         self._epoch = 0
         self._step = 0
@@ -98,6 +98,7 @@ class Controller:
         self._epoch += 1
         snapshot = self._engine.snapshot(epoch=self._epoch, profile=profile, links=links)
         self._plans.asked(snapshot, step=self._step, now_s=now_s)
+        self._engine.set_deposits({r.request_id: r.num_deposited_tokens for r in snapshot.requests})
         self.counts.asked(dropped=self._planner.post(snapshot))
 
     def after_update(self, timing: StepTiming | None, *, busy: bool) -> None:
@@ -119,7 +120,7 @@ class Controller:
             self._planner.close()
 
 
-def asked_policy(options: ControllerOptions) -> str:
+def listening_policy(options: ControllerOptions) -> str:
     """Return whose listening habits count: the shadow's where the guard itself acts."""
     if is_decided_locally(options.policy, options.parameters) and options.shadow_policy:
         return options.shadow_policy

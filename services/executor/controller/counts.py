@@ -1,7 +1,6 @@
 """What the controller counts, on its way to the metrics endpoint."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from typing import Any
 
 from services.executor.controller.plan_rules import Verdict
@@ -12,16 +11,19 @@ Data = dict[str, Any]
 MAX_LATENESSES = 1_024  # kept between two reports
 
 
-@dataclass(slots=True)
 class ControllerCounts:
     """Counted since the last `take`."""
 
-    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    triggers: Counter[str] = field(default_factory=Counter)
-    plans: Counter[str] = field(default_factory=Counter)
-    lateness_s: list[float] = field(default_factory=list)
-    lateness_steps: list[int] = field(default_factory=list)
-    gauges: dict[str, float] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self.sums: defaultdict[str, float] = defaultdict(float)
+        self.triggers: Counter[str] = Counter()
+        self.plans: Counter[str] = Counter()
+        self.lateness_s: list[float] = []
+        self.lateness_steps: list[int] = []
+        self.gauges: dict[str, float] = {}
 
     def triggered(self, trigger: Trigger) -> None:
         self.triggers[trigger.value] += 1
@@ -71,5 +73,5 @@ class ControllerCounts:
             "lateness_steps": self.lateness_steps,
             "gauges": self.gauges,
         }
-        self.__init__()  # type: ignore[misc]
+        self._reset()
         return data

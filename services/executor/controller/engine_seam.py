@@ -1,6 +1,6 @@
 """What the controller needs of the scheduler."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from services.executor.controller.link_rate import LinkRate
 from services.executor.controller.plan_rules import LiveRequest
 from services.executor.controller.prediction import PlacedRequest
 from services.executor.controller.types import Links
-from services.placement.types import EngineShape, Profile, Snapshot
+from services.placement.types import EngineShape, Profile, RequestId, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,9 @@ class EngineSeam(Protocol):
 
     def release(self, request_id: str) -> None:
         """Leave a request's placement to the heuristic."""
+
+    def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
+        """Say how many tokens each reader has in hand."""
 
     def is_paused(self, request_id: str) -> bool:
         """Return whether a live request is held back, by whomever."""

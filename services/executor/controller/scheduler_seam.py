@@ -1,7 +1,7 @@
 """`EngineSeam` on a layer-wise scheduler."""
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
 from services.executor.controller.engine_shape import engine_shape
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from services.executor.kv.layerwise_scheduler import LayerwiseSchedulerMixin
+
+MAX_REQUESTS = 1_000  # of a snapshot; the planner refuses more
 
 
 class SchedulerSeam:
@@ -64,11 +66,12 @@ class SchedulerSeam:
         reader = StateReader(self._shape, self.ledger.answer_lengths, now_s)
         states: list[RequestState] = []
         num_idle_staging = 0
-        for request, runs in self._requests():
+        for request, runs in islice(self._requests(), MAX_REQUESTS):
             entry = self.ledger.entries.get(request.request_id)
             if entry is None:
                 continue
-            kv = self._owner.requests.get(request.request_id)
+            # One that is being brought back holds blocks and has no tokens yet.
+            kv = self._owner.requests.get(request.request_id) if runs else None
             held = request.request_id in self._scheduler.control.holds
             states.append(
                 reader.state(
@@ -159,6 +162,9 @@ class SchedulerSeam:
 
     def release(self, request_id: str) -> None:
         self._scheduler.capacity_guard.forget(request_id)
+
+    def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
+        self._scheduler.set_deposits(num_tokens)
 
     def pause(self, request_id: str) -> bool:
         self._scheduler.pause(request_id)

@@ -1,6 +1,6 @@
 """An engine in memory, as the controller sees one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from services.executor.controller.link_rate import LinkRate
 from services.executor.controller.plan_rules import LiveRequest
@@ -66,6 +66,9 @@ class FakeEngine:
 
     def release(self, request_id: str) -> None:
         self.placed.pop(request_id, None)
+
+    def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
+        self.deposits = dict(num_tokens)
 
     def is_paused(self, request_id: str) -> bool:
         return request_id in self.paused
