@@ -15,6 +15,8 @@ from services.placement.types import PolicyParameters
 log = structlog.get_logger()
 
 CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default is a share of all memory of the machine
+PLANNED_SPARE_FRAC = 0.02  # of the pool stays free when a layer comes back
+LONE_SPARE_FRAC = 0.1  # the same where the capacity guard decides alone, before every step
 FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
 SYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowScheduler"
 ASYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowAsyncScheduler"
@@ -91,6 +93,8 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         emulated_token_s=settings.kv_emulated_token_s,
         emulated_context_token_s=settings.kv_emulated_context_token_s,
         trace_path=settings.kv_trace_path,
+        # Plans hold for a window, so that layers do not go back and forth for want of slack.
+        restore_when_free_frac=PLANNED_SPARE_FRAC if settings.planner_address else LONE_SPARE_FRAC,
     )
     args = options.engine_args()
     args["additional_config"] |= _controller_options(settings).engine_args()

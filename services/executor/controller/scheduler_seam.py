@@ -40,6 +40,11 @@ class SchedulerSeam:
         self.last_scheduled: tuple[str, ...] = ()  # of the newest step
         config: Any = self._scheduler.vllm_config
         self._seed: int = config.model_config.seed
+        # What the guard keeps free before it brings a layer back is not the planner's to give away.
+        self._num_spare = int(
+            self._scheduler.kv_options.restore_when_free_frac
+            * (self._owner.pool.num_gpu_blocks - 1)
+        )
         self._shape = engine_shape(
             config,
             self._scheduler.kv_cache_manager.kv_cache_config,
@@ -90,7 +95,7 @@ class SchedulerSeam:
             seed=self._seed,
             engine=self._shape,
             requests=tuple(states),
-            num_free_blocks=self._owner.pool.get_num_free_blocks(),
+            num_free_blocks=max(0, self._owner.pool.get_num_free_blocks() - self._num_spare),
             num_free_host_blocks=self._owner.host.num_free,
             num_free_staging_blocks=num_idle_staging,
             last_completion_age_s=None if completed_s is None else now_s - completed_s,
