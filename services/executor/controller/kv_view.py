@@ -33,7 +33,10 @@ def view_of(kv: RequestKV) -> KVView:
         num_host_blocks=tuple(group.num_host_blocks for group in kv.groups),
         num_leaving_blocks=sum(g.num_saves_sent - g.num_host_blocks for g in kv.groups),
         num_returning_blocks=sum(
-            len(group.restore.targets) for group in kv.groups if group.restore is not None
+            len(blocks)
+            for group in kv.groups
+            if group.restore is not None
+            for blocks in group.restore.under_way.values()
         ),
     )
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.placement.batch import fetch_s, group_compute_s
-from services.placement.capacity import Demand
+from services.placement.batch import fetch_s
 from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import make_pattern
 from services.placement.types import EngineShape, Link, Profile
@@ -26,16 +25,13 @@ def predicted_step_s(
 
     Without a measured link copies count as nothing.
     """
-    compute_s = group_compute_s(
-        engine,
-        profile,
-        num_tokens=len(batch),
-        num_context_tokens=sum(request.num_tokens for request in batch),
-    )
+    num_context_tokens = sum(request.num_tokens for request in batch)
+    layer_s = profile.layer_s(len(batch), num_context_tokens)
+    compute_s = [len(engine.layers_of(group)) * layer_s for group in range(engine.num_groups)]
     fetches = [
         Fetch(
             pattern=make_pattern(request.offloaded, request.num_buffers),
-            layer_s=fetch_s(_demand(request, engine), engine, h2d),
+            layer_s=fetch_s(request.num_tokens, engine, h2d),
         )
         for request in batch
         if request.offloaded and h2d is not None
@@ -43,9 +39,3 @@ def predicted_step_s(
     if not fetches:
         return profile.outside_layers_s + sum(compute_s)
     return profile.outside_layers_s + step_timing(compute_s, fetches).total_s
-
-
-def _demand(request: PlacedRequest, engine: EngineShape) -> Demand:
-    return Demand(
-        num_tokens=request.num_tokens, block_size=engine.block_size, num_groups=engine.num_groups
-    )
