@@ -307,7 +307,7 @@ def run_case(case: EngineCase, workload: Sequence[Arrival], *, hook: Hook | None
 
 def stock(case: EngineCase) -> EngineCase:
     """Return the case without layer-wise KV, with a pool that holds everything."""
-    return replace(case, kv=None, num_blocks=4_096, asynchronous=False)
+    return replace(case, kv=None, controller=None, num_blocks=4_096, asynchronous=False)
 
 
 def first_difference(expected: Outcome, actual: Outcome) -> dict[str, int]:
