@@ -108,6 +108,7 @@ def _controller_options(settings: ExecutorSettings) -> ControllerOptions:
         planner_address=settings.planner_address,
         plan_timeout_s=settings.plan_timeout_s,
         mismatch_frac=settings.plan_mismatch_frac,
+        seed=settings.seed,
         parameters=PolicyParameters(
             deposit=settings.plan_deposit,
             alpha=settings.plan_alpha,

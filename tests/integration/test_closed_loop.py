@@ -48,11 +48,12 @@ CASE = EngineCase(
         host_bytes=256 << 20,
         h2d_bytes_per_s=LINK_BYTES_PER_S,
         d2h_bytes_per_s=LINK_BYTES_PER_S,
+        copy_latency_s=0.1e-3,
         emulated_layer_s=2e-3,
         restore_when_free_frac=0.02,
         poison=True,
     ),
-    controller=ControllerOptions(plan_timeout_s=30.0),
+    controller=ControllerOptions(plan_timeout_s=30.0, seed=7),
 )
 STEADY = [
     Arrival(request_id=f"s{n}", prompt=make_prompt(300, seed=90 + n), num_output_tokens=150)
@@ -87,11 +88,13 @@ def asking(
     """Let the engine's controller ask another planner, with other options, for a while."""
     assert CASE.controller is not None
     client = PlannerClient(address, timeout_s=timeout_s)
+    log_stats, runner.scheduler.log_stats = runner.scheduler.log_stats, False  # counts add up
     runner.scheduler.set_up(replace(CASE.controller, **options), client)
     try:
         yield runner.scheduler.controller
     finally:
         client.close()
+        runner.scheduler.log_stats = log_stats
         runner.scheduler.set_up(CASE.controller, None)
 
 

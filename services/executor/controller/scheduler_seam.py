@@ -39,7 +39,6 @@ class SchedulerSeam:
         self.ledger: RequestLedger  # set by whoever makes both
         self.last_scheduled: tuple[str, ...] = ()  # of the newest step
         config: Any = self._scheduler.vllm_config
-        self._seed: int = config.model_config.seed
         # What the guard keeps free before it brings a layer back is not the planner's to give away.
         self._num_spare = int(
             self._scheduler.kv_options.restore_when_free_frac
@@ -92,7 +91,7 @@ class SchedulerSeam:
         return Snapshot(
             epoch=epoch,
             policy=self._options.policy,
-            seed=self._seed,
+            seed=self._options.seed,
             engine=self._shape,
             requests=tuple(states),
             num_free_blocks=max(0, self._owner.pool.get_num_free_blocks() - self._num_spare),
