@@ -50,6 +50,8 @@ CASE = EngineCase(
         d2h_bytes_per_s=LINK_BYTES_PER_S,
         copy_latency_s=0.1e-3,
         emulated_layer_s=2e-3,
+        emulated_token_s=1e-4,
+        emulated_context_token_s=1e-6,
         restore_when_free_frac=0.02,
         poison=True,
     ),
@@ -71,6 +73,7 @@ def reference() -> Outcome:
 def runner(reference: Outcome) -> Iterator[StepRunner]:
     """The engine under test, started when the stock one is gone."""
     runner = StepRunner(CASE)
+    runner.run([replace(STEADY[0], num_output_tokens=2)])  # the first step brings the calibration
     yield runner
     runner.close()
 
@@ -89,13 +92,23 @@ def asking(
     assert CASE.controller is not None
     client = PlannerClient(address, timeout_s=timeout_s)
     log_stats, runner.scheduler.log_stats = runner.scheduler.log_stats, False  # counts add up
-    runner.scheduler.set_up(replace(CASE.controller, **options), client)
+    swap_controller(runner, replace(CASE.controller, **options), client)
     try:
         yield runner.scheduler.controller
     finally:
         client.close()
         runner.scheduler.log_stats = log_stats
-        runner.scheduler.set_up(CASE.controller, None)
+        swap_controller(runner, CASE.controller, None)
+
+
+def swap_controller(
+    runner: StepRunner, options: ControllerOptions, client: PlannerClient | None
+) -> None:
+    """Start with a new controller, which knows the calibrated link and nothing else."""
+    before = runner.scheduler.controller.meter
+    runner.scheduler.set_up(options, client)
+    after = runner.scheduler.controller.meter
+    after._h2d, after._d2h = before._h2d, before._d2h
 
 
 class Trace:

@@ -15,6 +15,19 @@ COUNTERS = {
     "h2d_busy_s": "Seconds in which the slowest rank's link into the pool carried something.",
     "d2h_busy_s": "Seconds in which the slowest rank's link to the host carried something.",
     "num_loads": "Layer groups loaded into staging, one per request, step and rank.",
+    "num_evicted_blocks": "Blocks dropped from the pool because their host copy was complete.",
+    "num_restored_groups": "Layer groups that came back from host memory.",
+    "num_mirrored_blocks": "Blocks of resident layer groups that write-through copied to the host.",
+    "num_reclaimed_groups": "Layer groups taken from requests that did not run.",
+    "num_pauses": "Requests that were paused.",
+    "num_parks": "Requests that were parked.",
+    "num_resumes_in_place": "Paused requests that ran again.",
+    "num_resumes_load": "Parked or preempted requests that came back by a load.",
+    "num_resumes_recompute": "Parked or preempted requests that came back by a recompute.",
+    "num_resumes_host_resident": "Parked requests that came back with their layers on the host.",
+    "num_dropped_copies": "Parked requests that lost their host copies to others.",
+    "num_overdue_holds": "Pauses and parks that ended by themselves.",
+    "num_unknown_ids": "Orders about requests that were gone.",
 }
 GAUGES = {
     "num_resident_groups": "Layer groups of live requests whose KV is in the pool.",
@@ -22,6 +35,9 @@ GAUGES = {
     "num_restoring_groups": "Offloaded layer groups that are on their way back.",
     "num_staging_blocks": "Pool blocks that offloaded layer groups take turns in.",
     "num_host_blocks": "Host slots in use.",
+    "num_lagging_blocks": "Full blocks of mirrored requests without a complete host copy.",
+    "num_paused_requests": "Requests on pause.",
+    "num_parked_requests": "Requests that are parked, or on their way there.",
     "num_free_blocks": "Pool blocks that nobody owns.",
 }
 STALL_BUCKETS_S = (0.0, 1e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0)

@@ -5,6 +5,7 @@ merge over ranks and over time with the same method, so that each rank's sums ar
 they are read.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -40,12 +41,13 @@ class Residencies:
     num_staging_blocks: int = 0
     num_host_blocks: int = 0  # slots in use
     num_free_blocks: int = 0
-    num_sealed_blocks: int = 0  # given back because their host copy is complete, since start
-    num_restored_groups: int = 0  # since start
+    num_lagging_blocks: int = 0  # full blocks of mirrored requests without a complete host copy
+    num_paused_requests: int = 0
+    num_parked_requests: int = 0
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]
-    """`data["ranks"][rank]` sums, `data["scheduler"]` the last state.
+    """`data["ranks"][rank]` and `data["events"]` sums, `data["scheduler"]` the last state.
 
     `data["controller"]` is what `ControllerCounts.take` returns.
     """
@@ -59,8 +61,11 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
             for name, value in sums.items():
                 mine[name] = mine.get(name, 0) + value
         state = other.data.get("scheduler") or self.data.get("scheduler", {})
+        events = Counter(self.data.get("events", {}))
+        events.update(other.data.get("events", {}))
         controller = _merged(self.data.get("controller", {}), other.data.get("controller", {}))
-        return KVStats(data={"ranks": ranks, "scheduler": state, "controller": controller})
+        merged = {"scheduler": state, "events": dict(events), "controller": controller}
+        return KVStats(data={"ranks": ranks, **merged})
 
     def reduce(self) -> dict[str, int | float]:
         """Return bytes summed over ranks, times of the slowest rank, and the last state."""
@@ -69,13 +74,13 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
         for name in asdict(RankTotals()) if ranks else ():
             values = [sums.get(name, 0) for sums in ranks]
             reduced[name] = sum(values) if name in SUMMED_OVER_RANKS else max(values)
-        return {**reduced, **self.data.get("scheduler", {})}
+        return {**reduced, **self.data.get("scheduler", {}), **self.data.get("events", {})}
 
     def reset(self) -> None:
         self.data.clear()
 
     def is_empty(self) -> bool:
-        return not any(self.data.get(part) for part in ("ranks", "scheduler", "controller"))
+        return not any(self.data.values())
 
 
 class RankStats:
