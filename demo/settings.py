@@ -75,6 +75,7 @@ class StackSettings:
             "EVENFLOW_GATEWAY_EXECUTORS": self.address("executor"),
             "EVENFLOW_GATEWAY_TRACKER": self.address("tracker"),
             "EVENFLOW_EXECUTOR_TRACKER": self.address("tracker"),
+            "EVENFLOW_EXECUTOR_PLANNER_ADDRESS": self.address("planner"),
             "EVENFLOW_EXECUTOR_MODEL": model_directory,
             "EVENFLOW_EXECUTOR_SERVED_MODEL_NAME": self.model_id,
             "EVENFLOW_EXECUTOR_MAX_MODEL_LEN": "auto" if self.model else "4096",

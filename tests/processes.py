@@ -58,6 +58,7 @@ class Stack:
             "EXECUTOR_GRPC_PORT": self.ports["executor"],
             "EXECUTOR_METRICS_PORT": 0,
             "EXECUTOR_TRACKER": self.address("tracker"),
+            "EXECUTOR_PLANNER_ADDRESS": self.address("planner"),
             "EXECUTOR_MODEL": exactness_model(),
             "EXECUTOR_SERVED_MODEL_NAME": MODEL,
             "EXECUTOR_DTYPE": "float32",  # greedy output must not depend on the batch

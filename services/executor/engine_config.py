@@ -7,17 +7,23 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from services.executor.controller.options import ControllerOptions
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.settings import ExecutorSettings
+from services.placement.types import PolicyParameters
 
 log = structlog.get_logger()
 
 CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default is a share of all memory of the machine
+PLANNED_SPARE_FRAC = 0.02  # of the pool stays free when a layer comes back
+LONE_SPARE_FRAC = 0.1  # the same where the capacity guard decides alone, before every step
 FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
 SYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowScheduler"
 ASYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowAsyncScheduler"
 SYNC_LAYERWISE_SCHEDULER = "services.executor.kv.layerwise_scheduler.LayerwiseScheduler"
 ASYNC_LAYERWISE_SCHEDULER = "services.executor.kv.layerwise_scheduler.AsyncLayerwiseScheduler"
+SYNC_CONTROLLED_SCHEDULER = "services.executor.controller.scheduler.ControlledScheduler"
+ASYNC_CONTROLLED_SCHEDULER = "services.executor.controller.scheduler.AsyncControlledScheduler"
 
 # Options that have the same name and meaning here and there.
 PASSED_ON = (
@@ -50,7 +56,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["max_model_len"] = FIT_TO_POOL
     if current_platform.is_cpu() and options["kv_cache_memory_bytes"] is None:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
-    if settings.layerwise_kv:
+    if settings.uses_layerwise_kv:
         options.update(_layerwise_args(settings))
     args = AsyncEngineArgs(
         **{name: value for name, value in options.items() if value is not None},
@@ -59,10 +65,10 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     config = args.create_engine_config()
     scheduler = config.scheduler_config
     # Afterwards, because only the finished configuration says which kind vLLM would take.
-    if settings.layerwise_kv:
+    if settings.uses_layerwise_kv:
         check_supported(config)
         scheduler.scheduler_cls = (
-            ASYNC_LAYERWISE_SCHEDULER if scheduler.async_scheduling else SYNC_LAYERWISE_SCHEDULER
+            ASYNC_CONTROLLED_SCHEDULER if scheduler.async_scheduling else SYNC_CONTROLLED_SCHEDULER
         )
     else:
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
@@ -89,5 +95,28 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         emulated_token_s=settings.kv_emulated_token_s,
         emulated_context_token_s=settings.kv_emulated_context_token_s,
         trace_path=settings.kv_trace_path,
+        # Plans hold for a window, so that layers do not go back and forth for want of slack.
+        restore_when_free_frac=PLANNED_SPARE_FRAC if settings.planner_address else LONE_SPARE_FRAC,
     )
-    return {**options.engine_args(), "enable_prefix_caching": False}
+    args = options.engine_args()
+    args["additional_config"] |= _controller_options(settings).engine_args()
+    return {**args, "enable_prefix_caching": False}
+
+
+def _controller_options(settings: ExecutorSettings) -> ControllerOptions:
+    return ControllerOptions(
+        policy=settings.acting_policy,
+        shadow_policy=settings.shadow_policy or "",
+        planner_address=settings.planner_address,
+        plan_timeout_s=settings.plan_timeout_s,
+        mismatch_frac=settings.plan_mismatch_frac,
+        seed=settings.seed,
+        parameters=PolicyParameters(
+            deposit=settings.plan_deposit,
+            alpha=settings.plan_alpha,
+            min_window=settings.plan_min_window,
+            max_window=settings.plan_max_window,
+            min_pause_s=settings.plan_min_pause_s,
+            max_pause_s=settings.plan_max_pause_s,
+        ),
+    )

@@ -38,6 +38,14 @@ class RequestBuffer:
         """Return how many generated tokens the reader does not have yet."""
         return self._reader.num_deposited(now_s)
 
+    def last_release_s(self, now_s: float) -> float | None:
+        """Return when the newest token reached the reader; None before the first."""
+        return self._reader.last_release_s(now_s)
+
+    def delivered_age_sum_s(self, now_s: float) -> float:
+        """Return the ages of delivered tokens, summed: the area under the delivery curve."""
+        return self._reader.delivered_age_sum_s(now_s)
+
     def _would_be_late(self, now_s: float) -> bool:
         previous_due_s = self._reader.last_due_s
         if previous_due_s is None or not self.interval_s:

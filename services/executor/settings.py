@@ -7,11 +7,23 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
+from services.placement.presets import PRESETS
+
+NO_PLANNING = "vllm"
+
+
+def _known_policy(name: str) -> str:
+    if name not in PRESETS:
+        raise ValueError(f"one of {', '.join(PRESETS)}")
+    return name
+
+
+PolicyName = Annotated[str, AfterValidator(_known_policy)]
 
 
 class ExecutorSettings(ServiceSettings):
@@ -66,6 +78,45 @@ class ExecutorSettings(ServiceSettings):
     kv_emulated_token_s: float = Field(default=0.0, ge=0, le=1)
     kv_emulated_context_token_s: float = Field(default=0.0, ge=0, le=1)
     kv_trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
+
+    # Who decides where KV is. Unset: `orbitflow` with layer-wise KV, else `vllm`. `vllm` switches
+    # layer-wise KV off; all others need it.
+    policy: PolicyName | None = None
+    shadow_policy: PolicyName | None = None  # only compared with the policy that acts
+    planner_address: str = "127.0.0.1:50052"  # "host:port"; empty: only the local heuristic acts
+    plan_timeout_s: float = Field(default=1.0, gt=0, le=60)  # of one question to the planner
+    plan_mismatch_frac: float = Field(default=0.15, ge=0)  # steps unlike predicted; 0: any will do
+    plan_deposit: bool | None = None  # deposited tokens back plans; unset: the policy's choice
+    plan_alpha: float = Field(default=1.0, ge=0)  # SLO violations per step, mean over the window
+    plan_min_window: int = Field(default=1, ge=1, le=4096)  # decode steps
+    plan_max_window: int = Field(default=256, ge=1, le=4096)  # decode steps
+    plan_min_pause_s: float = Field(default=1.0, ge=0)
+    plan_max_pause_s: float = Field(default=10.0, gt=0, le=60)  # nobody is paused longer for an SLO
+
+    @property
+    def acting_policy(self) -> str:
+        """Return the policy in force."""
+        return self.policy or ("orbitflow" if self.layerwise_kv else NO_PLANNING)
+
+    @property
+    def uses_layerwise_kv(self) -> bool:
+        """Return whether KV is kept layer by layer."""
+        return self.layerwise_kv and self.acting_policy != NO_PLANNING
+
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, policy: str | None, info: ValidationInfo) -> str | None:
+        if policy not in (None, NO_PLANNING) and not info.data.get("layerwise_kv"):
+            raise ValueError(f"{policy} needs EVENFLOW_EXECUTOR_LAYERWISE_KV=true")
+        return policy
+
+    @field_validator("plan_max_window", "plan_max_pause_s")
+    @classmethod
+    def _check_order(cls, most: float, info: ValidationInfo) -> float:
+        least = info.data.get(str(info.field_name).replace("max", "min"), most)
+        if most < least:
+            raise ValueError(f"is below the least, {least}")
+        return most
 
     @property
     def model_id(self) -> str:

@@ -9,7 +9,7 @@ so that tokens are at least S apart, never early, and never later than generatio
 All times are seconds on one clock.
 """
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from services.pacing.types import ServiceLevel
@@ -57,29 +57,48 @@ class ReaderModel:
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._num_generated = 0
-        self._last_due_s: float | None = None
+        self._due_s: list[float] = []  # of every token, ascending
+        self._due_sums_s = [0.0]  # of the first k tokens
         self._num_reported = 0
-        self._upcoming_due_s: deque[float] = deque()  # after the newest report, ascending
+        self._num_due_at_report = 0  # tokens due by the time of the newest report
+        self._report_s: float | None = None  # when the count last grew
 
     @property
     def last_due_s(self) -> float | None:
         """Return when the newest token is due; None before the first."""
-        return self._last_due_s
+        return self._due_s[-1] if self._due_s else None
 
     def generated(self, now_s: float) -> None:
         """Record one token generated at `now_s`, not before earlier calls."""
-        self._num_generated += 1
-        self._last_due_s = next_due_s(self._last_due_s, now_s, self._interval_s)
-        self._upcoming_due_s.append(self._last_due_s)
+        due_s = self._due_s
+        due_s.append(next_due_s(due_s[-1] if due_s else None, now_s, self._interval_s))
+        self._due_sums_s.append(self._due_sums_s[-1] + due_s[-1])
 
     def delivered(self, num_delivered: int, now_s: float) -> None:
         """Take over a delivered count that was true at `now_s`."""
-        self._num_reported = max(self._num_reported, num_delivered)
-        while self._upcoming_due_s and self._upcoming_due_s[0] <= now_s:
-            self._upcoming_due_s.popleft()
+        if num_delivered > self._num_reported:
+            self._num_reported, self._report_s = num_delivered, now_s
+        num_due = bisect_right(self._due_s, now_s)
+        self._num_due_at_report = max(self._num_due_at_report, num_due)
 
     def num_deposited(self, now_s: float) -> int:
         """Return the deposit at `now_s`, >= 0; `now_s` is not before the newest report."""
-        num_due = sum(due_s <= now_s for due_s in self._upcoming_due_s)
-        return max(0, self._num_generated - self._num_reported - num_due)
+        num_due = max(0, bisect_right(self._due_s, now_s) - self._num_due_at_report)
+        return max(0, len(self._due_s) - self._num_reported - num_due)
+
+    def last_release_s(self, now_s: float) -> float | None:
+        """Return when the newest token reached the reader; None before the first.
+
+        `now_s` is not before the newest report.
+        """
+        num_due = bisect_right(self._due_s, now_s)
+        if num_due > self._num_due_at_report:
+            return self._due_s[num_due - 1]
+        if self._report_s is not None:
+            return self._report_s
+        return self._due_s[num_due - 1] if num_due else None
+
+    def delivered_age_sum_s(self, now_s: float) -> float:
+        """Return the ages of delivered tokens, summed, >= 0: each counts from when it was due."""
+        num_delivered = len(self._due_s) - self.num_deposited(now_s)
+        return max(0.0, num_delivered * now_s - self._due_sums_s[num_delivered])

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from services.executor.controller.options import ControllerOptions
 from services.executor.engine_config import (
+    ASYNC_CONTROLLED_SCHEDULER,
     ASYNC_LAYERWISE_SCHEDULER,
+    SYNC_CONTROLLED_SCHEDULER,
     SYNC_LAYERWISE_SCHEDULER,
 )
 from services.executor.kv.options import KVOptions
@@ -49,6 +52,7 @@ class EngineCase:
 
     num_blocks: int  # of the pool; stock vLLM's blocks hold all layers
     kv: KVOptions | None = None
+    controller: ControllerOptions | None = None  # needs `kv`
     block_size: int = 32
     max_model_len: int = 1024
     max_num_batched_tokens: int = 2048
@@ -124,6 +128,11 @@ def make_engine(case: EngineCase) -> Any:
     if case.kv is not None:
         config.scheduler_config.scheduler_cls = (
             ASYNC_LAYERWISE_SCHEDULER if case.asynchronous else SYNC_LAYERWISE_SCHEDULER
+        )
+    if case.controller is not None:
+        config.additional_config |= case.controller.engine_args()
+        config.scheduler_config.scheduler_cls = (
+            ASYNC_CONTROLLED_SCHEDULER if case.asynchronous else SYNC_CONTROLLED_SCHEDULER
         )
     return LLMEngine.from_vllm_config(config)
 
@@ -305,7 +314,7 @@ def run_case(case: EngineCase, workload: Sequence[Arrival], *, hook: Hook | None
 
 def stock(case: EngineCase) -> EngineCase:
     """Return the case without layer-wise KV, with a pool that holds everything."""
-    return replace(case, kv=None, num_blocks=4_096, asynchronous=False)
+    return replace(case, kv=None, controller=None, num_blocks=4_096, asynchronous=False)
 
 
 def first_difference(expected: Outcome, actual: Outcome) -> dict[str, int]:

@@ -6,6 +6,7 @@ import pytest
 from vllm.config import SpeculativeConfig
 from vllm.platforms import current_platform
 
+from services.executor.controller.options import ControllerOptions
 from services.executor.engine_config import make_config
 from services.executor.kv.emulated_device import LayerTime
 from services.executor.kv.options import KVOptions, check_supported
@@ -30,7 +31,7 @@ def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
     options = KVOptions.of(config)
 
     assert (options.layers_per_group, options.host_bytes) == (2, 1 << 20)
-    assert "LayerwiseScheduler" in str(config.scheduler_config.scheduler_cls)
+    assert "ControlledScheduler" in str(config.scheduler_config.scheduler_cls)
     assert "LayerwiseCPUWorker" in str(config.parallel_config.worker_cls)
 
 
@@ -50,6 +51,22 @@ def test_stock_vllm_keeps_prefix_caching() -> None:
 
     assert plain.cache_config.enable_prefix_caching
     assert plain.kv_transfer_config is None
+
+
+def test_one_setting_switches_to_stock_vllm() -> None:
+    stock = make_config(make_settings(policy="vllm"))
+
+    assert stock.kv_transfer_config is None
+    assert "EvenflowScheduler" in str(stock.scheduler_config.scheduler_cls)
+
+
+def test_the_policy_and_its_options_reach_the_scheduler() -> None:
+    options = ControllerOptions.of(
+        make_config(make_settings(policy="slo-aware", shadow_policy="joint", plan_alpha=2.0))
+    )
+
+    assert (options.policy, options.shadow_policy) == ("slo-aware", "joint")
+    assert options.parameters.alpha == 2.0
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,11 @@ from vllm.v1.outputs import KVConnectorOutput
 from services.executor.kv.backend import make_backend
 from services.executor.kv.cpu_copy_engine import fill
 from services.executor.kv.emulated_device import EmulatedDevice
+from services.executor.kv.layer_clock import LayerClock
+from services.executor.kv.link_calibration import calibrate
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
-from services.executor.kv.pages import view_pools
+from services.executor.kv.pages import CHUNK_BYTES, blocks_per_chunk, view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.rates import Rates
 from services.executor.kv.sizing import num_host_slots
@@ -131,6 +133,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._backend = make_backend(options, pools, num_slots=num_host_slots(options, config))
         engine, pages = self._backend.engine, self._backend.pages
         self.runner = TransferRunner(engine, len(self._groups))
+        self._clock = self._calibrated_clock(pages[0].block_bytes)
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
             # Groups alias one pool, so that one group's pages are everybody's.
@@ -138,6 +141,20 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if options.trace_path:
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)
+
+    def _calibrated_clock(self, block_bytes: int) -> LayerClock:
+        num_ready = self._backend.host.num_ready_slots
+        calibration = calibrate(
+            self._backend.engine,
+            num_blocks=min(num_ready, self._kv_cache_config.num_blocks - 1),
+            chunk_blocks=blocks_per_chunk(block_bytes),
+        )
+        return LayerClock(
+            self.runner,
+            num_layers=sum(len(names) for names in self._groups),
+            chunk_bytes=CHUNK_BYTES,
+            calibration=calibration,
+        )
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         transfers = self._get_connector_metadata()
@@ -156,6 +173,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._device.pause()
         if group is not None:
             self.runner.before_group(group)
+            self._clock.layer_begins()
         if self._device is not None:
             self._device.resume()
         if self._trace is not None:
@@ -176,13 +194,14 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def wait_for_save(self) -> None:
         """Leave copies to the host running: blocks are kept until their copies are confirmed."""
+        self._clock.step_ends()
         self.runner.end_step()
         if self._trace is not None:
             self._trace.end_step()
 
     def build_connector_worker_meta(self) -> StepFeedback:
-        num_ready = self._backend.host.num_ready_slots
-        return replace(self.runner.feedback(), num_ready_slots=num_ready)
+        num_ready, timing = self._backend.host.num_ready_slots, self._clock.take()
+        return replace(self.runner.feedback(), num_ready_slots=num_ready, timing=timing)
 
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""

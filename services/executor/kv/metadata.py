@@ -13,6 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from services.executor.kv.step_timing import StepTiming
+
 
 @dataclass(frozen=True, slots=True)
 class RowEdit:
@@ -84,6 +86,7 @@ class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     saved_step: int  # copies to the host of all steps up to this one are complete
     num_ranks_done: Counter[int] = field(default_factory=Counter)  # by restore id, each rank once
+    timing: StepTiming = field(default_factory=StepTiming)  # of the step
     # The first host slots, which may be used; a rank that has nothing to pin has all of them.
     num_ready_slots: int = sys.maxsize
 
@@ -91,5 +94,6 @@ class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return StepFeedback(
             saved_step=min(self.saved_step, other.saved_step),
             num_ranks_done=self.num_ranks_done + other.num_ranks_done,
+            timing=self.timing.aggregate(other.timing),
             num_ready_slots=min(self.num_ready_slots, other.num_ready_slots),
         )

@@ -1,10 +1,12 @@
 """Layer-wise KV on the executor's metrics endpoint, beside vLLM's own figures."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 from vllm.v1.metrics.utils import create_metric_per_engine
 
+from services.executor.controller.prom_metrics import ControllerPromMetrics
 from services.executor.kv.stats import KVStats
 
 COUNTERS = {
@@ -58,6 +60,8 @@ class KVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             "Seconds per step in which the slowest rank's layers waited for a copy.",
             buckets=STALL_BUCKETS_S,
         )
+        classes = (self._counter_cls, self._gauge_cls, self._histogram_cls)
+        self._controller = ControllerPromMetrics(classes, self._make_controllers)
 
     def _make(self, kind: Any, name: str, documentation: str, **options: Any) -> dict[int, Any]:
         metric = kind(
@@ -69,6 +73,16 @@ class KVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         created: dict[int, Any] = create_metric_per_engine(metric, self.per_engine_labelvalues)
         return created
 
+    def _make_controllers(
+        self, kind: Any, name: str, text: str, labels: Sequence[str] = (), **options: Any
+    ) -> Any:
+        return kind(
+            name=f"vllm:evenflow_controller_{name}",
+            documentation=text,
+            labelnames=[*self._labelnames, *labels],
+            **options,
+        )
+
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         reduced = KVStats(data=transfer_stats_data).reduce()
         for name, counters in self._counters.items():
@@ -78,3 +92,5 @@ class KVPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                 gauges[engine_idx].set(reduced[name])
         if "stall_s" in reduced:
             self._stall[engine_idx].observe(reduced["stall_s"])
+        counts = transfer_stats_data.get("controller", {})
+        self._controller.observe(counts, self.per_engine_labelvalues[engine_idx])

@@ -8,6 +8,7 @@ they are read.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
@@ -46,7 +47,10 @@ class Residencies:
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]
-    """`data["ranks"][rank]` and `data["events"]` sums, `data["scheduler"]` the last state."""
+    """`data["ranks"][rank]` and `data["events"]` sums, `data["scheduler"]` the last state.
+
+    `data["controller"]` is what `ControllerCounts.take` returns.
+    """
 
     def aggregate(self, other: KVConnectorStats) -> "KVStats":
         ranks: dict[str, dict[str, float]] = {
@@ -59,7 +63,9 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
         state = other.data.get("scheduler") or self.data.get("scheduler", {})
         events = Counter(self.data.get("events", {}))
         events.update(other.data.get("events", {}))
-        return KVStats(data={"ranks": ranks, "scheduler": state, "events": dict(events)})
+        controller = _merged(self.data.get("controller", {}), other.data.get("controller", {}))
+        merged = {"scheduler": state, "events": dict(events), "controller": controller}
+        return KVStats(data={"ranks": ranks, **merged})
 
     def reduce(self) -> dict[str, int | float]:
         """Return bytes summed over ranks, times of the slowest rank, and the last state."""
@@ -83,7 +89,7 @@ class RankStats:
     def __init__(self, runner: TransferRunner, rank: int) -> None:
         self._runner = runner
         self._rank = str(rank)
-        self._reported = RankTotals()
+        self._reported = self._now()
         self._idle: tuple[TransferTotals, float] | None = None
 
     def take(self) -> KVStats | None:
@@ -106,3 +112,16 @@ class RankStats:
             num_loads=self._runner.num_loads,
             num_steps=self._runner.num_steps,
         )
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Return the controller's counts of both: sums added, lists joined, the newest gauges."""
+    if not first or not second:
+        return first or second
+    summed = {name: _added(first[name], second[name]) for name in ("sums", "triggers", "plans")}
+    lists = {name: [*first[name], *second[name]] for name in ("lateness_s", "lateness_steps")}
+    return {**summed, **lists, "gauges": {**first["gauges"], **second["gauges"]}}
+
+
+def _added(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}

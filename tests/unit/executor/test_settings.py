@@ -35,3 +35,38 @@ def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.kv_cache_memory_bytes == 1 << 30
     assert settings.tracker == ""
     assert settings.max_num_seqs is None  # left to vLLM
+
+
+def test_orbitflow_is_the_policy_of_layerwise_kv_unless_another_is_named() -> None:
+    plain = ExecutorSettings(model="m")
+    layerwise = ExecutorSettings(model="m", layerwise_kv=True)
+    other = ExecutorSettings(model="m", layerwise_kv=True, policy="slo-aware")
+
+    assert [s.acting_policy for s in (plain, layerwise, other)] == [
+        "vllm",
+        "orbitflow",
+        "slo-aware",
+    ]
+
+
+def test_one_setting_switches_to_stock_vllm() -> None:
+    settings = ExecutorSettings(model="m", layerwise_kv=True, policy="vllm")
+
+    assert not settings.uses_layerwise_kv
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"policy": "orbitflow"}, "policy"),  # without layer-wise KV
+        ({"layerwise_kv": True, "policy": "clairvoyant"}, "policy"),
+        ({"shadow_policy": "clairvoyant"}, "shadow_policy"),
+        ({"plan_min_window": 9, "plan_max_window": 8}, "plan_max_window"),
+        ({"plan_min_pause_s": 9.0, "plan_max_pause_s": 8.0}, "plan_max_pause_s"),
+    ],
+)
+def test_a_bad_choice_of_policy_names_its_setting(wrong: dict[str, object], named: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ExecutorSettings(model="m", **wrong)  # type: ignore[arg-type]
+
+    assert [error["loc"] for error in caught.value.errors()] == [(named,)]

@@ -1,0 +1,1 @@
+"""The adaptive controller: measures the engine, asks the planner, carries its plans out."""

@@ -1,0 +1,32 @@
+"""How long an answer will be, from the answers that have ended."""
+
+from bisect import bisect_right
+from collections import deque
+
+NUM_REMEMBERED = 256
+LOW, HIGH = 0.1, 0.9  # quantiles of the predicted range
+
+
+class AnswerLengths:
+    """Lengths of recent answers; a range for a running one, given how long it is already."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque(maxlen=NUM_REMEMBERED)
+
+    def ended(self, num_output_tokens: int) -> None:
+        """Record an answer that the model ended, or its limit."""
+        if num_output_tokens > 0:
+            self._recent.append(num_output_tokens)
+
+    def predict(self, *, num_output_tokens: int, max_tokens: int) -> tuple[int, int] | None:
+        """Return the range of the whole answer's length, at least one token more than now.
+
+        None if no answer so far was longer.
+        """
+        ordered = sorted(self._recent)
+        longer = ordered[bisect_right(ordered, num_output_tokens) :]
+        if not longer:
+            return None
+        low = longer[int(LOW * (len(longer) - 1))]
+        high = longer[int(HIGH * (len(longer) - 1))]
+        return min(low, max_tokens), min(high, max_tokens)

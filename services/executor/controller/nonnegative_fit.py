@@ -1,0 +1,66 @@
+"""Least squares for y = a + b u + c v with a > 0 and b, c >= 0, over a stream of samples."""
+
+from itertools import chain, combinations
+
+import numpy as np
+
+FORGETTING = 0.999  # per sample: what was measured a thousand steps ago counts a third
+RIDGE = 1e-9  # relative; keeps a batch that never changes from dividing by zero
+WORTH = 1e-3  # share of the spread that one more coefficient must explain
+ROUNDING = 1e-9  # relative; a smaller error is none
+
+Coefficients = tuple[float, float, float]
+
+
+class NonNegativeFit:
+    """Keeps sums only; solving takes some 0.1 ms and is left to the caller's choice of moment.
+
+    A batch that hardly varies cannot tell the coefficients apart: the fewest that explain it win.
+    """
+
+    def __init__(self) -> None:
+        self._xx = np.zeros((3, 3))
+        self._xy = np.zeros(3)
+        self._yy = 0.0
+
+    def add(self, u: float, v: float, y: float) -> None:
+        x = np.array((1.0, u, v))
+        self._xx = FORGETTING * self._xx + np.outer(x, x)
+        self._xy = FORGETTING * self._xy + y * x
+        self._yy = FORGETTING * self._yy + y * y
+
+    def solve(self) -> Coefficients:
+        """Return (a, b, c); (0, 0, 0) before the first sample."""
+        best, best_error = (0.0, 0.0, 0.0), float("inf")
+        optional = chain.from_iterable(combinations((1, 2), n) for n in range(3))
+        for chosen in optional:
+            columns = [0, *chosen]
+            found = self._solve(columns)
+            if found is None:
+                continue
+            error = max(0.0, self._error(found))
+            if error < best_error - WORTH * self._spread() - ROUNDING * self._yy:
+                best, best_error = (found[0], found[1], found[2]), error
+        return best
+
+    def _solve(self, columns: list[int]) -> list[float] | None:
+        """Return the coefficients with only `columns` in use; None if one is negative."""
+        xx = self._xx[np.ix_(columns, columns)]
+        if xx[0, 0] <= 0.0:
+            return None
+        ridge = np.diag(RIDGE * np.diag(xx) + 1e-30)
+        solution = np.linalg.solve(xx + ridge, self._xy[columns])
+        if solution.min() < 0.0:
+            return None
+        found = [0.0, 0.0, 0.0]
+        for column, value in zip(columns, solution, strict=True):
+            found[column] = float(value)
+        return found
+
+    def _error(self, coefficients: list[float]) -> float:
+        x = np.array(coefficients)
+        return float(self._yy - 2.0 * x @ self._xy + x @ self._xx @ x)
+
+    def _spread(self) -> float:
+        """Return the squared deviation of y from its mean."""
+        return max(0.0, float(self._yy - self._xy[0] ** 2 / self._xx[0, 0]))

@@ -1,0 +1,207 @@
+"""The planner client against a real gRPC server that answers well, badly, late, or never."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from evenflow.planner.v1 import planner_pb2 as pb
+from services.executor.controller.planner_client import Answer, PlannerClient
+from services.placement.types import Snapshot
+from tests.processes import wait_until
+from tests.redis_server import free_port
+from tests.scripted_planner import ScriptedPlanner, keep_everything, scripted_planner
+from tests.snapshots import make_request, make_snapshot
+
+
+@pytest.fixture
+def planner() -> Iterator[ScriptedPlanner]:
+    with scripted_planner() as served:
+        yield served
+
+
+def snapshot(epoch: int = 1) -> Snapshot:
+    return make_snapshot(make_request("a"), epoch=epoch)
+
+
+def next_answer(client: PlannerClient) -> Answer:
+    found: list[Answer] = []
+
+    def came() -> bool:
+        answer = client.take()
+        if answer is not None:
+            found.append(answer)
+        return bool(found)
+
+    wait_until(came, "an answer")
+    return found[0]
+
+
+def test_a_snapshot_arrives_complete_and_a_plan_comes_back(planner: ScriptedPlanner) -> None:
+    client = PlannerClient(planner.address, timeout_s=10.0)
+
+    client.post(snapshot(7))
+    answer = next_answer(client)
+    client.close()
+
+    assert answer.plan is not None
+    assert (answer.epoch, answer.plan.epoch, answer.failure) == (7, 7, "")
+    assert [request.request_id for request in planner.snapshots[0].requests] == ["a"]
+    assert planner.snapshots[0].profile.mean_tpot_s == pytest.approx(0.012)
+
+
+def test_nothing_of_grpc_exists_before_the_first_snapshot() -> None:
+    client = PlannerClient("127.0.0.1:1", timeout_s=1.0)
+
+    assert client._thread is None
+    assert client._channel is None
+    assert client.take() is None
+    client.close()
+
+
+def test_of_snapshots_that_wait_only_the_newest_is_sent(planner: ScriptedPlanner) -> None:
+    def slow(request: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+        planner.release.wait(60)
+        return keep_everything(request, context)
+
+    planner.answer = slow
+    client = PlannerClient(planner.address, timeout_s=60.0)
+    client.post(snapshot(1))
+    wait_until(lambda: bool(planner.snapshots), "the first question")
+
+    dropped = [client.post(snapshot(epoch)) for epoch in (2, 3, 4)]
+    planner.release.set()
+    epochs = [next_answer(client).epoch, next_answer(client).epoch]
+    client.close()
+
+    assert dropped == [False, True, True]
+    assert epochs == [1, 4]
+
+
+def test_posting_never_waits_for_a_planner_that_hangs(planner: ScriptedPlanner) -> None:
+    def hang(request: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+        planner.release.wait(60)
+        return pb.Plan()
+
+    planner.answer = hang
+    client = PlannerClient(planner.address, timeout_s=0.5)
+    begin_s = time.monotonic()
+    for epoch in range(1, 1_001):
+        client.post(snapshot(epoch))
+        client.take()
+    posting_s = time.monotonic() - begin_s
+    answer = next_answer(client)
+    client.close()
+
+    assert answer.failure == "DEADLINE_EXCEEDED"
+    assert posting_s < 60.0  # a thousand calls; one that waited would take half a second
+
+
+def test_a_planner_that_is_away_and_comes_back() -> None:
+    client = PlannerClient(f"127.0.0.1:{free_port()}", timeout_s=1.0)
+    client.post(snapshot())
+
+    assert next_answer(client).failure == "UNAVAILABLE"
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        pytest.param(pb.Plan(), id="nothing"),
+        pytest.param(pb.Plan(status=99), id="no-such-status"),  # type: ignore[arg-type]
+        pytest.param(
+            pb.Plan(
+                status=pb.PLAN_STATUS_OPTIMAL,
+                quality=pb.Quality(latency_s=float("nan"), window=1),
+            ),
+            id="not-a-number",
+        ),
+        pytest.param(
+            pb.Plan(status=pb.PLAN_STATUS_OPTIMAL, quality=pb.Quality(window=0)), id="no-window"
+        ),
+        pytest.param(
+            pb.Plan(status=pb.PLAN_STATUS_OPTIMAL, quality=pb.Quality(window=1, expires_after=-1)),
+            id="expired-before-it-began",
+        ),
+    ],
+)
+def test_garbage_is_a_failure(planner: ScriptedPlanner, garbage: pb.Plan) -> None:
+    planner.answer = lambda request, context: garbage
+    client = PlannerClient(planner.address, timeout_s=10.0)
+
+    client.post(snapshot())
+    answer = next_answer(client)
+    client.close()
+
+    assert (answer.plan, answer.failure) == (None, "GARBAGE")
+
+
+def test_a_refusal_is_a_failure_with_its_status(planner: ScriptedPlanner) -> None:
+    def refuse(request: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "snapshot.h2d: is required")
+        raise AssertionError
+
+    planner.answer = refuse
+    client = PlannerClient(planner.address, timeout_s=10.0)
+
+    client.post(snapshot())
+    answer = next_answer(client)
+    client.close()
+
+    assert answer.failure == "INVALID_ARGUMENT"
+
+
+def offload_all_but_for(acting: str) -> object:
+    """Answer the acting policy with the placement in force, others with everything offloaded."""
+
+    def answer(request: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+        plan = keep_everything(request, context)
+        if request.policy != acting:
+            for placement in plan.placements:
+                placement.offloaded_layers[:] = range(8)
+                placement.num_prefetch_buffers = 1
+        return plan
+
+    return answer
+
+
+def test_a_shadow_is_compared_and_does_not_act(planner: ScriptedPlanner) -> None:
+    planner.answer = offload_all_but_for("orbitflow")  # type: ignore[assignment]
+    client = PlannerClient(planner.address, timeout_s=10.0, shadow_policy="deepspeed")
+
+    client.post(snapshot())
+    acting, shadow = next_answer(client), next_answer(client)
+    client.close()
+
+    assert acting.plan is not None
+    assert acting.plan.placements[0].offloaded_layers == ()
+    assert shadow.plan is None
+    assert shadow.shadow is not None
+    assert shadow.shadow.policy == "deepspeed"
+    assert shadow.shadow.gain_frac < 0.0  # copying everything takes longer than copying nothing
+
+
+def test_where_the_guard_acts_only_the_shadow_is_asked(planner: ScriptedPlanner) -> None:
+    offloaded = make_request("a", offloaded_layers=tuple(range(8)), num_prefetch_buffers=1)
+    client = PlannerClient(planner.address, timeout_s=10.0, acts=False, shadow_policy="joint")
+    planner.answer = lambda request, context: resident(request)
+
+    client.post(replace(snapshot(), policy="dynamic-heuristic", requests=(offloaded,)))
+    answer = next_answer(client)
+    client.close()
+
+    assert [asked.policy for asked in planner.snapshots] == ["joint"]
+    assert answer.shadow is not None
+    assert answer.shadow.gain_frac > 0.0
+
+
+def resident(request: pb.Snapshot) -> pb.Plan:
+    return pb.Plan(
+        epoch=request.epoch,
+        policy=request.policy,
+        status=pb.PLAN_STATUS_OPTIMAL,
+        placements=[pb.Placement(request_id=entry.request_id) for entry in request.requests],
+    )

@@ -1,0 +1,172 @@
+"""What becomes of plans, sound, late, and nonsensical."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.executor.controller.plan_rules import (
+    LiveRequest,
+    Moment,
+    Question,
+    Verdict,
+    judge,
+)
+from services.placement.blocks import RESIDENT
+from services.placement.types import (
+    Placement,
+    Plan,
+    PlanStatus,
+    Quality,
+    RequestId,
+)
+from tests.snapshots import make_engine
+
+# 8 groups, blocks of 16 tokens. A resident request of 31 + 1 tokens owns 2 * 8 = 16 blocks; with
+# everything offloaded and one buffer 2.
+ENGINE = make_engine(num_blocks=40)
+QUALITY = Quality(
+    latency_s=0.01,
+    mean_latency_s=0.01,
+    first_latency_s=0.01,
+    objective_s=0.01,
+    lower_bound_s=0.01,
+    window=8,
+    expires_after=10,
+    num_nodes=0,
+    serve_all=PlanStatus.FEASIBLE,
+)
+
+
+def live(name: str, **overrides: Any) -> LiveRequest:
+    values = {
+        "request_id": RequestId(name),
+        "num_tokens": 31,
+        "residency": RESIDENT,
+        "holds_kv": True,
+        "paused": False,
+    }
+    return LiveRequest(**(values | overrides))
+
+
+def place(name: str, *layers: int, num_buffers: int | None = None, **options: Any) -> Placement:
+    buffers = (1 if layers else 0) if num_buffers is None else num_buffers
+    return Placement(
+        request_id=RequestId(name),
+        offloaded_layers=layers,
+        num_prefetch_buffers=buffers,
+        **options,
+    )
+
+
+def make_plan(*placements: Placement, **overrides: Any) -> Plan:
+    values = {
+        "epoch": 5,
+        "policy": "orbitflow",
+        "status": PlanStatus.OPTIMAL,
+        "placements": placements,
+        "quality": QUALITY,
+    }
+    return Plan(**(values | overrides))
+
+
+ASKED = Question(
+    epoch=5,
+    policy="orbitflow",
+    step=100,
+    posted_s=0.0,
+    request_ids=frozenset(map(RequestId, ("a", "b", "ended"))),
+)
+NOW = Moment(step=101, last_applied_epoch=4, live=(live("a"), live("b")), engine=ENGINE)
+
+
+def test_a_sound_plan_is_carried_out() -> None:
+    assert judge(make_plan(place("a"), place("b", 1, 3)), ASKED, NOW) is Verdict.APPLIED
+
+
+def test_requests_that_have_ended_do_not_count() -> None:
+    plan = make_plan(place("a"), place("b"), place("ended"))
+
+    assert judge(plan, ASKED, NOW) is Verdict.APPLIED  # 16 + 16 of 40, not 48
+
+
+def test_requests_that_came_meanwhile_keep_their_placement_and_count() -> None:
+    newcomer = replace(NOW, live=(*NOW.live, live("new")))
+
+    too_much = judge(make_plan(place("a"), place("b")), ASKED, newcomer)  # 48 blocks
+    enough = judge(make_plan(place("a"), place("b", *range(8))), ASKED, newcomer)  # 34
+
+    assert (too_much, enough) == (Verdict.REJECTED_CAPACITY, Verdict.APPLIED)
+
+
+def test_exactly_the_pool_fits() -> None:
+    plan = make_plan(place("a"), place("b"))
+
+    fits = replace(NOW, engine=make_engine(num_blocks=32))
+    one_short = replace(NOW, engine=make_engine(num_blocks=31))
+
+    assert judge(plan, ASKED, fits) is Verdict.APPLIED
+    assert judge(plan, ASKED, one_short) is Verdict.REJECTED_CAPACITY
+
+
+def test_what_paused_and_waiting_requests_would_take_does_not_count() -> None:
+    others = (live("w", holds_kv=False), live("p", paused=True))
+    now = replace(NOW, live=(*NOW.live, *others))
+
+    assert judge(make_plan(place("a"), place("b")), ASKED, now) is Verdict.APPLIED
+    paused = make_plan(place("a"), place("b", paused=True))
+    assert judge(paused, ASKED, replace(now, engine=make_engine(num_blocks=16))) is Verdict.APPLIED
+
+
+def test_of_two_plans_the_one_with_the_greater_epoch_holds() -> None:
+    late = replace(NOW, last_applied_epoch=5)
+
+    assert judge(make_plan(place("a")), ASKED, late) is Verdict.IGNORED_SUPERSEDED
+
+
+@pytest.mark.parametrize(("step", "verdict"), [(110, "applied"), (111, "ignored_expired")])
+def test_a_plan_is_good_until_it_expires(step: int, verdict: str) -> None:
+    assert judge(make_plan(place("a")), ASKED, replace(NOW, step=step)).value == verdict
+
+
+def test_a_plan_that_predicts_nothing_does_not_expire() -> None:
+    plan = make_plan(place("a"), quality=None)
+
+    assert judge(plan, ASKED, replace(NOW, step=10_000)) is Verdict.APPLIED
+
+
+@pytest.mark.parametrize(
+    ("plan", "question", "verdict"),
+    [
+        pytest.param(make_plan(place("a"), epoch=6), ASKED, "rejected_epoch", id="other-epoch"),
+        pytest.param(make_plan(place("a")), None, "rejected_epoch", id="nobody-asked"),
+        pytest.param(
+            make_plan(place("a"), policy="joint"), ASKED, "rejected_policy", id="other-policy"
+        ),
+        pytest.param(make_plan(place("z")), ASKED, "rejected_unknown_id", id="unknown-id"),
+        pytest.param(make_plan(place("a"), place("a")), ASKED, "rejected_shape", id="twice"),
+        pytest.param(make_plan(place("a", 3, 1)), ASKED, "rejected_shape", id="not-ascending"),
+        pytest.param(make_plan(place("a", 8)), ASKED, "rejected_shape", id="no-such-layer"),
+        pytest.param(make_plan(place("a", -1)), ASKED, "rejected_shape", id="negative-layer"),
+        pytest.param(
+            make_plan(place("a", 1, num_buffers=2)), ASKED, "rejected_shape", id="idle-buffer"
+        ),
+        pytest.param(
+            make_plan(place("a", 1, num_buffers=0)), ASKED, "rejected_shape", id="no-buffer"
+        ),
+        pytest.param(
+            make_plan(place("a", num_buffers=1)), ASKED, "rejected_shape", id="needless-buffer"
+        ),
+    ],
+)
+def test_nonsense_is_rejected_as_a_whole(
+    plan: Plan, question: Question | None, verdict: str
+) -> None:
+    assert judge(plan, question, NOW).value == verdict
+
+
+def test_a_split_layer_group_is_rejected() -> None:
+    pairs = replace(NOW, engine=make_engine(layers_per_group=2, num_blocks=40))
+
+    assert judge(make_plan(place("a", 1)), ASKED, pairs) is Verdict.REJECTED_SHAPE
+    assert judge(make_plan(place("a", 0, 1)), ASKED, pairs) is Verdict.APPLIED
