@@ -25,8 +25,10 @@ from tests.exact.workloads import (
     alternating,
     at_distance,
     churn,
+    holds,
     long_prompt,
     mixed,
+    together,
     with_aborts,
 )
 
@@ -135,7 +137,24 @@ def long_prompts(num_groups: int) -> list[Run]:
     ]
 
 
-KINDS: tuple[Callable[[int], list[Run]], ...] = (distances, changes, aborts, long_prompts)
+def pauses_and_parks(num_groups: int) -> list[Run]:
+    return [
+        Run(
+            name=f"pauses and parks, seed {seed}",
+            workload=with_aborts(mixed(), seed=seed),
+            hook=together(churn(seed), holds(seed)),
+        )
+        for seed in (7, 8)
+    ]
+
+
+KINDS: tuple[Callable[[int], list[Run]], ...] = (
+    distances,
+    changes,
+    aborts,
+    long_prompts,
+    pauses_and_parks,
+)
 
 
 def test_pools_of_most_runs_are_scarce() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from services.executor.kv.cpu_copy_engine import LinkModel
+from services.executor.kv.events import difference
+from services.placement.resume import ResumeWay
 from tests.exact import faults
 from tests.exact.cases import SCARCE_FRAC, SLOW_LINK, make_case, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact
@@ -31,9 +33,11 @@ from tests.exact.workloads import (
     churn,
     every,
     fixed,
+    holds,
     long_prompt,
     mixed,
     peak_blocks,
+    together,
     with_aborts,
 )
 
@@ -183,7 +187,99 @@ def test_stop_strings(runner: StepRunner, reference: Reference) -> None:
     assert_exact(runner, reference.stopped, outcome, workload)
 
 
-@pytest.mark.parametrize("runner", [LAYERS], ids=["layers"], indirect=True)
+def test_pauses_and_parks_mixed_with_changes_and_aborts(
+    runner: StepRunner, reference: Reference
+) -> None:
+    before = runner.scheduler.transfers.count_events()
+
+    outcome = runner.run(ABORTED, hook=together(churn(6), holds(6)))
+
+    assert_exact(runner, reference.mixed, outcome, aborted=aborted_ids(ABORTED))
+    events = difference(runner.scheduler.transfers.count_events(), before)
+    assert events["num_pauses"] >= 10
+    assert events["num_parks"] >= 10
+
+
+LAYERS_ONLY = pytest.mark.parametrize("runner", [LAYERS], ids=["layers"], indirect=True)
+
+
+def assert_same_tokens(runner: StepRunner, expected: Outcome, outcome: Outcome) -> None:
+    assert first_difference(expected, outcome) == {}
+    owner = runner.scheduler.block_owner
+    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
+    assert owner.host.num_used == 0
+
+
+@LAYERS_ONLY
+@pytest.mark.parametrize("way", ResumeWay)
+def test_thirty_resumes_of_each_way(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch, way: ResumeWay
+) -> None:
+    control = runner.scheduler.control
+    monkeypatch.setattr(control, "choose_way", lambda parked, engine: way)
+    before = control.resumes.counts[way]
+
+    outcome = runner.run(mixed(), hook=together(churn(7, share=0.1), holds(1, ("park",), 0.15)))
+
+    assert_same_tokens(runner, reference.mixed, outcome)
+    assert control.resumes.counts[way] - before >= 30
+
+
+@LAYERS_ONLY
+def test_a_full_host_pool_costs_recomputes_and_no_token(
+    runner: StepRunner, reference: Reference
+) -> None:
+    owner = runner.scheduler.block_owner
+    assert owner.host.reserve("somebody else", owner.host.num_free - 200)  # room for 200
+    num_dropped = owner.num_dropped_copies
+    try:
+        outcome = runner.run(mixed(), hook=together(churn(8, share=0.1), holds(8)))
+    finally:
+        owner.host.cancel_reservation("somebody else")
+
+    assert_same_tokens(runner, reference.mixed, outcome)
+    assert owner.num_dropped_copies > num_dropped
+
+
+@LAYERS_ONLY
+def test_without_a_budget_nothing_is_mirrored_and_offloaded_groups_still_are_copied(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_through = runner.scheduler.transfers.write_through
+    monkeypatch.setattr(write_through, "_budget", lambda num_under_way: 0)
+    num_mirrored = write_through.num_mirrored_blocks
+
+    outcome = runner.run(mixed(), hook=together(churn(9, share=0.1), holds(9)))
+
+    assert_same_tokens(runner, reference.mixed, outcome)
+    assert write_through.num_mirrored_blocks == num_mirrored
+    assert outcome.num_offloads > 0
+
+
+@LAYERS_ONLY
+def test_a_parked_request_whose_copies_are_mixed_up_is_noticed(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, control = runner.scheduler.block_owner, runner.scheduler.control
+    park = owner.park
+
+    def park_wrongly(request_id: str) -> Any:
+        blocks = park(request_id)
+        request = owner.requests.get(request_id)
+        if request is not None:  # the order of one layer's blocks would not matter to attention
+            one, other = request.groups[2], request.groups[3]
+            one.host_slots, other.host_slots = other.host_slots, one.host_slots
+        return blocks
+
+    monkeypatch.setattr(owner, "park", park_wrongly)
+    monkeypatch.setattr(control, "choose_way", lambda parked, engine: ResumeWay.LOAD)
+
+    outcome = runner.run(mixed(), hook=holds(1, ("park",)))
+
+    assert first_difference(reference.mixed, outcome) != {}
+
+
+@LAYERS_ONLY
 def test_half_the_link_speed_raises_the_stall_by_the_time_that_the_bytes_take(
     runner: StepRunner,
 ) -> None:
@@ -210,7 +306,7 @@ def test_half_the_link_speed_raises_the_stall_by_the_time_that_the_bytes_take(
     assert statistics.median(raises_s) == pytest.approx(predicted_s, rel=0.15)
 
 
-@pytest.mark.parametrize("runner", [LAYERS], ids=["layers"], indirect=True)
+@LAYERS_ONLY
 @pytest.mark.parametrize(
     "fault",
     [faults.DropsCopies, faults.MistakesBlocks, faults.SkipsWaits, faults.SkipsSaveWaits],
