@@ -79,7 +79,7 @@ class BlockOwner:
         if request.staging:
             self.orders.set_staging(request.request_id, len(request.staging))
             for index in request.chain():
-                self.orders.replace_table((request.request_id, index), [], [])
+                self.orders.replace_table((request.request_id, index), [], [], [])
 
     def discard(self, request: RequestKV) -> None:
         self.host.cancel_reservation(request.request_id)
@@ -180,7 +180,7 @@ class BlockOwner:
         key = (request.request_id, index)
         own = group.own.pop(position)
         staged = request.staging[group.buffer][position]
-        self.orders.append_table(key, group.host_slots[position], staged.block_id)
+        self.orders.append_table(key, position, group.host_slots[position], staged.block_id)
         if staged is not own:
             group.row[position] = staged
             self.orders.edit_row(key, position, staged.block_id)

@@ -40,7 +40,9 @@ class Restores:
         self._orders.restore(
             RestoreOrder(
                 self._last_id,
+                request.request_id,
                 index,
+                positions,
                 [group.host_slots[position] for position in positions],
                 [block.block_id for block in targets.values()],
             )
