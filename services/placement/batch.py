@@ -21,13 +21,19 @@ SEALING_STEPS = 2  # a full block leaves the pool this many steps after it is fi
 
 
 def members(snapshot: Snapshot) -> tuple[RequestState, ...]:
-    """Return the requests that hold KV: those placement decides about, in scheduling order."""
-    return tuple(request for request in snapshot.requests if request.phase.holds_kv)
+    """Return the requests that placement decides about, in scheduling order.
+
+    They hold KV, and their reader reads: who is on hold stays paused whatever is decided.
+    """
+    return tuple(r for r in snapshot.requests if r.phase.holds_kv and not r.on_hold)
 
 
 def capacity_blocks(snapshot: Snapshot) -> int:
-    """Return the pool blocks that the members may use together: free ones and their own."""
-    held = sum(sum(request.num_blocks) for request in members(snapshot))
+    """Return the pool blocks that the members may use together.
+
+    Free ones, their own, and those of requests on hold: a paused request gives its blocks up.
+    """
+    held = sum(sum(r.num_blocks) for r in snapshot.requests if r.phase.holds_kv)
     return snapshot.num_free_blocks + held
 
 
@@ -113,9 +119,13 @@ def answer(
     return tuple(
         placement_of(request, snapshot.engine, patterns[request.request_id])
         if request.request_id in patterns
-        else unchanged(request, paused=request.request_id in held)
+        else unchanged(request, paused=request.request_id in held or _stays_paused(request))
         for request in snapshot.requests
     )
+
+
+def _stays_paused(request: RequestState) -> bool:
+    return request.on_hold and request.phase.holds_kv
 
 
 def group_compute_s(

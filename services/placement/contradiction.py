@@ -59,6 +59,10 @@ def _request_contradictions(
         yield "first_token_age_s", "is before arrival"
     if (request.paused_age_s is not None) != (request.phase is RequestPhase.PAUSED):
         yield "paused_age_s", "is set if and only if the phase is PAUSED"
+    if (request.preempted_age_s is not None) != (request.phase is RequestPhase.PREEMPTED):
+        yield "preempted_age_s", "is set if and only if the phase is PREEMPTED"
+    if request.num_uncached_tokens > request.num_computed_tokens:
+        yield "num_uncached_tokens", "exceeds num_computed_tokens"
     low, high = request.predicted_min_output_tokens, request.predicted_max_output_tokens
     if (low is None) != (high is None):
         yield "predicted_max_output_tokens", "is set if and only if the minimum is"

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
+from services.placement.batch import answer, members
 from services.placement.dynamic_heuristic import dynamic_heuristic
 from services.placement.layerkv import layerkv
+from services.placement.patterns import RESIDENT
 from services.placement.presets import PlacementPolicy
-from services.placement.types import Placement, Plan, PlanStatus, Snapshot
+from services.placement.types import Plan, PlanStatus, Snapshot
 from services.placement.uniform import (
     batch_uniform,
     deepspeed,
@@ -20,7 +22,7 @@ Policy: TypeAlias = Callable[[Snapshot], Plan]
 
 
 def all_resident(snapshot: Snapshot) -> Plan:
-    """Keep everything resident and pause nobody (`vllm`).
+    """Keep everything resident and pause nobody who reads (`vllm`).
 
     Always optimal: the policy has one answer. The engine preempts and recomputes when it runs out
     of blocks.
@@ -29,7 +31,7 @@ def all_resident(snapshot: Snapshot) -> Plan:
         epoch=snapshot.epoch,
         policy=snapshot.policy,
         status=PlanStatus.OPTIMAL,
-        placements=tuple(Placement(request_id=r.request_id) for r in snapshot.requests),
+        placements=answer(snapshot, {r.request_id: RESIDENT for r in members(snapshot)}, ()),
     )
 
 

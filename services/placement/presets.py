@@ -25,6 +25,15 @@ class PlacementPolicy(Enum):
     LAYERKV = "layerkv"
 
 
+class Replan(Enum):
+    """When the executor asks for a new plan, beside its expiry."""
+
+    NEVER = "never"  # there is nothing to decide
+    BATCH_CHANGE = "batch-change"  # a request joins or leaves
+    EVERY_STEP = "every-step"
+    ADAPTIVE = "adaptive"  # batch change, end of the window, steps unlike the predicted ones
+
+
 class RunPolicy(Enum):
     FCFS = "fcfs"
 
@@ -44,6 +53,21 @@ class Preset:
     deposit: bool = False
     pause: bool = False
     victim_rule: VictimRule = VictimRule.KV_AND_DEPOSIT
+
+
+REPLAN: Mapping[PlacementPolicy, Replan] = MappingProxyType(
+    {
+        PlacementPolicy.ALL_RESIDENT: Replan.NEVER,
+        PlacementPolicy.OPTIMISER: Replan.ADAPTIVE,
+        PlacementPolicy.BATCH_UNIFORM: Replan.ADAPTIVE,
+        PlacementPolicy.DEEPSPEED: Replan.BATCH_CHANGE,
+        PlacementPolicy.FLEXGEN: Replan.BATCH_CHANGE,
+        PlacementPolicy.FLEXGEN_PLUS: Replan.BATCH_CHANGE,
+        PlacementPolicy.SLO_AWARE: Replan.BATCH_CHANGE,
+        PlacementPolicy.DYNAMIC_HEURISTIC: Replan.EVERY_STEP,
+        PlacementPolicy.LAYERKV: Replan.EVERY_STEP,
+    }
+)
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(

@@ -6,7 +6,7 @@ share one block table, and so are offloaded together; with one layer per group i
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NewType
 
@@ -58,6 +58,8 @@ class ModelShape:
     head_size: int = 0
     tensor_parallel_size: int = 1  # >= 1
     pipeline_parallel_size: int = 1  # >= 1
+    vocab_size: int = 0
+    num_weight_bytes: int = 0  # over all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class EngineShape:
     max_num_batched_tokens: int  # tokens in one step, >= 1
     num_host_blocks: int = 0  # blocks of the host pool, >= 0
     max_model_len: int = 0  # tokens of the longest request; 0: unknown
+    max_prefill_chunk_tokens: int = 0  # of one request in one step; 0: max_num_batched_tokens
     model: ModelShape = field(default_factory=ModelShape)
 
     @property
@@ -112,6 +115,12 @@ class RequestState:
     num_prefetch_buffers: int = 0  # present plan: staging buffers, 0 iff nothing is offloaded
     num_blocks: tuple[int, ...] = ()  # pool blocks held per layer group; (): none
     num_host_blocks: tuple[int, ...] = ()  # mirrored full blocks per layer group; (): none
+    on_hold: bool = False  # its reader has stopped: not scheduled, whatever a plan says
+    num_preemptions: int = 0  # >= 0, with the running one
+    preempted_age_s: float | None = None  # of the running preemption; set iff phase is PREEMPTED
+    last_scheduled_age_s: float | None = None  # of the newest step it was part of; None: never
+    num_uncached_tokens: int = 0  # at its start, recomputed in each step, [0, num_computed_tokens]
+    delivered_age_sum_s: float = 0.0  # over delivered tokens: area under its delivery curve
 
     @property
     def num_tokens(self) -> int:
@@ -132,6 +141,11 @@ class Link:
     copy_overhead_s: float = 0.0  # per copy, >= 0
     chunk_bytes: int = 4 << 20  # of one copy at most, >= 1
     num_queued_bytes: int = 0  # waiting in the queue, >= 0
+    peak_bytes_per_s: float | None = None  # of an idle link; None: bytes_per_s
+
+    def at_peak(self) -> "Link":
+        """Return the link with nothing else on it."""
+        return replace(self, bytes_per_s=self.peak_bytes_per_s or self.bytes_per_s)
 
     def copy_s(self, num_bytes: float) -> float:
         """Return how long a transfer holds the link."""
@@ -150,6 +164,7 @@ class Profile:
     prefill_s_per_token: float = 0.0  # whole model, >= 0
     mean_tpot_s: float = 0.0  # over recent decode steps, >= 0; 0: none yet
     capacity_tps: float = 0.0  # tokens per second the engine can generate (Gamma); 0: unknown
+    peak_flops_per_s: float = 0.0  # of all ranks; 0: unknown
 
     def layer_s(self, num_tokens: int, num_context_tokens: int) -> float:
         """Return the compute time of one layer for a step of `num_tokens` new tokens."""
@@ -198,6 +213,7 @@ class Snapshot:
     d2h: Link | None = None  # GPU to host; None: not measured
     profile: Profile | None = None  # None: not measured
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
+    num_write_through_blocks: int = 0  # copied to the host in one step at most; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,11 +228,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """What is known about a plan that a search found. Latencies are of one decode step."""
+    """What is known about a plan. Latencies are of one decode step."""
 
     latency_s: float  # predicted, at the last step of the window: no step of it is longer
     mean_latency_s: float  # predicted, mean over the window
-    objective_s: float  # what the search minimised: latency_s + switching cost per step
+    first_latency_s: float  # predicted, at the first step of the window
+    objective_s: float  # what the optimiser minimises: latency_s + switching cost per step
     lower_bound_s: float  # certified: no placement of the running requests has a lower objective
     window: int  # Delta: decode steps that the plan is meant to hold
     expires_after: int  # decode steps until the first capacity or SLO breach, >= 0
@@ -239,4 +256,4 @@ class Plan:
     policy: str  # that decided
     status: PlanStatus
     placements: tuple[Placement, ...]  # one per request of the snapshot, in its order
-    quality: Quality | None = None  # None: the policy predicts nothing
+    quality: Quality | None = None  # None: no profile or no link to predict with

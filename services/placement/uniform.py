@@ -121,7 +121,8 @@ def _static_pattern(snapshot: Snapshot) -> Pattern:
         num_tokens=engine.max_num_seqs,
         num_context_tokens=engine.max_num_seqs * longest,
     )
-    layer_s = engine.max_num_seqs * snapshot.h2d.copy_s(demand.num_full_blocks * engine.block_bytes)
+    link = snapshot.h2d.at_peak()
+    layer_s = engine.max_num_seqs * link.copy_s(demand.num_full_blocks * engine.block_bytes)
     patterns = uniform_patterns(engine)
     fitting = [
         pattern

@@ -41,6 +41,7 @@ MAX_REQUESTS = 1_024
 MAX_BLOCKS = 2**40
 MAX_WINDOW = 4_096
 MAX_RATE = 1e15
+MAX_FLOPS_PER_S = 1e21
 MAX_ID_LENGTH = 256
 
 _PHASES = {
@@ -108,6 +109,7 @@ def snapshot_from_proto(request: pb.PlanRequest) -> Snapshot:
         d2h=_link_from_proto(message, "d2h"),
         profile=_profile_from_proto(message),
         parameters=_parameters_from_proto(message.parameters),
+        num_write_through_blocks=fields.integer("num_write_through_blocks", high=MAX_BLOCKS),
     )
     _check_together(snapshot, fields)
     return snapshot
@@ -137,6 +139,7 @@ def _engine_from_proto(message: pb.EngineShape) -> EngineShape:
         max_num_batched_tokens=fields.integer("max_num_batched_tokens", low=1),
         num_host_blocks=fields.integer("num_host_blocks", high=MAX_BLOCKS),
         max_model_len=fields.integer("max_model_len"),
+        max_prefill_chunk_tokens=fields.integer("max_prefill_chunk_tokens"),
         model=_model_from_proto(message.model),
     )
 
@@ -150,6 +153,8 @@ def _model_from_proto(message: pb.ModelShape) -> ModelShape:
         head_size=fields.integer("head_size"),
         tensor_parallel_size=fields.integer("tensor_parallel_size") or 1,
         pipeline_parallel_size=fields.integer("pipeline_parallel_size") or 1,
+        vocab_size=fields.integer("vocab_size"),
+        num_weight_bytes=fields.integer("num_weight_bytes", high=2**63 - 1),
     )
 
 
@@ -162,6 +167,7 @@ def _link_from_proto(snapshot: pb.Snapshot, name: str) -> Link | None:
         copy_overhead_s=fields.seconds("copy_overhead_s"),
         chunk_bytes=fields.integer("chunk_bytes", low=1, high=MAX_BLOCKS),
         num_queued_bytes=fields.integer("num_queued_bytes", high=2**62),
+        peak_bytes_per_s=fields.optional_positive("peak_bytes_per_s", low=1.0, high=MAX_RATE),
     )
 
 
@@ -177,6 +183,7 @@ def _profile_from_proto(snapshot: pb.Snapshot) -> Profile | None:
         prefill_s_per_token=fields.seconds("prefill_s_per_token"),
         mean_tpot_s=fields.seconds("mean_tpot_s"),
         capacity_tps=fields.number("capacity_tps", high=MAX_RATE),
+        peak_flops_per_s=fields.number("peak_flops_per_s", high=MAX_FLOPS_PER_S),
     )
 
 
@@ -232,6 +239,12 @@ def _request_from_proto(message: pb.RequestState, path: str) -> RequestState:
         num_prefetch_buffers=fields.integer("num_prefetch_buffers", high=MAX_LAYERS),
         num_blocks=fields.integers("num_blocks", max_count=MAX_LAYERS, high=MAX_BLOCKS),
         num_host_blocks=fields.integers("num_host_blocks", max_count=MAX_LAYERS, high=MAX_BLOCKS),
+        on_hold=message.on_hold,
+        num_preemptions=fields.integer("num_preemptions"),
+        preempted_age_s=fields.optional_number("preempted_age_s"),
+        last_scheduled_age_s=fields.optional_number("last_scheduled_age_s"),
+        num_uncached_tokens=fields.integer("num_uncached_tokens"),
+        delivered_age_sum_s=fields.number("delivered_age_sum_s"),
     )
 
 
@@ -258,6 +271,7 @@ def _quality_to_proto(quality: Quality) -> pb.Quality:
     return pb.Quality(
         latency_s=quality.latency_s,
         mean_latency_s=quality.mean_latency_s,
+        first_latency_s=quality.first_latency_s,
         objective_s=quality.objective_s,
         lower_bound_s=quality.lower_bound_s,
         gap_frac=quality.gap_frac,

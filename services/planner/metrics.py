@@ -12,7 +12,8 @@ PLAN_SECONDS = Histogram(
 )
 GAP = Histogram(
     "evenflow_planner_gap_frac",
-    "Certified gap of plans that a search found.",
+    "Certified gap of plans: to the best placement, or of policies without search to no stall.",
+    ["policy"],
     buckets=(0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5),
 )
 WARM = Gauge("evenflow_planner_warm", "1 when the solver is compiled and built.")

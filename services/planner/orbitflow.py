@@ -366,6 +366,7 @@ class _Planning:
             placements=answer(snapshot, patterns, paused),
             quality=Quality(
                 latency_s=found.step_s + outside_s,
+                first_latency_s=(fit.first_step_s if fit else 0.0) + outside_s,
                 mean_latency_s=(fit.mean_step_s if fit else 0.0) + outside_s,
                 objective_s=found.objective_s + outside_s,
                 lower_bound_s=found.lower_bound_s + outside_s,

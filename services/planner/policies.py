@@ -1,9 +1,8 @@
 """From a snapshot to a plan: the preset's placement policy, with the solver where it needs one."""
 
-from dataclasses import replace
-
 from services.placement.policies import POLICIES
 from services.placement.presets import PlacementPolicy, resolved
+from services.placement.rating import rated
 from services.placement.types import Plan, Snapshot
 from services.planner.budget import Budget
 from services.planner.orbitflow import OrbitFlow
@@ -19,4 +18,4 @@ def make_plan(snapshot: Snapshot, budget: Budget, optimiser: OrbitFlow) -> Plan:
     preset, complete = resolved(snapshot)
     if preset.placement is PlacementPolicy.OPTIMISER:
         return optimiser(complete, budget)
-    return replace(POLICIES[preset.placement](complete), policy=snapshot.policy)
+    return rated(POLICIES[preset.placement](complete), complete, preset.placement)

@@ -28,7 +28,7 @@ class PlannerServicer(pb_grpc.PlannerServiceServicer):
         PLANS.labels(plan.policy, plan.status.value).inc()
         PAUSES.labels(plan.policy).inc(sum(placement.paused for placement in plan.placements))
         if plan.quality is not None:
-            GAP.observe(plan.quality.gap_frac)
+            GAP.labels(plan.policy).observe(plan.quality.gap_frac)
         log.debug("plan_made", epoch=plan.epoch, policy=plan.policy, status=plan.status.value)
         message = convert.plan_to_proto(plan)
         self._decisions.append(request.snapshot, message)

@@ -114,6 +114,7 @@ class Fit:
 
     window: int  # Delta; 0: not even the first window fits the pool
     keeps_slo: bool
+    first_step_s: float
     mean_step_s: float  # over the window
     cost_s: float  # mean_step_s + switching / window
     expires_after: int  # steps until the first capacity or SLO breach, within the horizon
@@ -149,7 +150,12 @@ def fit_window(
     ]
     if not options:
         return Fit(
-            window=0, keeps_slo=False, mean_step_s=0.0, cost_s=np.inf, expires_after=num_fitting
+            window=0,
+            keeps_slo=False,
+            first_step_s=0.0,
+            mean_step_s=0.0,
+            cost_s=np.inf,
+            expires_after=num_fitting,
         )
     misses, least_s, _ = min(options)
     window, cost_s = max(
@@ -162,6 +168,7 @@ def fit_window(
     return Fit(
         window=window,
         keeps_slo=not misses,
+        first_step_s=float(course.steps_s[0]),
         mean_step_s=float(mean_s[window - 1]),
         cost_s=cost_s,
         expires_after=min(num_fitting, lasting),

@@ -18,6 +18,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel, fill
+from services.executor.kv.holds import Holds
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
 from services.executor.kv.pages import map_pages
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as is the next
+    holds: Holds
     runner: TransferRunner  # worker side; made when the KV memory is there
 
     def __init__(
@@ -64,7 +66,9 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
-    ) -> tuple[int, bool]:
+    ) -> tuple[int | None, bool]:
+        if request.request_id in self.holds:
+            return None, False  # vLLM passes over it in this step
         return 0, False
 
     def update_state_after_alloc(

@@ -5,6 +5,8 @@ Then vLLM schedules as it always does, asking the coordinator for blocks.
 """
 
 import itertools
+import threading
+import time
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -16,6 +18,7 @@ from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.capacity_guard import CapacityGuard, Need
 from services.executor.kv.connector import LayerwiseConnector
 from services.executor.kv.coordinator import LayerwiseCoordinator
+from services.executor.kv.holds import HoldKind, Holds
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.kv.residency import LayerPlacement, RequestKV
@@ -24,6 +27,9 @@ from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.step_orders import StepOrders
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.placement.blocks import BlockGeometry
+
+NEVER = 1 << 60  # a step that does not come
+IDLE_WAIT_S = 0.005  # between steps of a batch in which nobody may run
 
 
 class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
@@ -50,11 +56,16 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
             max_staging=self.kv_options.max_staging_buffers,
             restore_when_free_frac=self.kv_options.restore_when_free_frac,
         )
+        self.holds = Holds(clock=time.monotonic, max_hold_s=self.kv_options.max_pause_s)
+        self.num_unknown_ids = 0  # in calls about requests that are gone, since the start
+        self._stopped: set[str] = set()  # running requests that vLLM was told to skip
+        self._wake = threading.Event()
         self._coordinator.owner = self.block_owner
         self._coordinator.draft = self._draft
         connector: Any = self.connector  # type: ignore[attr-defined]
         assert isinstance(connector, LayerwiseConnector)
         connector.planner = self.transfers
+        connector.holds = self.holds
         connector.bind_kv_cache_manager(manager)
 
     def _make_owner(self, manager: Any) -> BlockOwner:
@@ -83,8 +94,12 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self.transfers.settle()
         self._coordinator.discard_drafts()
+        self._stop_held()
         self.adjust_placements()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if self._stopped and not output.num_scheduled_tokens:
+            self._wake.wait(IDLE_WAIT_S)
+        self._wake.clear()
         # Otherwise vLLM would call the connector after the layers have run.
         output.has_sync_kv_loads = True
         return output
@@ -99,6 +114,54 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
     def place(self, request_id: str, placement: LayerPlacement) -> None:
         """Say where a request's layer groups belong, from the next step on."""
         self.capacity_guard.give(request_id, placement)
+
+    # -- holding requests back --------------------------------------------------------------
+
+    def pause(self, request_id: str) -> None:
+        """Let a request keep its place, and not run; others may take its blocks meanwhile.
+
+        Like `park` and `resume`: holds from the next step on, idempotent; an id that is not known
+        any more is counted and ignored. A hold ends by itself after `max_pause_s`.
+        """
+        if self._knows(request_id):
+            self.holds.pause(request_id)
+
+    def park(self, request_id: str) -> None:
+        """Send a request back to the queue with its KV on the host, until `resume`."""
+        if self._knows(request_id):
+            self.holds.park(request_id)
+
+    def resume(self, request_id: str) -> None:
+        """Let a paused or parked request run again as soon as there is room."""
+        if self._knows(request_id):
+            self.holds.release(request_id)
+            self._wake.set()
+
+    @property
+    def paused(self) -> frozenset[str]:
+        return self.holds.ids(HoldKind.PAUSE)
+
+    @property
+    def parked(self) -> frozenset[str]:
+        return self.holds.ids(HoldKind.PARK)
+
+    def _knows(self, request_id: str) -> bool:
+        known = request_id in self.requests  # type: ignore[attr-defined]
+        self.num_unknown_ids += not known
+        return known
+
+    def _stop_held(self) -> None:
+        """Tell vLLM which running requests to skip."""
+        self.holds.release_overdue()
+        for request in self.running:  # type: ignore[attr-defined]
+            request_id = request.request_id
+            if request_id in self.holds:
+                self._stopped.add(request_id)
+                request.next_decode_eligible_step = NEVER
+            # Its last token is known first: the next step must not look for it in the last one.
+            elif request_id in self._stopped and request.num_in_flight_tokens == 0:
+                self._stopped.discard(request_id)
+                request.next_decode_eligible_step = 0
 
     def _running_needs(self) -> list[Need]:
         return [self._need(request) for request in self.running]  # type: ignore[attr-defined]
@@ -127,6 +190,8 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.capacity_guard.forget(request.request_id)
+        self.holds.release(request.request_id)
+        self._stopped.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def check_integrity(self) -> None:

@@ -25,6 +25,7 @@ class KVOptions:
     predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
     max_mirrored_blocks_per_step: int = 1024  # write-through of resident groups; 0: none
     restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
+    max_pause_s: float = 60.0  # a pause or park ends by itself after this, > 0
     h2d_bytes_per_s: float = 0.0  # CPU only: speed of the modelled link; 0: memory speed
     d2h_bytes_per_s: float = 0.0  # CPU only
     copy_latency_s: float = 0.0  # CPU only: per chunk
@@ -38,6 +39,8 @@ class KVOptions:
             raise ValueError("max_staging_buffers must be 1 or 2")
         if self.host_bytes < 0 or self.max_mirrored_blocks_per_step < 0:
             raise ValueError("host_bytes and max_mirrored_blocks_per_step must not be negative")
+        if self.max_pause_s <= 0:
+            raise ValueError("max_pause_s must be positive")
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig") -> "KVOptions":

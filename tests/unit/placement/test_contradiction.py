@@ -78,6 +78,9 @@ def test_one_group_of_all_layers_is_sound() -> None:
     ("overrides", "field"),
     [
         ({"num_computed_tokens": 38}, "num_computed_tokens"),
+        ({"preempted_age_s": 1.0}, "preempted_age_s"),
+        ({"phase": RequestPhase.PREEMPTED}, "preempted_age_s"),
+        ({"num_uncached_tokens": 38}, "num_uncached_tokens"),
         ({"num_deposited_tokens": 6}, "num_deposited_tokens"),
         ({"first_token_age_s": 2.5}, "first_token_age_s"),
         ({"offloaded_layers": (1, 1)}, "offloaded_layers"),

@@ -78,6 +78,17 @@ def test_flexgen_does_not_look_at_the_batch() -> None:
         assert offloaded(plan) == [4] * len(requests)
 
 
+def test_flexgen_counts_on_the_peak_rate_of_the_link_not_on_the_present_one() -> None:
+    engine = make_engine(max_num_seqs=1, max_model_len=8_000, num_blocks=2_600)
+    request = make_request("a", 160)
+    busy = Link(bytes_per_s=1e6, peak_bytes_per_s=12e9)
+    idle = Link(bytes_per_s=12e9)
+    plans = [flexgen(make_snapshot(request, engine=engine, h2d=link)) for link in (busy, idle)]
+
+    assert plans[0].placements == plans[1].placements
+    assert busy.at_peak().bytes_per_s == idle.at_peak().bytes_per_s == 12e9
+
+
 def test_flexgen_plus_takes_the_fastest_distance_that_fits() -> None:
     request = make_request("a", 8_000)  # 500 blocks a layer: 4000 resident, and 8 open ones
     assert offloaded(flexgen_plus(make_snapshot(request, num_free_blocks=4_008))) == [0]

@@ -30,6 +30,7 @@ ENGINE = {
     "max_num_batched_tokens": 2_049,
     "num_host_blocks": 5_001,
     "max_model_len": 8_193,
+    "max_prefill_chunk_tokens": 1_025,
 }
 MODEL = {
     "num_parameters": 8_030_000_000,
@@ -38,6 +39,8 @@ MODEL = {
     "head_size": 128,
     "tensor_parallel_size": 2,
     "pipeline_parallel_size": 3,
+    "vocab_size": 128_256,
+    "num_weight_bytes": 16_060_000_000,
 }
 REQUEST = {
     "request_id": "a",
@@ -62,9 +65,20 @@ REQUEST = {
     "num_prefetch_buffers": 1,
     "num_blocks": (7, 8),
     "num_host_blocks": (6, 5),
+    "on_hold": True,
+    "num_preemptions": 3,
+    "last_scheduled_age_s": 0.125,
+    "num_uncached_tokens": 48,
+    "delivered_age_sum_s": 40.5,
 }
-H2D = {"bytes_per_s": 12e9, "copy_overhead_s": 1e-5, "chunk_bytes": 999, "num_queued_bytes": 77}
-D2H = {"bytes_per_s": 11e9, "copy_overhead_s": 2e-5, "chunk_bytes": 998, "num_queued_bytes": 76}
+H2D = {
+    "bytes_per_s": 12e9,
+    "copy_overhead_s": 1e-5,
+    "chunk_bytes": 999,
+    "num_queued_bytes": 77,
+    "peak_bytes_per_s": 13e9,
+}
+D2H = H2D | {"bytes_per_s": 11e9, "num_queued_bytes": 76}
 PROFILE = {
     "outside_layers_s": 0.002,
     "layer_base_s": 0.001,
@@ -73,12 +87,13 @@ PROFILE = {
     "prefill_s_per_token": 2e-4,
     "mean_tpot_s": 0.03,
     "capacity_tps": 500.0,
+    "peak_flops_per_s": 1e14,
 }
 PARAMETERS = {
     "placement_policy": "optimiser",
     "run_policy": "fcfs",
     "admission_policy": "slo-aware",
-    "deposit": False,
+    "deposit": True,
     "pause": True,
     "alpha": 2.0,
     "min_window": 4,
@@ -87,7 +102,13 @@ PARAMETERS = {
     "max_pause_s": 20.0,
     "even_patterns_only": True,
 }
-COUNTS = {"num_free_blocks": 80, "num_free_host_blocks": 4_000, "num_free_staging_blocks": 3}
+COUNTS = {
+    "num_free_blocks": 80,
+    "num_free_host_blocks": 4_000,
+    "num_free_staging_blocks": 3,
+    "num_write_through_blocks": 5,
+}
+PREEMPTED = {"request_id": "b", "num_prompt_tokens": 9, "preempted_age_s": 0.5}
 
 
 def test_every_field_of_a_snapshot_arrives() -> None:
@@ -96,7 +117,10 @@ def test_every_field_of_a_snapshot_arrives() -> None:
         policy="orbitflow",
         seed=-5,
         engine=pb.EngineShape(**ENGINE, model=pb.ModelShape(**MODEL)),
-        requests=[pb.RequestState(**REQUEST, phase=pb.REQUEST_PHASE_PAUSED)],
+        requests=[
+            pb.RequestState(**REQUEST, phase=pb.REQUEST_PHASE_PAUSED),
+            pb.RequestState(**PREEMPTED, phase=pb.REQUEST_PHASE_PREEMPTED),
+        ],
         last_completion_age_s=0.75,
         h2d=pb.Link(**H2D),
         d2h=pb.Link(**D2H),
@@ -114,7 +138,7 @@ def test_every_field_of_a_snapshot_arrives() -> None:
         unset = {field.name for field in part.DESCRIPTOR.fields} - {
             field.name for field, _ in part.ListFields()
         }
-        assert unset <= {"deposit"}, "the test leaves a field of the contract out"
+        assert unset <= {"preempted_age_s"}, "the test leaves a field of the contract out"
 
     arrived = snapshot_from_proto(pb.PlanRequest(snapshot=message))
 
@@ -125,6 +149,16 @@ def test_every_field_of_a_snapshot_arrives() -> None:
         engine=EngineShape(**ENGINE, model=ModelShape(**MODEL)),
         requests=(
             RequestState(**(REQUEST | {"request_id": RequestId("a")}), phase=RequestPhase.PAUSED),
+            RequestState(
+                request_id=RequestId("b"),
+                phase=RequestPhase.PREEMPTED,
+                num_prompt_tokens=9,
+                num_output_tokens=0,
+                num_computed_tokens=0,
+                num_deposited_tokens=0,
+                arrival_age_s=0.0,
+                preempted_age_s=0.5,
+            ),
         ),
         last_completion_age_s=0.75,
         h2d=Link(**H2D),
@@ -165,6 +199,7 @@ def test_every_field_of_a_plan_leaves() -> None:
         quality=Quality(
             latency_s=0.05,
             mean_latency_s=0.04,
+            first_latency_s=0.03,
             objective_s=0.055,
             lower_bound_s=0.05,
             window=32,
@@ -189,6 +224,7 @@ def test_every_field_of_a_plan_leaves() -> None:
         quality=pb.Quality(
             latency_s=0.05,
             mean_latency_s=0.04,
+            first_latency_s=0.03,
             objective_s=0.055,
             lower_bound_s=0.05,
             window=32,

@@ -270,6 +270,14 @@ def test_an_only_paused_batch_resumes_its_longest_paused_request() -> None:
     assert paused(plan_of(make_snapshot(late, early))) == ["l"]
 
 
+def test_who_is_on_hold_is_not_resumed_even_where_nobody_else_is_left() -> None:
+    held = make_request("h", phase=RequestPhase.PAUSED, paused_age_s=99.0, on_hold=True)
+    early = make_request("e", phase=RequestPhase.PAUSED, paused_age_s=0.5)
+
+    assert paused(plan_of(make_snapshot(held, early))) == ["h"]
+    assert paused(plan_of(make_snapshot(held))) == ["h"]
+
+
 @pytest.mark.parametrize(("age_s", "expected"), [(9.9, ["long"]), (10.0, ["short"])])
 def test_after_max_pause_another_is_the_victim(age_s, expected) -> None:
     # Each alone keeps 40 ms or is protected; both together do not.

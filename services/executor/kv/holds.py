@@ -1,0 +1,70 @@
+"""Which requests are held back from running, since when, and what becomes of their blocks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class HoldKind(Enum):
+    PAUSE = "pause"  # keeps its place and its blocks, which others may reclaim
+    PARK = (
+        "park"  # gives its blocks up as soon as their copies are complete, and waits in the queue
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    kind: HoldKind
+    since_s: float  # of the injected clock
+
+
+class Holds:
+    """Holds by request id. A hold ends by itself after `max_hold_s`: its author may have died."""
+
+    def __init__(self, *, clock: Callable[[], float], max_hold_s: float) -> None:
+        self.num_pauses = 0  # all counts since the start
+        self.num_parks = 0
+        self.num_overdue = 0  # holds that ended by themselves
+        self._clock = clock
+        self._max_hold_s = max_hold_s
+        self._holds: dict[str, Hold] = {}
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._holds
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def kind(self, request_id: str) -> HoldKind | None:
+        hold = self._holds.get(request_id)
+        return None if hold is None else hold.kind
+
+    def ids(self, kind: HoldKind) -> frozenset[str]:
+        return frozenset(name for name, hold in self._holds.items() if hold.kind is kind)
+
+    def pause(self, request_id: str) -> None:
+        """Hold a request; one that is held already stays as it is."""
+        if request_id not in self._holds:
+            self._holds[request_id] = Hold(HoldKind.PAUSE, self._clock())
+            self.num_pauses += 1
+
+    def park(self, request_id: str) -> None:
+        """Hold a request and have its blocks given up; a paused one becomes parked."""
+        hold = self._holds.get(request_id)
+        if hold is None or hold.kind is not HoldKind.PARK:
+            since_s = self._clock() if hold is None else hold.since_s
+            self._holds[request_id] = Hold(HoldKind.PARK, since_s)
+            self.num_parks += 1
+
+    def release(self, request_id: str) -> bool:
+        """End a hold; False if there is none."""
+        return self._holds.pop(request_id, None) is not None
+
+    def release_overdue(self) -> list[str]:
+        """End the holds that last too long, and return whose they were."""
+        latest_s = self._clock() - self._max_hold_s
+        overdue = [name for name, hold in self._holds.items() if hold.since_s <= latest_s]
+        for request_id in overdue:
+            del self._holds[request_id]
+        self.num_overdue += len(overdue)
+        return overdue

@@ -1,0 +1,81 @@
+"""What a plan that no search made is predicted to do: step times, and how long it fits the pool."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from services.placement.batch import (
+    capacity_blocks,
+    demand_of,
+    group_compute_s,
+    members,
+    placed_pattern,
+    pool_need,
+    predicted_step_s,
+)
+from services.placement.patterns import Pattern
+from services.placement.presets import REPLAN, PlacementPolicy, Replan
+from services.placement.types import Plan, PlanStatus, Quality, RequestState, Snapshot
+
+Placed: TypeAlias = Sequence[tuple[RequestState, Pattern]]
+
+
+def rated(plan: Plan, snapshot: Snapshot, policy: PlacementPolicy) -> Plan:
+    """Return the plan with its quality; without a profile or a link nothing is predicted.
+
+    The lower bound is the time without any stall. The SLO does not limit how long such a plan
+    holds: these policies do not look ahead for it.
+    """
+    if snapshot.profile is None or snapshot.h2d is None:
+        return plan
+    running = {p.request_id: p for p in plan.placements if not p.paused}
+    batch = [
+        (request, placed_pattern(running[request.request_id], snapshot.engine))
+        for request in members(snapshot)
+        if request.request_id in running
+    ]
+    longest = snapshot.parameters.max_window
+    lasting = longest if policy is PlacementPolicy.ALL_RESIDENT else _num_steps(snapshot, batch)
+    window = 1 if REPLAN[policy] is Replan.EVERY_STEP else max(1, lasting)
+    first_s = predicted_step_s(snapshot, batch)
+    last_s = predicted_step_s(snapshot, batch, growth=window - 1)
+    paused_some = len(batch) < len(members(snapshot))
+    quality = Quality(
+        latency_s=last_s,
+        first_latency_s=first_s,
+        mean_latency_s=(first_s + last_s) / 2,
+        objective_s=last_s,
+        lower_bound_s=min(last_s, _without_stalls_s(snapshot, batch, growth=window - 1)),
+        window=window,
+        expires_after=lasting,
+        num_nodes=0,
+        serve_all=PlanStatus.INFEASIBLE if paused_some else plan.status,
+    )
+    return replace(plan, quality=quality)
+
+
+def _num_steps(snapshot: Snapshot, batch: Placed) -> int:
+    """Return for how many steps the pool certainly holds the batch, up to the longest window."""
+    capacity = capacity_blocks(snapshot)
+    low, high = 0, snapshot.parameters.max_window
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = sum(_most_blocks(request, pattern, snapshot, middle) for request, pattern in batch)
+        low, high = (middle, high) if fits <= capacity else (low, middle - 1)
+    return low
+
+
+def _most_blocks(request: RequestState, pattern: Pattern, snapshot: Snapshot, growth: int) -> int:
+    """Return the most blocks that a request needs in any of the next `growth` steps."""
+    demand = demand_of(request, snapshot.engine, growth=growth)
+    sealing = int(demand.num_extra_blocks == 0) + (1 - demand.num_open_blocks)
+    return pool_need(demand, pattern) + pattern.num_offloaded * sealing
+
+
+def _without_stalls_s(snapshot: Snapshot, batch: Placed, *, growth: int) -> float:
+    assert snapshot.profile is not None
+    context = sum(request.num_tokens + growth for request, _ in batch)
+    compute_s = group_compute_s(
+        snapshot.engine, snapshot.profile, num_tokens=len(batch), num_context_tokens=context
+    )
+    return snapshot.profile.outside_layers_s + sum(compute_s)
