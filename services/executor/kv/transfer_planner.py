@@ -75,6 +75,35 @@ class TransferPlanner:
             group.num_host_blocks = max(group.num_host_blocks, num_blocks)
             self._unsettled[request.request_id] = request
 
+    def retract_save(self, step: int, request_id: str, index: int) -> bool | None:
+        """Take back a save that did not succeed and the group's later ones, to order them anew.
+
+        False, and nothing changed, if there is no such save any more; None, and nothing changed,
+        if blocks are among them that exist nowhere else.
+        """
+        request = self.owner.requests.get(request_id)
+        if request is None:
+            return False
+        group = request.groups[index]
+        saves = [(sent, end) for sent, _, owner, end in self._unconfirmed if owner is group]
+        if all(sent != step for sent, _ in saves):
+            return False
+        num_kept = max([group.num_host_blocks, *(end for sent, end in saves if sent < step)])
+        if any(position >= num_kept for position in group.staged_positions()):
+            return None
+        self._unconfirmed = deque(
+            save for save in self._unconfirmed if save[2] is not group or save[0] < step
+        )
+        self.owner.retract_saves(group, num_kept)
+        self._lagging[request_id] = request
+        return True
+
+    def unmirror(self, request: RequestKV) -> None:
+        """Make no more host copies of a request without offloaded groups, and forget the rest."""
+        self._unconfirmed = deque(save for save in self._unconfirmed if save[1] is not request)
+        self._lagging.pop(request.request_id, None)
+        self.owner.unmirror(request)
+
     def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
         """Return the transfers of the step that was just scheduled.
 

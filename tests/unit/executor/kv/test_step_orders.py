@@ -68,9 +68,9 @@ def test_a_restore_that_no_rank_has_heard_of_is_simply_forgotten() -> None:
 
 
 def test_feedback_of_ranks_counts_the_slowest_save_and_every_restore() -> None:
-    first = StepFeedback(saved_step=7)
+    first = StepFeedback(step=7, saved_step=7)
     first.num_ranks_done.update([1, 2])
-    second = StepFeedback(saved_step=5)
+    second = StepFeedback(step=7, saved_step=5)
     second.num_ranks_done.update([2])
 
     together = first.aggregate(second)
