@@ -2,6 +2,12 @@
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.executor.observation import (
+    EngineObservation,
+    RequestObservation,
+    RequestState,
+    Residency,
+)
 from services.executor.step_stream import Frame, Output
 from services.executor.types import (
     ChatInput,
@@ -24,6 +30,8 @@ from services.pacing.types import ServiceLevel
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_STOP_STRINGS = 4
+DEFAULT_UPDATES_PER_S = 2.0
+MAX_UPDATES_PER_S = 20.0
 
 _REJECT_CODES = {
     RejectCode.INVALID_ARGUMENT: pb.REJECT_CODE_INVALID_ARGUMENT,
@@ -33,6 +41,18 @@ _REJECT_CODES = {
     RejectCode.OVERLOADED: pb.REJECT_CODE_OVERLOADED,
     RejectCode.UNAVAILABLE: pb.REJECT_CODE_UNAVAILABLE,
     RejectCode.INTERNAL: pb.REJECT_CODE_INTERNAL,
+}
+_REQUEST_STATES = {
+    RequestState.QUEUED: pb.REQUEST_STATE_QUEUED,
+    RequestState.PREFILL: pb.REQUEST_STATE_PREFILL,
+    RequestState.DECODING: pb.REQUEST_STATE_DECODING,
+    RequestState.PAUSED: pb.REQUEST_STATE_PAUSED,
+    RequestState.PARKED: pb.REQUEST_STATE_PARKED,
+}
+_RESIDENCIES = {
+    Residency.RESIDENT.value: pb.RESIDENCY_RESIDENT,
+    Residency.OFFLOADED.value: pb.RESIDENCY_OFFLOADED,
+    Residency.RESTORING.value: pb.RESIDENCY_RESTORING,
 }
 _FINISH_REASONS = {
     FinishReason.STOP: gen.FINISH_REASON_STOP,
@@ -184,4 +204,41 @@ def load_to_proto(load: EngineLoad, *, num_deposited_tokens: int) -> pb.GetLoadR
         num_waiting_reqs=load.num_waiting_reqs,
         kv_cache_usage_frac=load.kv_cache_usage_frac,
         num_deposited_tokens=num_deposited_tokens,
+    )
+
+
+def watch_interval_s(request: pb.WatchRequestsRequest) -> float:
+    """Return the time between two updates; InvalidRequestError for an impossible rate."""
+    rate = request.max_updates_per_s or DEFAULT_UPDATES_PER_S
+    _require(
+        0 < rate <= MAX_UPDATES_PER_S,
+        "max_updates_per_s",
+        f"max_updates_per_s must be in (0, {MAX_UPDATES_PER_S:g}]",
+    )
+    return 1.0 / rate
+
+
+def observation_to_proto(observation: EngineObservation) -> pb.WatchRequestsResponse:
+    return pb.WatchRequestsResponse(
+        requests=[_observed_request(request) for request in observation.requests],
+        num_steps=observation.num_steps,
+        observed_step_s=observation.observed_step_s,
+        predicted_step_s=observation.predicted_step_s,
+        num_pool_blocks=observation.num_pool_blocks,
+        num_free_pool_blocks=observation.num_free_pool_blocks,
+    )
+
+
+def _observed_request(request: RequestObservation) -> pb.ObservedRequest:
+    return pb.ObservedRequest(
+        request_id=request.request_id,
+        state=_REQUEST_STATES[request.state],
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_generated_tokens=request.num_generated_tokens,
+        num_delivered_tokens=request.num_delivered_tokens,
+        num_deposited_tokens=request.num_deposited_tokens,
+        num_late_tokens=request.num_late_tokens,
+        release_interval_s=request.interval_s,
+        residency=[_RESIDENCIES[letter] for letter in request.residency],
     )

@@ -13,8 +13,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from services.executor.collector import DeltaSink, StepCollector
 from services.executor.context_length import resolve_max_tokens
+from services.executor.delivery_relay import DeliveryRelay
 from services.executor.engine_config import make_config
+from services.executor.kv import engine_calls
 from services.executor.load_recorder import LoadRecorder
+from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompt_renderer import PromptRenderer, rejection_of
 from services.executor.service_level import RequestTag, to_extra_args
 from services.executor.settings import ExecutorSettings
@@ -45,7 +48,8 @@ class Engine:
         self._load = load
         self._renderer = PromptRenderer(llm.renderer)
         self._aborts: set[asyncio.Task[None]] = set()
-        self._watch: asyncio.Task[None] | None = None
+        self._relay = DeliveryRelay(self._call_deliver)
+        self._background: list[asyncio.Task[None]] = []
         self._supported_tasks: Any = ()
         self._closing = False
         self.died = asyncio.Event()
@@ -69,7 +73,10 @@ class Engine:
         """Start taking the engine's output, on this event loop."""
         self._supported_tasks = await self._llm.get_supported_tasks()
         self._llm._run_output_handler()
-        self._watch = asyncio.create_task(self._watch_output(), name="engine-watch")
+        self._background = [
+            asyncio.create_task(self._watch_output(), name="engine-watch"),
+            asyncio.create_task(self._relay.run(), name="delivery-relay"),
+        ]
 
     async def _watch_output(self) -> None:
         await asyncio.wait([self._llm.output_handler])
@@ -129,6 +136,18 @@ class Engine:
         with contextlib.suppress(EngineDeadError):
             await self._llm.abort(engine_ids, internal=True)
 
+    def deliver(self, engine_id: str, num_delivered: int) -> None:
+        """Let the scheduler know soon how many tokens a reader has. Returns at once."""
+        self._relay.note(engine_id, num_delivered)
+
+    async def _call_deliver(self, counts: dict[str, int]) -> None:
+        await self._llm.engine_core.call_utility_async(engine_calls.DELIVER, counts)
+
+    async def observe(self) -> EngineObservation:
+        """Return what the scheduler sees now, between two steps; never returns if it has died."""
+        plain = await self._llm.engine_core.call_utility_async(engine_calls.OBSERVE)
+        return from_plain(plain)
+
     def load(self) -> EngineLoad:
         """Return the load of this moment."""
         # The engine publishes nothing while it idles: its last figures are then too high.
@@ -163,8 +182,9 @@ class Engine:
     async def close(self) -> None:
         """Stop the engine's processes."""
         self._closing = True
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in self._background:
+            task.cancel()
+        if self._background:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_TIMEOUT_S)
 

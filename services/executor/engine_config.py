@@ -79,6 +79,8 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         layers_per_group=settings.kv_layers_per_group,
         max_staging_buffers=settings.kv_staging_buffers,
         host_bytes=settings.kv_host_memory_bytes,
+        host_memory=settings.kv_host_memory,
+        host_ring_bytes=settings.kv_host_ring_bytes,
         h2d_bytes_per_s=settings.kv_link_bytes_per_s,
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
         trace_path=settings.kv_trace_path,

@@ -1,12 +1,15 @@
 """The engine as gateways see it: its sessions, and whether it takes requests at all."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
 import structlog
 
 from services.executor.metrics import DEPOSITED_TOKENS, LIVE_REQUESTS, STREAMS
+from services.executor.observation import EngineObservation
 from services.executor.progress import NoProgress, ProgressSink
 from services.executor.session import GenerationEngine, Session
 from services.executor.types import (
@@ -16,6 +19,7 @@ from services.executor.types import (
     Rejection,
     Submission,
 )
+from services.executor.watch import watch
 from services.kit.errors import UnavailableError
 
 log = structlog.get_logger()
@@ -25,6 +29,7 @@ class ServedEngine(GenerationEngine, Protocol):
     """What the front needs of an engine; see `services.executor.engine.Engine`."""
 
     def load(self) -> EngineLoad: ...
+    async def observe(self) -> EngineObservation: ...
     def model_info(self, model_id: str) -> ModelInfo: ...
 
 
@@ -51,6 +56,7 @@ class Front:
         self._state = FrontState.LOADING
         self._sessions: set[Session] = set()
         self._request_ended = asyncio.Event()
+        self._over = asyncio.Event()  # nothing will be generated any more
         LIVE_REQUESTS.set_function(lambda: self.num_live)
         DEPOSITED_TOKENS.set_function(lambda: self.num_deposited)
 
@@ -76,6 +82,26 @@ class Front:
     def load(self) -> EngineLoad:
         """Return the engine's load; UnavailableError as for `engine`."""
         return self.engine.load()
+
+    async def observations(self, interval_s: float) -> AsyncIterator[EngineObservation]:
+        """Yield what the scheduler sees, with the clients' ids, at most every `interval_s`.
+
+        Ends with the last session of a drain; UnavailableError as for `engine`.
+        """
+        async for observation in watch(self.engine.observe, interval_s=interval_s, over=self._over):
+            yield self._named(observation)
+
+    def _named(self, observation: EngineObservation) -> EngineObservation:
+        """Put the clients' ids in place of the engine's; requests that nobody has are left out."""
+        names: dict[str, str] = {}
+        for session in self._sessions:
+            names |= session.request_ids
+        requests = tuple(
+            replace(request, request_id=names[request.request_id])
+            for request in observation.requests
+            if request.request_id in names
+        )
+        return replace(observation, requests=requests)
 
     def open_session(self, gateway_id: str) -> Session:
         """Return a session, to be closed by `close_session`; UnavailableError unless serving."""
@@ -131,6 +157,7 @@ class Front:
         self._end_sessions()
 
     def _end_sessions(self) -> None:
+        self._over.set()
         for session in self._sessions:
             session.fail_all(self._state.value)
             session.end(UnavailableError(self._state.value))

@@ -47,6 +47,13 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
             self._front.load(), num_deposited_tokens=self._front.num_deposited
         )
 
+    async def WatchRequests(
+        self, request: pb.WatchRequestsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchRequestsResponse]:
+        interval_s = convert.watch_interval_s(request)
+        async for observation in self._front.observations(interval_s):
+            yield convert.observation_to_proto(observation)
+
 
 async def _read(messages: AsyncIterator[pb.StreamRequest], session: Session) -> None:
     """Pass a gateway's messages on until it sends no more."""

@@ -36,6 +36,7 @@ class GenerationEngine(Protocol):
     async def prepare(self, submission: Submission) -> PreparedRequest: ...
     async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None: ...
     def abort(self, engine_ids: Sequence[str]) -> None: ...
+    def deliver(self, engine_id: str, num_delivered: int) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +85,11 @@ class Session:
     @property
     def num_live(self) -> int:
         return len(self._live)
+
+    @property
+    def request_ids(self) -> dict[str, str]:
+        """Return the ids of requests that the engine has: the client's by the engine's."""
+        return {live.engine_id: request_id for request_id, live in self._live.items()}
 
     @property
     def num_deposited(self) -> int:
@@ -203,6 +209,8 @@ class Session:
         for request_id, num_delivered in counts:
             if live := self._live.get(request_id):
                 live.num_delivered = max(live.num_delivered, num_delivered)
+                if live.engine_id:
+                    self._engine.deliver(live.engine_id, live.num_delivered)
 
     def end_input(self) -> None:
         """Say that the gateway will send nothing more: the session ends with its last request."""

@@ -54,6 +54,9 @@ class ExecutorSettings(ServiceSettings):
     kv_layers_per_group: int = Field(default=1, ge=1)  # contiguous layers that move together
     kv_staging_buffers: int = Field(default=2, ge=1, le=2)  # per request with offloaded layers
     kv_host_memory_bytes: int = Field(default=4 << 30, ge=0)  # per worker
+    # "pinned": all of it, in the background; "ring": copies pass through a small pinned ring.
+    kv_host_memory: Literal["pinned", "ring"] = "pinned"
+    kv_host_ring_bytes: int = Field(default=64 << 20, ge=16 << 20)  # pinned by the ring, per worker
     kv_link_bytes_per_s: float = Field(default=0.0, ge=0)  # modelled link on a CPU; 0: memory speed
     kv_trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
 

@@ -62,6 +62,11 @@ class ReaderModel:
         self._num_reported = 0
         self._upcoming_due_s: deque[float] = deque()  # after the newest report, ascending
 
+    @property
+    def last_due_s(self) -> float | None:
+        """Return when the newest token is due; None before the first."""
+        return self._last_due_s
+
     def generated(self, now_s: float) -> None:
         """Record one token generated at `now_s`, not before earlier calls."""
         self._num_generated += 1

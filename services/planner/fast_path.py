@@ -1,15 +1,19 @@
 """The relaxation on a HiGHS instance that lives as long as the process.
 
 The numbers come from the CVXPY problem: its compiled data with the parameters of this plan
-applied. Only what solving twice would repeat is saved: passing the model, and a first basis.
+applied. Only what solving twice would repeat is saved: the rows that no parameter changes, and a
+first basis.
 """
+
+from typing import Any
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from services.planner.library import Floats, Ints
+from services.planner.compiled_data import compiled_data
+from services.planner.library import Floats
 from services.planner.program import NUM_SLOTS, Cuts, PlacementProgram, Relaxed, Shares
 
 
@@ -35,18 +39,20 @@ class FastPath:
             empty,
         )
         self._shares_at, self._theta_at = program.columns()
+        data = program.compiled()
+        self._data = compiled_data(data, num_tail_rows=NUM_SLOTS)
         self._highs = _new_highs()
-        self._pass_static_rows()
+        self._pass_static_rows(data)
         self._num_slot_rows = 0
         self._run()
         self._basis = self._highs.getBasis()
 
-    def _pass_static_rows(self) -> None:
+    def _pass_static_rows(self, data: dict[str, Any]) -> None:
         """Give HiGHS all rows but the slots, which are the last ones."""
-        data = self._program.compiled()
         rows = sparse.csr_matrix(data["A"])
         self._num_equal = int(data["dims"].zero)
         self._num_rows = rows.shape[0] - NUM_SLOTS
+        self._every_row = np.arange(self._num_rows, dtype=np.int32)
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = rows.shape[1], self._num_rows
         lp.col_cost_ = data["c"]
@@ -68,15 +74,15 @@ class FastPath:
 
     def solve(self, shares: Shares, extra: Cuts) -> Relaxed:
         """Solve with these parameters. Raises SolverFailedError."""
-        self._program.set(shares, extra)
-        data = self._program.compiled()
+        vector = self._data.vector(self._program.values(shares, extra))
+        b = self._data.b(vector)
         self._drop_slot_rows()
-        lower, upper = self._row_bounds(data["b"][: self._num_rows])
-        every: Ints = np.arange(self._num_rows, dtype=np.int32)
-        self._highs.changeRowsBounds(self._num_rows, every, lower, upper)
+        lower, upper = self._row_bounds(b[: self._num_rows])
+        self._highs.changeRowsBounds(self._num_rows, self._every_row, lower, upper)
         self._highs.clearSolver()
         self._highs.setBasis(self._basis)
-        self._add_slot_rows(data, len(extra))
+        if len(extra):
+            self._add_slot_rows(self._data.tail(vector)[: len(extra)], b[self._num_rows :])
         return self._run()
 
     def _drop_slot_rows(self) -> None:
@@ -86,20 +92,17 @@ class FastPath:
             self._highs.deleteRows(self._num_slot_rows, doomed)
             self._num_slot_rows = 0
 
-    def _add_slot_rows(self, data: dict[str, object], count: int) -> None:
-        if count == 0:
-            return
-        first = self._num_rows
-        rows = sparse.csr_matrix(data["A"])[first : first + count]
-        b = np.asarray(data["b"])[first : first + count]
+    def _add_slot_rows(self, rows: Floats, b: Floats) -> None:
+        count = len(rows)
+        at_row, at_column = np.nonzero(rows)
         self._highs.addRows(
             count,
             np.full(count, -highspy.kHighsInf),
-            b,
-            rows.nnz,
-            rows.indptr[:-1].astype(np.int32),
-            rows.indices.astype(np.int32),
-            rows.data,
+            b[:count],
+            len(at_row),
+            np.searchsorted(at_row, np.arange(count)).astype(np.int32),
+            at_column.astype(np.int32),
+            rows[at_row, at_column],
         )
         self._num_slot_rows = count
 

@@ -75,7 +75,6 @@ class PlacementProgram:
         self._capacity = cp.Parameter(nonneg=True)
         self._slot_rows = cp.Parameter((NUM_SLOTS, library.num_patterns), nonneg=True)
         self._slot_compute = cp.Parameter(NUM_SLOTS, nonneg=True)
-        self._slots_empty = False
         self.shares = cp.Variable(library.num_patterns, nonneg=True)
         self.theta = cp.Variable()
         capacity, layers = self._capacity_constraints()
@@ -95,20 +94,29 @@ class PlacementProgram:
         fits: cp.Constraint = resident @ self.shares + buffer <= self._capacity
         return fits, [tables.offloaded.T @ self.shares <= buffer]
 
-    def set(self, shares: Shares, extra: Cuts) -> None:
-        """Set every parameter. `extra`: at most NUM_SLOTS cuts beside the pool's."""
-        self._compute.value, self._capacity.value = shares.compute, shares.capacity
-        if len(extra) == 0 and self._slots_empty:
-            return
-        self._slots_empty = len(extra) == 0
+    def values(self, shares: Shares, extra: Cuts) -> dict[int, Floats]:
+        """Return the value of each parameter by its CVXPY id; zeros may be left out.
+
+        `extra`: at most NUM_SLOTS cuts beside the pool's.
+        """
+        capacity = np.array(shares.capacity)
+        values = {self._compute.id: shares.compute, self._capacity.id: capacity}
+        if len(extra) == 0:
+            return values
         rows = np.zeros(self._slot_rows.shape)
         compute = np.zeros(NUM_SLOTS)
         rows[: len(extra)] = extra.rows
         compute[: len(extra)] = extra.masks @ shares.compute
-        self._slot_rows.value, self._slot_compute.value = rows, compute
+        return values | {self._slot_rows.id: rows, self._slot_compute.id: compute}
+
+    def set(self, shares: Shares, extra: Cuts) -> None:
+        """Set every parameter of the CVXPY problem."""
+        values = self.values(shares, extra)
+        for parameter in self.problem.parameters():
+            parameter.value = values.get(parameter.id, np.zeros(parameter.shape))
 
     def compiled(self) -> dict[str, Any]:
-        """Return the standard form with the present parameters: c, A, b and variable bounds."""
+        """Return the standard form with the parameters set: c, A, b and variable bounds."""
         data, _, _ = self.problem.get_problem_data(cp.HIGHS)
         return dict(data)
 

@@ -13,8 +13,9 @@ from services.executor.kv.copy_engine import (
     CopyFailedError,
     Direction,
 )
-from services.executor.kv.cpu_copy_engine import CHUNK_BYTES, CpuCopyEngine, LinkModel
-from services.executor.kv.pages import GroupPages
+from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.kv.host_ring import HostRing
+from services.executor.kv.pages import CHUNK_BYTES, GroupPages
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -36,14 +37,21 @@ def pages() -> list[GroupPages]:
     return [GroupPages(pool=pool, host=host) for _ in range(2)]
 
 
-@pytest.fixture(params=[CpuCopyEngine])
+@pytest.fixture(params=["pinned", "ring"])
 def make(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Make]:
     """Return a maker of engines with links of a speed, closed at the end."""
     engines: list[CopyEngine] = []
 
     def make(*, bytes_per_s: float | None = None, poison_targets: bool = False) -> CopyEngine:
         link = LinkModel(bytes_per_s=bytes_per_s)
-        engines.append(request.param(pages, h2d=link, d2h=link, poison_targets=poison_targets))
+        rings = {}
+        if request.param == "ring":
+            rings = {
+                d: HostRing([PAGE_BYTES] * 2, rows_per_buffer=8, num_buffers=2) for d in Direction
+            }
+        engines.append(
+            CpuCopyEngine(pages, h2d=link, d2h=link, poison_targets=poison_targets, rings=rings)
+        )
         return engines[-1]
 
     yield make

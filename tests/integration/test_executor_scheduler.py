@@ -9,11 +9,13 @@ from vllm.config import set_current_vllm_config
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from services.executor.engine_config import make_config
 from services.executor.kv.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
+from services.executor.observation import RequestObservation, RequestState, from_plain
 from services.executor.service_level import NO_TAG, RequestTag, to_extra_args
 from services.executor.settings import ExecutorSettings
 from services.pacing.types import ServiceLevel
@@ -73,23 +75,80 @@ def test_the_configuration_names_the_scheduler_that_this_platform_takes(config: 
     assert config.scheduler_config.get_scheduler_cls() is expected
 
 
+def tags(scheduler: Any) -> dict[str, RequestTag]:
+    return {request_id: buffer.tag for request_id, buffer in scheduler.buffers.items()}
+
+
 def test_a_tag_is_kept_from_arrival_to_end(scheduler: Any) -> None:
     scheduler.add_request(make_request("tagged", TAG))
     scheduler.add_request(make_request("plain", None))
-    assert scheduler.request_tags == {"tagged": TAG, "plain": NO_TAG}
+    assert tags(scheduler) == {"tagged": TAG, "plain": NO_TAG}
 
     scheduler.schedule()
     scheduler.check_integrity()
-    assert scheduler.request_tags["tagged"] == TAG
+    assert tags(scheduler)["tagged"] == TAG
 
     scheduler.finish_requests("tagged", RequestStatus.FINISHED_ABORTED)
     scheduler.check_integrity()
-    assert scheduler.request_tags == {"plain": NO_TAG}
+    assert tags(scheduler) == {"plain": NO_TAG}
 
 
-def test_a_waiting_request_that_is_aborted_leaves_no_tag(scheduler: Any) -> None:
+def test_a_waiting_request_that_is_aborted_leaves_no_buffer(scheduler: Any) -> None:
     scheduler.add_request(make_request("waiting", TAG))
     scheduler.finish_requests(["waiting"], RequestStatus.FINISHED_ABORTED)
 
-    assert scheduler.request_tags == {}
+    assert scheduler.buffers == {}
     scheduler.check_integrity()
+
+
+def run_step(scheduler: Any) -> None:
+    """Schedule a step and pretend that a model ran it, with token 7 for all who get one."""
+    output = scheduler.schedule()
+    ids = list(output.num_scheduled_tokens)
+    scheduler.update_from_output(
+        output,
+        ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
+            sampled_token_ids=[[7] for _ in ids],
+        ),
+    )
+
+
+def observed(scheduler: Any) -> dict[str, RequestObservation]:
+    requests = from_plain(scheduler.observe()).requests
+    return {request.request_id: request for request in requests}
+
+
+def test_the_deposit_is_what_was_generated_and_not_yet_delivered(scheduler: Any) -> None:
+    slow = RequestTag(service_level=ServiceLevel(consumption_rate_tps=0.001))
+    scheduler.add_request(make_request("slow", slow))
+    for _ in range(4):
+        run_step(scheduler)
+    scheduler.deliver({"slow": 1, "never here": 3})
+
+    (request,) = observed(scheduler).values()
+    assert request.num_generated_tokens == 4
+    assert request.num_delivered_tokens == 1
+    assert request.num_deposited_tokens == 3
+
+
+def test_counts_for_a_request_that_ended_are_ignored(scheduler: Any) -> None:
+    scheduler.add_request(make_request("a", TAG))
+    run_step(scheduler)
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    scheduler.deliver({"a": 1})
+
+    assert observed(scheduler) == {}
+    scheduler.check_integrity()
+
+
+def test_states_follow_the_request_through_the_scheduler(scheduler: Any) -> None:
+    scheduler.add_request(make_request("a", None))
+    assert observed(scheduler)["a"].state is RequestState.QUEUED
+    run_step(scheduler)
+    assert observed(scheduler)["a"].state is RequestState.DECODING
+    observation = from_plain(scheduler.observe())
+    assert observation.num_steps == 1
+    assert observation.observed_step_s > 0
+    assert observation.num_free_pool_blocks < observation.num_pool_blocks == NUM_BLOCKS - 1

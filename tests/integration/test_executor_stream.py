@@ -2,7 +2,7 @@
 
 import asyncio
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -342,3 +342,67 @@ async def test_vllms_metrics_and_ours_are_on_one_endpoint(
     assert 'evenflow_executor_requests_total{result="length"}' in metrics
     assert "evenflow_executor_frames_total" in metrics
     assert "evenflow_executor_live_requests 0.0" in metrics
+
+
+async def observe(
+    gateway: GatewayStream, holds: Callable[[pb.WatchRequestsResponse], bool]
+) -> pb.WatchRequestsResponse:
+    """Watch until `holds` is true of an update."""
+    watch = gateway.stub.WatchRequests(pb.WatchRequestsRequest(max_updates_per_s=20))
+    async with asyncio.timeout(60):
+        async for update in watch:
+            if holds(update):
+                watch.cancel()
+                return update
+    raise AssertionError("the watch ended")
+
+
+async def test_the_scheduler_sees_the_deposit_of_a_slow_reader(gateway: GatewayStream) -> None:
+    level = gen.ServiceLevel(consumption_rate_tps=0.001)  # the second token is due in 1,000 s
+    answer = await gateway.submit(
+        "slow", text=PROMPT, sampling={"max_tokens": 1900}, service_level=level
+    )
+    await gateway.wait(answer.started)
+    counts = [
+        pb.DeliveredCount(request_id="slow", num_delivered_tokens=1),
+        pb.DeliveredCount(request_id="nobody", num_delivered_tokens=9),
+    ]
+    await gateway.send(delivered=pb.Delivered(counts=counts))
+
+    update = await observe(gateway, lambda u: u.requests[0].num_delivered_tokens == 1)
+    (request,) = update.requests
+    assert request.request_id == "slow"
+    assert request.state == pb.REQUEST_STATE_DECODING
+    assert request.release_interval_s == 1000
+    assert request.num_deposited_tokens == request.num_generated_tokens - 1
+    assert update.observed_step_s > 0
+
+    counts = [pb.DeliveredCount(request_id="slow", num_delivered_tokens=5)]
+    await gateway.send(delivered=pb.Delivered(counts=counts))
+    update = await observe(gateway, lambda u: u.requests[0].num_delivered_tokens == 5)
+    (request,) = update.requests
+    assert request.num_deposited_tokens == request.num_generated_tokens - 5
+    await gateway.send(abort=pb.Abort(request_id="slow"))
+    await observe(gateway, lambda u: not u.requests)
+
+
+async def test_a_gateway_that_comes_back_finds_nothing_of_its_readers(
+    executor: ExecutorProcess,
+) -> None:
+    async with GatewayStream(executor.address) as gateway:
+        answer = await gateway.submit("r", text=PROMPT, sampling={"max_tokens": 1900})
+        await gateway.wait(answer.started)
+    async with GatewayStream(executor.address) as gateway:
+        counts = [pb.DeliveredCount(request_id="r", num_delivered_tokens=3)]
+        await gateway.send(delivered=pb.Delivered(counts=counts))
+
+        await observe(gateway, lambda u: not u.requests)
+        assert (await gateway.ask("r", text=PROMPT, sampling=GREEDY)).finish_reason == "LENGTH"
+
+
+async def test_a_watch_at_an_impossible_rate_is_refused(gateway: GatewayStream) -> None:
+    watch = gateway.stub.WatchRequests(pb.WatchRequestsRequest(max_updates_per_s=1000))
+
+    with pytest.raises(aio.AioRpcError) as refused:
+        await anext(aiter(watch))
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -32,6 +32,11 @@ def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
     assert "LayerwiseCPUWorker" in str(config.parallel_config.worker_cls)
 
 
+def test_a_form_of_host_memory_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="paged"):
+        KVOptions(host_memory="paged")
+
+
 def test_prefix_caching_is_switched_off_unless_asked_for(config: Any) -> None:
     assert config.cache_config.enable_prefix_caching is False
     with pytest.raises(ValueError, match="enable_prefix_caching"):
@@ -101,6 +106,7 @@ def test_groups_must_divide_the_layers_of_a_stage(layers_per_group: int, stages:
         {"max_staging_buffers": 3},
         {"host_bytes": -1},
         {"max_mirrored_blocks_per_step": -1},
+        {"host_ring_bytes": 1},
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:

@@ -41,12 +41,15 @@ CASES = {
     "layers": BASE,
     "pairs-of-layers-in-small-chunks": replace(
         BASE,
-        kv=replace(SLOW_LINK, layers_per_group=2, max_staging_buffers=1),
+        kv=replace(SLOW_LINK, layers_per_group=2, max_staging_buffers=1, host_memory="ring"),
         num_blocks=85,
         max_num_batched_tokens=97,
     ),
     "halves-asynchronous": replace(
-        BASE, kv=replace(SLOW_LINK, layers_per_group=4), num_blocks=56, asynchronous=True
+        BASE,
+        kv=replace(SLOW_LINK, layers_per_group=4, pin_bytes_per_s=256e6),  # ready after a second
+        num_blocks=56,
+        asynchronous=True,
     ),
     "tensor-parallel": replace(
         BASE, tensor_parallel_size=2, kv=replace(SLOW_LINK, max_staging_buffers=1)

@@ -17,6 +17,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
@@ -26,6 +28,7 @@ from vllm.v1.request import Request
 
 from services.executor.collector import FINISH_REASONS, StepCollector
 from services.executor.engine_config import ASYNC_SCHEDULER, PASSED_ON, SYNC_SCHEDULER
+from services.executor.kv import engine_calls
 from services.executor.kv.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
 from services.executor.settings import ExecutorSettings
 
@@ -185,6 +188,25 @@ def test_our_schedulers_are_found_by_name_and_extend_vllms(
 def test_requests_enter_and_leave_the_scheduler_where_we_watch(scheduler: type) -> None:
     assert parameters(scheduler.add_request) == ["self", "request"]  # type: ignore[attr-defined]
     assert parameters(scheduler._free_request)[:2] == ["self", "request"]  # type: ignore[attr-defined]
-    assert not hasattr(scheduler, "request_tags")
-    assert "request_tags" not in source(Scheduler.__init__)
+    for name in ("buffers", "step_clock", "deliver", "observe", "state_of", "layer_groups_of"):
+        assert not hasattr(scheduler, name)
+        assert f"self.{name} " not in source(Scheduler.__init__)
     assert not hasattr(scheduler, "check_integrity")
+
+
+def test_a_utility_call_finds_a_method_of_engine_core_by_its_name() -> None:
+    assert "method := getattr(self, method_name)" in source(EngineCoreProc._handle_client_request)
+    assert "self._handle_client_request(" in source(EngineCoreProc._process_input_queue)
+    assert parameters(AsyncMPClient.call_utility_async) == ["self", "method", "args"]
+    assert "self.scheduler" in source(EngineCore.__init__)
+    for name in (engine_calls.DELIVER, engine_calls.OBSERVE):
+        assert callable(getattr(EngineCore, name))
+
+
+def test_the_scheduler_hears_of_every_step_twice() -> None:
+    assert parameters(Scheduler.update_from_output) == [
+        "self", "scheduler_output", "model_runner_output",
+    ]  # fmt: skip
+    for step in (EngineCore.step, EngineCore.step_with_batch_queue):
+        assert "self.scheduler.schedule(" in source(step)
+        assert "self.scheduler.update_from_output(" in source(step)

@@ -5,6 +5,7 @@ hands over to `TransferPlanner`, the worker's to `TransferRunner`.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +18,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel, fill
+from services.executor.kv.backend import make_backend
+from services.executor.kv.cpu_copy_engine import fill
 from services.executor.kv.holds import Holds
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
-from services.executor.kv.pages import map_pages
+from services.executor.kv.pages import view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.stats import KVStats, RankStats
@@ -109,23 +111,10 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # -- worker side ------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        options, num_blocks = self.options, self._kv_cache_config.num_blocks
-        pages = map_pages(
-            kv_caches,
-            self._groups,
-            num_blocks=num_blocks,
-            num_slots=num_host_slots(options, self._kv_cache_config),
-        )
-        engine = CpuCopyEngine(
-            pages,
-            h2d=LinkModel(
-                bytes_per_s=options.h2d_bytes_per_s or None, latency_s=options.copy_latency_s
-            ),
-            d2h=LinkModel(
-                bytes_per_s=options.d2h_bytes_per_s or None, latency_s=options.copy_latency_s
-            ),
-            poison_targets=options.poison,
-        )
+        options, config = self.options, self._kv_cache_config
+        pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
+        self._backend = make_backend(options, pools, num_slots=num_host_slots(options, config))
+        engine, pages = self._backend.engine, self._backend.pages
         self.runner = TransferRunner(engine, len(self._groups))
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
@@ -165,7 +154,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._trace.end_step()
 
     def build_connector_worker_meta(self) -> StepFeedback:
-        return self.runner.feedback()
+        num_ready = self._backend.host.num_ready_slots
+        return replace(self.runner.feedback(), num_ready_slots=num_ready)
 
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""
@@ -183,7 +173,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.WORKER and hasattr(self, "runner"):
-            self.runner.engine.close()
+            self._backend.close()
             if self._trace is not None:
                 self._trace.write()
 

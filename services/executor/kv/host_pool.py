@@ -3,28 +3,39 @@
 The scheduler owns the slots; each rank has the same number of them, and slot i of every rank holds
 its shard of the same block. Room is reserved per request at admission, so that a request that was
 promised a host copy gets it.
+
+Slots become usable from the first one on, as every rank gets their memory ready.
 """
 
 
 class HostPool:
     """Bounded set of slots with reservations. Slots are taken and given back in O(1)."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, num_ready: int | None = None) -> None:
+        """Make a pool of `num_slots`, of which the first `num_ready` are usable; None: all."""
         self.num_slots = num_slots
-        self._free = list(range(num_slots - 1, -1, -1))
+        self.num_ready = num_slots if num_ready is None else num_ready
+        self._free = list(range(self.num_ready - 1, -1, -1))
         self._reserved: dict[str, int] = {}  # promised to a request and not yet taken
         self._num_reserved = 0
         self._quarantined: frozenset[int] = frozenset()
         self._held: set[int] = set()  # in quarantine and nobody's
 
+    def open_slots(self, num_ready: int) -> None:
+        """Make the first `num_ready` slots usable; fewer than before changes nothing."""
+        num_ready = min(num_ready, self.num_slots)
+        if num_ready > self.num_ready:
+            self._free[:0] = range(num_ready - 1, self.num_ready - 1, -1)
+            self.num_ready = num_ready
+
     @property
     def num_free(self) -> int:
-        """Slots that hold nothing; some of them may be promised."""
+        """Usable slots that hold nothing; some of them may be promised."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        return self.num_slots - len(self._free)
+        return self.num_ready - len(self._free)
 
     def reserve(self, request_id: str, num_slots: int) -> bool:
         """Promise slots to a request; False, and nothing changed, if there is no room."""
@@ -74,9 +85,9 @@ class HostPool:
         self._num_reserved -= self._reserved.pop(request_id, 0)
 
     def check_integrity(self, owned: list[int]) -> None:
-        """Assert that free and `owned` slots are all slots, each once, and promises are covered."""
+        """Assert that free and `owned` slots are all usable ones, each once, and cover promises."""
         everything = sorted([*self._free, *self._held, *owned])
-        assert everything == list(range(self.num_slots)), "a host slot is lost or owned twice"
+        assert everything == list(range(self.num_ready)), "a host slot is lost or owned twice"
         assert self._num_reserved == sum(self._reserved.values())
         num_coming = len(self._free) + len(self._quarantined)
         assert 0 <= self._num_reserved <= num_coming, "more host slots promised than free"

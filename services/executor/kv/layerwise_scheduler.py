@@ -22,15 +22,18 @@ from services.executor.kv.holds import HoldKind, Holds
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.kv.recovery import Recovery, RecoverySchedulerMixin
-from services.executor.kv.residency import LayerPlacement, RequestKV
+from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
 from services.executor.kv.scheduler import EvenflowSchedulerMixin
-from services.executor.kv.sizing import num_host_slots
+from services.executor.kv.sizing import are_slots_ready_at_start, num_host_slots
 from services.executor.kv.step_orders import StepOrders
 from services.executor.kv.transfer_planner import TransferPlanner
+from services.executor.observation import RequestState
 from services.placement.blocks import BlockGeometry
 
 NEVER = 1 << 60  # a step that does not come
 IDLE_WAIT_S = 0.005  # between steps of a batch in which nobody may run
+
+HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
 
 
 class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
@@ -85,7 +88,7 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
             )
         return BlockOwner(
             manager.block_pool,
-            HostPool(num_slots),
+            HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
             geometry,
             orders=StepOrders(),
             poison_freed=self.kv_options.poison,
@@ -98,7 +101,7 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         self._coordinator.discard_drafts()
         self._stop_held()
         self.adjust_placements()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         if self._stopped and not output.num_scheduled_tokens:
             self._wake.wait(IDLE_WAIT_S)
         self._wake.clear()
@@ -199,6 +202,14 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         self.recovery.ledger.forget(request.request_id)
         self._stopped.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
+
+    def state_of(self, request: Request) -> RequestState:
+        kind = self.holds.kind(request.request_id)
+        return super().state_of(request) if kind is None else HELD_STATES[kind]
+
+    def layer_groups_of(self, request: Request) -> list[GroupKV]:
+        kv = self.block_owner.requests.get(request.request_id)
+        return [] if kv is None else kv.groups
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a block or host slot is lost, or owned twice."""

@@ -4,6 +4,7 @@ Lists of block ids and slots are sent once, when they change; a rank keeps them.
 decode step sends does not grow with the context.
 """
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -97,6 +98,8 @@ class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
     # What copies that were given up may still write, on some rank, after this step.
     hung_blocks: frozenset[int] = frozenset()  # of the pool
     hung_slots: frozenset[int] = frozenset()  # of the host
+    # The first host slots, which may be used; a rank that has nothing to pin has all of them.
+    num_ready_slots: int = sys.maxsize
 
     def aggregate(self, other: "StepFeedback") -> "StepFeedback":
         return StepFeedback(
@@ -108,4 +111,5 @@ class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
             failed_restores=self.failed_restores | other.failed_restores,
             hung_blocks=self.hung_blocks | other.hung_blocks,
             hung_slots=self.hung_slots | other.hung_slots,
+            num_ready_slots=min(self.num_ready_slots, other.num_ready_slots),
         )

@@ -5,6 +5,7 @@ same settings.
 """
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 CONFIG_KEY = "evenflow_kv"
+MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
+
+
+class HostMemoryForm(StrEnum):
+    """How a device reaches KV in host memory."""
+
+    PINNED = "pinned"  # all of it is pinned, in chunks, while the engine already serves
+    RING = "ring"  # copies pass through a small pinned ring; the rest stays pageable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +31,9 @@ class KVOptions:
     layers_per_group: int = 1  # contiguous layers that share a block table, >= 1
     max_staging_buffers: int = 2  # per request, 1 or 2
     host_bytes: int = 4 << 30  # host memory for KV of one rank, >= 0
+    host_memory: str = HostMemoryForm.PINNED
+    host_ring_bytes: int = 64 << 20  # pinned by the ring, both directions, >= MIN_RING_BYTES
+    pin_bytes_per_s: float = 0.0  # CPU only: speed of modelled pinning; 0: ready at once
     predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
     max_mirrored_blocks_per_step: int = 1024  # write-through of resident groups; 0: none
     restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
@@ -39,6 +51,9 @@ class KVOptions:
             raise ValueError("max_staging_buffers must be 1 or 2")
         if self.host_bytes < 0 or self.max_mirrored_blocks_per_step < 0:
             raise ValueError("host_bytes and max_mirrored_blocks_per_step must not be negative")
+        HostMemoryForm(self.host_memory)  # ValueError if it is neither
+        if self.host_ring_bytes < MIN_RING_BYTES:
+            raise ValueError(f"host_ring_bytes must be at least {MIN_RING_BYTES}")
         if self.max_pause_s <= 0:
             raise ValueError("max_pause_s must be positive")
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+CHUNK_BYTES = 4 << 20  # a copy goes in chunks of about this size, so that others can overtake it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPages:
@@ -22,30 +24,34 @@ class GroupPages:
         """Bytes of one block over the group's layers."""
         return sum(pages.shape[1] for pages in self.pool)
 
+    @property
+    def blocks_per_chunk(self) -> int:
+        return blocks_per_chunk(self.block_bytes)
 
-def map_pages(
-    kv_caches: Mapping[str, torch.Tensor],
-    groups: Sequence[Sequence[str]],
-    *,
-    num_blocks: int,
-    num_slots: int,
+
+def blocks_per_chunk(block_bytes: int) -> int:
+    """Return how many blocks a chunk of a copy has, at least one."""
+    return max(1, CHUNK_BYTES // block_bytes)
+
+
+def view_pools(
+    kv_caches: Mapping[str, torch.Tensor], groups: Sequence[Sequence[str]], *, num_blocks: int
+) -> list[tuple[torch.Tensor, ...]]:
+    """Return each group's pages in the pool, layer by layer. ValueError if blocks are not dense."""
+    return [tuple(_as_pages(kv_caches[name], num_blocks) for name in names) for names in groups]
+
+
+def page_sizes(pools: Sequence[Sequence[torch.Tensor]]) -> list[int]:
+    """Return the bytes of a page for each slab that the groups share."""
+    longest = max(pools, key=len)
+    return [pages.shape[1] for pages in longest]
+
+
+def pair_pages(
+    pools: Sequence[Sequence[torch.Tensor]], slabs: Sequence[torch.Tensor]
 ) -> list[GroupPages]:
-    """Return each group's pages, with host memory allocated for `num_slots` slots.
-
-    Host memory is touched when it is first written, so that a slab that is never filled costs
-    address space only. Raises ValueError if blocks are not dense.
-    """
-    pool = {name: _as_pages(kv_caches[name], num_blocks) for names in groups for name in names}
-    slabs: list[torch.Tensor] = []
-    mapped = []
-    for names in groups:
-        for index, name in enumerate(names):
-            if index == len(slabs):
-                slabs.append(torch.empty((num_slots, pool[name].shape[1]), dtype=torch.uint8))
-        mapped.append(
-            GroupPages(pool=tuple(pool[name] for name in names), host=tuple(slabs[: len(names)]))
-        )
-    return mapped
+    """Return each group's pages with the host slabs behind them."""
+    return [GroupPages(pool=tuple(pool), host=tuple(slabs[: len(pool)])) for pool in pools]
 
 
 def _as_pages(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:

@@ -69,6 +69,7 @@ class TransferPlanner:
 
     def absorb(self, feedback: StepFeedback) -> None:
         """Take in what the ranks have completed."""
+        self.owner.host.open_slots(feedback.num_ready_slots)
         self._num_ranks_done.update(feedback.num_ranks_done)
         while self._unconfirmed and self._unconfirmed[0][0] <= feedback.saved_step:
             _, request, group, num_blocks = self._unconfirmed.popleft()

@@ -7,6 +7,12 @@ import pytest
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.executor import convert
+from services.executor.observation import (
+    EngineObservation,
+    RequestObservation,
+    RequestState,
+    Residency,
+)
 from services.executor.step_stream import Frame, Output
 from services.executor.types import (
     ChatInput,
@@ -190,3 +196,71 @@ def test_a_running_requests_output_has_no_ending() -> None:
     frame = Frame(sequence=0, outputs={"a": Output(first_token_index=0, tokens=[Token(1, "")])})
 
     assert not convert.frame_to_proto(frame).outputs[0].HasField("ending")
+
+
+@pytest.mark.parametrize(("asked", "interval_s"), [(0.0, 0.5), (4.0, 0.25), (20.0, 0.05)])
+def test_the_rate_of_a_watch(asked: float, interval_s: float) -> None:
+    request = pb.WatchRequestsRequest(max_updates_per_s=asked)
+
+    assert convert.watch_interval_s(request) == interval_s
+
+
+@pytest.mark.parametrize("asked", [-1.0, 20.1, float("inf"), float("nan")])
+def test_an_impossible_rate_of_a_watch_is_refused(asked: float) -> None:
+    with pytest.raises(InvalidRequestError):
+        convert.watch_interval_s(pb.WatchRequestsRequest(max_updates_per_s=asked))
+
+
+def test_an_observation_keeps_every_field() -> None:
+    request = RequestObservation(
+        request_id="a",
+        state=RequestState.PAUSED,
+        num_prompt_tokens=1,
+        num_computed_tokens=2,
+        num_generated_tokens=3,
+        num_delivered_tokens=4,
+        num_deposited_tokens=5,
+        num_late_tokens=6,
+        interval_s=0.5,
+        residency="ROB",
+    )
+    observation = EngineObservation(
+        requests=(request,),
+        num_steps=7,
+        observed_step_s=0.25,
+        num_pool_blocks=8,
+        num_free_pool_blocks=9,
+    )
+
+    proto = convert.observation_to_proto(observation)
+
+    assert not proto.HasField("predicted_step_s")
+    assert proto == pb.WatchRequestsResponse(
+        requests=[
+            pb.ObservedRequest(
+                request_id="a",
+                state=pb.REQUEST_STATE_PAUSED,
+                num_prompt_tokens=1,
+                num_computed_tokens=2,
+                num_generated_tokens=3,
+                num_delivered_tokens=4,
+                num_deposited_tokens=5,
+                num_late_tokens=6,
+                release_interval_s=0.5,
+                residency=[
+                    pb.RESIDENCY_RESIDENT,
+                    pb.RESIDENCY_OFFLOADED,
+                    pb.RESIDENCY_RESTORING,
+                ],
+            )
+        ],
+        num_steps=7,
+        observed_step_s=0.25,
+        num_pool_blocks=8,
+        num_free_pool_blocks=9,
+    )
+
+
+def test_every_state_and_residency_has_a_name_on_the_wire() -> None:
+    assert set(convert._REQUEST_STATES) == set(RequestState)
+    assert set(convert._RESIDENCIES) == {residency.value for residency in Residency}

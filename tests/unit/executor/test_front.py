@@ -9,6 +9,7 @@ import pytest
 
 from services.executor.collector import DeltaSink
 from services.executor.front import Front
+from services.executor.observation import EngineObservation, RequestObservation, RequestState
 from services.executor.progress import Phase
 from services.executor.session import Session
 from services.executor.step_stream import Frame
@@ -28,6 +29,21 @@ from services.executor.types import (
 )
 from services.kit.errors import UnavailableError
 
+
+def make_observed_request(request_id: str) -> RequestObservation:
+    return RequestObservation(
+        request_id=request_id,
+        state=RequestState.DECODING,
+        num_prompt_tokens=7,
+        num_computed_tokens=7,
+        num_generated_tokens=1,
+        num_delivered_tokens=0,
+        num_deposited_tokens=1,
+        num_late_tokens=0,
+        interval_s=0.0,
+    )
+
+
 TOO_LONG = Rejection(code=RejectCode.CONTEXT_LENGTH, field="prompt", message="too long")
 
 
@@ -37,6 +53,7 @@ class FakeEngine:
 
     sinks: dict[str, DeltaSink] = field(default_factory=dict)
     render_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    delivered: dict[str, int] = field(default_factory=dict)
 
     async def prepare(self, submission: Submission) -> PreparedRequest:
         assert isinstance(submission.input, TextInput)
@@ -60,6 +77,14 @@ class FakeEngine:
         self.sinks[f"{request_id}-x"](Delta(tuple(Token(id, "t") for id in ids), ending))
         if ending:
             del self.sinks[f"{request_id}-x"]
+
+    def deliver(self, engine_id: str, num_delivered: int) -> None:
+        self.delivered[engine_id] = num_delivered
+
+    async def observe(self) -> EngineObservation:
+        return EngineObservation(
+            requests=tuple(make_observed_request(engine_id) for engine_id in (*self.sinks, "ended"))
+        )
 
     def load(self) -> EngineLoad:
         return EngineLoad(num_running_reqs=len(self.sinks))
@@ -340,3 +365,38 @@ async def test_nothing_is_served_before_the_engine_is_loaded_and_after_it_died(
     front.die()
     with pytest.raises(UnavailableError):
         use(front)
+
+
+async def test_delivered_counts_go_on_to_the_engine_under_its_own_ids(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a", "b", "slow")
+    engine.generate("a", 1, 2, 3)
+
+    session.take_delivered([("a", 2), ("slow", 1), ("gone", 5)])
+    session.take_delivered([("a", 1)])  # overtaken
+
+    assert engine.delivered == {"a-x": 2}
+
+
+async def test_a_watcher_sees_requests_by_the_ids_of_their_gateways(
+    front: Front, session: Session
+) -> None:
+    await submit(session, "a", "b", "slow")
+
+    observation = await anext(front.observations(0.0))
+
+    assert [request.request_id for request in observation.requests] == ["a", "b"]
+
+
+async def test_a_watch_ends_when_the_front_has_drained(front: Front, session: Session) -> None:
+    updates = front.observations(0.0)
+    await anext(updates)
+    await front.drain(timeout_s=1.0)
+
+    assert [update async for update in updates] == []
+
+
+async def test_an_engine_that_loads_cannot_be_watched() -> None:
+    with pytest.raises(UnavailableError):
+        await anext(Front(model_id="m", max_num_reqs=1).observations(0.0))

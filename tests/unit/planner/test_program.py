@@ -6,6 +6,7 @@ import pytest
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode
 from services.planner import kernels
+from services.planner.compiled_data import compiled_data
 from services.planner.fast_path import FastPath
 from services.planner.library import pattern_library
 from services.planner.program import (
@@ -45,6 +46,32 @@ def test_the_program_is_disciplined_parametrised(mode) -> None:
     program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY), mode)
 
     assert program.problem.is_dcp(dpp=True)
+
+
+@MODES
+def test_the_compiled_map_gives_what_cvxpy_gives(mode) -> None:
+    random = np.random.default_rng(11)
+    pool = distinct(joined(no_stall_cut(LIBRARY), random_paths(random, 6)))
+    program = PlacementProgram(LIBRARY, pool, mode)
+    program.set(random_shares(random), no_cuts(LIBRARY))
+    found = compiled_data(program.compiled(), num_tail_rows=NUM_SLOTS)
+    for count in (0, 1, 5, NUM_SLOTS):
+        shares, extra = random_shares(random), random_paths(random, count)
+        program.set(shares, extra)
+        record = program.compiled()
+        vector = found.vector(program.values(shares, extra))
+
+        assert found.b(vector) == pytest.approx(record["b"], abs=1e-12)
+        assert found.tail(vector) == pytest.approx(record["A"].toarray()[-NUM_SLOTS:], abs=1e-12)
+
+
+def test_a_map_that_does_not_give_its_own_data_is_refused() -> None:
+    program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY), BufferMode.PRIVATE)
+    program.set(random_shares(np.random.default_rng(1)), no_cuts(LIBRARY))
+    data = program.compiled()
+
+    with pytest.raises(RuntimeError, match="laid out"):
+        compiled_data(data | {"b": data["b"] + 1.0}, num_tail_rows=NUM_SLOTS)
 
 
 @MODES

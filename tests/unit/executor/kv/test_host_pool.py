@@ -48,6 +48,23 @@ def test_what_is_left_of_a_promise_ends_with_its_request() -> None:
     assert pool.take("b", 4) is not None
 
 
+def test_only_usable_slots_are_promised_and_taken_and_more_become_usable() -> None:
+    pool = HostPool(10, num_ready=3)
+    assert not pool.reserve("a", 4)
+    first = pool.take("a", 3)
+    assert first == [0, 1, 2]
+    assert pool.take("a", 1) is None
+
+    pool.open_slots(5)
+
+    assert pool.take("a", 2) == [3, 4]
+    pool.open_slots(4)  # a rank cannot take memory back
+    assert (pool.num_free, pool.num_used) == (0, 5)
+    pool.open_slots(1_000)
+    assert pool.num_free == 5
+    pool.check_integrity([0, 1, 2, 3, 4])
+
+
 def test_integrity_notices_a_lost_and_a_doubled_slot() -> None:
     pool = HostPool(3)
     taken = pool.take("a", 2)

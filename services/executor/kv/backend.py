@@ -1,0 +1,76 @@
+"""One rank's host memory and copy engine, chosen by options and device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from services.executor.kv.copy_engine import Direction
+from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.kv.host_memory import HostMemory, PacedRegistrar, Registrar
+from services.executor.kv.host_ring import HostRing
+from services.executor.kv.options import HostMemoryForm, KVOptions
+from services.executor.kv.pages import (
+    GroupPages,
+    blocks_per_chunk,
+    page_sizes,
+    pair_pages,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What moves a rank's KV, and where it goes."""
+
+    engine: CpuCopyEngine
+    pages: list[GroupPages]
+    host: HostMemory
+    rings: dict[Direction, HostRing]
+
+    def close(self) -> None:
+        """Stop copies, then give memory back. Idempotent."""
+        self.engine.close()
+        for ring in self.rings.values():
+            ring.close()
+        self.host.close()
+
+
+def make_backend(
+    options: KVOptions, pools: Sequence[Sequence[torch.Tensor]], *, num_slots: int
+) -> Backend:
+    """Make host memory for `num_slots` slots, and the engine that copies to and from it."""
+    registrar: Registrar | None = None
+    if options.pin_bytes_per_s:
+        registrar = PacedRegistrar(options.pin_bytes_per_s)
+    sizes = page_sizes(pools)
+    is_ring = options.host_memory == HostMemoryForm.RING
+    rings = make_rings(options, sizes, registrar) if is_ring else {}
+    host = HostMemory(sizes, num_slots, registrar=None if is_ring else registrar)
+    pages = pair_pages(pools, host.slabs)
+    engine = CpuCopyEngine(
+        pages,
+        h2d=LinkModel(
+            bytes_per_s=options.h2d_bytes_per_s or None, latency_s=options.copy_latency_s
+        ),
+        d2h=LinkModel(
+            bytes_per_s=options.d2h_bytes_per_s or None, latency_s=options.copy_latency_s
+        ),
+        poison_targets=options.poison,
+        rings=rings,
+    )
+    return Backend(engine=engine, pages=pages, host=host, rings=rings)
+
+
+def make_rings(
+    options: KVOptions, page_bytes: Sequence[int], registrar: Registrar | None
+) -> dict[Direction, HostRing]:
+    """Make a ring for each direction, so that neither can starve the other."""
+    block_bytes = sum(page_bytes)
+    rows = blocks_per_chunk(block_bytes)
+    num_buffers = max(2, options.host_ring_bytes // len(Direction) // (rows * block_bytes))
+    return {
+        direction: HostRing(
+            page_bytes, rows_per_buffer=rows, num_buffers=num_buffers, registrar=registrar
+        )
+        for direction in Direction
+    }

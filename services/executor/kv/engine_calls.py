@@ -1,0 +1,29 @@
+"""Calls that the front makes into the EngineCore process.
+
+vLLM's client calls a method of EngineCore by its name; the core serves such calls between two
+steps, and while it idles. Our scheduler's module is imported there, so it can add methods.
+"""
+
+from typing import Any
+
+from vllm.v1.engine.core import EngineCore
+
+DELIVER = "evenflow_deliver"
+OBSERVE = "evenflow_observe"
+
+
+def install() -> None:
+    """Add our calls to EngineCore in this process. Idempotent."""
+    setattr(EngineCore, DELIVER, _deliver)
+    setattr(EngineCore, OBSERVE, _observe)
+
+
+def _deliver(core: Any, counts: dict[str, int]) -> None:
+    """Take over how many tokens each reader has; see `ReaderStateMixin.deliver`."""
+    core.scheduler.deliver(counts)
+
+
+def _observe(core: Any) -> dict[str, Any]:
+    """Return an `EngineObservation` as plain data."""
+    plain: dict[str, Any] = core.scheduler.observe()
+    return plain

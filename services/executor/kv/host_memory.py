@@ -1,0 +1,176 @@
+"""Host memory for KV: slabs of slots, pinned little by little while the engine already serves.
+
+Pinning locks memory pages so that a device can read and write them by itself. It takes seconds per
+ten gigabytes, and the driver holds locks meanwhile that other processes of the machine wait for.
+So slots are pinned chunk by chunk in a background thread, only those that are pinned may be used,
+and at the end they are given back chunk by chunk in this process: a process that is killed with
+much pinned memory hangs in the kernel.
+"""
+
+import math
+import mmap
+import resource
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+import torch
+
+log = structlog.get_logger()
+
+MIN_PIN_CHUNK_BYTES = 16 << 20
+MAX_PIN_CHUNK_BYTES = 512 << 20
+NUM_PIN_CHUNKS = 64  # aimed at: the first slots are ready long before the last
+OS_PAGE_BYTES = mmap.PAGESIZE
+
+
+class PinningError(Exception):
+    """The driver refused to pin memory."""
+
+
+class Registrar(Protocol):
+    """Pins and unpins host memory for a device. Addresses and sizes are whole OS pages."""
+
+    def register(self, address: int, num_bytes: int) -> None:
+        """Pin a range. Raises PinningError."""
+
+    def unregister(self, address: int) -> None:
+        """Unpin a range that was registered at this address. Never raises."""
+
+
+class PacedRegistrar:
+    """Takes the time of pinning on a machine where nothing has to be pinned."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+
+    def register(self, address: int, num_bytes: int) -> None:
+        time.sleep(num_bytes / self._bytes_per_s)
+
+    def unregister(self, address: int) -> None:
+        pass
+
+
+class HostMemory:
+    """Slabs with one row per slot, one slab for each layer of a group: `[num_slots, page_bytes]`.
+
+    Without a registrar nothing needs to be pinned, and every slot is ready at once.
+    """
+
+    def __init__(
+        self,
+        page_bytes: Sequence[int],
+        num_slots: int,
+        *,
+        registrar: Registrar | None = None,
+    ) -> None:
+        self.slabs = tuple(allocate_rows(num_slots, size) for size in page_bytes)
+        self.num_slots = num_slots
+        self.num_ready_slots = num_slots if registrar is None else 0  # the first ones
+        self._registrar = registrar
+        self._slots_per_chunk = _slots_per_chunk(page_bytes, num_slots)
+        self._registered: list[int] = []  # addresses
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        if registrar is not None and num_slots:
+            check_memlock_limit(num_slots * sum(page_bytes))
+            self._thread = threading.Thread(
+                target=self._pin, args=(registrar,), name="kv-pin", daemon=True
+            )
+            self._thread.start()
+
+    def wait_until_pinned(self) -> None:
+        """Return when every slot is ready, or pinning has given up."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Unpin everything. Returns within the time of two chunks per chunk pinned. Idempotent."""
+        self._stopping.set()
+        self.wait_until_pinned()
+        begin_s, num_chunks = time.monotonic(), len(self._registered)
+        while self._registered:
+            assert self._registrar is not None
+            self._registrar.unregister(self._registered.pop())
+        if num_chunks:
+            log.info(
+                "host_memory_unpinned",
+                num_ranges=num_chunks,
+                duration_s=round(time.monotonic() - begin_s, 3),
+            )
+
+    def _pin(self, registrar: Registrar) -> None:
+        begin_s = time.monotonic()
+        try:
+            while self.num_ready_slots < self.num_slots and not self._stopping.is_set():
+                end = min(self.num_ready_slots + self._slots_per_chunk, self.num_slots)
+                self._pin_slots(registrar, self.num_ready_slots, end)
+                self.num_ready_slots = end
+        except PinningError as error:
+            log.error(
+                "host_memory_pinning_failed",
+                num_pinned_slots=self.num_ready_slots,
+                num_slots=self.num_slots,
+                reason=str(error),
+                effect="serving goes on with the slots that are pinned",
+            )
+            return
+        log.info(
+            "host_memory_pinned",
+            num_slots=self.num_ready_slots,
+            bytes=self.num_ready_slots * sum(slab.shape[1] for slab in self.slabs),
+            duration_s=round(time.monotonic() - begin_s, 3),
+        )
+
+    def _pin_slots(self, registrar: Registrar, begin: int, end: int) -> None:
+        for slab in self.slabs:
+            rows = slab[begin:end]
+            if rows.numel() == 0:
+                continue
+            # Faulting pages in here keeps the driver's locks short.
+            rows.view(-1).numpy()[::OS_PAGE_BYTES] = 0
+            registrar.register(rows.data_ptr(), rows.numel())
+            self._registered.append(rows.data_ptr())
+
+
+def allocate_rows(num_rows: int, row_bytes: int) -> torch.Tensor:
+    """Return `[num_rows, row_bytes]` uint8 that begins on an OS page.
+
+    Pages are touched when they are first written, so that a slab that is never filled costs
+    address space only.
+    """
+    if num_rows * row_bytes == 0:
+        return torch.empty((num_rows, row_bytes), dtype=torch.uint8)
+    pages = mmap.mmap(-1, num_rows * row_bytes)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(num_rows, row_bytes)
+
+
+def check_memlock_limit(num_bytes: int) -> bool:
+    """Return whether the process may lock that much memory; log what to do about it if not."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit_bytes in (resource.RLIM_INFINITY, -1) or limit_bytes >= num_bytes:
+        return True
+    log.warning(
+        "memlock_limit_below_host_memory",
+        limit_bytes=limit_bytes,
+        host_memory_bytes=num_bytes,
+        effect="the driver may refuse to pin part of it; unpinned slots are never used",
+        remedy="raise `ulimit -l`, set a smaller host memory, or use the ring",
+    )
+    return False
+
+
+def _slots_per_chunk(page_bytes: Sequence[int], num_slots: int) -> int:
+    """Return how many slots to pin at a time: chunks of every slab are whole OS pages.
+
+    Two pinned ranges must not share an OS page, and no copy may cross from one range to another.
+    """
+    step = 1
+    for size in page_bytes:
+        step = math.lcm(step, OS_PAGE_BYTES // math.gcd(OS_PAGE_BYTES, max(1, size)))
+    slot_bytes = max(1, sum(page_bytes))
+    aimed_bytes = num_slots * slot_bytes // NUM_PIN_CHUNKS
+    chunk_bytes = min(MAX_PIN_CHUNK_BYTES, max(MIN_PIN_CHUNK_BYTES, aimed_bytes))
+    return max(step, chunk_bytes // slot_bytes // step * step)

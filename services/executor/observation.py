@@ -1,0 +1,73 @@
+"""What somebody who watches the engine sees of it at one moment.
+
+It is made in the EngineCore process and read in the front's; between them it is plain lists and
+dictionaries, since vLLM's utility calls carry nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+
+class RequestState(Enum):
+    """What the scheduler is doing with a request."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODING = "decoding"
+    PAUSED = "paused"  # keeps its place, is not scheduled
+    PARKED = "parked"  # preempted, back in the queue
+
+
+class Residency(Enum):
+    """Where one layer group's KV of a request is; one letter, for there are many."""
+
+    RESIDENT = "R"
+    OFFLOADED = "O"
+    RESTORING = "B"  # on its way back; offloaded until it is complete
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestObservation:
+    """One request that the scheduler has."""
+
+    request_id: str  # the engine's; the front puts the client's in its place
+    state: RequestState
+    num_prompt_tokens: int
+    num_computed_tokens: int  # whose KV exists
+    num_generated_tokens: int
+    num_delivered_tokens: int  # by the newest count from the gateway
+    num_deposited_tokens: int  # by the reader model
+    num_late_tokens: int  # generated too late for the reader, deposit included
+    interval_s: float  # S, between two tokens of the reader; 0: no pace was asked for
+    residency: str = ""  # a `Residency` value per layer group; empty without layer-wise KV
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineObservation:
+    """All requests and the newest step."""
+
+    requests: tuple[RequestObservation, ...] = ()  # in the order of their arrival
+    num_steps: int = 0  # since the engine started
+    observed_step_s: float = 0.0  # of the newest step, 0 before the first
+    predicted_step_s: float | None = None  # for the newest step; None: nobody predicts
+    num_pool_blocks: int = 0
+    num_free_pool_blocks: int = 0
+
+
+def to_plain(observation: EngineObservation) -> dict[str, Any]:
+    """Return the observation as vLLM can send it."""
+    plain = asdict(observation)
+    for request in plain["requests"]:
+        request["state"] = request["state"].value
+    return plain
+
+
+def from_plain(plain: Mapping[str, Any]) -> EngineObservation:
+    """Return what `to_plain` packed."""
+    requests = tuple(
+        RequestObservation(**{**request, "state": RequestState(request["state"])})
+        for request in plain["requests"]
+    )
+    return EngineObservation(**{**plain, "requests": requests})

@@ -1,0 +1,45 @@
+"""What the scheduler knows of one request's reader: promise, progress, deposit."""
+
+from services.executor.service_level import RequestTag
+from services.pacing.attainment import violates_delivered_tbt
+from services.pacing.deposit import ReaderModel, release_interval_s
+
+
+class RequestBuffer:
+    """Tokens of one request between the engine and its reader.
+
+    Generation is seen at once, delivery when the gateway's counts arrive; between two counts the
+    reader is assumed to take each token when it is due. All times are seconds on one clock.
+    """
+
+    def __init__(self, tag: RequestTag) -> None:
+        self.tag = tag
+        self.interval_s = release_interval_s(tag.service_level)  # 0: never held back
+        self.num_generated = 0
+        self.num_delivered = 0  # by the newest count
+        self.num_late = 0  # generated later than S + epsilon after the previous token was due
+        self._reader = ReaderModel(self.interval_s)
+
+    def generated(self, num_generated: int, now_s: float) -> None:
+        """Take over how many tokens exist; those that are new were generated at `now_s`."""
+        for _ in range(num_generated - self.num_generated):
+            self.num_late += self._would_be_late(now_s)
+            self._reader.generated(now_s)
+            self.num_generated += 1
+
+    def deliver(self, num_delivered: int, now_s: float) -> None:
+        """Take over how many tokens the reader has; smaller counts are older and mean nothing."""
+        num_delivered = min(num_delivered, self.num_generated)
+        if num_delivered >= self.num_delivered:
+            self.num_delivered = num_delivered
+            self._reader.delivered(num_delivered, now_s)
+
+    def num_deposited(self, now_s: float) -> int:
+        """Return how many generated tokens the reader does not have yet."""
+        return self._reader.num_deposited(now_s)
+
+    def _would_be_late(self, now_s: float) -> bool:
+        previous_due_s = self._reader.last_due_s
+        if previous_due_s is None or not self.interval_s:
+            return False
+        return violates_delivered_tbt(now_s, previous_due_s, self.interval_s)

@@ -1,0 +1,37 @@
+import json
+
+from services.executor.observation import (
+    EngineObservation,
+    RequestObservation,
+    RequestState,
+    from_plain,
+    to_plain,
+)
+
+
+def make_request(request_id: str = "a", **overrides: object) -> RequestObservation:
+    fields: dict[str, object] = {
+        "state": RequestState.DECODING,
+        "num_prompt_tokens": 5,
+        "num_computed_tokens": 8,
+        "num_generated_tokens": 4,
+        "num_delivered_tokens": 1,
+        "num_deposited_tokens": 3,
+        "num_late_tokens": 2,
+        "interval_s": 0.5,
+        "residency": "ROB",
+    }
+    return RequestObservation(request_id=request_id, **{**fields, **overrides})  # type: ignore[arg-type]
+
+
+def test_an_observation_survives_the_way_between_processes() -> None:
+    observation = EngineObservation(
+        requests=(make_request("a"), make_request("b", state=RequestState.PARKED)),
+        num_steps=7,
+        observed_step_s=0.01,
+        predicted_step_s=0.02,
+        num_pool_blocks=9,
+        num_free_pool_blocks=3,
+    )
+
+    assert from_plain(json.loads(json.dumps(to_plain(observation)))) == observation
