@@ -19,10 +19,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from services.executor.kv.backend import make_backend
+from services.executor.kv.copy_watch import Patience
 from services.executor.kv.cpu_copy_engine import fill
+from services.executor.kv.failures import FailureLedger
 from services.executor.kv.holds import Holds
+from services.executor.kv.integrity_guard import guarded
 from services.executor.kv.metadata import StepFeedback, StepTransfers
-from services.executor.kv.options import KVOptions
+from services.executor.kv.options import GuardMode, KVOptions
 from services.executor.kv.pages import view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.sizing import num_host_slots
@@ -41,7 +44,8 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler, as is the next
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next two
+    ledger: FailureLedger
     holds: Holds
     runner: TransferRunner  # worker side; made when the KV memory is there
 
@@ -115,7 +119,16 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
         self._backend = make_backend(options, pools, num_slots=num_host_slots(options, config))
         engine, pages = self._backend.engine, self._backend.pages
-        self.runner = TransferRunner(engine, len(self._groups))
+        self.runner = TransferRunner(
+            guarded(
+                engine,
+                pages,
+                num_slots=num_host_slots(options, config),
+                mode=GuardMode(options.integrity_guard),
+            ),
+            len(self._groups),
+            patience=Patience.of(options, block_bytes=pages[0].block_bytes),
+        )
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
             # Groups alias one pool, so that one group's pages are everybody's.
@@ -160,7 +173,10 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""
         if self._role == KVConnectorRole.SCHEDULER:
-            return self.planner.stats()
+            state, failures = self.planner.stats(), self.ledger.take()
+            if failures:
+                return (state or KVStats()).aggregate(KVStats(data={"failures": failures}))
+            return state
         return self._stats.take()
 
     @classmethod

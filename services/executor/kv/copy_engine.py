@@ -95,6 +95,7 @@ class TransferTotals:
     d2h_bytes: int = 0
     h2d_busy_s: float = 0.0
     d2h_busy_s: float = 0.0
+    num_checked_blocks: int = 0  # by the integrity guard, when they came back
 
 
 class CopyEngine(Protocol):

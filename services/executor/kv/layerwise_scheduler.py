@@ -70,6 +70,7 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         connector: Any = self.connector  # type: ignore[attr-defined]
         assert isinstance(connector, LayerwiseConnector)
         connector.planner = self.transfers
+        connector.ledger = self.recovery.ledger
         connector.holds = self.holds
         connector.bind_kv_cache_manager(manager)
 

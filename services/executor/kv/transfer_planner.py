@@ -191,6 +191,8 @@ class TransferPlanner:
             num_free_blocks=owner.pool.get_num_free_blocks(),
             num_sealed_blocks=owner.num_sealed_blocks,
             num_restored_groups=owner.restores.num_restored_groups,
+            num_quarantined_blocks=owner.quarantine.num_blocks,
+            num_quarantined_slots=owner.quarantine.num_slots,
         )
         return KVStats(data={"scheduler": asdict(state)})
 
