@@ -85,6 +85,9 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
         integrity_guard=settings.kv_integrity_guard,
         copy_timeout_s=settings.kv_copy_timeout_s,
+        emulated_layer_s=settings.kv_emulated_layer_s,
+        emulated_token_s=settings.kv_emulated_token_s,
+        emulated_context_token_s=settings.kv_emulated_context_token_s,
         trace_path=settings.kv_trace_path,
     )
     return {**options.engine_args(), "enable_prefix_caching": False}

@@ -62,6 +62,11 @@ class ExecutorSettings(ServiceSettings):
     kv_integrity_guard: Literal["off", "sample", "all"] = "sample"
     # Beyond what its bytes take, until a copy counts as hung.
     kv_copy_timeout_s: float = Field(default=30.0, gt=0)
+    # An emulated device, on a CPU: every layer is padded to the time given by
+    # layer + token x tokens of the step + context_token x tokens that they attend to.
+    kv_emulated_layer_s: float = Field(default=0.0, ge=0, le=1)
+    kv_emulated_token_s: float = Field(default=0.0, ge=0, le=1)
+    kv_emulated_context_token_s: float = Field(default=0.0, ge=0, le=1)
     kv_trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
 
     @property

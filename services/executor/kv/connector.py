@@ -4,7 +4,7 @@ vLLM makes one in the scheduler's process and one in every worker. Both are thin
 hands over to `TransferPlanner`, the worker's to `TransferRunner`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,14 @@ from vllm.v1.outputs import KVConnectorOutput
 from services.executor.kv.backend import make_backend
 from services.executor.kv.copy_watch import Patience
 from services.executor.kv.cpu_copy_engine import fill
+from services.executor.kv.emulated_device import EmulatedDevice
 from services.executor.kv.failures import FailureLedger
-from services.executor.kv.holds import Holds
 from services.executor.kv.integrity_guard import guarded
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import GuardMode, KVOptions
 from services.executor.kv.pages import view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
+from services.executor.kv.rates import Rates
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.stats import KVStats, RankStats
 from services.executor.kv.trace import StepTrace
@@ -44,9 +45,11 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next two
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next four
     ledger: FailureLedger
-    holds: Holds
+    relieve: Callable[[], bool]
+    num_host_tokens: "Callable[[Request], int | None]"
+    rates: Rates
     runner: TransferRunner  # worker side; made when the KV memory is there
 
     def __init__(
@@ -57,6 +60,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
         self._first_layers, self._last_layers = group_of_layers(self._groups)
         self._trace: StepTrace | None = None
+        # Without it, a layer takes the time that it takes.
+        self._device = EmulatedDevice(self.options.layer_time) if self.options.emulates else None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -65,7 +70,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A preempted request loses its host copies and is recomputed: nothing is handed off."""
+        """A preempted request keeps the host copies that are complete: nothing is handed off."""
         return False
 
     # -- scheduler side ---------------------------------------------------------------------
@@ -73,9 +78,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if request.request_id in self.holds:
-            return None, False  # vLLM passes over it in this step
-        return 0, False
+        """Return the tokens that a parked request has on the host; None: vLLM passes over it."""
+        return self.num_host_tokens(request), False
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -92,7 +96,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
         It asks when a running request found no block.
         """
-        return self.planner.relieve()
+        return self.relieve()
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         num_computed = {
@@ -100,17 +104,28 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         }
         cached = scheduler_output.scheduled_cached_reqs
         num_computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        return self.planner.plan_step(
-            {
-                request_id: num_computed[request_id] + num_tokens
-                for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
-            }
-        )
+        num_tokens_after = {
+            request_id: num_computed[request_id] + num_tokens
+            for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
+        }
+        transfers = self.planner.plan_step(num_tokens_after)
+        if self._device is not None:
+            transfers.num_tokens = scheduler_output.total_num_scheduled_tokens
+            transfers.num_context_tokens = sum(num_tokens_after.values())
+        return transfers
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         feedback = connector_output.kv_connector_worker_meta
         if isinstance(feedback, StepFeedback):
             self.planner.absorb(feedback)
+        stats = connector_output.kv_connector_stats
+        if isinstance(stats, KVStats):
+            self.rates.note_copies(stats.data.get("ranks", {}))
+
+    def reset_cache(self) -> bool:
+        """Forget host copies of parked requests: the weights may have changed."""
+        self.planner.owner.drop_all_parked()
+        return True
 
     # -- worker side ------------------------------------------------------------------------
 
@@ -143,22 +158,34 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._trace is not None:
             self._trace.begin_step(transfers.step)
         self.runner.begin_step(transfers)
+        if self._device is not None:
+            self._device.begin_step(
+                num_tokens=transfers.num_tokens, num_context_tokens=transfers.num_context_tokens
+            )
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         group = self._first_layers.get(layer_name)
+        if self._device is not None:
+            self._device.pause()
         if group is not None:
             self.runner.before_group(group)
+        if self._device is not None:
+            self._device.resume()
         if self._trace is not None:
             self._trace.begin_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
+        if self._device is not None:
+            self._device.end_layer()
         if self._trace is not None:
             self._trace.end_layer(layer_name)
         group = self._last_layers.get(layer_name)
         if group is not None:
             self.runner.after_group(group)
+        if self._device is not None:
+            self._device.resume()
 
     def wait_for_save(self) -> None:
         """Leave copies to the host running: blocks are kept until their copies are confirmed."""

@@ -74,11 +74,15 @@ class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
     cleared_block_ids: list[int] = field(default_factory=list)
     dropped_tables: list[tuple[str, int | None]] = field(default_factory=list)  # None: all groups
     table_updates: list[LoadTableUpdate] = field(default_factory=list)
+    generations: dict[str, int] = field(default_factory=dict)  # of requests that begin
     num_staging: dict[str, int] = field(default_factory=dict)  # of requests where it changed
     loading: list[str] = field(default_factory=list)  # scheduled requests with offloaded groups
     saves: list[SaveOrder] = field(default_factory=list)
     restores: list[RestoreOrder] = field(default_factory=list)
     cancelled_restores: list[int] = field(default_factory=list)
+    # For the emulated device only; otherwise 0.
+    num_tokens: int = 0  # of the step
+    num_context_tokens: int = 0  # that the step's attention reads, over all requests
 
 
 @dataclass(kw_only=True)
