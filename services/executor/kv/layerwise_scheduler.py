@@ -74,6 +74,7 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         assert isinstance(connector, LayerwiseConnector)
         connector.planner = self.transfers
         connector.ledger = self.recovery.ledger
+        connector.limit_host = self._limit_host
         connector.relieve = self.capacity_guard.relieve
         connector.num_host_tokens = self.control.num_host_tokens
         connector.rates = self.rates
@@ -86,19 +87,30 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
             block_size=config.kv_cache_groups[0].kv_cache_spec.block_size,
         )
         num_slots = num_host_slots(self.kv_options, config)
-        most = geometry.num_groups * (manager.max_model_len // geometry.block_size)
-        if num_slots < most and most > manager.block_pool.num_gpu_blocks - 1:
-            raise ValueError(
-                f"host_bytes={self.kv_options.host_bytes} holds {num_slots} blocks; a request of "
-                f"max_model_len={manager.max_model_len} that does not fit the pool needs {most}"
-            )
-        return BlockOwner(
+        owner = BlockOwner(
             manager.block_pool,
             HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
             geometry,
             orders=StepOrders(),
             poison_freed=self.kv_options.poison,
         )
+        self._check_room(owner, num_slots)
+        return owner
+
+    def _limit_host(self, num_slots: int) -> None:
+        """Use no more host slots than every rank has; ValueError if that is too few."""
+        self._check_room(self.block_owner, num_slots)
+        self.block_owner.host.limit(num_slots)
+
+    def _check_room(self, owner: BlockOwner, num_slots: int) -> None:
+        """Raise ValueError if a request of the maximum length would never find room."""
+        max_model_len: int = self.max_model_len  # type: ignore[attr-defined]
+        most = owner.geometry.num_groups * (max_model_len // owner.geometry.block_size)
+        if num_slots < most and most > owner.pool.num_gpu_blocks - 1:
+            raise ValueError(
+                f"host_bytes={self.kv_options.host_bytes} holds {num_slots} blocks; a request of "
+                f"max_model_len={max_model_len} that does not fit the pool needs {most}"
+            )
 
     # -- each step --------------------------------------------------------------------------
 
