@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down watch logs bench bench-planner bench-layerwise models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down watch logs bench bench-planner bench-layerwise bench-e2e models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -69,7 +69,7 @@ test-integration: setup models ## contract and integration suites: real Redis, g
 test-e2e: setup models ## all processes, through the gateway
 	$(BIN)/python -m pytest tests/e2e
 
-test-exact: setup models ## layer-wise KV: the full product of its options (40 minutes)
+test-exact: setup models ## layer-wise KV: the full product of its options (about 30 minutes)
 	$(BIN)/python -m pytest tests/exact/product.py
 
 # Three runs, because engines in a test's own process and the planner's compiler (llvmlite) do not go together: vLLM
@@ -97,7 +97,7 @@ bench-planner: setup ## how fast and how good the planner is (about 20 minutes)
 	$(BIN)/python -m bench.planner --out .cache/bench/planner.json
 
 bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, overlap (about 15 minutes)
-	mkdir -p .cache/bench
-	$(BIN)/python -m bench.layerwise.overhead .cache/bench/overhead.json
-	$(BIN)/python -m bench.layerwise.capacity .cache/bench/capacity.json
-	$(BIN)/python -m bench.layerwise.overlap .cache/bench/overlap.json
+	$(BIN)/python -m bench.layerwise --out .cache/bench
+
+bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
+	$(BIN)/python -m bench.e2e $(E2E)

@@ -195,6 +195,7 @@ def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfo
         dtype=info.dtype,
         tensor_parallel_size=info.tensor_parallel_size,
         pipeline_parallel_size=info.pipeline_parallel_size,
+        layers_per_group=info.layers_per_group,
     )
 
 

@@ -17,6 +17,7 @@ from services.executor.engine_config import (
     SYNC_LAYERWISE_SCHEDULER,
 )
 from services.executor.kv.options import KVOptions
+from tests.exact.block_count import FormulaCheck
 from tests.models import exactness_model
 
 ENVIRONMENT = {
@@ -78,6 +79,7 @@ class Outcome:
     num_restores: int = 0  # ... that came back
     num_reused_evictions: int = 0  # blocks given back by an offload and taken by somebody
     sums: dict[str, float] = field(default_factory=dict)  # KVStats.reduce of the whole run
+    formula: FormulaCheck = field(default_factory=FormulaCheck)  # made after every step
 
 
 Hook = Callable[[Any, int], None]  # scheduler, step: called before each step
@@ -157,6 +159,7 @@ class StepRunner:
             counters.after_step(outcome)
             if check and self.case.kv is not None:
                 self.scheduler.check_integrity()
+                outcome.formula.after_step(self.scheduler)
             assert outcome.num_steps < MAX_STEPS, "the engine makes no progress"
         self._drain()
         counters.finish(outcome)

@@ -8,17 +8,23 @@ import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfer_kv_layer
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator, KVCacheCoordinatorNoPrefixCache
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.worker.block_table import MultiGroupBlockTable
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
+from services.executor.kv.block_tables import StackedBlockTables
 from services.executor.kv.coordinator import LayerwiseCoordinator
 from services.executor.kv.spec import LayerGroupSpec
 
@@ -97,6 +103,30 @@ def test_rows_of_running_requests_are_where_edits_go() -> None:
 def test_groups_differ_in_two_fields_of_the_attention_metadata() -> None:
     names = {field.name for field in dataclasses.fields(CPUAttentionMetadata)}
     assert {"block_table", "slot_mapping"} <= names
+    assert not hasattr(CPUAttentionMetadata, "__slots__")
+    body = source(GPUModelRunner._build_attention_metadata)
+    assert "cache_key = (kv_cache_spec, type(builder))" in body
+    assert "builder.update_block_table(" in body
+    assert not CPUAttentionMetadataBuilder.supports_update_block_table  # ours does
+    parameters = inspect.signature(AttentionMetadataBuilder.update_block_table).parameters
+    assert list(parameters) == ["self", "metadata", "blk_table", "slot_mapping"]
+
+
+def test_block_tables_of_all_groups_are_asked_through_these_calls() -> None:
+    overridden = ("commit_block_table", "compute_slot_mapping")
+    for name in overridden:
+        ours, theirs = getattr(StackedBlockTables, name), getattr(MultiGroupBlockTable, name)
+        assert ours is not theirs
+        assert (
+            inspect.signature(ours).parameters.keys() == inspect.signature(theirs).parameters.keys()
+        )
+    others = {"append_row", "add_row", "clear_row", "move_row", "swap_row", "clear", "__getitem__"}
+    methods = {n for n, f in vars(MultiGroupBlockTable).items() if inspect.isfunction(f)}
+    assert methods == {"__init__", *overridden, *others}
+    assert "_prepare_inputs" in vars(GPUModelRunner)
+    assert "self.input_batch.block_table.compute_slot_mapping(" in source(
+        GPUModelRunner._prepare_inputs
+    )
 
 
 def test_the_spec_is_registered_beside_vllms_own() -> None:

@@ -109,6 +109,15 @@ class KVOptions:
         }
 
 
+def layers_per_group(vllm_config: "VllmConfig") -> int:
+    """Return the layers of a pipeline stage that share a block table, layer-wise KV or not."""
+    if CONFIG_KEY in (vllm_config.additional_config or {}):
+        return KVOptions.of(vllm_config).layers_per_group
+    num_layers: int = vllm_config.model_config.get_total_num_hidden_layers()
+    num_stages: int = vllm_config.parallel_config.pipeline_parallel_size
+    return num_layers // num_stages
+
+
 def check_supported(vllm_config: "VllmConfig") -> None:
     """Raise ValueError naming the first option that does not work with layer-wise KV."""
     options = KVOptions.of(vllm_config)

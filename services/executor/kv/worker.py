@@ -6,6 +6,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from services.executor.kv.attention_memo import install_memo
+from services.executor.kv.block_tables import StackedBlockTables
 from services.executor.kv.metadata import RowEdit, StepTransfers
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.kv.spec import layer_group_specs
@@ -20,7 +21,6 @@ class LayerwiseWorkerMixin:
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         config = self.vllm_config  # type: ignore[attr-defined]
         check_supported(config)
-        install_memo()
         return super().load_model(*args, **kwargs)  # type: ignore[misc]
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
@@ -69,4 +69,14 @@ class LayerwiseWorkerMixin:
 
 
 class LayerwiseCPUWorker(LayerwiseWorkerMixin, CPUWorker):  # type: ignore[misc]
-    """On CPU."""
+    """On CPU, where vLLM has no kernels that make many groups cheap."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        install_memo()
+        return super().load_model(*args, **kwargs)
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        batch = self.model_runner.input_batch
+        if len(batch.block_table.block_tables) > 1:
+            batch.block_table = StackedBlockTables(batch.block_table)
