@@ -33,13 +33,13 @@ async def replay(address: str, trace: Sequence[TracedRequest], *, slo_s: float) 
     """Send a trace and wait until all of it is answered. `slo_s` 0: no SLO and no pace."""
     result = Replayed()
     async with GatewayStream(address, gateway_id="bench") as stream:
+        began_s = time.monotonic()
         background = [
             asyncio.create_task(_report_progress(stream, slo_s)),
-            asyncio.create_task(_sample(stream, result.samples)),
+            asyncio.create_task(_sample(stream, began_s, result.samples)),
         ]
         try:
             async with asyncio.TaskGroup() as tasks:
-                began_s = time.monotonic()
                 sent = [
                     tasks.create_task(_ask(stream, request, began_s, slo_s)) for request in trace
                 ]
@@ -111,14 +111,14 @@ async def _report_progress(stream: GatewayStream, slo_s: float) -> None:
             await stream.send(delivered=pb.Delivered(counts=counts))
 
 
-async def _sample(stream: GatewayStream, samples: list[Sample]) -> None:
+async def _sample(stream: GatewayStream, began_s: float, samples: list[Sample]) -> None:
     request = pb.WatchRequestsRequest(max_updates_per_s=SAMPLES_PER_S)
     async for update in stream.stub.WatchRequests(request):
         groups = [r for request in update.requests for r in request.residency]
         held = (pb.REQUEST_STATE_PAUSED, pb.REQUEST_STATE_PARKED)
         samples.append(
             Sample(
-                time_s=time.monotonic(),
+                time_s=time.monotonic() - began_s,
                 pool_used_frac=1 - update.num_free_pool_blocks / max(1, update.num_pool_blocks),
                 offloaded_frac=sum(r != pb.RESIDENCY_RESIDENT for r in groups)
                 / max(1, len(groups)),

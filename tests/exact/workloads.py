@@ -162,3 +162,31 @@ def churn(seed: int, num_staging: tuple[int, ...] = (1, 2), share: float = 0.8) 
                 )
 
     return hook
+
+
+def holds(
+    seed: int, kinds: tuple[str, ...] = ("pause", "park"), begin: float = 0.15, end: float = 0.3
+) -> Hook:
+    """Before each step, hold requests back at random, and let held ones go."""
+    rng = random.Random(seed)
+
+    def hook(scheduler: Any, step: int) -> None:
+        held = scheduler.paused | scheduler.parked
+        for request_id in list(scheduler.requests):
+            if request_id in held:
+                if rng.random() < end:
+                    scheduler.resume(request_id)
+            elif rng.random() < begin:
+                getattr(scheduler, rng.choice(kinds))(request_id)
+
+    return hook
+
+
+def together(*hooks: Hook) -> Hook:
+    """Return a hook that calls several, in order."""
+
+    def hook(scheduler: Any, step: int) -> None:
+        for each in hooks:
+            each(scheduler, step)
+
+    return hook

@@ -5,6 +5,7 @@ import inspect
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfer_kv_layer
@@ -19,6 +20,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.request import Request
 from vllm.v1.worker.block_table import MultiGroupBlockTable
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -53,6 +55,7 @@ def test_the_manager_asks_its_coordinator_for_everything() -> None:
     overridden = {
         "get_num_blocks_to_allocate",
         "allocate_new_blocks",
+        "allocate_new_computed_blocks",
         "get_blocks",
         "pop_blocks_for_free",
         "free",
@@ -73,6 +76,35 @@ def test_the_scheduler_asks_the_connector_before_it_preempts() -> None:
     assert {"has_sync_kv_loads", "kv_connector_metadata", "num_scheduled_tokens"} <= {
         field.name for field in dataclasses.fields(SchedulerOutput)
     }
+
+
+def test_a_running_request_is_passed_over_until_its_eligible_step() -> None:
+    condition = "if self.current_step < request.next_decode_eligible_step:"
+    assert condition in source(Scheduler.schedule)
+    assert {"next_decode_eligible_step", "num_in_flight_tokens"} <= set(vars(make_request()))
+
+
+def test_a_waiting_request_without_an_answer_from_the_connector_is_passed_over() -> None:
+    body = source(Scheduler.schedule)
+    assert "if ext_tokens is None:" in body
+    assert "skip_request(request_queue)" in body.split("if ext_tokens is None:")[1][:300]
+    # Only a request without computed tokens is asked about, and a preempted one has none.
+    assert "request.num_computed_tokens = 0" in source(Scheduler._preempt_request)
+
+
+def test_a_preemption_frees_blocks_by_the_manager_and_returns_to_the_queue() -> None:
+    parameters = inspect.signature(Scheduler._preempt_request).parameters
+    assert list(parameters) == ["self", "request", "timestamp", "drop_stale_output"]
+    body = source(Scheduler._preempt_request)
+    assert "self._free_request_blocks(request)" in body
+    assert "self.waiting.prepend_request(request)" in body
+    freeing = source(Scheduler._free_request_blocks)
+    assert "self.kv_cache_manager.free(request)" in freeing
+    assert "self.kv_cache_manager.pop_blocks_for_free(request)" in freeing
+
+
+def make_request() -> Request:
+    return Request("r", [1], SamplingParams(max_tokens=1), None)
 
 
 def test_loads_start_before_the_layers_only_if_the_step_says_so() -> None:

@@ -212,7 +212,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._role == KVConnectorRole.SCHEDULER:
             state, failures = self.planner.stats(), self.ledger.take()
             if failures:
-                return (state or KVStats()).aggregate(KVStats(data={"failures": failures}))
+                return (state or KVStats()).aggregate(KVStats(data={"events": failures}))
             return state
         return self._stats.take()
 

@@ -17,6 +17,7 @@ from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.capacity_guard import CapacityGuard, Need
 from services.executor.kv.connector import LayerwiseConnector
 from services.executor.kv.coordinator import LayerwiseCoordinator
+from services.executor.kv.events import count_events
 from services.executor.kv.holds import HoldKind
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
@@ -66,7 +67,11 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
             self,
             rates=self.rates,
             block_bytes=self._block_bytes,
-            max_pause_s=self.kv_options.max_pause_s,
+            options=self.kv_options,
+        )
+        self.transfers.count_held = self.control.count_held
+        self.transfers.count_events = lambda: count_events(
+            self.block_owner, self.capacity_guard, self.control
         )
         self._coordinator.owner = self.block_owner
         self._coordinator.draft = self._draft
@@ -141,13 +146,13 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         return [*output.scheduled_cached_reqs.resumed_req_ids, *new]
 
     def _note_step(self, output: SchedulerOutput) -> None:
-        """Remember a step's tokens; wait a moment after one in which nobody could run."""
+        """Remember when a step began, and its tokens."""
         num_tokens = output.total_num_scheduled_tokens
         num_prefill = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
         self._step_began = (time.monotonic(), num_tokens, num_prefill)
         if num_tokens == 0:
             self._step_began = None
-            self.control.wait_if_idle()
+        self.control.after_step(num_scheduled=num_tokens)
 
     def _note_last_step(self) -> None:
         """Measure how long the last step took; steps follow each other while there is work."""
@@ -253,6 +258,7 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         """Raise AssertionError if a block or host slot is lost, or owned twice."""
         super().check_integrity()
         deferred: Any = self.deferred_frees  # type: ignore[attr-defined]
+        self.control.check_integrity()
         self.block_owner.check_integrity(sum(len(blocks) for _, blocks in deferred))
 
 
