@@ -91,6 +91,8 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         max_pause_s=settings.kv_max_pause_s,
         h2d_bytes_per_s=settings.kv_link_bytes_per_s,
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
+        integrity_guard=settings.kv_integrity_guard,
+        copy_timeout_s=settings.kv_copy_timeout_s,
         emulated_layer_s=settings.kv_emulated_layer_s,
         emulated_token_s=settings.kv_emulated_token_s,
         emulated_context_token_s=settings.kv_emulated_context_token_s,

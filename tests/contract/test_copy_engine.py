@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from services.executor.kv.copy_engine import BACKGROUND, Copy, CopyEngine, Direction
+from services.executor.kv.copy_engine import (
+    BACKGROUND,
+    Copy,
+    CopyEngine,
+    CopyFailedError,
+    CopyHungError,
+    Direction,
+)
 from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
 from services.executor.kv.host_ring import HostRing
+from services.executor.kv.integrity_guard import GuardedEngine
+from services.executor.kv.options import GuardMode
 from services.executor.kv.pages import CHUNK_BYTES, GroupPages
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -31,7 +40,7 @@ def pages() -> list[GroupPages]:
     return [GroupPages(pool=pool, host=host) for _ in range(2)]
 
 
-@pytest.fixture(params=["pinned", "ring"])
+@pytest.fixture(params=["pinned", "ring", "guarded"])
 def make(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Make]:
     """Return a maker of engines with links of a speed, closed at the end."""
     engines: list[CopyEngine] = []
@@ -43,10 +52,13 @@ def make(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Ma
             rings = {
                 d: HostRing([PAGE_BYTES] * 2, rows_per_buffer=8, num_buffers=2) for d in Direction
             }
-        engines.append(
-            CpuCopyEngine(pages, h2d=link, d2h=link, poison_targets=poison_targets, rings=rings)
+        engine: CopyEngine = CpuCopyEngine(
+            pages, h2d=link, d2h=link, poison_targets=poison_targets, rings=rings
         )
-        return engines[-1]
+        if request.param == "guarded":
+            engine = GuardedEngine(engine, pages, num_slots=NUM_BLOCKS, mode=GuardMode.ALL)
+        engines.append(engine)
+        return engine
 
     yield make
     for engine in engines:
@@ -189,5 +201,56 @@ def test_totals_count_bytes_and_busy_time_per_direction(make: Make) -> None:
 def test_a_failing_copy_raises_where_it_is_waited_for(make: Make) -> None:
     engine = make()
 
-    with pytest.raises((IndexError, RuntimeError)):
+    with pytest.raises(CopyFailedError):
         engine.wait(engine.submit(load([NUM_BLOCKS + 1], [0])))
+
+
+def test_a_failing_copy_raises_each_time_and_the_others_go_on(
+    make: Make, pages: list[GroupPages]
+) -> None:
+    engine = make()
+    failing = engine.submit(load([NUM_BLOCKS + 1], [0]))
+    healthy = engine.submit(load([5], [1]))
+
+    for _ in range(2):
+        with pytest.raises(CopyFailedError):
+            engine.wait(failing)
+    engine.wait(healthy)
+
+    assert failing.done
+    assert pages[0].pool[0][1, 0].item() == 6
+
+
+def test_a_wait_ends_after_its_bound_and_the_copy_may_still_end(
+    make: Make, pages: list[GroupPages]
+) -> None:
+    engine = make(bytes_per_s=8 * 2 * PAGE_BYTES)  # 8 blocks a second
+    ticket = engine.submit(load([5, 6], [1, 2]))
+
+    with pytest.raises(CopyHungError):
+        engine.wait(ticket, 0.01)
+
+    assert not ticket.done
+    engine.wait(ticket)
+    assert pages[0].pool[0][2, 0].item() == 7
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_closing_in_the_middle_of_copies_ends_them_and_returns(
+    make: Make, direction: Direction
+) -> None:
+    engine = make(bytes_per_s=1.0)  # for ever
+    blocks = list(range(NUM_BLOCKS))
+    tickets = [
+        engine.submit(Copy(direction=direction, group=0, slots=blocks, block_ids=blocks))
+        for _ in range(3)
+    ]
+
+    engine.close()
+
+    assert all(ticket.done for ticket in tickets)
+    with pytest.raises(CopyFailedError):
+        engine.wait(tickets[-1])
+    late = engine.submit(load([1], [1]))
+    with pytest.raises(CopyFailedError):
+        engine.wait(late)

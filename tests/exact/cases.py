@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.executor.kv.options import KVOptions
+from services.executor.kv.options import GuardMode, KVOptions
 from tests.exact.harness import Arrival, EngineCase
 from tests.exact.workloads import long_prompt, mixed, peak_blocks
 from tests.models import NUM_LAYERS
@@ -18,6 +18,7 @@ SLOW_LINK = KVOptions(
     h2d_bytes_per_s=1e9,
     d2h_bytes_per_s=1e8,
     restore_when_free_frac=0.02,
+    integrity_guard=GuardMode.ALL,
     poison=True,
 )
 

@@ -75,6 +75,7 @@ class Outcome:
     tokens: dict[str, list[int]]
     logprobs: dict[str, list[float]]
     texts: dict[str, str]
+    finish_reasons: dict[str, str] = field(default_factory=dict)
     num_steps: int = 0
     num_preemptions: int = 0
     peak_blocks: int = 0
@@ -193,10 +194,15 @@ class StepRunner:
         while self.core.batch_queue:
             self.engine.step()
         for _ in range(10_000):
-            if self.case.kv is None or not self.scheduler.block_owner.restores.orphans:
+            if self.case.kv is None or not self._waits_for_copies():
                 return
             self._step_without_tokens()
         raise AssertionError("copies of ended requests never end")
+
+    def _waits_for_copies(self) -> bool:
+        owner = self.scheduler.block_owner
+        quarantine = owner.quarantine
+        return bool(owner.restores.orphans or quarantine.num_blocks or quarantine.num_slots)
 
     def _step_without_tokens(self) -> None:
         output = self.scheduler.schedule()
@@ -296,6 +302,8 @@ def _record(outcome: Outcome, output: Any) -> None:
     completion = output.outputs[0]
     outcome.tokens[output.request_id] = list(completion.token_ids)
     outcome.texts[output.request_id] = completion.text
+    if completion.finish_reason is not None:
+        outcome.finish_reasons[output.request_id] = str(completion.finish_reason)
     if completion.logprobs is not None:
         outcome.logprobs[output.request_id] = [
             entry[token].logprob

@@ -14,7 +14,7 @@ def h2d_link(link: LinkModel) -> Iterator[None]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     connector: Any = get_kv_transfer_group()
-    queue = connector.runner.engine._queues[Direction.H2D]
+    queue = connector._backend.engine._queues[Direction.H2D]
     before, queue._link = queue._link, link
     try:
         yield

@@ -4,7 +4,7 @@ vLLM makes one in the scheduler's process and one in every worker. Both are thin
 hands over to `TransferPlanner`, the worker's to `TransferRunner`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,15 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from services.executor.kv.backend import make_backend
+from services.executor.kv.copy_watch import Patience
 from services.executor.kv.cpu_copy_engine import fill
 from services.executor.kv.emulated_device import EmulatedDevice
+from services.executor.kv.failures import FailureLedger
+from services.executor.kv.integrity_guard import guarded
 from services.executor.kv.layer_clock import LayerClock
 from services.executor.kv.link_calibration import calibrate
-from services.executor.kv.metadata import StepFeedback, StepTransfers
-from services.executor.kv.options import KVOptions
+from services.executor.kv.metadata import HostRoom, StepFeedback, StepTransfers
+from services.executor.kv.options import GuardMode, KVOptions
 from services.executor.kv.pages import CHUNK_BYTES, blocks_per_chunk, view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.rates import Rates
@@ -44,7 +47,9 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next three
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next five
+    ledger: FailureLedger
+    limit_host: Callable[[int], None]
     relieve: Callable[[], bool]
     num_host_tokens: "Callable[[Request], int | None]"
     rates: Rates
@@ -125,6 +130,12 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.planner.owner.drop_all_parked()
         return True
 
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], HostRoom]
+    ) -> None:
+        """Take in what every rank, by (pipeline, tensor) rank, has room for."""
+        self.limit_host(min(room.num_slots for room in metadata.values()))
+
     # -- worker side ------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -132,7 +143,16 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
         self._backend = make_backend(options, pools, num_slots=num_host_slots(options, config))
         engine, pages = self._backend.engine, self._backend.pages
-        self.runner = TransferRunner(engine, len(self._groups))
+        self.runner = TransferRunner(
+            guarded(
+                engine,
+                pages,
+                num_slots=num_host_slots(options, config),
+                mode=GuardMode(options.integrity_guard),
+            ),
+            len(self._groups),
+            patience=Patience.of(options, block_bytes=pages[0].block_bytes),
+        )
         self._clock = self._calibrated_clock(pages[0].block_bytes)
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
@@ -141,6 +161,9 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if options.trace_path:
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)
+
+    def get_handshake_metadata(self) -> HostRoom:
+        return HostRoom(self._backend.host.num_slots)
 
     def _calibrated_clock(self, block_bytes: int) -> LayerClock:
         num_ready = self._backend.host.num_ready_slots
@@ -206,7 +229,10 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""
         if self._role == KVConnectorRole.SCHEDULER:
-            return self.planner.stats()
+            state, failures = self.planner.stats(), self.ledger.take()
+            if failures:
+                return (state or KVStats()).aggregate(KVStats(data={"events": failures}))
+            return state
         return self._stats.take()
 
     @classmethod

@@ -22,6 +22,7 @@ from services.executor.kv.holds import HoldKind
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.kv.rates import Rates, write_budget_blocks
+from services.executor.kv.recovery import Recovery, RecoverySchedulerMixin
 from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
 from services.executor.kv.run_control import RunControl, need_of
 from services.executor.kv.scheduler import EvenflowSchedulerMixin
@@ -34,7 +35,7 @@ from services.placement.blocks import BlockGeometry
 HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
 
 
-class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
+class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
     """Owns the KV blocks of all requests, layer group by layer group."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,6 +56,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
             num_ranks=config.parallel_config.world_size,
             write_budget=self._write_budget,
         )
+        self.recovery = Recovery(self.block_owner, self.transfers)
         self.capacity_guard = CapacityGuard(
             self.block_owner,
             self.transfers,
@@ -76,6 +78,8 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
         connector: Any = self.connector  # type: ignore[attr-defined]
         assert isinstance(connector, LayerwiseConnector)
         connector.planner = self.transfers
+        connector.ledger = self.recovery.ledger
+        connector.limit_host = self._limit_host
         connector.relieve = self.capacity_guard.relieve
         connector.num_host_tokens = self.control.num_host_tokens
         connector.rates = self.rates
@@ -88,19 +92,30 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
             block_size=config.kv_cache_groups[0].kv_cache_spec.block_size,
         )
         num_slots = num_host_slots(self.kv_options, config)
-        most = geometry.num_groups * (manager.max_model_len // geometry.block_size)
-        if num_slots < most and most > manager.block_pool.num_gpu_blocks - 1:
-            raise ValueError(
-                f"host_bytes={self.kv_options.host_bytes} holds {num_slots} blocks; a request of "
-                f"max_model_len={manager.max_model_len} that does not fit the pool needs {most}"
-            )
-        return BlockOwner(
+        owner = BlockOwner(
             manager.block_pool,
             HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
             geometry,
             orders=StepOrders(),
             poison_freed=self.kv_options.poison,
         )
+        self._check_room(owner, num_slots)
+        return owner
+
+    def _limit_host(self, num_slots: int) -> None:
+        """Use no more host slots than every rank has; ValueError if that is too few."""
+        self._check_room(self.block_owner, num_slots)
+        self.block_owner.host.limit(num_slots)
+
+    def _check_room(self, owner: BlockOwner, num_slots: int) -> None:
+        """Raise ValueError if a request of the maximum length would never find room."""
+        max_model_len: int = self.max_model_len  # type: ignore[attr-defined]
+        most = owner.geometry.num_groups * (max_model_len // owner.geometry.block_size)
+        if num_slots < most and most > owner.pool.num_gpu_blocks - 1:
+            raise ValueError(
+                f"host_bytes={self.kv_options.host_bytes} holds {num_slots} blocks; a request of "
+                f"max_model_len={max_model_len} that does not fit the pool needs {most}"
+            )
 
     # -- each step --------------------------------------------------------------------------
 
@@ -207,7 +222,10 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
         need = Need(request_id=request_id, num_tokens=max(num_tokens, request.num_tokens))
         placement = self.capacity_guard.place_new(need, self.control.active_needs())
         return self.block_owner.draft(
-            request_id, placement, num_slots=self._num_predicted_slots(request)
+            request_id,
+            placement,
+            num_slots=self._num_predicted_slots(request),
+            may_mirror=self.recovery.ledger.may_mirror(request_id),
         )
 
     def _num_predicted_slots(self, request: Request) -> int:
@@ -222,6 +240,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.capacity_guard.forget(request.request_id)
         self.control.forget(request.request_id)
+        self.recovery.ledger.forget(request.request_id)
         freed = super()._free_request(request, *args, **kwargs)
         if not self.requests:  # type: ignore[attr-defined]
             self._step_began = None  # the next step begins when somebody asks for something

@@ -46,6 +46,8 @@ class GroupKV:
     num_saves_sent: int = 0  # leading blocks whose copy to the host was ordered
     num_host_blocks: int = 0  # leading blocks whose host copy is complete on every rank
     restore: Restore | None = None
+    num_failed_restores: int = 0
+    restore_from_step: int = 0  # no restore begins before this step
     buffer: int = 0  # staging buffer of an offloaded group
 
     @property
@@ -73,6 +75,8 @@ class RequestKV:
     request_id: str
     groups: list[GroupKV]
     mirrored: bool  # has room on the host; an unmirrored request stays resident
+    generation: int = 0  # of its KV: another one each time that begins from nothing
+    first_step: int = 0  # that uses these blocks, since it was admitted; 0: none yet
     wanted_staging: int = 1  # buffers its placement asks for
     staging: list[list[KVCacheBlock]] = field(default_factory=list)  # equal lengths
     num_tokens: int = 0  # whose KV exists once the steps sent so far have run

@@ -12,10 +12,20 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
-from services.executor.kv.copy_engine import TransferTotals
+from services.executor.kv.copy_engine import FailureCause, TransferTotals
 from services.executor.kv.transfer_runner import TransferRunner
 
-SUMMED_OVER_RANKS = frozenset({"h2d_bytes", "d2h_bytes", "num_loads"})
+SUMMED_OVER_RANKS = frozenset(
+    {
+        "h2d_bytes",
+        "d2h_bytes",
+        "num_loads",
+        "num_checked_blocks",
+        "num_failed_copies",
+        "num_hung_copies",
+        "num_corrupt_copies",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +36,10 @@ class RankTotals:
     d2h_bytes: int = 0
     h2d_busy_s: float = 0.0  # the link carried something
     d2h_busy_s: float = 0.0
+    num_checked_blocks: int = 0  # by the integrity guard
+    num_failed_copies: int = 0  # ended without moving every byte
+    num_hung_copies: int = 0  # did not end in time
+    num_corrupt_copies: int = 0  # brought back other bytes than had left
     stall_s: float = 0.0  # the layers waited for a copy
     num_loads: int = 0  # layer groups loaded into staging, one per request and step
     num_steps: int = 0
@@ -44,6 +58,8 @@ class Residencies:
     num_lagging_blocks: int = 0  # full blocks of mirrored requests without a complete host copy
     num_paused_requests: int = 0
     num_parked_requests: int = 0
+    num_quarantined_blocks: int = 0  # that a hung copy may still write
+    num_quarantined_slots: int = 0
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]
@@ -90,11 +106,12 @@ class RankStats:
         self._runner = runner
         self._rank = str(rank)
         self._reported = self._now()
-        self._idle: tuple[TransferTotals, float] | None = None
+        self._idle: tuple[TransferTotals, float, int] | None = None
 
     def take(self) -> KVStats | None:
         """Return what happened since the last report; None if nothing moved, as in most steps."""
-        moved = (self._runner.engine.totals(), self._runner.stall_s)
+        watch = self._runner.watch
+        moved = (self._runner.engine.totals(), watch.stall_s, watch.failures.total())
         if moved == self._idle:
             return None
         self._idle = moved
@@ -105,10 +122,14 @@ class RankStats:
         return KVStats(data={"ranks": {self._rank: delta}})
 
     def _now(self) -> RankTotals:
-        totals: TransferTotals = self._runner.engine.totals()
+        watch = self._runner.watch
+        totals: TransferTotals = watch.engine.totals()
         return RankTotals(
             **asdict(totals),
-            stall_s=self._runner.stall_s,
+            num_failed_copies=watch.failures[FailureCause.FAILED],
+            num_hung_copies=watch.failures[FailureCause.HUNG],
+            num_corrupt_copies=watch.failures[FailureCause.CORRUPT],
+            stall_s=watch.stall_s,
             num_loads=self._runner.num_loads,
             num_steps=self._runner.num_steps,
         )

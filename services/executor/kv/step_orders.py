@@ -21,6 +21,7 @@ class StepOrders:
         self._edits: dict[GroupOf, dict[int, int]] = {}
         self._dropped: dict[tuple[str, int | None], None] = {}
         self._tables: dict[GroupOf, LoadTableUpdate] = {}
+        self._generations: dict[str, int] = {}
         self._num_staging: dict[str, int] = {}
         self._restores: dict[int, RestoreOrder] = {}
         self._cancelled: list[int] = []
@@ -34,19 +35,33 @@ class StepOrders:
     def edit_row(self, key: GroupOf, position: int, block_id: int) -> None:
         self._edits.setdefault(key, {})[position] = block_id
 
-    def replace_table(self, key: GroupOf, slots: list[int], block_ids: list[int]) -> None:
-        self._tables[key] = LoadTableUpdate(*key, True, slots, block_ids)
+    def replace_table(
+        self, key: GroupOf, positions: list[int], slots: list[int], block_ids: list[int]
+    ) -> None:
+        self._tables[key] = LoadTableUpdate(*key, True, positions, slots, block_ids)
 
-    def append_table(self, key: GroupOf, slot: int, block_id: int) -> None:
+    def append_table(self, key: GroupOf, position: int, slot: int, block_id: int) -> None:
         update = self._tables.get(key)
         if update is None:
-            update = self._tables[key] = LoadTableUpdate(*key, False, [], [])
+            update = self._tables[key] = LoadTableUpdate(*key, False, [], [], [])
+        update.positions.append(position)
         update.slots.append(slot)
         update.block_ids.append(block_id)
+
+    def extend_table(self, save: SaveOrder) -> None:
+        """Load from the next step on what a save takes out of staging."""
+        key = (save.request_id, save.group)
+        for position, slot, block_id in zip(
+            save.positions, save.slots, save.block_ids, strict=True
+        ):
+            self.append_table(key, position, slot, block_id)
 
     def drop_table(self, key: GroupOf) -> None:
         self._tables.pop(key, None)
         self._dropped[key] = None
+
+    def begin(self, request_id: str, generation: int) -> None:
+        self._generations[request_id] = generation
 
     def set_staging(self, request_id: str, num_staging: int) -> None:
         self._num_staging[request_id] = num_staging
@@ -73,6 +88,7 @@ class StepOrders:
             for key in [key for key in pending if key[0] == request_id]:
                 del pending[key]
         self._num_staging.pop(request_id, None)
+        self._generations.pop(request_id, None)
         self._dropped[(request_id, None)] = None
 
     def take(self, *, loading: list[str], saves: list[SaveOrder]) -> StepTransfers:
@@ -87,6 +103,7 @@ class StepOrders:
             cleared_block_ids=self._cleared,
             dropped_tables=list(self._dropped),
             table_updates=list(self._tables.values()),
+            generations=self._generations,
             num_staging=self._num_staging,
             loading=loading,
             saves=saves,
@@ -94,7 +111,7 @@ class StepOrders:
             cancelled_restores=self._cancelled,
         )
         self._edits, self._tables, self._dropped = {}, {}, {}
-        self._num_staging, self._restores = {}, {}
+        self._generations, self._num_staging, self._restores = {}, {}, {}
         self._cancelled, self._poisoned, self._cleared = [], [], []
         return message
 

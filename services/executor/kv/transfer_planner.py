@@ -90,6 +90,8 @@ class TransferPlanner:
             request = owner.requests[request_id]
             num_full_before = request.num_tokens // owner.geometry.block_size
             request.num_tokens = num_tokens
+            if request.first_step == 0 or request.waiting:
+                request.first_step = step
             if request.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
                 self.write_through.note(request)
             if request.staging:
@@ -99,8 +101,7 @@ class TransferPlanner:
         # What a step writes to staging itself is loaded from the step after it.
         for save in saves:
             if save.from_staging:
-                for slot, block_id in zip(save.slots, save.block_ids, strict=True):
-                    owner.orders.append_table((save.request_id, save.group), slot, block_id)
+                owner.orders.extend_table(save)
         return transfers
 
     def note_offloaded(self, request: RequestKV) -> None:
@@ -151,6 +152,8 @@ class TransferPlanner:
             num_host_blocks=owner.host.num_used,
             num_free_blocks=owner.pool.get_num_free_blocks(),
             num_lagging_blocks=self.write_through.num_lagging_blocks(),
+            num_quarantined_blocks=owner.quarantine.num_blocks,
+            num_quarantined_slots=owner.quarantine.num_slots,
             **self.count_held(),
         )
         before, self._reported = self._reported, self.count_events()

@@ -68,6 +68,38 @@ class WriteThrough:
             touched[copy.request.request_id] = copy.request
         return list(touched.values())
 
+    def retract(self, step: int, request_id: str, index: int) -> bool | None:
+        """Take back a save that did not succeed and the group's later ones, to order them anew.
+
+        False, and nothing changed, if there is no such save any more; None, and nothing changed,
+        if blocks are among them that exist nowhere else.
+        """
+        request = self._owner.requests.get(request_id)
+        if request is None:
+            return False
+        group = request.groups[index]
+        copies = [copy for copy in self._under_way if copy.group is group]
+        if all(copy.step != step for copy in copies):
+            return False
+        num_kept = max([group.num_host_blocks, *(c.end for c in copies if c.step < step)])
+        if any(position >= num_kept for position in group.staged_positions()):
+            return None
+        self._forget(lambda copy: copy.group is group and copy.step >= step)
+        self._owner.retract_saves(group, num_kept)
+        self.note(request)
+        return True
+
+    def unmirror(self, request: RequestKV) -> None:
+        """Make no more host copies of a request without offloaded groups, and forget the rest."""
+        self._forget(lambda copy: copy.request is request)
+        self._lagging.pop(request.request_id, None)
+        self._owner.unmirror(request)
+
+    def _forget(self, is_gone: Callable[[UnderWay], bool]) -> None:
+        kept = deque(copy for copy in self._under_way if not is_gone(copy))
+        self._num_under_way = sum(copy.num_blocks for copy in kept)
+        self._under_way = kept
+
     def plan(self, step: int) -> list[SaveOrder]:
         """Return the copies of a step."""
         self._forget_the_gone()
@@ -151,17 +183,14 @@ class WriteThrough:
 def _save_orders(request: RequestKV, index: int, end: int) -> list[SaveOrder]:
     """Return orders for one group's blocks up to `end`, own and staging blocks apart."""
     group = request.groups[index]
-    own: tuple[list[int], list[int]] = ([], [])
-    in_staging: tuple[list[int], list[int]] = ([], [])
-    for position in range(group.num_saves_sent, end):
-        slot, block_id = group.host_slots[position], group.row[position].block_id
-        from_staging = group.offloaded and position not in group.own
-        slots, block_ids = in_staging if from_staging else own
-        slots.append(slot)
-        block_ids.append(block_id)
-    group.num_saves_sent = end
-    return [
-        SaveOrder(request.request_id, index, slots, block_ids, from_staging)
-        for (slots, block_ids), from_staging in ((own, False), (in_staging, True))
-        if slots
+    orders = [
+        SaveOrder(request.request_id, index, [], [], [], from_staging)
+        for from_staging in (False, True)
     ]
+    for position in range(group.num_saves_sent, end):
+        order = orders[group.offloaded and position not in group.own]
+        order.positions.append(position)
+        order.slots.append(group.host_slots[position])
+        order.block_ids.append(group.row[position].block_id)
+    group.num_saves_sent = end
+    return [order for order in orders if order.slots]
