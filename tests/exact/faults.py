@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from services.executor.kv.copy_engine import Copy, Direction, TransferTotals
+from services.executor.kv.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
 from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
 
 
@@ -28,8 +28,8 @@ class FaultyEngine:
     def submit(self, copy: Copy) -> Any:
         return self.engine.submit(copy)
 
-    def wait(self, ticket: Any) -> float:
-        return float(self.engine.wait(ticket))
+    def wait(self, ticket: Any, timeout_s: float = FOR_EVER) -> float:
+        return float(self.engine.wait(ticket, timeout_s))
 
     def cancel(self, ticket: Any) -> None:
         self.engine.cancel(ticket)
@@ -78,8 +78,8 @@ class SkipsWaits(FaultyEngine):
             self._skipped.add(id(ticket))
         return ticket
 
-    def wait(self, ticket: Any) -> float:
-        return 0.0 if id(ticket) in self._skipped else float(self.engine.wait(ticket))
+    def wait(self, ticket: Any, timeout_s: float = FOR_EVER) -> float:
+        return 0.0 if id(ticket) in self._skipped else super().wait(ticket, timeout_s)
 
 
 class SkipsSaveWaits(FaultyEngine):
@@ -103,8 +103,8 @@ class SkipsSaveWaits(FaultyEngine):
     def end(self) -> None:
         self.engine.close()
 
-    def wait(self, ticket: Any) -> float:
+    def wait(self, ticket: Any, timeout_s: float = FOR_EVER) -> float:
         if ticket.copy.direction is Direction.D2H and not ticket.done:
             self.num_faults += 1
             return 0.0
-        return float(self.engine.wait(ticket))
+        return super().wait(ticket, timeout_s)

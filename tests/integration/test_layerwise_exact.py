@@ -203,12 +203,12 @@ def test_a_single_kind_of_mistake_is_noticed(
 
     transfers: Any = get_kv_transfer_group().runner
     engine = transfers.engine
-    transfers.engine = faulty = fault(engine)
+    transfers.watch.engine = faulty = fault(engine)
     everything = {f"r{n}": frozenset(range(8)) for n in range(8)}
     try:
         outcome = runner.run(mixed(), hook=fixed(everything, num_staging=1))
     finally:
-        transfers.engine = engine
+        transfers.watch.engine = engine
         faulty.end()
 
     assert faulty.num_faults > 0

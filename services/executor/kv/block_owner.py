@@ -17,6 +17,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from services.executor.kv.growth import Growth
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.pool_blocks import PoolBlocks
+from services.executor.kv.quarantine import Quarantine
 from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
 from services.executor.kv.restores import Restores
 from services.executor.kv.staging import StagingBuffers
@@ -42,6 +43,7 @@ class BlockOwner:
         self.orders = orders
         self.requests: dict[str, RequestKV] = {}
         self.num_sealed_blocks = 0  # given back by `seal`, since the start
+        self.quarantine = Quarantine(pool, host)
         self.blocks = PoolBlocks(pool, orders, poison_freed=poison_freed)
         self.staging = StagingBuffers(self.blocks, orders)
         self.restores = Restores(self.blocks, orders, self.staging)
@@ -49,13 +51,20 @@ class BlockOwner:
 
     # -- a request's beginning and end ------------------------------------------------------
 
-    def draft(self, request_id: str, placement: LayerPlacement, *, num_slots: int) -> RequestKV:
+    def draft(
+        self,
+        request_id: str,
+        placement: LayerPlacement,
+        *,
+        num_slots: int,
+        may_mirror: bool = True,
+    ) -> RequestKV:
         """Return a request without blocks, with `num_slots` reserved on the host if they fit.
 
         A request that gets no room is not mirrored and stays resident, whatever its placement. A
         draft is made real by `adopt`, or thrown away by `discard`.
         """
-        mirrored = self.host.reserve(request_id, num_slots)
+        mirrored = may_mirror and self.host.reserve(request_id, num_slots)
         request = RequestKV(
             request_id=request_id,
             groups=[GroupKV() for _ in range(self.geometry.num_groups)],
@@ -76,10 +85,11 @@ class BlockOwner:
         """Take a draft in."""
         assert request.request_id not in self.requests
         self.requests[request.request_id] = request
+        request.first_step = self.orders.next_step
         if request.staging:
             self.orders.set_staging(request.request_id, len(request.staging))
             for index in request.chain():
-                self.orders.replace_table((request.request_id, index), [], [])
+                self.orders.replace_table((request.request_id, index), [], [], [])
 
     def discard(self, request: RequestKV) -> None:
         self.host.cancel_reservation(request.request_id)
@@ -113,6 +123,21 @@ class BlockOwner:
     def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:
         """Give all full blocks of a group a slot; False if the host pool is full."""
         return request.mirrored and self.growth.take_slots(request, group, num_full)
+
+    def retract_saves(self, group: GroupKV, num_kept: int) -> None:
+        """Forget the host copies of a group behind its first `num_kept` blocks."""
+        self.host.give_back(group.host_slots[num_kept:])
+        del group.host_slots[num_kept:]
+        group.num_saves_sent = min(group.num_saves_sent, num_kept)
+        group.num_host_blocks = min(group.num_host_blocks, num_kept)
+
+    def unmirror(self, request: RequestKV) -> None:
+        """Forget all host copies of a request that has no offloaded groups, for good."""
+        assert not request.staging, f"{request.request_id} is partly on the host only"
+        for group in request.groups:
+            self.retract_saves(group, 0)
+        self.host.cancel_reservation(request.request_id)
+        request.mirrored = False
 
     # -- offload ----------------------------------------------------------------------------
 
@@ -180,7 +205,7 @@ class BlockOwner:
         key = (request.request_id, index)
         own = group.own.pop(position)
         staged = request.staging[group.buffer][position]
-        self.orders.append_table(key, group.host_slots[position], staged.block_id)
+        self.orders.append_table(key, position, group.host_slots[position], staged.block_id)
         if staged is not own:
             group.row[position] = staged
             self.orders.edit_row(key, position, staged.block_id)
@@ -202,11 +227,15 @@ class BlockOwner:
             owned.extend(request.owned_blocks())
         ids = [block.block_id for block in owned]
         assert len(ids) == len(set(ids)), "a block is owned twice"
-        assert all(block.ref_cnt == 1 for block in owned), "an owned block is free or shared"
+        assert all(block.ref_cnt == 1 + self.quarantine.num_references(block) for block in owned), (
+            "an owned block is free or shared"
+        )
         num_usable = self.pool.num_gpu_blocks - 1  # vLLM keeps one as the null block
         num_free = self.pool.get_num_free_blocks()
-        assert num_free + len(owned) + num_deferred == num_usable, (
-            f"{num_usable} blocks: {num_free} free, {len(owned)} owned, {num_deferred} deferred"
+        num_held = self.quarantine.num_unowned_blocks
+        assert num_free + len(owned) + num_deferred + num_held == num_usable, (
+            f"{num_usable} blocks: {num_free} free, {len(owned)} owned, {num_deferred} deferred, "
+            f"{num_held} in quarantine"
         )
         slots = [s for r in self.requests.values() for g in r.groups for s in g.host_slots]
         self.host.check_integrity(slots)

@@ -4,20 +4,33 @@ Copies into the pool (H2D) run in the order in which layers need them, restores 
 host (D2H) run in the order in which they were submitted. A caller submits a copy when the blocks
 it overwrites have had their last reader and the slots it reads their last writer; it waits on the
 ticket before anybody reads what was written, or overwrites what was read.
+
+A copy that goes wrong says so to whoever waits for it, and to nobody else: the engine goes on with
+the other copies.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol
 
 BACKGROUND = math.inf  # urgency of a copy that no step waits for
+FOR_EVER = math.inf  # patience of a caller that has no bound
 
 
-class Direction(Enum):
+class Direction(StrEnum):
     H2D = "h2d"  # host -> pool
     D2H = "d2h"  # pool -> host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Whose KV a copy moves, as the rank that moves it knows it."""
+
+    request_id: str
+    generation: int  # of the request's KV on this rank: another one each time it begins anew
+    positions: Sequence[int]  # in the request's row, one per block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +42,39 @@ class Copy:
     slots: Sequence[int]
     block_ids: Sequence[int]  # as long as `slots`
     urgency: float = 0.0  # H2D only: the layer group whose turn it must be ready for, or BACKGROUND
+    identity: Identity | None = None  # None: nobody will ask
+
+
+class FailureCause(StrEnum):
+    """What went wrong with a copy."""
+
+    FAILED = "failed"  # it ended without moving every byte
+    HUNG = "hung"  # it did not end in time, and may still write
+    CORRUPT = "corrupt"  # it ended, and the bytes are not those that left
+
+
+class CopyError(Exception):
+    """A copy did not do what it was submitted for."""
+
+    cause: ClassVar[FailureCause]
+
+
+class CopyFailedError(CopyError):
+    """A copy has ended without moving every byte; it touches nothing more."""
+
+    cause = FailureCause.FAILED
+
+
+class CopyHungError(CopyError):
+    """A copy has not ended in time; until its ticket is done it may still write its targets."""
+
+    cause = FailureCause.HUNG
+
+
+class CopyCorruptError(CopyError):
+    """A copy has ended, and what arrived is not what once left the pool."""
+
+    cause = FailureCause.CORRUPT
 
 
 class Ticket(Protocol):
@@ -36,7 +82,9 @@ class Ticket(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether every byte has arrived, or the copy was cancelled and touches nothing more."""
+        """Whether the copy touches nothing more: every byte has arrived, or it was cancelled, or
+        it failed, which `wait` tells.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +101,13 @@ class CopyEngine(Protocol):
     """Moves blocks between pool and host. Used by one thread, with tickets of its own only."""
 
     def submit(self, copy: Copy) -> Any:
-        """Queue a copy and return its `Ticket`. Never blocks."""
+        """Queue a copy and return its `Ticket`. Never blocks, never raises `CopyError`."""
 
-    def wait(self, ticket: Any) -> float:
+    def wait(self, ticket: Any, timeout_s: float = FOR_EVER) -> float:
         """Block until a copy is done; return the seconds that took.
 
-        Raises whatever made a copy fail.
+        Raises CopyFailedError if it failed, each time it is asked, and CopyHungError if it is not
+        done after `timeout_s` (>= 0). A cancelled copy is done, not failed.
         """
 
     def cancel(self, ticket: Any) -> None:
@@ -67,4 +116,7 @@ class CopyEngine(Protocol):
     def totals(self) -> TransferTotals: ...
 
     def close(self) -> None:
-        """Stop, dropping what is queued. Idempotent."""
+        """Stop, dropping what is queued: those copies fail. Idempotent.
+
+        Returns within a bound even if a copy hangs.
+        """

@@ -11,12 +11,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import structlog
 import torch
 
-from services.executor.kv.copy_engine import Copy, Direction, TransferTotals
+from services.executor.kv.copy_engine import (
+    FOR_EVER,
+    Copy,
+    CopyFailedError,
+    CopyHungError,
+    Direction,
+    TransferTotals,
+)
 from services.executor.kv.host_ring import HostRing, RingBuffer
 from services.executor.kv.pages import GroupPages
 
+log = structlog.get_logger()
+
+CLOSE_TIMEOUT_S = 5.0  # for a copying thread to end; one that hangs is left behind
 POISON_BYTE = 0xFF  # repeated, it is NaN in every floating-point format
 
 # (direction, layer group, bytes, begin, end), seconds of time.perf_counter()
@@ -40,6 +51,7 @@ class CpuTicket:
     num_chunks_left: int
     submitted_s: float
     cancelled: bool = False
+    error: Exception | None = None
     event: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -59,7 +71,6 @@ class _Queue:
     ) -> None:
         self.num_bytes = 0
         self.busy_s = 0.0
-        self.error: BaseException | None = None
         self.listener: ChunkListener | None = None
         self._direction = direction
         self._pages = pages
@@ -68,7 +79,7 @@ class _Queue:
         self._free_s = 0.0  # when the link ends what it has been given
         self._chunks: list[tuple[float, int, CpuTicket, int, int]] = []
         self._num_submitted = 0
-        self._closed = False
+        self._closing = threading.Event()
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"kv-{direction.value}", daemon=True)
         self._thread.start()
@@ -81,6 +92,9 @@ class _Queue:
             ticket.event.set()
             return ticket
         with self._wake:
+            if self._closing.is_set():
+                self._drop(ticket)
+                return ticket
             for start in starts:
                 self._num_submitted += 1
                 heapq.heappush(
@@ -92,23 +106,34 @@ class _Queue:
 
     def close(self) -> None:
         with self._wake:
-            self._closed = True
+            self._closing.set()
             self._wake.notify()
-        self._thread.join()
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            log.warning("copy_thread_left_behind", direction=self._direction.value)
+        with self._wake:
+            for _, _, ticket, _, _ in self._chunks:
+                self._drop(ticket)
+            self._chunks.clear()
+
+    @staticmethod
+    def _drop(ticket: CpuTicket) -> None:
+        ticket.error = ticket.error or RuntimeError("the copy engine was closed")
+        ticket.event.set()
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._chunks and not self._closed:
+                while not self._chunks and not self._closing.is_set():
                     self._wake.wait()
-                if self._closed:
+                if self._closing.is_set():
                     return
                 _, _, ticket, start, end = heapq.heappop(self._chunks)
             try:
-                if not ticket.cancelled:
+                if not ticket.cancelled and ticket.error is None:
                     self._copy_chunk(ticket, start, end)
-            except BaseException as error:  # noqa: BLE001  # raised to whoever waits
-                self.error = error
+            except Exception as error:  # noqa: BLE001  # told to whoever waits
+                ticket.error = error
             ticket.num_chunks_left -= 1
             if ticket.num_chunks_left == 0:
                 ticket.event.set()
@@ -154,7 +179,7 @@ class _Queue:
 
     def _pass_time(self) -> None:
         """Wait until the link has carried what it was given."""
-        time.sleep(max(0.0, self._free_s - time.perf_counter()))
+        self._closing.wait(max(0.0, self._free_s - time.perf_counter()))
 
 
 def move(
@@ -201,15 +226,15 @@ class CpuCopyEngine:
             fill(self._pages[copy.group], copy.block_ids, nan=True)
         return self._queues[copy.direction].submit(copy)
 
-    def wait(self, ticket: CpuTicket) -> float:
+    def wait(self, ticket: CpuTicket, timeout_s: float = FOR_EVER) -> float:
         waited_s = 0.0
         if not ticket.done:
             begin_s = time.perf_counter()
-            ticket.event.wait()
+            if not ticket.event.wait(min(timeout_s, threading.TIMEOUT_MAX)):
+                raise CopyHungError(f"not done after {timeout_s} s")
             waited_s = time.perf_counter() - begin_s
-        error = self._queues[ticket.copy.direction].error
-        if error is not None:
-            raise error
+        if ticket.error is not None:
+            raise CopyFailedError(str(ticket.error)) from ticket.error
         return waited_s
 
     def cancel(self, ticket: CpuTicket) -> None:

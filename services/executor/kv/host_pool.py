@@ -18,6 +18,8 @@ class HostPool:
         self._free = list(range(self.num_ready - 1, -1, -1))
         self._reserved: dict[str, int] = {}  # promised to a request and not yet taken
         self._num_reserved = 0
+        self._quarantined: frozenset[int] = frozenset()
+        self._held: set[int] = set()  # in quarantine and nobody's
 
     def open_slots(self, num_ready: int) -> None:
         """Make the first `num_ready` slots usable; fewer than before changes nothing."""
@@ -63,7 +65,20 @@ class HostPool:
         return [self._free.pop() for _ in range(num_slots)]
 
     def give_back(self, slots: list[int]) -> None:
-        self._free.extend(reversed(slots))
+        for slot in reversed(slots):
+            if slot in self._quarantined:
+                self._held.add(slot)
+            else:
+                self._free.append(slot)
+
+    def quarantine(self, slots: frozenset[int]) -> None:
+        """Let exactly these slots not be taken, now or when they are given back."""
+        strays = (slots - self._quarantined).intersection(self._free) if slots else frozenset()
+        if strays:
+            self._free = [slot for slot in self._free if slot not in strays]
+        self._quarantined = slots
+        self._free.extend(self._held - slots)
+        self._held = (self._held & slots) | strays
 
     def cancel_reservation(self, request_id: str) -> None:
         """Withdraw what is left of a promise; unknown requests are ignored."""
@@ -71,7 +86,8 @@ class HostPool:
 
     def check_integrity(self, owned: list[int]) -> None:
         """Assert that free and `owned` slots are all usable ones, each once, and cover promises."""
-        everything = sorted([*self._free, *owned])
+        everything = sorted([*self._free, *self._held, *owned])
         assert everything == list(range(self.num_ready)), "a host slot is lost or owned twice"
         assert self._num_reserved == sum(self._reserved.values())
-        assert 0 <= self._num_reserved <= len(self._free), "more host slots promised than free"
+        num_coming = len(self._free) + len(self._quarantined)
+        assert 0 <= self._num_reserved <= num_coming, "more host slots promised than free"

@@ -21,6 +21,7 @@ from services.executor.kv.coordinator import LayerwiseCoordinator
 from services.executor.kv.holds import HoldKind, Holds
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
+from services.executor.kv.recovery import Recovery, RecoverySchedulerMixin
 from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
 from services.executor.kv.scheduler import EvenflowSchedulerMixin
 from services.executor.kv.sizing import are_slots_ready_at_start, num_host_slots
@@ -35,7 +36,7 @@ IDLE_WAIT_S = 0.005  # between steps of a batch in which nobody may run
 HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
 
 
-class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
+class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
     """Owns the KV blocks of all requests, layer group by layer group."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -53,6 +54,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
             num_ranks=config.parallel_config.world_size,
             max_mirrored_blocks_per_step=self.kv_options.max_mirrored_blocks_per_step,
         )
+        self.recovery = Recovery(self.block_owner, self.transfers)
         self.capacity_guard = CapacityGuard(
             self.block_owner,
             self.transfers,
@@ -179,7 +181,10 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
         need = Need(request_id=request_id, num_tokens=max(num_tokens, request.num_tokens))
         placement = self.capacity_guard.place_new(need, self._running_needs())
         return self.block_owner.draft(
-            request_id, placement, num_slots=self._num_predicted_slots(request)
+            request_id,
+            placement,
+            num_slots=self._num_predicted_slots(request),
+            may_mirror=self.recovery.ledger.may_mirror(request_id),
         )
 
     def _num_predicted_slots(self, request: Request) -> int:
@@ -194,6 +199,7 @@ class LayerwiseSchedulerMixin(EvenflowSchedulerMixin):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.capacity_guard.forget(request.request_id)
         self.holds.release(request.request_id)
+        self.recovery.ledger.forget(request.request_id)
         self._stopped.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 

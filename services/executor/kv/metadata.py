@@ -13,6 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from services.executor.kv.copy_engine import FailureCause
+
 
 @dataclass(frozen=True, slots=True)
 class RowEdit:
@@ -31,6 +33,7 @@ class LoadTableUpdate:
     request_id: str
     group: int
     replace: bool  # True: this is the whole table; False: append to it
+    positions: list[int]  # in the request's row; as long as the two below
     slots: list[int]
     block_ids: list[int]
 
@@ -41,6 +44,7 @@ class SaveOrder:
 
     request_id: str
     group: int
+    positions: list[int]  # in the request's row; as long as the two below
     slots: list[int]
     block_ids: list[int]
     from_staging: bool  # the next user of the staging buffer waits for this copy
@@ -51,7 +55,9 @@ class RestoreOrder:
     """A background copy from the host; its blocks are in no row until every rank is done."""
 
     restore_id: int
+    request_id: str
     group: int
+    positions: list[int]  # in the request's row; as long as the two below
     slots: list[int]
     block_ids: list[int]
 
@@ -77,16 +83,33 @@ class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass(kw_only=True)
 class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What one rank, or several together, have completed."""
+    """What one rank, or several together, have completed, and what went wrong with them."""
 
-    saved_step: int  # copies to the host of all steps up to this one are complete
+    step: int
+    # Copies to the host of all steps up to this one have ended: they are complete unless they are
+    # in `failed_saves` of this feedback or an earlier one, or their request was lost.
+    saved_step: int
     num_ranks_done: Counter[int] = field(default_factory=Counter)  # by restore id, each rank once
+    # Requests whose KV is wrong on some rank: their tokens of this step and later ones are, too.
+    lost_requests: dict[str, FailureCause] = field(default_factory=dict)
+    # By (step, request, layer group): own blocks whose copy to the host did not succeed.
+    failed_saves: dict[tuple[int, str, int], FailureCause] = field(default_factory=dict)
+    failed_restores: dict[int, FailureCause] = field(default_factory=dict)  # by restore id
+    # What copies that were given up may still write, on some rank, after this step.
+    hung_blocks: frozenset[int] = frozenset()  # of the pool
+    hung_slots: frozenset[int] = frozenset()  # of the host
     # The first host slots, which may be used; a rank that has nothing to pin has all of them.
     num_ready_slots: int = sys.maxsize
 
     def aggregate(self, other: "StepFeedback") -> "StepFeedback":
         return StepFeedback(
+            step=max(self.step, other.step),
             saved_step=min(self.saved_step, other.saved_step),
             num_ranks_done=self.num_ranks_done + other.num_ranks_done,
+            lost_requests=self.lost_requests | other.lost_requests,
+            failed_saves=self.failed_saves | other.failed_saves,
+            failed_restores=self.failed_restores | other.failed_restores,
+            hung_blocks=self.hung_blocks | other.hung_blocks,
+            hung_slots=self.hung_slots | other.hung_slots,
             num_ready_slots=min(self.num_ready_slots, other.num_ready_slots),
         )

@@ -43,6 +43,8 @@ class GroupKV:
     num_saves_sent: int = 0  # leading blocks whose copy to the host was ordered
     num_host_blocks: int = 0  # leading blocks whose host copy is complete on every rank
     restore: Restore | None = None
+    num_failed_restores: int = 0
+    restore_from_step: int = 0  # no restore begins before this step
     buffer: int = 0  # staging buffer of an offloaded group
 
     @property
@@ -70,6 +72,7 @@ class RequestKV:
     request_id: str
     groups: list[GroupKV]
     mirrored: bool  # has room on the host; an unmirrored request stays resident
+    first_step: int = 0  # that may use its blocks
     wanted_staging: int = 1  # buffers its placement asks for
     staging: list[list[KVCacheBlock]] = field(default_factory=list)  # equal lengths
     num_tokens: int = 0  # whose KV exists once the steps sent so far have run

@@ -26,7 +26,7 @@ class Restores:
         The group stays offloaded, and takes new tokens in own blocks, until `complete`.
         """
         group = request.groups[index]
-        if not group.stages:
+        if not group.stages or self._orders.next_step < group.restore_from_step:
             return False
         positions = list(group.staged_positions())
         if len(positions) > self._blocks.num_free:
@@ -40,7 +40,9 @@ class Restores:
         self._orders.restore(
             RestoreOrder(
                 self._last_id,
+                request.request_id,
                 index,
+                positions,
                 [group.host_slots[position] for position in positions],
                 [block.block_id for block in targets.values()],
             )

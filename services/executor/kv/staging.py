@@ -60,11 +60,12 @@ class StagingBuffers:
             return
         group.buffer = buffer
         key = (request.request_id, index)
+        positions = list(group.staged_positions())
         slots, block_ids = [], []
-        for position in group.staged_positions():
+        for position in positions:
             block = request.staging[buffer][position]
             group.row[position] = block
             slots.append(group.host_slots[position])
             block_ids.append(block.block_id)
             self._orders.edit_row(key, position, block.block_id)
-        self._orders.replace_table(key, slots, block_ids)
+        self._orders.replace_table(key, positions, slots, block_ids)

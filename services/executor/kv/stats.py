@@ -84,7 +84,7 @@ class RankStats:
 
     def take(self) -> KVStats | None:
         """Return what happened since the last report; None if nothing moved, as in most steps."""
-        moved = (self._runner.engine.totals(), self._runner.stall_s)
+        moved = (self._runner.engine.totals(), self._runner.watch.stall_s)
         if moved == self._idle:
             return None
         self._idle = moved
@@ -98,7 +98,7 @@ class RankStats:
         totals: TransferTotals = self._runner.engine.totals()
         return RankTotals(
             **asdict(totals),
-            stall_s=self._runner.stall_s,
+            stall_s=self._runner.watch.stall_s,
             num_loads=self._runner.num_loads,
             num_steps=self._runner.num_steps,
         )

@@ -34,15 +34,26 @@ class StepOrders:
     def edit_row(self, key: GroupOf, position: int, block_id: int) -> None:
         self._edits.setdefault(key, {})[position] = block_id
 
-    def replace_table(self, key: GroupOf, slots: list[int], block_ids: list[int]) -> None:
-        self._tables[key] = LoadTableUpdate(*key, True, slots, block_ids)
+    def replace_table(
+        self, key: GroupOf, positions: list[int], slots: list[int], block_ids: list[int]
+    ) -> None:
+        self._tables[key] = LoadTableUpdate(*key, True, positions, slots, block_ids)
 
-    def append_table(self, key: GroupOf, slot: int, block_id: int) -> None:
+    def append_table(self, key: GroupOf, position: int, slot: int, block_id: int) -> None:
         update = self._tables.get(key)
         if update is None:
-            update = self._tables[key] = LoadTableUpdate(*key, False, [], [])
+            update = self._tables[key] = LoadTableUpdate(*key, False, [], [], [])
+        update.positions.append(position)
         update.slots.append(slot)
         update.block_ids.append(block_id)
+
+    def extend_table(self, save: SaveOrder) -> None:
+        """Load from the next step on what a save takes out of staging."""
+        key = (save.request_id, save.group)
+        for position, slot, block_id in zip(
+            save.positions, save.slots, save.block_ids, strict=True
+        ):
+            self.append_table(key, position, slot, block_id)
 
     def drop_table(self, key: GroupOf) -> None:
         self._tables.pop(key, None)

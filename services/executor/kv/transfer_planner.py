@@ -76,6 +76,35 @@ class TransferPlanner:
             group.num_host_blocks = max(group.num_host_blocks, num_blocks)
             self._unsettled[request.request_id] = request
 
+    def retract_save(self, step: int, request_id: str, index: int) -> bool | None:
+        """Take back a save that did not succeed and the group's later ones, to order them anew.
+
+        False, and nothing changed, if there is no such save any more; None, and nothing changed,
+        if blocks are among them that exist nowhere else.
+        """
+        request = self.owner.requests.get(request_id)
+        if request is None:
+            return False
+        group = request.groups[index]
+        saves = [(sent, end) for sent, _, owner, end in self._unconfirmed if owner is group]
+        if all(sent != step for sent, _ in saves):
+            return False
+        num_kept = max([group.num_host_blocks, *(end for sent, end in saves if sent < step)])
+        if any(position >= num_kept for position in group.staged_positions()):
+            return None
+        self._unconfirmed = deque(
+            save for save in self._unconfirmed if save[2] is not group or save[0] < step
+        )
+        self.owner.retract_saves(group, num_kept)
+        self._lagging[request_id] = request
+        return True
+
+    def unmirror(self, request: RequestKV) -> None:
+        """Make no more host copies of a request without offloaded groups, and forget the rest."""
+        self._unconfirmed = deque(save for save in self._unconfirmed if save[1] is not request)
+        self._lagging.pop(request.request_id, None)
+        self.owner.unmirror(request)
+
     def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
         """Return the transfers of the step that was just scheduled.
 
@@ -91,22 +120,20 @@ class TransferPlanner:
                 self._lagging[request_id] = request
             if request.staging:
                 loading.append(request_id)
-        saves, appended = self._plan_saves(step)
+        saves = self._plan_saves(step)
         transfers = owner.orders.take(loading=loading, saves=saves)
         # What a step writes to staging itself is loaded from the step after it.
-        for key, slot, block_id in appended:
-            owner.orders.append_table(key, slot, block_id)
+        for save in saves:
+            if save.from_staging:
+                owner.orders.extend_table(save)
         return transfers
 
     def note_offloaded(self, request: RequestKV) -> None:
         """Order the copies that newly offloaded groups still lack."""
         self._lagging[request.request_id] = request
 
-    def _plan_saves(
-        self, step: int
-    ) -> tuple[list[SaveOrder], list[tuple[tuple[str, int], int, int]]]:
+    def _plan_saves(self, step: int) -> list[SaveOrder]:
         saves: list[SaveOrder] = []
-        appended: list[tuple[tuple[str, int], int, int]] = []
         num_left = self._max_mirrored
         for request in list(self._lagging.values()):
             if not self._is_live(request):
@@ -123,38 +150,27 @@ class TransferPlanner:
                     num_left -= max(0, num_new)
                 end = group.num_saves_sent + num_new
                 if num_new > 0 and self.owner.prepare_save(request, group, end):
-                    saves.extend(self._order_saves(request, index, end, appended))
+                    saves.extend(self._order_saves(request, index, end))
                     self._unconfirmed.append((step, request, group, end))
                 caught_up = caught_up and group.num_saves_sent >= num_full
             if caught_up:
                 del self._lagging[request.request_id]
-        return saves, appended
+        return saves
 
-    def _order_saves(
-        self,
-        request: RequestKV,
-        index: int,
-        end: int,
-        appended: list[tuple[tuple[str, int], int, int]],
-    ) -> list[SaveOrder]:
+    def _order_saves(self, request: RequestKV, index: int, end: int) -> list[SaveOrder]:
         """Order copies of one group's blocks up to `end`, own and staging blocks apart."""
         group = request.groups[index]
-        own: tuple[list[int], list[int]] = ([], [])
-        staged: tuple[list[int], list[int]] = ([], [])
-        for position in range(group.num_saves_sent, end):
-            slot, block_id = group.host_slots[position], group.row[position].block_id
-            from_staging = group.offloaded and position not in group.own
-            slots, block_ids = staged if from_staging else own
-            slots.append(slot)
-            block_ids.append(block_id)
-            if from_staging:
-                appended.append(((request.request_id, index), slot, block_id))
-        group.num_saves_sent = end
-        return [
-            SaveOrder(request.request_id, index, slots, block_ids, from_staging)
-            for (slots, block_ids), from_staging in ((own, False), (staged, True))
-            if slots
+        orders = [
+            SaveOrder(request.request_id, index, [], [], [], from_staging)
+            for from_staging in (False, True)
         ]
+        for position in range(group.num_saves_sent, end):
+            order = orders[group.offloaded and position not in group.own]
+            order.positions.append(position)
+            order.slots.append(group.host_slots[position])
+            order.block_ids.append(group.row[position].block_id)
+        group.num_saves_sent = end
+        return [order for order in orders if order.slots]
 
     def stats(self) -> KVStats | None:
         """Return where KV is now, once in a while: counting takes longer than most steps' part."""

@@ -9,67 +9,64 @@ Order within a step, on the engine's thread:
                next group in turn starts; if the next group will *write* a staging buffer that is
                still being copied out (prefill), that copy completes first, for vLLM writes new KV
                before it asks for the layer's load
+
+A copy that goes wrong never stops a step: other ranks are in the middle of the same one. The
+layers run on with whatever is there, the request is *lost* on this rank until the scheduler has
+ended it, and the feedback says so together with the tokens that must be dropped.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from services.executor.kv.copy_engine import (
     BACKGROUND,
     Copy,
     CopyEngine,
     Direction,
-    Ticket,
+    FailureCause,
+    Identity,
 )
-from services.executor.kv.metadata import SaveOrder, StepFeedback, StepTransfers
+from services.executor.kv.copy_watch import CopyWatch, Patience, WatchedCopy
+from services.executor.kv.load_tables import LoadTables, RequestLoads
+from services.executor.kv.metadata import RestoreOrder, SaveOrder, StepFeedback, StepTransfers
 
 
-@dataclass(slots=True)
-class LoadTable:
-    """Slots and blocks of one offloaded group of one request, pairwise."""
-
-    slots: list[int] = field(default_factory=list)
-    block_ids: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class RequestLoads:
-    """What one request's steps load: a table per offloaded group, in layer order."""
-
-    tables: dict[int, LoadTable] = field(default_factory=dict)
-    num_staging: int = 1
-    chain: list[int] = field(default_factory=list)  # the tables' groups, ascending
-
-    def buffer_successor(self, group: int) -> int | None:
-        """Return the group that uses a group's staging buffer next in the step."""
-        position = self.chain.index(group) + self.num_staging
-        return self.chain[position] if position < len(self.chain) else None
-
-    def buffer_predecessor(self, group: int) -> int | None:
-        position = self.chain.index(group) - self.num_staging
-        return self.chain[position] if position >= 0 else None
+@dataclass(frozen=True, slots=True)
+class RunningSave:
+    step: int
+    order: SaveOrder
+    generation: int  # of the request when it was saved
+    copy: WatchedCopy
 
 
 class TransferRunner:
     """One rank's side of the transfers."""
 
-    def __init__(self, engine: CopyEngine, num_groups: int) -> None:
-        self.engine = engine
-        self.stall_s = 0.0  # since the engine started
+    def __init__(
+        self, engine: CopyEngine, num_groups: int, *, patience: Patience | None = None
+    ) -> None:
+        self.watch = CopyWatch(engine, patience or Patience())
         self.num_steps = 0
         self.num_loads = 0  # layer groups loaded into staging
         # Fills blocks with NaN (True) or zero: poisoning, in tests.
         self.fill: Callable[[list[int], bool], None] | None = None
         self._num_groups = num_groups
-        self._requests: dict[str, RequestLoads] = {}
-        self._loads: list[list[Ticket]] = [[] for _ in range(num_groups)]  # of this step
+        self._tables = LoadTables()
+        # Of this step: the loads of each group, and whose they are.
+        self._loads: list[list[tuple[str, WatchedCopy]]] = [[] for _ in range(num_groups)]
         self._saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]  # still to start
-        self._staging_saves: dict[tuple[str, int], Ticket] = {}  # started, possibly not complete
+        self._staging_saves: dict[tuple[str, int], WatchedCopy] = {}  # possibly not complete
         self._step = 0
-        self._step_saves: list[tuple[int, Ticket]] = []  # in step order, not known complete
+        self._running_saves: deque[RunningSave] = deque()  # in step order, not known complete
         self._loading: dict[str, RequestLoads] = {}  # requests of this step
-        self._restores: dict[int, Ticket] = {}
+        self._restores: dict[int, WatchedCopy] = {}
+        self._lost: dict[str, FailureCause] = {}  # requests whose KV here is wrong
+        self._newly_lost: dict[str, FailureCause] = {}  # of this step
+
+    @property
+    def engine(self) -> CopyEngine:
+        return self.watch.engine
 
     # -- the parts of a step ----------------------------------------------------------------
 
@@ -77,45 +74,43 @@ class TransferRunner:
         """Take in a step's orders and start what can start before its first layer."""
         self._step = transfers.step
         self.num_steps += 1
-        self._wait_all(self._staging_saves.values())
+        for (request_id, _), copy in self._staging_saves.items():
+            self._await(request_id, copy)
         self._staging_saves.clear()
         if self.fill is not None:
             self.fill(transfers.poisoned_block_ids, True)
             self.fill(transfers.cleared_block_ids, False)
-        self._update_tables(transfers)
+        for request_id in self._tables.update(transfers):
+            self._lost.pop(request_id, None)
+            self._newly_lost.pop(request_id, None)
         for order in transfers.saves:
             self._saves[order.group].append(order)
         for restore_id in transfers.cancelled_restores:
             if restore_id in self._restores:
-                self.engine.cancel(self._restores[restore_id])
+                self.watch.cancel(self._restores[restore_id])
         for restore in transfers.restores:
-            self._restores[restore.restore_id] = self.engine.submit(
-                Copy(
-                    direction=Direction.H2D,
-                    group=restore.group,
-                    slots=restore.slots,
-                    block_ids=restore.block_ids,
-                    urgency=BACKGROUND,
-                )
+            self._restores[restore.restore_id] = self._submit(
+                Direction.H2D, restore, urgency=BACKGROUND
             )
-        self._loading = {request_id: self._requests[request_id] for request_id in transfers.loading}
-        for loads in self._loading.values():
+        self._loading = self._tables.of(transfers.loading)
+        for request_id, loads in self._loading.items():
             for group in loads.chain[: loads.num_staging]:
-                self._load(loads, group)
+                self._load(request_id, loads, group)
 
     def before_group(self, group: int) -> None:
-        """Return when the group's KV is in its blocks."""
-        self._wait_all(self._loads[group])
+        """Return when the group's KV is in its blocks, or is known not to come."""
+        for request_id, copy in self._loads[group]:
+            self._await(request_id, copy)
         self._loads[group].clear()
 
     def after_group(self, group: int) -> None:
         """Start what may follow a group's last layer."""
         self._start_saves(group)
-        for loads in self._loading.values():
+        for request_id, loads in self._loading.items():
             if group in loads.tables:
                 successor = loads.buffer_successor(group)
                 if successor is not None:
-                    self._load(loads, successor)
+                    self._load(request_id, loads, successor)
         if self._staging_saves:
             self._free_staging_for(group + 1)
 
@@ -125,69 +120,101 @@ class TransferRunner:
             self._start_saves(group)
 
     def feedback(self) -> StepFeedback:
-        """Return what has completed; each restore is reported once."""
-        while self._step_saves and self._step_saves[0][1].done:
-            self._step_saves.pop(0)
-        saved_step = self._step_saves[0][0] - 1 if self._step_saves else self._step
-        done = [restore_id for restore_id, ticket in self._restores.items() if ticket.done]
-        for restore_id in done:
-            self.engine.wait(self._restores.pop(restore_id))  # raises if it failed
-        return StepFeedback(saved_step=saved_step, num_ranks_done=Counter(done))
+        """Return what has completed and what went wrong; each restore and failure once."""
+        self.watch.sweep()
+        failed_saves = self._end_saves()
+        done, failed_restores = self._end_restores()
+        saved_step = self._running_saves[0].step - 1 if self._running_saves else self._step
+        lost, self._newly_lost = self._newly_lost, {}
+        hung_blocks, hung_slots = self.watch.hung_targets()
+        return StepFeedback(
+            step=self._step,
+            saved_step=saved_step,
+            num_ranks_done=done,
+            lost_requests=lost,
+            failed_saves=failed_saves,
+            failed_restores=failed_restores,
+            hung_blocks=hung_blocks,
+            hung_slots=hung_slots,
+        )
 
-    # -- tables -----------------------------------------------------------------------------
-
-    def _update_tables(self, transfers: StepTransfers) -> None:
-        for request_id, group in transfers.dropped_tables:
-            if group is None:
-                self._requests.pop(request_id, None)
-            elif request_id in self._requests:
-                self._requests[request_id].tables.pop(group, None)
-                self._requests[request_id].chain = sorted(self._requests[request_id].tables)
-        for request_id, num_staging in transfers.num_staging.items():
-            self._requests.setdefault(request_id, RequestLoads()).num_staging = num_staging
-        for update in transfers.table_updates:
-            loads = self._requests.setdefault(update.request_id, RequestLoads())
-            if update.replace:
-                loads.tables[update.group] = LoadTable(list(update.slots), list(update.block_ids))
-                loads.chain = sorted(loads.tables)
+    def _end_saves(self) -> dict[tuple[int, str, int], FailureCause]:
+        failed: dict[tuple[int, str, int], FailureCause] = {}
+        while self._running_saves and self.watch.poll(self._running_saves[0].copy):
+            save = self._running_saves.popleft()
+            cause = self.watch.wait(save.copy)
+            request_id, group = save.order.request_id, save.order.group
+            if cause is None or not self._tables.is_current(request_id, save.generation):
+                continue
+            if save.order.from_staging:  # the only copy there was
+                self._lose(request_id, cause)
             else:
-                table = loads.tables[update.group]
-                table.slots.extend(update.slots)
-                table.block_ids.extend(update.block_ids)
+                failed[(save.step, request_id, group)] = cause
+        return failed
+
+    def _end_restores(self) -> tuple[Counter[int], dict[int, FailureCause]]:
+        done: Counter[int] = Counter()
+        failed: dict[int, FailureCause] = {}
+        for restore_id, copy in list(self._restores.items()):
+            if not self.watch.poll(copy):
+                continue
+            was_known = copy.settled
+            cause = self.watch.wait(copy)
+            if cause is not None and not was_known:
+                failed[restore_id] = cause
+            if copy.done:
+                done[restore_id] = 1
+                del self._restores[restore_id]
+        return done, failed
 
     # -- copies -----------------------------------------------------------------------------
 
-    def _load(self, loads: RequestLoads, group: int) -> None:
+    def _load(self, request_id: str, loads: RequestLoads, group: int) -> None:
         table = loads.tables[group]
-        if not table.slots:
+        if not table.slots or request_id in self._lost:
             return
         self.num_loads += 1
-        self._loads[group].append(
-            self.engine.submit(
-                Copy(
-                    direction=Direction.H2D,
-                    group=group,
-                    slots=table.slots,
-                    block_ids=table.block_ids,
-                    urgency=float(group),
-                )
+        copy = self.watch.submit(
+            Copy(
+                direction=Direction.H2D,
+                group=group,
+                slots=table.slots,
+                block_ids=table.block_ids,
+                urgency=float(group),
+                identity=self._identity(request_id, table.positions),
             )
         )
+        self._loads[group].append((request_id, copy))
 
     def _start_saves(self, group: int) -> None:
         for order in self._saves[group]:
-            ticket = self.engine.submit(
-                Copy(
-                    direction=Direction.D2H,
-                    group=group,
-                    slots=order.slots,
-                    block_ids=order.block_ids,
-                )
-            )
-            self._step_saves.append((self._step, ticket))
+            copy = self._submit(Direction.D2H, order)
+            generation = self._tables.generation(order.request_id)
+            self._running_saves.append(RunningSave(self._step, order, generation, copy))
             if order.from_staging:
-                self._staging_saves[(order.request_id, group)] = ticket
+                self._staging_saves[(order.request_id, group)] = copy
         self._saves[group].clear()
+
+    def _submit(
+        self, direction: Direction, order: SaveOrder | RestoreOrder, *, urgency: float = 0.0
+    ) -> WatchedCopy:
+        return self.watch.submit(
+            Copy(
+                direction=direction,
+                group=order.group,
+                slots=order.slots,
+                block_ids=order.block_ids,
+                urgency=urgency,
+                identity=self._identity(order.request_id, order.positions),
+            )
+        )
+
+    def _identity(self, request_id: str, positions: list[int]) -> Identity:
+        return Identity(
+            request_id=request_id,
+            generation=self._tables.generation(request_id),
+            positions=positions,
+        )
 
     def _free_staging_for(self, group: int) -> None:
         """Wait for the copies out of the staging buffers that a group is about to write."""
@@ -197,13 +224,18 @@ class TransferRunner:
             predecessor = loads.buffer_predecessor(group)
             if predecessor is None:
                 continue
-            ticket = self._staging_saves.pop((request_id, predecessor), None)
-            if ticket is not None:
-                self.stall_s += self.engine.wait(ticket)
+            copy = self._staging_saves.pop((request_id, predecessor), None)
+            if copy is not None:
+                self._await(request_id, copy)
 
-    def _wait_all(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
-            self.stall_s += self.engine.wait(ticket)
+    def _await(self, request_id: str, copy: WatchedCopy) -> None:
+        cause = self.watch.wait(copy)
+        if cause is not None:
+            self._lose(request_id, cause)
+
+    def _lose(self, request_id: str, cause: FailureCause) -> None:
+        if request_id not in self._lost:
+            self._lost[request_id] = self._newly_lost[request_id] = cause
 
 
 def group_of_layers(groups: Sequence[Sequence[str]]) -> tuple[dict[str, int], dict[str, int]]:

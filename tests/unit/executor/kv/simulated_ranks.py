@@ -13,7 +13,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 
 from services.executor.kv.block_owner import BlockOwner
-from services.executor.kv.copy_engine import Copy, Direction, TransferTotals
+from services.executor.kv.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.residency import LayerPlacement, RequestKV
@@ -49,7 +49,7 @@ class LateEngine:
         self._queues[copy.direction].append(ticket)
         return ticket
 
-    def wait(self, ticket: LateTicket) -> float:
+    def wait(self, ticket: LateTicket, timeout_s: float = FOR_EVER) -> float:
         queue = self._queues[ticket.copy.direction]
         if ticket.copy.direction is Direction.D2H:  # in the order of submission
             while not ticket.done:

@@ -134,14 +134,14 @@ def test_a_row_flips_only_when_every_rank_has_restored_the_group() -> None:
     first, second = sim.ranks
     one = first.run_step(order, [])
     restore_id = order.restores[0].restore_id
-    first.engine.wait(first.runner._restores[restore_id])
+    first.engine.wait(first.runner._restores[restore_id].ticket)
     sim.planner.absorb(one.aggregate(first.runner.feedback()))
 
     sim.settle()
     assert request.groups[3].offloaded  # the second rank has not even begun
 
     other = second.run_step(order, [])
-    second.engine.wait(second.runner._restores[restore_id])
+    second.engine.wait(second.runner._restores[restore_id].ticket)
     sim.planner.absorb(other.aggregate(second.runner.feedback()))
     sim.settle()
     assert not request.groups[3].offloaded

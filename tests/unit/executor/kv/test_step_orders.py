@@ -31,21 +31,21 @@ def test_steps_count_from_one_and_start_empty() -> None:
 
 def test_a_replaced_table_takes_what_is_appended_after_it_and_drops_what_was_before() -> None:
     orders = StepOrders()
-    orders.append_table(("r", 0), 1, 11)
-    orders.replace_table(("r", 0), [2], [12])
-    orders.append_table(("r", 0), 3, 13)
-    orders.append_table(("r", 1), 4, 14)
+    orders.append_table(("r", 0), 7, 1, 11)
+    orders.replace_table(("r", 0), [0], [2], [12])
+    orders.append_table(("r", 0), 1, 3, 13)
+    orders.append_table(("r", 1), 5, 4, 14)
 
     assert orders.take(loading=[], saves=[]).table_updates == [
-        LoadTableUpdate("r", 0, True, [2, 3], [12, 13]),
-        LoadTableUpdate("r", 1, False, [4], [14]),
+        LoadTableUpdate("r", 0, True, [0, 1], [2, 3], [12, 13]),
+        LoadTableUpdate("r", 1, False, [5], [4], [14]),
     ]
 
 
 def test_a_dropped_request_leaves_no_orders_behind() -> None:
     orders = StepOrders()
     orders.edit_row(("gone", 0), 0, 1)
-    orders.append_table(("gone", 0), 1, 1)
+    orders.append_table(("gone", 0), 0, 1, 1)
     orders.set_staging("gone", 2)
     orders.drop_request("gone")
 
@@ -57,20 +57,20 @@ def test_a_dropped_request_leaves_no_orders_behind() -> None:
 
 def test_a_restore_that_no_rank_has_heard_of_is_simply_forgotten() -> None:
     orders = StepOrders()
-    orders.restore(RestoreOrder(1, 0, [1], [1]))
+    orders.restore(RestoreOrder(1, "r", 0, [0], [1], [1]))
     assert not orders.cancel_restore(1)
     assert orders.take(loading=[], saves=[]).restores == []
 
-    orders.restore(RestoreOrder(2, 0, [1], [1]))
+    orders.restore(RestoreOrder(2, "r", 0, [0], [1], [1]))
     orders.take(loading=[], saves=[])
     assert orders.cancel_restore(2)
     assert orders.take(loading=[], saves=[]).cancelled_restores == [2]
 
 
 def test_feedback_of_ranks_counts_the_slowest_save_and_every_restore() -> None:
-    first = StepFeedback(saved_step=7)
+    first = StepFeedback(step=7, saved_step=7)
     first.num_ranks_done.update([1, 2])
-    second = StepFeedback(saved_step=5)
+    second = StepFeedback(step=7, saved_step=5)
     second.num_ranks_done.update([2])
 
     together = first.aggregate(second)
