@@ -83,6 +83,9 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         host_ring_bytes=settings.kv_host_ring_bytes,
         h2d_bytes_per_s=settings.kv_link_bytes_per_s,
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
+        emulated_layer_s=settings.kv_emulated_layer_s,
+        emulated_token_s=settings.kv_emulated_token_s,
+        emulated_context_token_s=settings.kv_emulated_context_token_s,
         trace_path=settings.kv_trace_path,
     )
     return {**options.engine_args(), "enable_prefix_caching": False}

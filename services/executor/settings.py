@@ -58,6 +58,11 @@ class ExecutorSettings(ServiceSettings):
     kv_host_memory: Literal["pinned", "ring"] = "pinned"
     kv_host_ring_bytes: int = Field(default=64 << 20, ge=16 << 20)  # pinned by the ring, per worker
     kv_link_bytes_per_s: float = Field(default=0.0, ge=0)  # modelled link on a CPU; 0: memory speed
+    # An emulated device, on a CPU: every layer is padded to the time given by
+    # layer + token x tokens of the step + context_token x tokens that they attend to.
+    kv_emulated_layer_s: float = Field(default=0.0, ge=0, le=1)
+    kv_emulated_token_s: float = Field(default=0.0, ge=0, le=1)
+    kv_emulated_context_token_s: float = Field(default=0.0, ge=0, le=1)
     kv_trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
 
     @property

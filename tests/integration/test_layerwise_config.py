@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 from vllm.config import SpeculativeConfig
+from vllm.platforms import current_platform
 
 from services.executor.engine_config import make_config
+from services.executor.kv.emulated_device import LayerTime
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.settings import ExecutorSettings
 from tests.models import exactness_model
@@ -97,6 +99,18 @@ def test_groups_must_divide_the_layers_of_a_stage(layers_per_group: int, stages:
 
     with pytest.raises(ValueError, match="layers_per_group"):
         make_config(settings)
+
+
+def test_a_device_is_emulated_only_where_it_is_asked_for_and_on_a_cpu(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not KVOptions.of(config).emulates
+    emulated = make_config(make_settings(kv_emulated_layer_s=0.003, kv_emulated_token_s=1e-5))
+    assert KVOptions.of(emulated).layer_time == LayerTime(base_s=0.003, per_token_s=1e-5)
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    with pytest.raises(ValueError, match="an emulated device on a real one"):
+        check_supported(emulated)
 
 
 @pytest.mark.parametrize(

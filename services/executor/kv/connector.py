@@ -20,6 +20,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from services.executor.kv.backend import make_backend
 from services.executor.kv.cpu_copy_engine import fill
+from services.executor.kv.emulated_device import EmulatedDevice
 from services.executor.kv.holds import Holds
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
@@ -53,6 +54,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
         self._first_layers, self._last_layers = group_of_layers(self._groups)
         self._trace: StepTrace | None = None
+        # Without it, a layer takes the time that it takes.
+        self._device = EmulatedDevice(self.options.layer_time) if self.options.emulates else None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -96,12 +99,15 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         }
         cached = scheduler_output.scheduled_cached_reqs
         num_computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        return self.planner.plan_step(
-            {
-                request_id: num_computed[request_id] + num_tokens
-                for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
-            }
-        )
+        num_tokens_after = {
+            request_id: num_computed[request_id] + num_tokens
+            for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
+        }
+        transfers = self.planner.plan_step(num_tokens_after)
+        if self._device is not None:
+            transfers.num_tokens = scheduler_output.total_num_scheduled_tokens
+            transfers.num_context_tokens = sum(num_tokens_after.values())
+        return transfers
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         feedback = connector_output.kv_connector_worker_meta
@@ -130,22 +136,34 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._trace is not None:
             self._trace.begin_step(transfers.step)
         self.runner.begin_step(transfers)
+        if self._device is not None:
+            self._device.begin_step(
+                num_tokens=transfers.num_tokens, num_context_tokens=transfers.num_context_tokens
+            )
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         group = self._first_layers.get(layer_name)
+        if self._device is not None:
+            self._device.pause()
         if group is not None:
             self.runner.before_group(group)
+        if self._device is not None:
+            self._device.resume()
         if self._trace is not None:
             self._trace.begin_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
+        if self._device is not None:
+            self._device.end_layer()
         if self._trace is not None:
             self._trace.end_layer(layer_name)
         group = self._last_layers.get(layer_name)
         if group is not None:
             self.runner.after_group(group)
+        if self._device is not None:
+            self._device.resume()
 
     def wait_for_save(self) -> None:
         """Leave copies to the host running: blocks are kept until their copies are confirmed."""

@@ -79,6 +79,9 @@ class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
     saves: list[SaveOrder] = field(default_factory=list)
     restores: list[RestoreOrder] = field(default_factory=list)
     cancelled_restores: list[int] = field(default_factory=list)
+    # For the emulated device only; otherwise 0.
+    num_tokens: int = 0  # of the step
+    num_context_tokens: int = 0  # that the step's attention reads, over all requests
 
 
 @dataclass(kw_only=True)

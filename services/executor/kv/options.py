@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
+from services.executor.kv.emulated_device import LayerTime
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -41,6 +43,9 @@ class KVOptions:
     h2d_bytes_per_s: float = 0.0  # CPU only: speed of the modelled link; 0: memory speed
     d2h_bytes_per_s: float = 0.0  # CPU only
     copy_latency_s: float = 0.0  # CPU only: per chunk
+    emulated_layer_s: float = 0.0  # CPU only: every layer takes so long, padded; 0: as it comes
+    emulated_token_s: float = 0.0  # CPU only: more per layer for each token of the step
+    emulated_context_token_s: float = 0.0  # CPU only: more per layer for each token attended to
     poison: bool = False  # tests only: freed and awaited blocks are NaN
     trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
 
@@ -56,6 +61,21 @@ class KVOptions:
             raise ValueError(f"host_ring_bytes must be at least {MIN_RING_BYTES}")
         if self.max_pause_s <= 0:
             raise ValueError("max_pause_s must be positive")
+        if min(self.emulated_layer_s, self.emulated_token_s, self.emulated_context_token_s) < 0:
+            raise ValueError("times of the emulated device must not be negative")
+
+    @property
+    def layer_time(self) -> LayerTime:
+        """Return how long a layer takes on the emulated device."""
+        return LayerTime(
+            base_s=self.emulated_layer_s,
+            per_token_s=self.emulated_token_s,
+            per_context_token_s=self.emulated_context_token_s,
+        )
+
+    @property
+    def emulates(self) -> bool:
+        return self.layer_time != LayerTime()
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig") -> "KVOptions":
@@ -83,6 +103,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     num_layers = model.get_total_num_hidden_layers()
     num_stages = parallel.pipeline_parallel_size
     refusals = {
+        "an emulated device on a real one": options.emulates and not current_platform.is_cpu(),
         "a device other than the CPU": not current_platform.is_cpu(),
         "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
         "speculative_config": vllm_config.speculative_config is not None,
