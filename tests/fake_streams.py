@@ -1,9 +1,9 @@
-"""A device whose streams run as late as they may, in any legal order, and that watches every row.
+"""A device whose streams run as late as they may, in any legal order, watching every row.
 
-Work is carried out only when somebody waits for it or asks, and then ahead of that in an order drawn
-at random, so that a copy that nobody ordered after its source shows in the bytes. Besides, every
-access is checked when it is enqueued: two accesses to one row, of which one writes, must be ordered
-by streams, events and what the host knows (vector clocks), whatever order they happen to run in.
+Work is carried out only when somebody waits for it or asks, in an order drawn at random, so that a
+copy that nobody ordered after its source shows in the bytes. Besides, every access is checked when
+it is enqueued: two accesses to one row, of which one writes, must be ordered by streams, events and
+what the host knows (vector clocks), whatever order they happen to run in.
 """
 
 import random
@@ -58,6 +58,7 @@ class FakeEvent:
                 if not self.device.stalled and self.device.run_until(self):
                     self.device.host_learns(self.clock)
                     return
+            self.device.waited.set()
             self.device.resumed.wait()
 
     def elapsed_s(self, end: Any) -> float:
@@ -70,6 +71,7 @@ class FakeEvent:
 class FakeStream:
     device: "FakeDevice"
     number: int
+    time_s: float = 0.0  # copies take it, nothing else does
     clock: Clock = field(default_factory=dict)
     queue: deque[Operation] = field(default_factory=deque)
     awaits: tuple[FakeEvent, ...] = ()  # by the next operation
@@ -79,7 +81,7 @@ class FakeStream:
             event = FakeEvent(self.device, {})
 
             def work() -> None:
-                event.passed, event.time_s = True, self.device.time_s
+                event.passed, event.time_s = True, self.time_s
 
             event.clock = self.enqueue(work)
             return event
@@ -116,13 +118,13 @@ class FakeDevice:
         self.lock = threading.RLock()
         self.resumed = threading.Event()  # clear while nothing runs
         self.resumed.set()
+        self.waited = threading.Event()  # some thread waits for a stalled device
         self.races: list[str] = []
         self.num_waits = 0  # of streams for events
         self.forgotten_wait = 0  # the number of one that is left out: a mistake to be found
         self.fails: Callable[[Sequence[RowCopy]], bool] | None = None  # whose copy raises
         self.copied_rows: list[tuple[int, list[int]]] = []  # target matrix and rows, as they ran
         self.host_clock: Clock = {}
-        self.time_s = 0.0  # of the device: copies take it, nothing else does
         self.attached: set[int] = set()
         self._rng = random.Random(seed)
         self._bytes_per_s = bytes_per_s
@@ -158,7 +160,7 @@ class FakeDevice:
         with self.lock:
             if self.fails is not None and self.fails(copies):
                 raise RuntimeError("the device refused a copy")
-            clock = stream.enqueue(lambda: self._carry_out(copies))
+            clock = stream.enqueue(lambda: self._carry_out(stream, copies))
             for copy in copies:
                 # A source that is read out of turn must be complete as the host knows it.
                 known = dict(self.host_clock) if source_is_stable else clock
@@ -216,14 +218,17 @@ class FakeDevice:
         ]
         if not ready:
             return False
-        self._rng.choice(ready).queue.popleft().work()
+        stream = self._rng.choice(ready)
+        operation = stream.queue.popleft()
+        stream.time_s = max([stream.time_s, *(event.time_s for event in operation.after)])
+        operation.work()
         return True
 
-    def _carry_out(self, copies: Sequence[RowCopy]) -> None:
+    def _carry_out(self, stream: FakeStream, copies: Sequence[RowCopy]) -> None:
         for copy in copies:
             copy.target.numpy()[copy.target_rows] = copy.source.numpy()[copy.source_rows]
             self.copied_rows.append((copy.target.data_ptr(), list(copy.target_rows)))
-            self.time_s += len(copy.target_rows) * copy.source.shape[1] / self._bytes_per_s
+            stream.time_s += len(copy.target_rows) * copy.source.shape[1] / self._bytes_per_s
 
     # -- checking ---------------------------------------------------------------------------
 
@@ -240,9 +245,7 @@ class FakeDevice:
                 self.races.append(f"stream {stream} reads row {index} during its write")
             accesses.reads[stream] = clock[stream]
 
-    def _write(
-        self, rows: torch.Tensor, indices: Sequence[int], stream: int, clock: Clock
-    ) -> None:
+    def _write(self, rows: torch.Tensor, indices: Sequence[int], stream: int, clock: Clock) -> None:
         for index in indices:
             accesses = self._accesses_of(rows, index)
             if accesses.write is not None and not precedes(*accesses.write, clock):

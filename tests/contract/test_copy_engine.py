@@ -2,20 +2,25 @@
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from services.executor.kv.copy_engine import (
     BACKGROUND,
+    FOR_EVER,
     Copy,
     CopyEngine,
     CopyFailedError,
     Direction,
 )
+from services.executor.kv.copy_job import CopyJob
 from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.kv.cuda_copy_engine import CudaCopyEngine
 from services.executor.kv.host_ring import HostRing
 from services.executor.kv.pages import CHUNK_BYTES, GroupPages
+from tests.fake_streams import FakeDevice
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -37,21 +42,61 @@ def pages() -> list[GroupPages]:
     return [GroupPages(pool=pool, host=host) for _ in range(2)]
 
 
+class SeenByHost(CudaCopyEngine):
+    """Has the host see after a wait what the compute stream and later loads see."""
+
+    def __init__(self, pages: list[GroupPages], device: FakeDevice, **options: Any) -> None:
+        super().__init__(pages, device, **options)
+        self.device = device
+
+    def wait(self, ticket: CopyJob, timeout_s: float = FOR_EVER) -> float:
+        stall_s = super().wait(ticket, timeout_s)
+        self.device.compute.record().synchronize()
+        if ticket.num_to_land:
+            ticket.landed.wait()
+        return stall_s
+
+    def close(self) -> None:
+        super().close()
+        assert self.device.races == []
+
+
+def make_rings(form: str) -> dict[Direction, HostRing]:
+    if form == "pinned":
+        return {}
+    return {d: HostRing([PAGE_BYTES] * 2, rows_per_buffer=8, num_buffers=2) for d in Direction}
+
+
 @pytest.fixture(params=["pinned", "ring"])
-def make(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Make]:
+def make_cpu(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Make]:
     """Return a maker of engines with links of a speed, closed at the end."""
     engines: list[CopyEngine] = []
 
     def make(*, bytes_per_s: float | None = None, poison_targets: bool = False) -> CopyEngine:
         link = LinkModel(bytes_per_s=bytes_per_s)
-        rings = {}
-        if request.param == "ring":
-            rings = {
-                d: HostRing([PAGE_BYTES] * 2, rows_per_buffer=8, num_buffers=2) for d in Direction
-            }
+        rings = make_rings(request.param)
         engines.append(
             CpuCopyEngine(pages, h2d=link, d2h=link, poison_targets=poison_targets, rings=rings)
         )
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(params=["cpu-pinned", "cpu-ring", "streams-pinned", "streams-ring"])
+def make(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Make]:
+    """Return a maker of engines of every kind, closed at the end."""
+    kind, form = request.param.split("-")
+    engines: list[CopyEngine] = []
+
+    def make() -> CopyEngine:
+        rings = make_rings(form)
+        if kind == "cpu":
+            engines.append(CpuCopyEngine(pages, h2d=LinkModel(), d2h=LinkModel(), rings=rings))
+        else:
+            engines.append(SeenByHost(pages, FakeDevice(), rings=rings))
         return engines[-1]
 
     yield make
@@ -108,14 +153,15 @@ def test_what_is_saved_comes_back(make: Make, pages: list[GroupPages]) -> None:
 
 
 def test_an_empty_copy_is_done_at_once(make: Make) -> None:
-    engine = make(bytes_per_s=1.0)
+    engine = make()
 
     assert engine.submit(load([], [])).done
+    assert engine.submit(save([], [])).done
 
 
-def test_an_urgent_load_overtakes_a_background_one_that_has_begun(make: Make) -> None:
+def test_an_urgent_load_overtakes_a_background_one_that_has_begun(make_cpu: Make) -> None:
     block_bytes = 2 * PAGE_BYTES
-    engine = make(bytes_per_s=20 * CHUNK_BYTES)  # 50 ms per chunk
+    engine = make_cpu(bytes_per_s=20 * CHUNK_BYTES)  # 50 ms per chunk
     many = [n % NUM_BLOCKS for n in range(8 * CHUNK_BYTES // block_bytes)]
     background = engine.submit(load(many, many, urgency=BACKGROUND))
 
@@ -125,8 +171,8 @@ def test_an_urgent_load_overtakes_a_background_one_that_has_begun(make: Make) ->
     engine.wait(background)
 
 
-def test_loads_run_in_the_order_in_which_layers_need_them(make: Make) -> None:
-    engine = make(bytes_per_s=20 * CHUNK_BYTES)
+def test_loads_run_in_the_order_in_which_layers_need_them(make_cpu: Make) -> None:
+    engine = make_cpu(bytes_per_s=20 * CHUNK_BYTES)
     first = engine.submit(load(list(range(8)), list(range(8)), urgency=0.0))  # holds the link
     late = engine.submit(load(list(range(8, 16)), list(range(8, 16)), urgency=2.0))
     early = engine.submit(load(list(range(16, 24)), list(range(16, 24)), urgency=1.0))
@@ -139,9 +185,9 @@ def test_loads_run_in_the_order_in_which_layers_need_them(make: Make) -> None:
 
 
 def test_a_cancelled_copy_ends_early_and_counts_as_done(
-    make: Make, pages: list[GroupPages]
+    make_cpu: Make, pages: list[GroupPages]
 ) -> None:
-    engine = make(bytes_per_s=20 * CHUNK_BYTES)
+    engine = make_cpu(bytes_per_s=20 * CHUNK_BYTES)
     everything = list(range(NUM_BLOCKS))  # eight chunks
     ticket = engine.submit(load(everything, everything, urgency=BACKGROUND))
 
@@ -154,9 +200,9 @@ def test_a_cancelled_copy_ends_early_and_counts_as_done(
 
 
 def test_bytes_appear_only_after_their_time_and_the_target_is_nan_until_then(
-    make: Make, pages: list[GroupPages]
+    make_cpu: Make, pages: list[GroupPages]
 ) -> None:
-    engine = make(bytes_per_s=8 * 2 * PAGE_BYTES, poison_targets=True)  # 8 blocks a second
+    engine = make_cpu(bytes_per_s=8 * 2 * PAGE_BYTES, poison_targets=True)  # 8 blocks a second
     begin_s = time.perf_counter()
 
     ticket = engine.submit(load([0, 1], [4, 5]))
@@ -169,19 +215,19 @@ def test_bytes_appear_only_after_their_time_and_the_target_is_nan_until_then(
 
 
 @pytest.mark.parametrize("direction", list(Direction))
-def test_halving_the_speed_doubles_the_wait(make: Make, direction: Direction) -> None:
+def test_halving_the_speed_doubles_the_wait(make_cpu: Make, direction: Direction) -> None:
     blocks = list(range(32))  # four chunks of 4 MiB: 0.25 s and 0.5 s
     waits = []
     for bytes_per_s in (64 * (1 << 20), 32 * (1 << 20)):
-        engine = make(bytes_per_s=bytes_per_s)
+        engine = make_cpu(bytes_per_s=bytes_per_s)
         ticket = engine.submit(Copy(direction=direction, group=0, slots=blocks, block_ids=blocks))
         waits.append(engine.wait(ticket))
 
     assert waits[1] == pytest.approx(2 * waits[0], rel=0.15)
 
 
-def test_totals_count_bytes_and_busy_time_per_direction(make: Make) -> None:
-    engine = make(bytes_per_s=100 * 2 * PAGE_BYTES)  # 100 blocks a second
+def test_totals_count_bytes_and_busy_time_per_direction(make_cpu: Make) -> None:
+    engine = make_cpu(bytes_per_s=100 * 2 * PAGE_BYTES)  # 100 blocks a second
 
     engine.wait(engine.submit(load([0, 1, 2, 3], [0, 1, 2, 3])))
     engine.wait(engine.submit(save([0, 1], [0, 1])))
@@ -197,3 +243,53 @@ def test_a_failing_copy_raises_where_it_is_waited_for(make: Make) -> None:
 
     with pytest.raises(CopyFailedError):
         engine.wait(engine.submit(load([NUM_BLOCKS + 1], [0])))
+
+
+def test_a_failed_copy_leaves_the_others_alone(make: Make, pages: list[GroupPages]) -> None:
+    engine = make()
+    failing = engine.submit(load([NUM_BLOCKS + 1], [0]))
+
+    engine.wait(engine.submit(load([7], [1])))
+
+    assert pages[0].pool[0][1, 0].item() == 8
+    with pytest.raises(CopyFailedError):
+        engine.wait(failing)
+    assert failing.done
+
+
+def test_totals_count_every_byte_of_copies_that_were_waited_for(make: Make) -> None:
+    engine = make()
+
+    engine.wait(engine.submit(load(list(range(20)), list(range(20)))))
+    engine.wait(engine.submit(save([30, 31], [40, 41])))
+
+    totals = engine.totals()
+    assert (totals.h2d_bytes, totals.d2h_bytes) == (20 * 2 * PAGE_BYTES, 2 * 2 * PAGE_BYTES)
+
+
+def test_a_load_brings_what_a_save_before_it_took_although_nobody_waited_between(
+    make: Make, pages: list[GroupPages]
+) -> None:
+    engine = make()
+    for pool in pages[0].pool:
+        pool[:32] = 99
+    blocks = list(range(32))
+    saving = engine.submit(save(blocks, blocks))
+    engine.wait(saving)
+    for pool in pages[0].pool:
+        pool.zero_()
+
+    engine.wait(engine.submit(load(blocks, blocks)))
+
+    assert all((pool[:32] == 99).all() for pool in pages[0].pool)
+
+
+def test_closing_twice_is_closing_once_and_late_copies_fail(make: Make) -> None:
+    engine = make()
+    engine.close()
+    engine.close()
+
+    late = engine.submit(load([1], [1]))
+
+    with pytest.raises(CopyFailedError):
+        engine.wait(late)

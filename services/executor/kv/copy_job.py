@@ -1,4 +1,4 @@
-"""One copy of a device engine, from its submission until nothing of it can touch memory any more."""
+"""One copy of a device engine, from its submission until nothing of it can touch memory."""
 
 import threading
 from collections.abc import Iterable
@@ -92,9 +92,7 @@ def _buffered(chunk: Chunk, buffer: RingBuffer) -> list[Rows]:
     return [(layer, rows) for layer in buffer.rows[: len(chunk.job.pages.pool)]]
 
 
-def _row_copies(
-    direction: Direction, host: Iterable[Rows], pool: Iterable[Rows]
-) -> list[RowCopy]:
+def _row_copies(direction: Direction, host: Iterable[Rows], pool: Iterable[Rows]) -> list[RowCopy]:
     """Return the copies from host to pool, or back."""
     sources, targets = (host, pool) if direction is Direction.H2D else (pool, host)
     return [

@@ -144,8 +144,8 @@ class CudaCopyEngine:
         )
 
     def close(self) -> None:
-        # Saves first: a load may be waiting for one.
-        self.is_idle = all([self._lanes[direction].close() for direction in reversed(Direction)])
+        has_ended = [lane.close() for lane in self._lanes.values()]
+        self.is_idle = all(has_ended)
 
     def _take_stalls(self) -> float:
         """Return what waits of the compute stream took that have passed since the last call."""

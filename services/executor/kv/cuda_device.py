@@ -1,9 +1,10 @@
 """Streams, events, copies and pinning of CUDA.
 
 Copies go through vLLM's `swap_blocks_batch`: one driver call for a batch of scattered pages
-(cuMemcpyBatchAsync from CUDA 12.8 on, a loop of cudaMemcpyAsync before). They are carried out by the
-copy engines and take no multiprocessor from the model. Gather kernels pay off below about 28 KiB
-per piece; pages here are larger: 32 tokens of 8 heads of 128 in two bytes are 128 KiB.
+(cuMemcpyBatchAsync from CUDA 12.8 on, a loop of cudaMemcpyAsync before). The device's copy engines
+carry them out, so that they take no multiprocessor from the model. Gather kernels pay off below
+about 28 KiB per piece, says vLLM; pages here are larger: 32 tokens of 8 heads of 128 in two bytes
+are 128 KiB.
 """
 
 from collections.abc import Sequence
@@ -103,4 +104,5 @@ class CudaRegistrar:
 def addresses(rows: torch.Tensor, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return where rows begin in memory."""
     row_bytes = rows.stride(0) * rows.element_size()
-    return rows.data_ptr() + indices * np.int64(row_bytes)
+    found: npt.NDArray[np.int64] = indices * row_bytes + rows.data_ptr()
+    return found
