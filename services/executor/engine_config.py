@@ -83,6 +83,8 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         host_ring_bytes=settings.kv_host_ring_bytes,
         h2d_bytes_per_s=settings.kv_link_bytes_per_s,
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
+        integrity_guard=settings.kv_integrity_guard,
+        copy_timeout_s=settings.kv_copy_timeout_s,
         emulated_layer_s=settings.kv_emulated_layer_s,
         emulated_token_s=settings.kv_emulated_token_s,
         emulated_context_token_s=settings.kv_emulated_context_token_s,

@@ -58,6 +58,10 @@ class ExecutorSettings(ServiceSettings):
     kv_host_memory: Literal["pinned", "ring"] = "pinned"
     kv_host_ring_bytes: int = Field(default=64 << 20, ge=16 << 20)  # pinned by the ring, per worker
     kv_link_bytes_per_s: float = Field(default=0.0, ge=0)  # modelled link on a CPU; 0: memory speed
+    # Which blocks are checked when they come back from the host.
+    kv_integrity_guard: Literal["off", "sample", "all"] = "sample"
+    # Beyond what its bytes take, until a copy counts as hung.
+    kv_copy_timeout_s: float = Field(default=30.0, gt=0)
     # An emulated device, on a CPU: every layer is padded to the time given by
     # layer + token x tokens of the step + context_token x tokens that they attend to.
     kv_emulated_layer_s: float = Field(default=0.0, ge=0, le=1)

@@ -1,10 +1,29 @@
 """Copy engines that make one mistake: negative controls, which a run must notice."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from services.executor.kv.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
 from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
+
+
+@contextlib.contextmanager
+def swapped(transfers: Any, engine: Any) -> Iterator[None]:
+    """Let a rank's copies run through another engine; each engine sees its own tickets only."""
+
+    def settle() -> None:
+        for save in transfers._running_saves:
+            transfers.watch.wait(save.copy)
+
+    settle()
+    usual, transfers.watch.engine = transfers.watch.engine, engine
+    try:
+        yield
+    finally:
+        settle()
+        transfers.watch.engine = usual
 
 
 class FaultyEngine:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.executor.kv.options import KVOptions
+from services.executor.kv.options import GuardMode, KVOptions
 from tests.exact import faults
 from tests.exact.harness import (
     Arrival,
@@ -33,6 +33,7 @@ SLOW_LINK = KVOptions(
     h2d_bytes_per_s=1e9,
     d2h_bytes_per_s=1e8,
     restore_when_free_frac=0.02,
+    integrity_guard=GuardMode.ALL,
     poison=True,
 )
 # All requests of `mixed` resident take 424 blocks of one layer.
@@ -202,14 +203,11 @@ def test_a_single_kind_of_mistake_is_noticed(
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     transfers: Any = get_kv_transfer_group().runner
-    engine = transfers.engine
-    transfers.watch.engine = faulty = fault(engine)
+    faulty = fault(transfers.engine.engine)  # past the integrity guard
     everything = {f"r{n}": frozenset(range(8)) for n in range(8)}
-    try:
+    with faults.swapped(transfers, faulty):
         outcome = runner.run(mixed(), hook=fixed(everything, num_staging=1))
-    finally:
-        transfers.watch.engine = engine
-        faulty.end()
+    faulty.end()
 
     assert faulty.num_faults > 0
     assert first_difference(reference.mixed, outcome) != {}

@@ -44,6 +44,8 @@ class BlockOwner:
         self.requests: dict[str, RequestKV] = {}
         self.num_sealed_blocks = 0  # given back by `seal`, since the start
         self.quarantine = Quarantine(pool, host)
+        self._last_generation = 0
+        self.num_dropped_copies = 0  # parked requests that lost their host copies, since the start
         self.blocks = PoolBlocks(pool, orders, poison_freed=poison_freed)
         self.staging = StagingBuffers(self.blocks, orders)
         self.restores = Restores(self.blocks, orders, self.staging)
@@ -64,7 +66,7 @@ class BlockOwner:
         A request that gets no room is not mirrored and stays resident, whatever its placement. A
         draft is made real by `adopt`, or thrown away by `discard`.
         """
-        mirrored = may_mirror and self.host.reserve(request_id, num_slots)
+        mirrored = may_mirror and self.reserve(request_id, num_slots)
         request = RequestKV(
             request_id=request_id,
             groups=[GroupKV() for _ in range(self.geometry.num_groups)],
@@ -85,7 +87,9 @@ class BlockOwner:
         """Take a draft in."""
         assert request.request_id not in self.requests
         self.requests[request.request_id] = request
-        request.first_step = self.orders.next_step
+        self._last_generation += 1
+        request.generation = self._last_generation
+        self.orders.begin(request.request_id, request.generation)
         if request.staging:
             self.orders.set_staging(request.request_id, len(request.staging))
             for index in request.chain():
@@ -112,6 +116,48 @@ class BlockOwner:
         self.blocks.poison(blocks)
         return blocks
 
+    def forget(self, request_id: str) -> None:
+        """End a request that is not running, and its host copies; unknown ones are ignored."""
+        self.pool.free_blocks(self.pop(request_id))
+
+    def park(self, request_id: str) -> list[KVCacheBlock]:
+        """Take a request out of the pool and return its blocks, as `pop`; keep its host copies.
+
+        What has no complete copy in every group is forgotten; without any copy, all of it is.
+        """
+        old = self.requests[request_id]
+        num_kept = old.num_host_blocks
+        kept = []
+        if num_kept:
+            for group in old.groups:
+                kept.append(group.host_slots[:num_kept])
+                del group.host_slots[:num_kept]
+        blocks = self.pop(request_id)
+        if num_kept:
+            # A new object: copies under way of the old one, beyond what is kept, mean nothing.
+            self.requests[request_id] = RequestKV(
+                request_id=request_id,
+                groups=[
+                    GroupKV(
+                        row=[self.blocks.null] * num_kept,
+                        offloaded=True,
+                        host_slots=slots,
+                        num_saves_sent=num_kept,
+                        num_host_blocks=num_kept,
+                        buffer=-1,
+                    )
+                    for slots in kept
+                ],
+                mirrored=True,
+                wanted_staging=old.wanted_staging,
+                num_tokens=num_kept * self.geometry.block_size,
+                generation=old.generation,
+                asleep=True,
+                waiting=True,
+            )
+            self.orders.begin(request_id, old.generation)
+        return blocks
+
     # -- growth -----------------------------------------------------------------------------
 
     def num_new_blocks(self, request: RequestKV, *, num_tokens: int) -> int:
@@ -119,6 +165,41 @@ class BlockOwner:
 
     def grow(self, request: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:
         return self.growth.grow(request, num_tokens=num_tokens)
+
+    # -- host room --------------------------------------------------------------------------
+
+    def reserve(self, request_id: str, num_slots: int) -> bool:
+        """Promise host slots to a request, at the cost of parked ones; False if there are none."""
+        missing = num_slots - self.host.num_unpromised
+        return self.drop_parked(missing) and self.host.reserve(request_id, num_slots)
+
+    def drop_parked(self, num_slots: int) -> bool:
+        """Give up host copies of parked requests, shortest first, for at least `num_slots` slots.
+
+        False, and nothing changed, if they do not hold as many.
+        """
+        if num_slots <= 0:
+            return True
+        parked = sorted(
+            (request for request in self.requests.values() if request.is_parked),
+            key=lambda request: request.num_tokens,
+        )
+        num_groups = self.geometry.num_groups
+        if sum(request.num_host_blocks for request in parked) * num_groups < num_slots:
+            return False
+        for request in parked:
+            if num_slots <= 0:
+                break
+            num_slots -= request.num_host_blocks * num_groups
+            self.pop(request.request_id)
+            self.num_dropped_copies += 1
+        return True
+
+    def drop_all_parked(self) -> None:
+        """Give up the host copies of all requests that are not running."""
+        for request in [r for r in self.requests.values() if r.is_parked]:
+            self.pop(request.request_id)
+            self.num_dropped_copies += 1
 
     def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:
         """Give all full blocks of a group a slot; False if the host pool is full."""
@@ -133,7 +214,7 @@ class BlockOwner:
 
     def unmirror(self, request: RequestKV) -> None:
         """Forget all host copies of a request that has no offloaded groups, for good."""
-        assert not request.staging, f"{request.request_id} is partly on the host only"
+        assert not request.chain(), f"{request.request_id} is partly on the host only"
         for group in request.groups:
             self.retract_saves(group, 0)
         self.host.cancel_reservation(request.request_id)
@@ -168,6 +249,9 @@ class BlockOwner:
         groups = [group for group in request.groups if group.stages]
         if not groups:
             return
+        if request.asleep:
+            self._seal_asleep(groups)
+            return
         num_complete = min(group.num_host_blocks for group in groups)
         positions = sorted(
             {position for group in groups for position in group.own if position < num_complete}
@@ -185,6 +269,16 @@ class BlockOwner:
                 self._donate(request, holders, position)
             for index, _ in holders:
                 freed.extend(self._seal_one(request, index, position))
+        self.num_sealed_blocks += len(freed)
+        self.blocks.release(freed)
+
+    def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
+        """Give up every own block whose copy is complete; nobody needs staging for it."""
+        freed = []
+        for group in groups:
+            for position in [p for p in group.own if p < group.num_host_blocks]:
+                freed.append(group.own.pop(position))
+                group.row[position] = self.blocks.null
         self.num_sealed_blocks += len(freed)
         self.blocks.release(freed)
 

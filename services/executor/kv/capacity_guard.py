@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.residency import ALL_RESIDENT, LayerPlacement, RequestKV
 from services.executor.kv.transfer_planner import TransferPlanner
-from services.placement.blocks import Residency, num_request_blocks
+from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
 from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
 
 
@@ -42,6 +42,8 @@ class CapacityGuard:
         self._num_kept_free = 0
         self._spread = spread_order(owner.geometry.num_groups)
         self._given: dict[str, LayerPlacement] = {}
+        self._running_ids: set[str] = set()  # at the last adjustment
+        self.num_reclaimed_groups = 0  # taken from requests that do not run, since the start
 
     def give(self, request_id: str, placement: LayerPlacement) -> None:
         """Set the placement of a request, admitted or not; it holds from the next step on."""
@@ -52,32 +54,40 @@ class CapacityGuard:
 
     def place_new(self, need: Need, others: Sequence[Need]) -> LayerPlacement:
         """Return where a request that asks for its first blocks belongs, beside `others`."""
-        answers = self._fewest([*others, need], num_blocks=self._num_blocks)
+        needs = [*others, need]
+        answers = self._fewest(needs, num_blocks=self._num_blocks - self._num_unmovable(needs))
         return self._placement(need.request_id, answers[-1])
 
     def adjust(self, running: Sequence[Need], waiting: Sequence[Need]) -> None:
         """Move layer groups so that the next step fits, and back when there is room.
 
-        `waiting` are the requests that may be admitted next; running ones make room for them.
+        `running` are those that may run, `waiting` the ones that may be admitted next. The other
+        requests that own blocks are idle: theirs are taken before a running one is offloaded.
         """
         needs = [*running, *waiting]
+        self._running_ids = {need.request_id for need in running}
         if self._is_all_resident_with_room(needs):
             return
-        tight = self._fewest(needs, num_blocks=self._num_blocks)
-        roomy = self._fewest(needs, num_blocks=self._num_blocks - self._num_spare)
+        num_blocks = self._num_blocks - self._num_unmovable(needs)
+        tight = self._fewest(needs, num_blocks=num_blocks)
+        roomy = self._fewest(needs, num_blocks=num_blocks - self._num_spare)
+        num_needed = [
+            self._num_blocks_of(need, residency)
+            for need, residency in zip(needs, tight, strict=True)
+        ]
+        self._reclaim(self._idle(needs), self._num_blocks - sum(num_needed))
         # Restores take what the next step leaves, or they would starve it again and again.
-        self._num_kept_free = self._num_spare + self._num_blocks_of_next_step(running)
-        for need, residency in zip(waiting, tight[len(running) :], strict=True):
-            if residency is not None:
-                self._num_kept_free += num_request_blocks(
-                    self._owner.geometry, residency, num_tokens=need.num_tokens + 1
-                )
+        self._num_kept_free = self._num_spare + self.num_blocks_of_next_step(running)
+        for need, num_blocks in zip(waiting, num_needed[len(running) :], strict=True):
+            request = self._owner.requests.get(need.request_id)
+            num_owned = 0 if request is None else len(request.owned_blocks())
+            self._num_kept_free += max(0, num_blocks - num_owned)
         pairs = zip(running, tight[: len(running)], roomy[: len(running)], strict=True)
         for need, least, most in pairs:
             request = self._owner.requests.get(need.request_id)
             if request is None or not request.mirrored:
                 continue
-            if not request.staging and most is not None and most.num_offloaded == 0:
+            if not request.chain() and most is not None and most.num_offloaded == 0:
                 continue  # all of it is in the pool and may stay
             self._move(
                 request,
@@ -85,13 +95,69 @@ class CapacityGuard:
                 most=self._placement(need.request_id, most),
             )
 
+    def relieve(self) -> bool:
+        """Find blocks for a running request that found none; return whether some will come free.
+
+        Takes from requests that do not run, then gives up restores.
+        """
+        owner = self._owner
+        idle = [r for name, r in owner.requests.items() if name not in self._running_ids]
+        num_free = owner.blocks.num_free
+        num_expected = sum(_num_blocks_after(request, owner.geometry) for request in idle)
+        took = self._reclaim(idle, num_expected - 2 * owner.geometry.num_groups)
+        return owner.blocks.num_free > num_free or self._transfers.relieve() or took
+
+    def _idle(self, needs: Sequence[Need]) -> list[RequestKV]:
+        active = {need.request_id for need in needs}
+        return [r for name, r in self._owner.requests.items() if name not in active]
+
+    def _num_unmovable(self, needs: Sequence[Need]) -> int:
+        """Return what idle requests keep even when all that can be reclaimed is."""
+        return sum(_num_unmovable(r, self._owner.geometry) for r in self._idle(needs))
+
+    def _num_blocks_of(self, need: Need, residency: Residency | None) -> int:
+        if residency is None:
+            return 0
+        return num_request_blocks(self._owner.geometry, residency, num_tokens=need.num_tokens + 1)
+
+    def _reclaim(self, idle: Sequence[RequestKV], num_allowed: int) -> bool:
+        """Take blocks of idle requests, layer by layer, until they will own `num_allowed`.
+
+        Returns whether anything was taken; blocks come free as their copies complete.
+        """
+        owner, geometry = self._owner, self._owner.geometry
+        num_excess = sum(_num_blocks_after(r, geometry) for r in idle) - num_allowed
+        took = False
+        for request in self._transfers.write_through.by_likelihood(idle):
+            if num_excess <= 0:
+                break
+            if not request.mirrored:
+                continue
+            num_before = _num_blocks_after(request, geometry)
+            owner.staging.drop(request)
+            for index in self._spread:
+                if num_before - _num_blocks_after(request, geometry) >= num_excess:
+                    break
+                group = request.groups[index]
+                if not group.offloaded or group.restore is not None:
+                    owner.offload(request, [index])
+                    self.num_reclaimed_groups += 1
+            self._transfers.note_offloaded(request)
+            num_taken = num_before - _num_blocks_after(request, geometry)
+            took |= num_taken > 0
+            num_excess -= num_taken
+        return took
+
     def _is_all_resident_with_room(self, needs: Sequence[Need]) -> bool:
         """Return whether there is nothing to do: the common case, answered without the search."""
-        if self._given or any(request.staging for request in self._owner.requests.values()):
+        requests = self._owner.requests.values()
+        if self._given or any(request.staging or request.asleep for request in requests):
             return False
         geometry = self._owner.geometry
         num_row_blocks = sum(need.num_tokens // geometry.block_size + 1 for need in needs)
-        return num_row_blocks * geometry.num_groups <= self._num_blocks - self._num_spare
+        num_idle = sum(request.num_row_blocks for request in self._idle(needs))
+        num_blocks = (num_row_blocks + num_idle) * geometry.num_groups
+        return num_blocks <= self._num_blocks - self._num_spare
 
     def _move(self, request: RequestKV, *, least: LayerPlacement, most: LayerPlacement) -> None:
         """Offload what must leave and restore what may come back; between the two, stay."""
@@ -115,14 +181,16 @@ class CapacityGuard:
         num_left = self._owner.pool.get_num_free_blocks() - self._num_kept_free
         return request.groups[index].stages and request.num_row_blocks <= num_left
 
-    def _num_blocks_of_next_step(self, running: Sequence[Need]) -> int:
+    def num_blocks_of_next_step(self, running: Sequence[Need]) -> int:
         """Return how many blocks running requests take for all their known tokens."""
         owner = self._owner
-        return sum(
-            owner.num_new_blocks(owner.requests[need.request_id], num_tokens=need.num_tokens)
-            for need in running
-            if need.request_id in owner.requests
-        )
+        num_blocks = 0
+        for need in running:
+            request = owner.requests.get(need.request_id)
+            if request is not None:
+                num_blocks += owner.num_new_blocks(request, num_tokens=need.num_tokens)
+                num_blocks += owner.staging.num_to_wake(request)
+        return num_blocks
 
     def _fewest(self, needs: Sequence[Need], *, num_blocks: int) -> list[Residency | None]:
         demands = [self._demand(need) for need in needs]
@@ -154,3 +222,23 @@ class CapacityGuard:
         return LayerPlacement(
             offloaded=given.offloaded | frozenset(extra), num_staging=max(1, num_staging)
         )
+
+
+def _num_unmovable(request: RequestKV, geometry: BlockGeometry) -> int:
+    """Return the blocks that an idle request keeps: its open ones, or all without a host copy."""
+    if not request.mirrored:
+        return len(request.owned_blocks())
+    num_full = request.num_tokens // geometry.block_size
+    return geometry.num_groups * max(0, request.num_row_blocks - num_full)
+
+
+def _num_blocks_after(request: RequestKV, geometry: BlockGeometry) -> int:
+    """Return the blocks that an idle request will own once copies under way are complete."""
+    num_full = request.num_tokens // geometry.block_size
+    num_open = max(0, request.num_row_blocks - num_full)
+    num_blocks = sum(len(buffer) for buffer in request.staging)
+    for group in request.groups:
+        num_blocks += num_open if group.offloaded else request.num_row_blocks
+        if group.restore is not None:
+            num_blocks += len(group.restore.targets)
+    return num_blocks

@@ -4,7 +4,7 @@ vLLM makes one in the scheduler's process and one in every worker. Both are thin
 hands over to `TransferPlanner`, the worker's to `TransferRunner`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,16 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 from services.executor.kv.backend import make_backend
+from services.executor.kv.copy_watch import Patience
 from services.executor.kv.cpu_copy_engine import fill
 from services.executor.kv.emulated_device import EmulatedDevice
-from services.executor.kv.holds import Holds
+from services.executor.kv.failures import FailureLedger
+from services.executor.kv.integrity_guard import guarded
 from services.executor.kv.metadata import StepFeedback, StepTransfers
-from services.executor.kv.options import KVOptions
+from services.executor.kv.options import GuardMode, KVOptions
 from services.executor.kv.pages import view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
+from services.executor.kv.rates import Rates
 from services.executor.kv.sizing import num_host_slots
 from services.executor.kv.stats import KVStats, RankStats
 from services.executor.kv.trace import StepTrace
@@ -42,8 +45,11 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler, as is the next
-    holds: Holds
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next four
+    ledger: FailureLedger
+    relieve: Callable[[], bool]
+    num_host_tokens: "Callable[[Request], int | None]"
+    rates: Rates
     runner: TransferRunner  # worker side; made when the KV memory is there
 
     def __init__(
@@ -64,7 +70,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A preempted request loses its host copies and is recomputed: nothing is handed off."""
+        """A preempted request keeps the host copies that are complete: nothing is handed off."""
         return False
 
     # -- scheduler side ---------------------------------------------------------------------
@@ -72,9 +78,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if request.request_id in self.holds:
-            return None, False  # vLLM passes over it in this step
-        return 0, False
+        """Return the tokens that a parked request has on the host; None: vLLM passes over it."""
+        return self.num_host_tokens(request), False
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -91,7 +96,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
         It asks when a running request found no block.
         """
-        return self.planner.relieve()
+        return self.relieve()
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         num_computed = {
@@ -113,6 +118,14 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         feedback = connector_output.kv_connector_worker_meta
         if isinstance(feedback, StepFeedback):
             self.planner.absorb(feedback)
+        stats = connector_output.kv_connector_stats
+        if isinstance(stats, KVStats):
+            self.rates.note_copies(stats.data.get("ranks", {}))
+
+    def reset_cache(self) -> bool:
+        """Forget host copies of parked requests: the weights may have changed."""
+        self.planner.owner.drop_all_parked()
+        return True
 
     # -- worker side ------------------------------------------------------------------------
 
@@ -121,7 +134,16 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
         self._backend = make_backend(options, pools, num_slots=num_host_slots(options, config))
         engine, pages = self._backend.engine, self._backend.pages
-        self.runner = TransferRunner(engine, len(self._groups))
+        self.runner = TransferRunner(
+            guarded(
+                engine,
+                pages,
+                num_slots=num_host_slots(options, config),
+                mode=GuardMode(options.integrity_guard),
+            ),
+            len(self._groups),
+            patience=Patience.of(options, block_bytes=pages[0].block_bytes),
+        )
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
             # Groups alias one pool, so that one group's pages are everybody's.
@@ -178,7 +200,10 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""
         if self._role == KVConnectorRole.SCHEDULER:
-            return self.planner.stats()
+            state, failures = self.planner.stats(), self.ledger.take()
+            if failures:
+                return (state or KVStats()).aggregate(KVStats(data={"failures": failures}))
+            return state
         return self._stats.take()
 
     @classmethod

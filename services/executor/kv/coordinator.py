@@ -53,6 +53,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         self._block_size = self.single_type_managers[0].block_size
         self._nothing: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.single_type_managers)
         self._drafts: dict[str, RequestKV] = {}
+        self.parking: str | None = None  # the request that keeps its host copies when freed
 
     def discard_drafts(self) -> None:
         """Forget requests that were looked at and not admitted; they are drafted anew."""
@@ -100,10 +101,15 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         return tuple(group.row for group in request.groups)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        if request_id == self.parking and request_id in self.owner.requests:
+            return self.owner.park(request_id)
         return self.owner.pop(request_id)
 
     def free(self, request_id: str) -> None:
-        self.block_pool.free_blocks(reversed(self.owner.pop(request_id)))
+        self.block_pool.free_blocks(reversed(self.pop_blocks_for_free(request_id)))
+
+    def allocate_new_computed_blocks(self, *args: Any, **kwargs: Any) -> None:
+        """A request that comes back has its blocks already."""
 
     # vLLM calls these for every request in every step, or for features that are off here.
 

@@ -26,10 +26,10 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose KV a copy moves, as the rank that moves it knows it."""
+    """Whose KV a copy moves."""
 
     request_id: str
-    generation: int  # of the request's KV on this rank: another one each time it begins anew
+    generation: int  # of the request's KV: another one each time that begins from nothing
     positions: Sequence[int]  # in the request's row, one per block
 
 
@@ -95,6 +95,7 @@ class TransferTotals:
     d2h_bytes: int = 0
     h2d_busy_s: float = 0.0
     d2h_busy_s: float = 0.0
+    num_checked_blocks: int = 0  # by the integrity guard, when they came back
 
 
 class CopyEngine(Protocol):

@@ -21,6 +21,7 @@ from services.executor.kv.copy_engine import (
     Direction,
     FailureCause,
 )
+from services.executor.kv.options import KVOptions
 
 log = structlog.get_logger()
 
@@ -31,6 +32,12 @@ class Patience:
 
     least_s: float = 30.0  # >= 0, whatever the size
     s_per_block: float = 0.0  # >= 0, of one layer group's block, at the slowest believable speed
+
+    @classmethod
+    def of(cls, options: KVOptions, *, block_bytes: int) -> "Patience":
+        modelled = [speed / 2 for speed in (options.h2d_bytes_per_s, options.d2h_bytes_per_s)]
+        slowest = min([options.slowest_bytes_per_s, *(speed for speed in modelled if speed)])
+        return cls(least_s=options.copy_timeout_s, s_per_block=block_bytes / slowest)
 
 
 @dataclass(slots=True, eq=False)

@@ -39,6 +39,7 @@ class FailureLedger:
         self._failed_saves: Counter[str] = Counter()
         self._unmirrored: set[str] = set()
         self._totals: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
 
     def note_loss(self, request_id: str, cause: FailureCause, *, may_run_again: bool) -> Verdict:
         """Count that a request's KV was lost, and say what becomes of it."""
@@ -74,3 +75,9 @@ class FailureLedger:
 
     def totals(self) -> FailureTotals:
         return FailureTotals(**self._totals)
+
+    def take(self) -> dict[str, int]:
+        """Return what was counted since the last call; empty if nothing was."""
+        new = dict(self._totals - self._taken)
+        self._taken = self._totals.copy()
+        return new

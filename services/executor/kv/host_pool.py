@@ -34,13 +34,18 @@ class HostPool:
         return len(self._free)
 
     @property
+    def num_unpromised(self) -> int:
+        """Free slots that nobody was promised."""
+        return len(self._free) - self._num_reserved
+
+    @property
     def num_used(self) -> int:
         return self.num_ready - len(self._free)
 
     def reserve(self, request_id: str, num_slots: int) -> bool:
         """Promise slots to a request; False, and nothing changed, if there is no room."""
         assert request_id not in self._reserved
-        if num_slots > len(self._free) - self._num_reserved:
+        if num_slots > self.num_unpromised:
             return False
         self._reserved[request_id] = num_slots
         self._num_reserved += num_slots
@@ -49,7 +54,7 @@ class HostPool:
     def can_take(self, request_id: str, num_slots: int) -> bool:
         """Return whether `take` would succeed."""
         promised = min(num_slots, self._reserved.get(request_id, 0))
-        return num_slots - promised <= len(self._free) - self._num_reserved
+        return num_slots - promised <= self.num_unpromised
 
     def take(self, request_id: str, num_slots: int) -> list[int] | None:
         """Return slots from the request's promise, then from what nobody was promised.

@@ -7,8 +7,7 @@ or at rest are all found, on each rank by itself.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,20 +21,13 @@ from services.executor.kv.copy_engine import (
     Direction,
     TransferTotals,
 )
+from services.executor.kv.options import GuardMode
 from services.executor.kv.pages import GroupPages
 
 Checksums = npt.NDArray[np.int64]  # one per block
 
 SAMPLE_EVERY = 32  # loads of a table until each of its blocks was checked once
 _ABSENT = 0  # identity of a slot that nothing was saved to
-
-
-class GuardMode(StrEnum):
-    """Which blocks are checked when they come back."""
-
-    OFF = "off"
-    SAMPLE = "sample"  # every `SAMPLE_EVERY`-th, each time others
-    ALL = "all"
 
 
 class BlockChecksums:
@@ -141,10 +133,19 @@ class GuardedEngine:
         self.engine.cancel(ticket.ticket)
 
     def totals(self) -> TransferTotals:
-        return self.engine.totals()
+        return replace(self.engine.totals(), num_checked_blocks=self.num_checked_blocks)
 
     def close(self) -> None:
         self.engine.close()
+
+
+def guarded(
+    engine: CopyEngine, pages: Sequence[GroupPages], *, num_slots: int, mode: GuardMode
+) -> CopyEngine:
+    """Return the engine with a guard of this mode before it."""
+    if mode is GuardMode.OFF:
+        return engine
+    return GuardedEngine(engine, pages, num_slots=num_slots, mode=mode)
 
 
 def identities(copy: Copy, part: slice) -> Checksums:

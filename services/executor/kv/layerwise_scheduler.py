@@ -4,9 +4,8 @@ Before each step: what the ranks completed is settled, and the capacity guard mo
 Then vLLM schedules as it always does, asking the coordinator for blocks.
 """
 
-import itertools
-import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -18,20 +17,19 @@ from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.capacity_guard import CapacityGuard, Need
 from services.executor.kv.connector import LayerwiseConnector
 from services.executor.kv.coordinator import LayerwiseCoordinator
-from services.executor.kv.holds import HoldKind, Holds
+from services.executor.kv.holds import HoldKind
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
+from services.executor.kv.rates import Rates, write_budget_blocks
 from services.executor.kv.recovery import Recovery, RecoverySchedulerMixin
 from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
+from services.executor.kv.run_control import RunControl, need_of
 from services.executor.kv.scheduler import EvenflowSchedulerMixin
-from services.executor.kv.sizing import are_slots_ready_at_start, num_host_slots
+from services.executor.kv.sizing import are_slots_ready_at_start, block_bytes, num_host_slots
 from services.executor.kv.step_orders import StepOrders
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.executor.observation import RequestState
 from services.placement.blocks import BlockGeometry
-
-NEVER = 1 << 60  # a step that does not come
-IDLE_WAIT_S = 0.005  # between steps of a batch in which nobody may run
 
 HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
 
@@ -49,10 +47,13 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
             manager, max_in_flight_tokens=config.max_in_flight_tokens
         )
         self.block_owner = self._make_owner(manager)
+        self._block_bytes = block_bytes(self.kv_options, manager.kv_cache_config)
+        self.rates = Rates()
+        self._step_began: tuple[float, int, int] | None = None  # when, tokens, prefill tokens
         self.transfers = TransferPlanner(
             self.block_owner,
             num_ranks=config.parallel_config.world_size,
-            max_mirrored_blocks_per_step=self.kv_options.max_mirrored_blocks_per_step,
+            write_budget=self._write_budget,
         )
         self.recovery = Recovery(self.block_owner, self.transfers)
         self.capacity_guard = CapacityGuard(
@@ -61,16 +62,21 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
             max_staging=self.kv_options.max_staging_buffers,
             restore_when_free_frac=self.kv_options.restore_when_free_frac,
         )
-        self.holds = Holds(clock=time.monotonic, max_hold_s=self.kv_options.max_pause_s)
-        self.num_unknown_ids = 0  # in calls about requests that are gone, since the start
-        self._stopped: set[str] = set()  # running requests that vLLM was told to skip
-        self._wake = threading.Event()
+        self.control = RunControl(
+            self,
+            rates=self.rates,
+            block_bytes=self._block_bytes,
+            max_pause_s=self.kv_options.max_pause_s,
+        )
         self._coordinator.owner = self.block_owner
         self._coordinator.draft = self._draft
         connector: Any = self.connector  # type: ignore[attr-defined]
         assert isinstance(connector, LayerwiseConnector)
         connector.planner = self.transfers
-        connector.holds = self.holds
+        connector.ledger = self.recovery.ledger
+        connector.relieve = self.capacity_guard.relieve
+        connector.num_host_tokens = self.control.num_host_tokens
+        connector.rates = self.rates
         connector.bind_kv_cache_manager(manager)
 
     def _make_owner(self, manager: Any) -> BlockOwner:
@@ -97,23 +103,55 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
     # -- each step --------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self._note_last_step()
         self.transfers.settle()
         self._coordinator.discard_drafts()
-        self._stop_held()
+        self.control.stop_and_start()
         self.adjust_placements()
+        self.control.prepare_resumes(self._num_predicted_slots)
         output = super().schedule(*args, **kwargs)
-        if self._stopped and not output.num_scheduled_tokens:
-            self._wake.wait(IDLE_WAIT_S)
-        self._wake.clear()
+        self.control.resumes.admitted(self._resumed(output))
+        self._note_step(output)
         # Otherwise vLLM would call the connector after the layers have run.
         output.has_sync_kv_loads = True
         return output
 
     def adjust_placements(self) -> None:
         """Let the capacity guard make room for the next step and the next admission."""
-        waiting: Any = self.waiting  # type: ignore[attr-defined]
         self.capacity_guard.adjust(
-            self._running_needs(), [self._need(r) for r in itertools.islice(waiting, 1)]
+            self.control.active_needs(), [need_of(r) for r in self.control.next_in_line()]
+        )
+
+    def _resumed(self, output: SchedulerOutput) -> list[str]:
+        """Return the requests that run again after a preemption."""
+        requests: Any = self.requests  # type: ignore[attr-defined]
+        new = [r.req_id for r in output.scheduled_new_reqs if requests[r.req_id].num_preemptions]
+        return [*output.scheduled_cached_reqs.resumed_req_ids, *new]
+
+    def _note_step(self, output: SchedulerOutput) -> None:
+        """Remember a step's tokens; wait a moment after one in which nobody could run."""
+        num_tokens = output.total_num_scheduled_tokens
+        num_prefill = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
+        self._step_began = (time.monotonic(), num_tokens, num_prefill)
+        if num_tokens == 0:
+            self._step_began = None
+            self.control.wait_if_idle()
+
+    def _note_last_step(self) -> None:
+        """Measure how long the last step took; steps follow each other while there is work."""
+        if self._step_began is not None:
+            began_s, num_tokens, num_prefill = self._step_began
+            self.rates.note_step(
+                time.monotonic() - began_s, num_tokens=num_tokens, num_prefill_tokens=num_prefill
+            )
+            self._step_began = None
+
+    def _write_budget(self, num_under_way: int) -> int:
+        return write_budget_blocks(
+            self.rates,
+            block_bytes=self._block_bytes,
+            max_blocks=self.kv_options.max_mirrored_blocks_per_step,
+            num_under_way=num_under_way,
         )
 
     def place(self, request_id: str, placement: LayerPlacement) -> None:
@@ -128,58 +166,44 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         Like `park` and `resume`: holds from the next step on, idempotent; an id that is not known
         any more is counted and ignored. A hold ends by itself after `max_pause_s`.
         """
-        if self._knows(request_id):
-            self.holds.pause(request_id)
+        self.control.pause(request_id)
 
     def park(self, request_id: str) -> None:
         """Send a request back to the queue with its KV on the host, until `resume`."""
-        if self._knows(request_id):
-            self.holds.park(request_id)
+        self.control.park(request_id)
 
     def resume(self, request_id: str) -> None:
         """Let a paused or parked request run again as soon as there is room."""
-        if self._knows(request_id):
-            self.holds.release(request_id)
-            self._wake.set()
+        self.control.resume(request_id)
+
+    def set_deposits(self, num_tokens: Mapping[str, int]) -> None:
+        """Say how many tokens each reader has in hand: who has most is mirrored first."""
+        self.transfers.write_through.set_deposits(num_tokens)
 
     @property
     def paused(self) -> frozenset[str]:
-        return self.holds.ids(HoldKind.PAUSE)
+        return self.control.holds.ids(HoldKind.PAUSE)
 
     @property
     def parked(self) -> frozenset[str]:
-        return self.holds.ids(HoldKind.PARK)
+        return self.control.holds.ids(HoldKind.PARK)
 
-    def _knows(self, request_id: str) -> bool:
-        known = request_id in self.requests  # type: ignore[attr-defined]
-        self.num_unknown_ids += not known
-        return known
+    def _preempt_request(
+        self, request: Request, timestamp: float, drop_stale_output: bool = False
+    ) -> None:
+        """Keep the host copies, unless tokens that are under way will be drawn anew."""
+        self._coordinator.parking = None if drop_stale_output else request.request_id
+        super()._preempt_request(request, timestamp, drop_stale_output)  # type: ignore[misc]
+        self._coordinator.parking = None
+        self.control.preempted(request)
 
-    def _stop_held(self) -> None:
-        """Tell vLLM which running requests to skip."""
-        self.holds.release_overdue()
-        for request in self.running:  # type: ignore[attr-defined]
-            request_id = request.request_id
-            if request_id in self.holds:
-                self._stopped.add(request_id)
-                request.next_decode_eligible_step = NEVER
-            # Its last token is known first: the next step must not look for it in the last one.
-            elif request_id in self._stopped and request.num_in_flight_tokens == 0:
-                self._stopped.discard(request_id)
-                request.next_decode_eligible_step = 0
-
-    def _running_needs(self) -> list[Need]:
-        return [self._need(request) for request in self.running]  # type: ignore[attr-defined]
-
-    @staticmethod
-    def _need(request: Request) -> Need:
-        return Need(request_id=request.request_id, num_tokens=request.num_tokens)
+    # -- requests ---------------------------------------------------------------------------
 
     def _draft(self, request_id: str, num_tokens: int) -> RequestKV:
         """Draft a request that asks for its first blocks."""
         request: Request = self.requests[request_id]  # type: ignore[attr-defined]
         need = Need(request_id=request_id, num_tokens=max(num_tokens, request.num_tokens))
-        placement = self.capacity_guard.place_new(need, self._running_needs())
+        placement = self.capacity_guard.place_new(need, self.control.active_needs())
         return self.block_owner.draft(
             request_id,
             placement,
@@ -198,13 +222,15 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.capacity_guard.forget(request.request_id)
-        self.holds.release(request.request_id)
+        self.control.forget(request.request_id)
         self.recovery.ledger.forget(request.request_id)
-        self._stopped.discard(request.request_id)
-        return super()._free_request(request, *args, **kwargs)
+        freed = super()._free_request(request, *args, **kwargs)
+        if not self.requests:  # type: ignore[attr-defined]
+            self._step_began = None  # the next step begins when somebody asks for something
+        return freed
 
     def state_of(self, request: Request) -> RequestState:
-        kind = self.holds.kind(request.request_id)
+        kind = self.control.holds.kind(request.request_id)
         return super().state_of(request) if kind is None else HELD_STATES[kind]
 
     def layer_groups_of(self, request: Request) -> list[GroupKV]:

@@ -38,7 +38,6 @@ class LoadTables:
     def __init__(self) -> None:
         self._requests: dict[str, RequestLoads] = {}
         self._generations: dict[str, int] = {}
-        self._last_generation = 0
 
     def update(self, transfers: StepTransfers) -> list[str]:
         """Take in a step's changes; return the requests that ended, or ended and begin anew."""
@@ -51,6 +50,7 @@ class LoadTables:
             elif request_id in self._requests:
                 self._requests[request_id].tables.pop(group, None)
                 self._requests[request_id].chain = sorted(self._requests[request_id].tables)
+        self._generations |= transfers.generations
         for request_id, num_staging in transfers.num_staging.items():
             self._of(request_id).num_staging = num_staging
         for update in transfers.table_updates:
@@ -69,14 +69,8 @@ class LoadTables:
         return {request_id: self._requests[request_id] for request_id in request_ids}
 
     def generation(self, request_id: str) -> int:
-        """Return a number that changes each time a request begins anew."""
-        if request_id not in self._generations:
-            self._last_generation += 1
-            self._generations[request_id] = self._last_generation
+        """Return the generation of a live request's KV."""
         return self._generations[request_id]
-
-    def is_current(self, request_id: str, generation: int) -> bool:
-        return self._generations.get(request_id) == generation
 
     def _of(self, request_id: str) -> RequestLoads:
         return self._requests.setdefault(request_id, RequestLoads())

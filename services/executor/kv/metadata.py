@@ -74,6 +74,7 @@ class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
     cleared_block_ids: list[int] = field(default_factory=list)
     dropped_tables: list[tuple[str, int | None]] = field(default_factory=list)  # None: all groups
     table_updates: list[LoadTableUpdate] = field(default_factory=list)
+    generations: dict[str, int] = field(default_factory=dict)  # of requests that begin
     num_staging: dict[str, int] = field(default_factory=dict)  # of requests where it changed
     loading: list[str] = field(default_factory=list)  # scheduled requests with offloaded groups
     saves: list[SaveOrder] = field(default_factory=list)

@@ -26,6 +26,14 @@ class HostMemoryForm(StrEnum):
     RING = "ring"  # copies pass through a small pinned ring; the rest stays pageable
 
 
+class GuardMode(StrEnum):
+    """Which blocks the integrity guard checks when they come back into the pool."""
+
+    OFF = "off"
+    SAMPLE = "sample"  # a few of each copy, each time others
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVOptions:
     """How KV is kept in pool and host memory."""
@@ -43,6 +51,9 @@ class KVOptions:
     h2d_bytes_per_s: float = 0.0  # CPU only: speed of the modelled link; 0: memory speed
     d2h_bytes_per_s: float = 0.0  # CPU only
     copy_latency_s: float = 0.0  # CPU only: per chunk
+    integrity_guard: str = GuardMode.SAMPLE  # which blocks are checked when they come back
+    copy_timeout_s: float = 30.0  # > 0; beyond what the bytes take, until a copy counts as hung
+    slowest_bytes_per_s: float = 50e6  # > 0; a link that is slower than this counts as broken
     emulated_layer_s: float = 0.0  # CPU only: every layer takes so long, padded; 0: as it comes
     emulated_token_s: float = 0.0  # CPU only: more per layer for each token of the step
     emulated_context_token_s: float = 0.0  # CPU only: more per layer for each token attended to
@@ -57,6 +68,9 @@ class KVOptions:
         if self.host_bytes < 0 or self.max_mirrored_blocks_per_step < 0:
             raise ValueError("host_bytes and max_mirrored_blocks_per_step must not be negative")
         HostMemoryForm(self.host_memory)  # ValueError if it is neither
+        GuardMode(self.integrity_guard)
+        if self.copy_timeout_s <= 0 or self.slowest_bytes_per_s <= 0:
+            raise ValueError("copy_timeout_s and slowest_bytes_per_s must be positive")
         if self.host_ring_bytes < MIN_RING_BYTES:
             raise ValueError(f"host_ring_bytes must be at least {MIN_RING_BYTES}")
         if self.max_pause_s <= 0:

@@ -20,6 +20,11 @@ class PoolBlocks:
     def num_free(self) -> int:
         return int(self.pool.get_num_free_blocks())
 
+    @property
+    def null(self) -> KVCacheBlock:
+        """Stands in rows for KV that is nowhere in the pool."""
+        return self.pool.null_block
+
     def take(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take blocks that are filled before anybody reads them. There must be enough."""
         blocks: list[KVCacheBlock] = self.pool.get_new_blocks(num_blocks)

@@ -13,6 +13,18 @@ COUNTERS = {
     "h2d_busy_s": "Seconds in which the slowest rank's link into the pool carried something.",
     "d2h_busy_s": "Seconds in which the slowest rank's link to the host carried something.",
     "num_loads": "Layer groups loaded into staging, one per request, step and rank.",
+    "num_checked_blocks": "Blocks that the integrity guard checked when they came back.",
+    "num_failed_copies": "Copies that ended without moving every byte, over all ranks.",
+    "num_hung_copies": "Copies that did not end in time, over all ranks.",
+    "num_corrupt_copies": "Copies that brought back other bytes than had left, over all ranks.",
+    "num_losses_failed": "Times that a request's KV was lost because a copy failed.",
+    "num_losses_hung": "Times that a request's KV was lost because a copy did not end in time.",
+    "num_losses_corrupt": "Times that a request's KV was lost because other bytes came back.",
+    "num_recomputed_requests": "Times that a request was recomputed because its KV was lost.",
+    "num_given_up_requests": "Requests that ended with an error because of failed copies.",
+    "num_failed_saves": "Copies of a layer group to the host that failed and were made anew.",
+    "num_failed_restores": "Restores of a layer group that failed; it stayed on the host.",
+    "num_unmirrored_requests": "Requests that run without host copies after failed ones.",
 }
 GAUGES = {
     "num_resident_groups": "Layer groups of live requests whose KV is in the pool.",
@@ -21,6 +33,8 @@ GAUGES = {
     "num_staging_blocks": "Pool blocks that offloaded layer groups take turns in.",
     "num_host_blocks": "Host slots in use.",
     "num_free_blocks": "Pool blocks that nobody owns.",
+    "num_quarantined_blocks": "Pool blocks that a hung copy may still write.",
+    "num_quarantined_slots": "Host slots that a hung copy may still write.",
 }
 STALL_BUCKETS_S = (0.0, 1e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0)
 

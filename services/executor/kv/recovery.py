@@ -19,6 +19,7 @@ from services.executor.kv.copy_engine import FailureCause
 from services.executor.kv.failures import FailureLedger, Verdict
 from services.executor.kv.metadata import StepFeedback
 from services.executor.kv.residency import RequestKV
+from services.executor.kv.run_control import RunControl
 from services.executor.kv.transfer_planner import TransferPlanner
 
 log = structlog.get_logger()
@@ -58,15 +59,15 @@ class Recovery:
         return lost
 
     def _has_begun_anew(self, request_id: str, step: int) -> bool:
-        """Return whether a request's KV is not the one that it had in a step."""
+        """Return whether a request runs, and did not yet use its present blocks in a step."""
         request = self._owner.requests.get(request_id)
-        return request is not None and request.first_step > step
+        return request is not None and not request.waiting and request.first_step > step
 
     def _end_restore(self, restore_id: int, cause: FailureCause) -> dict[str, FailureCause]:
         self.ledger.note_failed_restore()
         for request in self._owner.requests.values():
             for index, group in enumerate(request.groups):
-                if group.restore is None or group.restore.restore_id != restore_id:
+                if group.restore is None or restore_id not in group.restore.under_way:
                     continue
                 self._owner.restores.cancel(request, index)
                 group.restore_from_step = self._owner.orders.next_step + (
@@ -82,7 +83,7 @@ class Recovery:
         lost: dict[str, FailureCause] = {}
         num_retracted: Counter[str] = Counter()
         for (step, request_id, group), cause in feedback.failed_saves.items():
-            match self._transfers.retract_save(step, request_id, group):
+            match self._transfers.write_through.retract(step, request_id, group):
                 case None:
                     lost[request_id] = cause
                 case True:
@@ -91,10 +92,10 @@ class Recovery:
             if self.ledger.note_failed_saves(request_id, num_saves) and request_id not in lost:
                 request = self._owner.requests[request_id]
                 log.warning("kv_request_unmirrored", request_id=request_id)
-                if request.staging:  # part of it is on the host only
+                if request.chain():  # part of it is on the host only
                     lost[request_id] = FailureCause.FAILED
                 else:
-                    self._transfers.unmirror(request)
+                    self._transfers.write_through.unmirror(request)
         return lost
 
 
@@ -109,6 +110,7 @@ class RecoverySchedulerMixin:
     """Over one of vLLM's schedulers with layer-wise KV."""
 
     recovery: Recovery
+    control: RunControl
     block_owner: BlockOwner
 
     def update_from_output(
@@ -162,8 +164,12 @@ class RecoverySchedulerMixin:
             self._preempt_request(  # type: ignore[attr-defined]
                 request, time.monotonic(), drop_stale_output=True
             )
-        elif request.num_stale_output_tokens:  # preempted, and its last tokens still under way
+            return
+        # Preempted already: its last tokens may still be under way, its copies on the host.
+        if request.num_stale_output_tokens:
             request.drop_stale_output = True
+        self.control.resumes.forget(request.request_id)
+        self.block_owner.forget(request.request_id)
 
     def _may_run_again(self, request: Request) -> bool:
         """Return whether a request fits the pool in full, if it cannot have copies any more."""

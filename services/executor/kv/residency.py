@@ -5,6 +5,9 @@ blocks are on the host, and their row entries point at the request's staging buf
 that are not yet complete on the host are its own: the open block that takes new tokens, and full
 blocks awaiting their copy). A group that is being *restored* is offloaded until its copy is
 complete on every rank; its target blocks are in no row.
+
+A request that does not run may be *asleep*: it has no staging buffers, and the row entries of what
+is on the host show the null block. A *parked* request is asleep and owns no block at all.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +29,10 @@ ALL_RESIDENT = LayerPlacement()
 
 @dataclass(slots=True)
 class Restore:
-    """Target blocks of a background copy, by position."""
+    """Blocks that a group's KV comes back to. It may be ordered in parts, as blocks come free."""
 
-    restore_id: int
-    targets: dict[int, KVCacheBlock]
+    targets: dict[int, KVCacheBlock] = field(default_factory=dict)  # by position
+    under_way: dict[int, list[KVCacheBlock]] = field(default_factory=dict)  # by restore id
 
 
 @dataclass(slots=True)
@@ -72,10 +75,13 @@ class RequestKV:
     request_id: str
     groups: list[GroupKV]
     mirrored: bool  # has room on the host; an unmirrored request stays resident
-    first_step: int = 0  # that may use its blocks
+    generation: int = 0  # of its KV: another one each time that begins from nothing
+    first_step: int = 0  # that uses these blocks, since it was admitted; 0: none yet
     wanted_staging: int = 1  # buffers its placement asks for
     staging: list[list[KVCacheBlock]] = field(default_factory=list)  # equal lengths
     num_tokens: int = 0  # whose KV exists once the steps sent so far have run
+    asleep: bool = False  # does not run and has no staging
+    waiting: bool = False  # was preempted, and has not been admitted again
 
     @property
     def num_row_blocks(self) -> int:
@@ -108,6 +114,22 @@ class RequestKV:
         owned.extend(block for buffer in self.staging for block in buffer)
         return owned
 
+    @property
+    def num_host_blocks(self) -> int:
+        """Return how many leading blocks have a complete host copy in every group."""
+        return min(group.num_host_blocks for group in self.groups)
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits, all of it is on the host, and nothing is on its way back."""
+        return (
+            self.waiting
+            and self.asleep
+            and all(
+                group.offloaded and not group.own and group.restore is None for group in self.groups
+            )
+        )
+
     def num_blocks_in_transit(self, block_size: int) -> int:
         """Return what it owns beyond the block formula: copies under way in either direction.
 
@@ -130,10 +152,15 @@ class RequestKV:
         assert len(lengths) == 1, f"rows of {self.request_id} differ in length: {lengths}"
         assert len({len(buffer) for buffer in self.staging}) <= 1, "staging buffers differ"
         chain = self.chain()
-        assert bool(chain) == bool(self.staging), "staging without offloaded groups, or reverse"
+        if self.asleep:
+            assert not self.staging, "a request that is asleep has staging"
+        else:
+            assert bool(chain) == bool(self.staging), "staging without offloaded groups, or reverse"
         assert len(self.staging) <= max(len(chain), 1)
         for ordinal, index in enumerate(chain):
-            self._check_offloaded(self.groups[index], ordinal % len(self.staging))
+            self._check_offloaded(
+                self.groups[index], ordinal % len(self.staging) if self.staging else -1
+            )
         for group in self.groups:
             assert group.num_host_blocks <= group.num_saves_sent <= len(group.host_slots)
             assert group.offloaded or (not group.own and group.restore is None)
@@ -146,6 +173,9 @@ class RequestKV:
                 assert group.own[position] is block, "an own block is not in its row"
             else:
                 assert position < group.num_saves_sent, "an offloaded block has no host copy"
-                assert self.staging[buffer][position] is block, "a row points past its staging"
+                if self.asleep:
+                    assert block.is_null, "a row of a request that is asleep shows a block"
+                else:
+                    assert self.staging[buffer][position] is block, "a row points past its staging"
         if group.restore is not None:
-            assert set(group.restore.targets) == set(group.staged_positions())
+            assert group.restore.targets.keys() <= set(group.staged_positions())

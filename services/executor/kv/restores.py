@@ -1,5 +1,7 @@
 """Restores: a group comes back in the background, and its row flips when all of it is there."""
 
+from collections.abc import Collection
+
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.executor.kv.metadata import RestoreOrder
@@ -28,26 +30,57 @@ class Restores:
         group = request.groups[index]
         if not group.stages or self._orders.next_step < group.restore_from_step:
             return False
-        positions = list(group.staged_positions())
-        if len(positions) > self._blocks.num_free:
+        num_blocks = sum(1 for _ in group.staged_positions())
+        if num_blocks > self._blocks.num_free:
             return False
-        self._last_id += 1
-        targets = dict(zip(positions, self._blocks.take(len(positions)), strict=True))
-        group.restore = Restore(restore_id=self._last_id, targets=targets)
-        if not targets:
-            self.complete(request, index)
-            return True
-        self._orders.restore(
-            RestoreOrder(
-                self._last_id,
-                request.request_id,
-                index,
-                positions,
-                [group.host_slots[position] for position in positions],
-                [block.block_id for block in targets.values()],
-            )
-        )
+        group.restore = Restore()
+        self.extend(request, index, max_blocks=num_blocks)
         return True
+
+    def begin_in_parts(self, request: RequestKV, index: int) -> None:
+        """Start to bring back a group of a request that is asleep; `extend` takes its blocks."""
+        assert request.asleep
+        assert request.groups[index].stages
+        request.groups[index].restore = Restore()
+        self.extend(request, index, max_blocks=0)
+
+    def extend(self, request: RequestKV, index: int, *, max_blocks: int) -> int:
+        """Take blocks for what has none yet, order its copy, and return how many were taken.
+
+        A group with nothing to copy has come back.
+        """
+        group = request.groups[index]
+        restore = group.restore
+        assert restore is not None
+        missing = [p for p in group.staged_positions() if p not in restore.targets]
+        positions = missing[: max(0, max_blocks)]
+        if positions:
+            blocks = self._blocks.take(len(positions))
+            restore.targets.update(zip(positions, blocks, strict=True))
+            self._last_id += 1
+            restore.under_way[self._last_id] = blocks
+            self._orders.restore(
+                RestoreOrder(
+                    self._last_id,
+                    request.request_id,
+                    index,
+                    positions,
+                    [group.host_slots[position] for position in positions],
+                    [block.block_id for block in blocks],
+                )
+            )
+        elif not missing and not restore.under_way:
+            self.complete(request, index)
+        return len(positions)
+
+    def arrive(self, request: RequestKV, index: int, done: Collection[int]) -> None:
+        """Take in which orders every rank has carried out; flip the row after the last one."""
+        restore = request.groups[index].restore
+        if restore is None or restore.under_way.keys().isdisjoint(done):
+            return
+        for restore_id in restore.under_way.keys() & set(done):
+            del restore.under_way[restore_id]
+        self.extend(request, index, max_blocks=0)
 
     def complete(self, request: RequestKV, index: int) -> None:
         """Flip a group's row to the targets, which every rank has filled."""
@@ -62,8 +95,9 @@ class Restores:
         group.own = {}
         self.num_restored_groups += 1
         self._orders.drop_table(key)
-        self._staging.assign(request)
-        self._staging.trim(request)
+        if not request.asleep:
+            self._staging.assign(request)
+            self._staging.trim(request)
 
     def cancel(self, request: RequestKV, index: int) -> bool:
         """Stop bringing a group back; False if it was not.
@@ -74,11 +108,13 @@ class Restores:
         if group.restore is None:
             return False
         restore, group.restore = group.restore, None
-        targets = list(restore.targets.values())
-        if self._orders.cancel_restore(restore.restore_id):
-            self.orphans[restore.restore_id] = targets
-        else:
-            self._blocks.release(targets)
+        arrived = {block.block_id: block for block in restore.targets.values()}
+        for restore_id, blocks in restore.under_way.items():
+            if self._orders.cancel_restore(restore_id):
+                self.orphans[restore_id] = blocks
+                for block in blocks:
+                    del arrived[block.block_id]
+        self._blocks.release(list(arrived.values()))
         return True
 
     def release_orphan(self, restore_id: int) -> None:

@@ -20,6 +20,8 @@ class StagingBuffers:
 
     def assign(self, request: RequestKV) -> None:
         """Give offloaded groups their buffers in turns, after the set of them has changed."""
+        if request.asleep:
+            return
         chain = request.chain()
         num_before = len(request.staging)
         num_wanted = min(request.wanted_staging, len(chain))
@@ -36,6 +38,38 @@ class StagingBuffers:
         if len(request.staging) != num_before and request.staging:
             self._orders.set_staging(request.request_id, len(request.staging))
         self._blocks.release(dropped)
+
+    def drop(self, request: RequestKV) -> None:
+        """Give a request's buffers back: it is asleep until `take`. It must not run."""
+        if request.asleep:
+            return
+        for index in request.chain():
+            group = request.groups[index]
+            for position in group.staged_positions():
+                group.row[position] = self._blocks.null
+            group.buffer = -1
+        dropped = [block for buffer in request.staging for block in buffer]
+        request.staging = []
+        request.asleep = True
+        self._blocks.release(dropped)
+
+    def num_to_wake(self, request: RequestKV) -> int:
+        """Return how many blocks `take` needs."""
+        return request.num_staged_positions if request.asleep else 0
+
+    def take(self, request: RequestKV) -> bool:
+        """Wake a request up; False, and nothing changed, if there are too few blocks."""
+        if not request.asleep:
+            return True
+        length = request.num_staged_positions
+        if length > self._blocks.num_free:
+            return False
+        request.asleep = False
+        if request.chain():
+            request.staging = [self._blocks.take(length)]
+            self._orders.set_staging(request.request_id, 1)
+            self.assign(request)
+        return True
 
     def extend(self, request: RequestKV, length: int) -> None:
         for buffer in request.staging:

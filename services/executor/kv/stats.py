@@ -5,15 +5,26 @@ merge over ranks and over time with the same method, so that each rank's sums ar
 they are read.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
-from services.executor.kv.copy_engine import TransferTotals
+from services.executor.kv.copy_engine import FailureCause, TransferTotals
 from services.executor.kv.transfer_runner import TransferRunner
 
-SUMMED_OVER_RANKS = frozenset({"h2d_bytes", "d2h_bytes", "num_loads"})
+SUMMED_OVER_RANKS = frozenset(
+    {
+        "h2d_bytes",
+        "d2h_bytes",
+        "num_loads",
+        "num_checked_blocks",
+        "num_failed_copies",
+        "num_hung_copies",
+        "num_corrupt_copies",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +35,10 @@ class RankTotals:
     d2h_bytes: int = 0
     h2d_busy_s: float = 0.0  # the link carried something
     d2h_busy_s: float = 0.0
+    num_checked_blocks: int = 0  # by the integrity guard
+    num_failed_copies: int = 0  # ended without moving every byte
+    num_hung_copies: int = 0  # did not end in time
+    num_corrupt_copies: int = 0  # brought back other bytes than had left
     stall_s: float = 0.0  # the layers waited for a copy
     num_loads: int = 0  # layer groups loaded into staging, one per request and step
     num_steps: int = 0
@@ -41,10 +56,12 @@ class Residencies:
     num_free_blocks: int = 0
     num_sealed_blocks: int = 0  # given back because their host copy is complete, since start
     num_restored_groups: int = 0  # since start
+    num_quarantined_blocks: int = 0  # that a hung copy may still write
+    num_quarantined_slots: int = 0
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]
-    """`data["ranks"][rank]` sums, `data["scheduler"]` the last state."""
+    """`data["ranks"][rank]` and `data["failures"]` sums, `data["scheduler"]` the last state."""
 
     def aggregate(self, other: KVConnectorStats) -> "KVStats":
         ranks: dict[str, dict[str, float]] = {
@@ -55,7 +72,9 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
             for name, value in sums.items():
                 mine[name] = mine.get(name, 0) + value
         state = other.data.get("scheduler") or self.data.get("scheduler", {})
-        return KVStats(data={"ranks": ranks, "scheduler": state})
+        failures = Counter(self.data.get("failures", {}))
+        failures.update(other.data.get("failures", {}))
+        return KVStats(data={"ranks": ranks, "scheduler": state, "failures": dict(failures)})
 
     def reduce(self) -> dict[str, int | float]:
         """Return bytes summed over ranks, times of the slowest rank, and the last state."""
@@ -64,13 +83,13 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
         for name in asdict(RankTotals()) if ranks else ():
             values = [sums.get(name, 0) for sums in ranks]
             reduced[name] = sum(values) if name in SUMMED_OVER_RANKS else max(values)
-        return {**reduced, **self.data.get("scheduler", {})}
+        return {**reduced, **self.data.get("scheduler", {}), **self.data.get("failures", {})}
 
     def reset(self) -> None:
         self.data.clear()
 
     def is_empty(self) -> bool:
-        return not self.data.get("ranks") and not self.data.get("scheduler")
+        return not any(self.data.values())
 
 
 class RankStats:
@@ -80,11 +99,12 @@ class RankStats:
         self._runner = runner
         self._rank = str(rank)
         self._reported = RankTotals()
-        self._idle: tuple[TransferTotals, float] | None = None
+        self._idle: tuple[TransferTotals, float, int] | None = None
 
     def take(self) -> KVStats | None:
         """Return what happened since the last report; None if nothing moved, as in most steps."""
-        moved = (self._runner.engine.totals(), self._runner.watch.stall_s)
+        watch = self._runner.watch
+        moved = (self._runner.engine.totals(), watch.stall_s, watch.failures.total())
         if moved == self._idle:
             return None
         self._idle = moved
@@ -95,10 +115,14 @@ class RankStats:
         return KVStats(data={"ranks": {self._rank: delta}})
 
     def _now(self) -> RankTotals:
-        totals: TransferTotals = self._runner.engine.totals()
+        watch = self._runner.watch
+        totals: TransferTotals = watch.engine.totals()
         return RankTotals(
             **asdict(totals),
-            stall_s=self._runner.watch.stall_s,
+            num_failed_copies=watch.failures[FailureCause.FAILED],
+            num_hung_copies=watch.failures[FailureCause.HUNG],
+            num_corrupt_copies=watch.failures[FailureCause.CORRUPT],
+            stall_s=watch.stall_s,
             num_loads=self._runner.num_loads,
             num_steps=self._runner.num_steps,
         )

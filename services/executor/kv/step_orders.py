@@ -21,6 +21,7 @@ class StepOrders:
         self._edits: dict[GroupOf, dict[int, int]] = {}
         self._dropped: dict[tuple[str, int | None], None] = {}
         self._tables: dict[GroupOf, LoadTableUpdate] = {}
+        self._generations: dict[str, int] = {}
         self._num_staging: dict[str, int] = {}
         self._restores: dict[int, RestoreOrder] = {}
         self._cancelled: list[int] = []
@@ -59,6 +60,9 @@ class StepOrders:
         self._tables.pop(key, None)
         self._dropped[key] = None
 
+    def begin(self, request_id: str, generation: int) -> None:
+        self._generations[request_id] = generation
+
     def set_staging(self, request_id: str, num_staging: int) -> None:
         self._num_staging[request_id] = num_staging
 
@@ -84,6 +88,7 @@ class StepOrders:
             for key in [key for key in pending if key[0] == request_id]:
                 del pending[key]
         self._num_staging.pop(request_id, None)
+        self._generations.pop(request_id, None)
         self._dropped[(request_id, None)] = None
 
     def take(self, *, loading: list[str], saves: list[SaveOrder]) -> StepTransfers:
@@ -98,6 +103,7 @@ class StepOrders:
             cleared_block_ids=self._cleared,
             dropped_tables=list(self._dropped),
             table_updates=list(self._tables.values()),
+            generations=self._generations,
             num_staging=self._num_staging,
             loading=loading,
             saves=saves,
@@ -105,7 +111,7 @@ class StepOrders:
             cancelled_restores=self._cancelled,
         )
         self._edits, self._tables, self._dropped = {}, {}, {}
-        self._num_staging, self._restores = {}, {}
+        self._generations, self._num_staging, self._restores = {}, {}, {}
         self._cancelled, self._poisoned, self._cleared = [], [], []
         return message
 

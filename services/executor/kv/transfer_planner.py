@@ -5,14 +5,15 @@ copy in it; when its feedback arrives, `absorb` counts what is complete; before 
 scheduled, `settle` acts on it.
 """
 
-from collections import Counter, deque
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from services.executor.kv.block_owner import BlockOwner
-from services.executor.kv.metadata import SaveOrder, StepFeedback, StepTransfers
-from services.executor.kv.residency import GroupKV, RequestKV
+from services.executor.kv.metadata import StepFeedback, StepTransfers
+from services.executor.kv.residency import RequestKV
 from services.executor.kv.stats import KVStats, Residencies
+from services.executor.kv.write_through import WriteThrough
 
 STEPS_PER_STATS = 32
 
@@ -21,14 +22,12 @@ class TransferPlanner:
     """Decides what is copied in each step, and knows what has been."""
 
     def __init__(
-        self, owner: BlockOwner, *, num_ranks: int, max_mirrored_blocks_per_step: int
+        self, owner: BlockOwner, *, num_ranks: int, write_budget: Callable[[int], int]
     ) -> None:
+        """See `WriteThrough` for `write_budget`."""
         self.owner = owner
+        self.write_through = WriteThrough(owner, budget=write_budget)
         self._num_ranks = num_ranks
-        # Of resident groups (write-through); what offloaded groups fill is always copied.
-        self._max_mirrored = max_mirrored_blocks_per_step
-        self._unconfirmed: deque[tuple[int, RequestKV, GroupKV, int]] = deque()  # in step order
-        self._lagging: dict[str, RequestKV] = {}  # full blocks whose copy was not yet ordered
         self._unsettled: dict[str, RequestKV] = {}
         self._num_ranks_done: Counter[int] = Counter()
         self._num_stats_asked = 0
@@ -42,8 +41,9 @@ class TransferPlanner:
             for index in range(len(request.groups)):
                 if self.owner.restores.cancel(request, index):
                     self._unsettled[request.request_id] = request
-        return bool(self.owner.restores.orphans or self._unsettled) or any(
-            group.stages for _, request, group, _ in self._unconfirmed if self._is_live(request)
+        return (
+            bool(self.owner.restores.orphans or self._unsettled)
+            or self.write_through.frees_blocks()
         )
 
     def settle(self) -> None:
@@ -64,46 +64,15 @@ class TransferPlanner:
                 self.owner.restores.release_orphan(restore_id)
         for request in self.owner.requests.values():
             for index, group in enumerate(request.groups):
-                if group.restore is not None and group.restore.restore_id in done:
-                    self.owner.restores.complete(request, index)
+                if group.restore is not None:
+                    self.owner.restores.arrive(request, index, done)
 
     def absorb(self, feedback: StepFeedback) -> None:
         """Take in what the ranks have completed."""
         self.owner.host.open_slots(feedback.num_ready_slots)
         self._num_ranks_done.update(feedback.num_ranks_done)
-        while self._unconfirmed and self._unconfirmed[0][0] <= feedback.saved_step:
-            _, request, group, num_blocks = self._unconfirmed.popleft()
-            group.num_host_blocks = max(group.num_host_blocks, num_blocks)
+        for request in self.write_through.confirm(feedback.saved_step):
             self._unsettled[request.request_id] = request
-
-    def retract_save(self, step: int, request_id: str, index: int) -> bool | None:
-        """Take back a save that did not succeed and the group's later ones, to order them anew.
-
-        False, and nothing changed, if there is no such save any more; None, and nothing changed,
-        if blocks are among them that exist nowhere else.
-        """
-        request = self.owner.requests.get(request_id)
-        if request is None:
-            return False
-        group = request.groups[index]
-        saves = [(sent, end) for sent, _, owner, end in self._unconfirmed if owner is group]
-        if all(sent != step for sent, _ in saves):
-            return False
-        num_kept = max([group.num_host_blocks, *(end for sent, end in saves if sent < step)])
-        if any(position >= num_kept for position in group.staged_positions()):
-            return None
-        self._unconfirmed = deque(
-            save for save in self._unconfirmed if save[2] is not group or save[0] < step
-        )
-        self.owner.retract_saves(group, num_kept)
-        self._lagging[request_id] = request
-        return True
-
-    def unmirror(self, request: RequestKV) -> None:
-        """Make no more host copies of a request without offloaded groups, and forget the rest."""
-        self._unconfirmed = deque(save for save in self._unconfirmed if save[1] is not request)
-        self._lagging.pop(request.request_id, None)
-        self.owner.unmirror(request)
 
     def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
         """Return the transfers of the step that was just scheduled.
@@ -116,11 +85,13 @@ class TransferPlanner:
             request = owner.requests[request_id]
             num_full_before = request.num_tokens // owner.geometry.block_size
             request.num_tokens = num_tokens
+            if request.first_step == 0 or request.waiting:
+                request.first_step = step
             if request.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
-                self._lagging[request_id] = request
+                self.write_through.note(request)
             if request.staging:
                 loading.append(request_id)
-        saves = self._plan_saves(step)
+        saves = self.write_through.plan(step)
         transfers = owner.orders.take(loading=loading, saves=saves)
         # What a step writes to staging itself is loaded from the step after it.
         for save in saves:
@@ -130,47 +101,33 @@ class TransferPlanner:
 
     def note_offloaded(self, request: RequestKV) -> None:
         """Order the copies that newly offloaded groups still lack."""
-        self._lagging[request.request_id] = request
+        self.write_through.note(request)
 
-    def _plan_saves(self, step: int) -> list[SaveOrder]:
-        saves: list[SaveOrder] = []
-        num_left = self._max_mirrored
-        for request in list(self._lagging.values()):
-            if not self._is_live(request):
-                del self._lagging[request.request_id]
-                continue
-            if num_left <= 0 and not request.staging:
-                continue  # write-through goes on in a later step
-            num_full = request.num_tokens // self.owner.geometry.block_size
-            caught_up = True
-            for index, group in enumerate(request.groups):
-                num_new = num_full - group.num_saves_sent
-                if not group.offloaded:
-                    num_new = min(num_new, num_left)
-                    num_left -= max(0, num_new)
-                end = group.num_saves_sent + num_new
-                if num_new > 0 and self.owner.prepare_save(request, group, end):
-                    saves.extend(self._order_saves(request, index, end))
-                    self._unconfirmed.append((step, request, group, end))
-                caught_up = caught_up and group.num_saves_sent >= num_full
-            if caught_up:
-                del self._lagging[request.request_id]
-        return saves
+    @property
+    def is_busy(self) -> bool:
+        """Whether copies are under way whose completion somebody may act on."""
+        return (
+            self.write_through.is_busy
+            or bool(self.owner.restores.orphans)
+            or self.num_restoring_blocks() > 0
+        )
 
-    def _order_saves(self, request: RequestKV, index: int, end: int) -> list[SaveOrder]:
-        """Order copies of one group's blocks up to `end`, own and staging blocks apart."""
-        group = request.groups[index]
-        orders = [
-            SaveOrder(request.request_id, index, [], [], [], from_staging)
-            for from_staging in (False, True)
-        ]
-        for position in range(group.num_saves_sent, end):
-            order = orders[group.offloaded and position not in group.own]
-            order.positions.append(position)
-            order.slots.append(group.host_slots[position])
-            order.block_ids.append(group.row[position].block_id)
-        group.num_saves_sent = end
-        return [order for order in orders if order.slots]
+    def num_restoring_blocks(self) -> int:
+        """Return how many blocks are on their way back in the background."""
+        return sum(
+            len(blocks)
+            for request in self.owner.requests.values()
+            for group in request.groups
+            if group.restore is not None
+            for blocks in group.restore.under_way.values()
+        )
+
+    def num_step_load_blocks(self) -> int:
+        """Return how many blocks a step of all requests that are awake loads."""
+        return sum(
+            len(request.chain()) * request.staging_length
+            for request in self.owner.requests.values()
+        )
 
     def stats(self) -> KVStats | None:
         """Return where KV is now, once in a while: counting takes longer than most steps' part."""
@@ -191,6 +148,8 @@ class TransferPlanner:
             num_free_blocks=owner.pool.get_num_free_blocks(),
             num_sealed_blocks=owner.num_sealed_blocks,
             num_restored_groups=owner.restores.num_restored_groups,
+            num_quarantined_blocks=owner.quarantine.num_blocks,
+            num_quarantined_slots=owner.quarantine.num_slots,
         )
         return KVStats(data={"scheduler": asdict(state)})
 

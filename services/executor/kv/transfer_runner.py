@@ -32,12 +32,12 @@ from services.executor.kv.load_tables import LoadTables, RequestLoads
 from services.executor.kv.metadata import RestoreOrder, SaveOrder, StepFeedback, StepTransfers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunningSave:
     step: int
     order: SaveOrder
-    generation: int  # of the request when it was saved
     copy: WatchedCopy
+    is_void: bool = False  # nobody asks any more: its request has ended or begun anew
 
 
 class TransferRunner:
@@ -80,9 +80,7 @@ class TransferRunner:
         if self.fill is not None:
             self.fill(transfers.poisoned_block_ids, True)
             self.fill(transfers.cleared_block_ids, False)
-        for request_id in self._tables.update(transfers):
-            self._lost.pop(request_id, None)
-            self._newly_lost.pop(request_id, None)
+        self._forget(self._tables.update(transfers))
         for order in transfers.saves:
             self._saves[order.group].append(order)
         for restore_id in transfers.cancelled_restores:
@@ -96,6 +94,13 @@ class TransferRunner:
         for request_id, loads in self._loading.items():
             for group in loads.chain[: loads.num_staging]:
                 self._load(request_id, loads, group)
+
+    def _forget(self, ended: Sequence[str]) -> None:
+        for request_id in ended:
+            self._lost.pop(request_id, None)
+            self._newly_lost.pop(request_id, None)
+        for save in self._running_saves if ended else ():
+            save.is_void |= save.order.request_id in ended
 
     def before_group(self, group: int) -> None:
         """Return when the group's KV is in its blocks, or is known not to come."""
@@ -144,7 +149,7 @@ class TransferRunner:
             save = self._running_saves.popleft()
             cause = self.watch.wait(save.copy)
             request_id, group = save.order.request_id, save.order.group
-            if cause is None or not self._tables.is_current(request_id, save.generation):
+            if cause is None or save.is_void:
                 continue
             if save.order.from_staging:  # the only copy there was
                 self._lose(request_id, cause)
@@ -189,8 +194,7 @@ class TransferRunner:
     def _start_saves(self, group: int) -> None:
         for order in self._saves[group]:
             copy = self._submit(Direction.D2H, order)
-            generation = self._tables.generation(order.request_id)
-            self._running_saves.append(RunningSave(self._step, order, generation, copy))
+            self._running_saves.append(RunningSave(self._step, order, copy))
             if order.from_staging:
                 self._staging_saves[(order.request_id, group)] = copy
         self._saves[group].clear()

@@ -7,6 +7,7 @@ their source only then, so that a missing wait shows.
 
 import random
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,6 +166,7 @@ class Simulation:
     depth: int = 1  # steps in flight when the next one is scheduled
     max_mirrored: int = 1_000
     lengths: dict[str, int] = field(default_factory=dict)  # tokens computed, of live requests
+    returning: set[str] = field(default_factory=set)  # admitted again, not yet scheduled
     in_flight: deque[tuple[StepTransfers, list[Slice]]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -178,7 +180,7 @@ class Simulation:
             poison_freed=True,
         )
         self.planner = TransferPlanner(
-            self.owner, num_ranks=self.num_ranks, max_mirrored_blocks_per_step=self.max_mirrored
+            self.owner, num_ranks=self.num_ranks, write_budget=lambda _: self.max_mirrored
         )
         self.ranks = [SimulatedRank(self.num_groups, self.rng) for _ in range(self.num_ranks)]
         self.num_requests = 0
@@ -210,8 +212,12 @@ class Simulation:
         assert num_free - self.pool.get_num_free_blocks() == num_new, (
             "took what it did not announce"
         )
+        is_new = start == 0 or request_id in self.returning
+        self.returning.discard(request_id)
+        if is_new:  # vLLM sends the whole row
+            gained = tuple(group.row for group in request.groups)
         ids = tuple([block.block_id for block in row] for row in gained)
-        return Slice(request_id, start, num_tokens, ids, is_new=start == 0)
+        return Slice(request_id, start, num_tokens, ids, is_new=is_new)
 
     def run_oldest(self) -> None:
         transfers, batch = self.in_flight.popleft()
@@ -228,8 +234,31 @@ class Simulation:
         self.lengths[request.request_id] = 0
         return request
 
-    def end(self, request_id: str) -> None:
+    def sleep(self, request_id: str, groups: Iterable[int]) -> None:
+        """Take the staging and some groups of a request that does not run."""
+        request = self.owner.requests[request_id]
+        self.owner.staging.drop(request)
+        self.owner.offload(request, groups)
+        self.planner.note_offloaded(request)
+        self.owner.check_integrity()
+
+    def park(self, request_id: str) -> int:
+        """Preempt a request, keeping its host copies; return how many tokens they hold."""
         del self.lengths[request_id]
+        self.pool.free_blocks(reversed(self.owner.park(request_id)))
+        self.owner.check_integrity()
+        request = self.owner.requests.get(request_id)
+        return request.num_tokens if request else 0
+
+    def come_back(self, request_id: str) -> None:
+        """Admit a parked request that is awake."""
+        request = self.owner.requests[request_id]
+        assert not request.asleep
+        self.lengths[request_id] = request.num_tokens
+        self.returning.add(request_id)
+
+    def end(self, request_id: str) -> None:
+        self.lengths.pop(request_id, None)
         self.pool.free_blocks(reversed(self.owner.pop(request_id)))
 
     def settle(self) -> None:

@@ -1,0 +1,87 @@
+"""How a parked request comes back: by load, by recompute, or with its layers left on the host.
+
+TokenFlow (section 5.3) compares the time of the load with the time of the recompute. Here the three
+ways are compared by the delay they cause to everybody, in seconds summed over requests:
+
+    load            this request waits until its bytes are through the queue; nobody else does
+    recompute       the whole batch waits for the prefill
+    host-resident   nothing is copied ahead; each step waits for the bytes that the link does not
+                    move within the step, until the layers are back
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ResumeWay(Enum):
+    LOAD = "load"
+    RECOMPUTE = "recompute"
+    HOST_RESIDENT = "host_resident"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkAndStep:
+    """What the engine has measured of itself; a rate is None until there is a sample."""
+
+    h2d_bytes_per_s: float | None
+    prefill_tokens_per_s: float | None
+    step_s: float  # a decode step without copies
+    step_bytes: int  # what the running batch loads in each step, >= 0
+    queue_bytes: int  # background copies before this one, >= 0
+    num_running: int  # requests that a longer step delays, >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedRequest:
+    """What there is to bring back."""
+
+    num_tokens: int  # all of its known tokens, >= 1
+    num_host_tokens: int  # leading ones whose KV is on the host
+    load_bytes: int  # of the layers that have room in the pool
+    host_bytes: int  # of all layers
+    num_steps: int  # that it is expected to run before its layers are back, >= 1
+
+
+MIN_LINK_SHARE = 0.05  # of the link is left to background copies, whatever the steps load
+
+
+def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, float]:
+    """Return each way's delay in request-seconds. Both rates must be known."""
+    assert engine.h2d_bytes_per_s
+    assert engine.prefill_tokens_per_s
+    num_delayed = engine.num_running + 1
+    tail_s = (parked.num_tokens - parked.num_host_tokens) / engine.prefill_tokens_per_s
+    step_load_s = engine.step_bytes / engine.h2d_bytes_per_s
+    background_share = max(
+        MIN_LINK_SHARE, 1.0 - step_load_s / max(engine.step_s, step_load_s, 1e-9)
+    )
+    load_s = (engine.queue_bytes + parked.load_bytes) / (engine.h2d_bytes_per_s * background_share)
+    left_bytes = parked.host_bytes - parked.load_bytes
+    return {
+        ResumeWay.LOAD: load_s
+        + num_delayed * (tail_s + parked.num_steps * _stall_s(left_bytes, engine)),
+        ResumeWay.RECOMPUTE: num_delayed * parked.num_tokens / engine.prefill_tokens_per_s,
+        ResumeWay.HOST_RESIDENT: num_delayed
+        * (tail_s + parked.num_steps * _stall_s(parked.host_bytes, engine)),
+    }
+
+
+def cheapest_resume(parked: ParkedRequest, engine: LinkAndStep) -> ResumeWay:
+    """Return the way of least delay; ties go to the load, then to the recompute.
+
+    While a rate is unknown, what is on the host is loaded.
+    """
+    if parked.num_host_tokens <= 0:
+        return ResumeWay.RECOMPUTE
+    if not engine.h2d_bytes_per_s or not engine.prefill_tokens_per_s:
+        return ResumeWay.LOAD
+    costs = resume_costs(parked, engine)
+    return min(ResumeWay, key=lambda way: costs[way])
+
+
+def _stall_s(num_bytes: int, engine: LinkAndStep) -> float:
+    """Return how much longer a step takes that loads `num_bytes` more."""
+    assert engine.h2d_bytes_per_s
+    before_s = max(engine.step_s, engine.step_bytes / engine.h2d_bytes_per_s)
+    after_s = max(engine.step_s, (engine.step_bytes + num_bytes) / engine.h2d_bytes_per_s)
+    return after_s - before_s

@@ -1,0 +1,90 @@
+"""The way back of least delay, on numbers that can be followed by hand."""
+
+import pytest
+
+from services.placement.resume import (
+    LinkAndStep,
+    ParkedRequest,
+    ResumeWay,
+    cheapest_resume,
+    resume_costs,
+)
+
+
+def make_engine(**overrides: object) -> LinkAndStep:
+    values: dict[str, object] = {
+        "h2d_bytes_per_s": 1_000.0,
+        "prefill_tokens_per_s": 100.0,
+        "step_s": 0.1,
+        "step_bytes": 0,
+        "queue_bytes": 0,
+        "num_running": 3,
+        **overrides,
+    }
+    return LinkAndStep(**values)  # type: ignore[arg-type]
+
+
+def make_parked(**overrides: object) -> ParkedRequest:
+    values: dict[str, object] = {
+        "num_tokens": 110,
+        "num_host_tokens": 100,
+        "load_bytes": 800,
+        "host_bytes": 800,
+        "num_steps": 10,
+        **overrides,
+    }
+    return ParkedRequest(**values)  # type: ignore[arg-type]
+
+
+def test_costs_by_hand() -> None:
+    # tail: 10 tokens at 100/s = 0.1 s, for 4 requests 0.4
+    # load: 800 bytes at 1000/s = 0.8 s, for itself only
+    # recompute: 110 tokens at 100/s = 1.1 s, for 4 requests 4.4
+    # host-resident: each step takes 0.8 s instead of 0.1: 0.7 s, 10 times, for 4 requests 28
+    assert resume_costs(make_parked(), make_engine()) == pytest.approx(
+        {ResumeWay.LOAD: 1.2, ResumeWay.RECOMPUTE: 4.4, ResumeWay.HOST_RESIDENT: 28.4}
+    )
+
+
+def test_a_fast_link_is_loaded_from() -> None:
+    assert cheapest_resume(make_parked(), make_engine()) is ResumeWay.LOAD
+
+
+def test_a_slow_link_loses_to_a_fast_prefill() -> None:
+    engine = make_engine(h2d_bytes_per_s=10.0, prefill_tokens_per_s=1_000.0)
+    assert cheapest_resume(make_parked(), engine) is ResumeWay.RECOMPUTE
+
+
+def test_layers_whose_loads_hide_within_the_steps_stay_on_the_host() -> None:
+    # 80 bytes take 0.08 s of every 0.1 s step: no stall, while a load waits 0.08 s.
+    parked = make_parked(load_bytes=80, host_bytes=80)
+    assert cheapest_resume(parked, make_engine()) is ResumeWay.HOST_RESIDENT
+
+
+@pytest.mark.parametrize("queue_bytes", [0, 3_199, 3_201])
+def test_a_long_queue_tips_the_balance_to_the_recompute(queue_bytes: int) -> None:
+    # load: (queue + 800) / 1000 + 0.4 against 4.4
+    expected = ResumeWay.LOAD if queue_bytes <= 3_200 else ResumeWay.RECOMPUTE
+    assert cheapest_resume(make_parked(), make_engine(queue_bytes=queue_bytes)) is expected
+
+
+def test_a_batch_that_fills_the_link_slows_the_load_down() -> None:
+    free = resume_costs(make_parked(), make_engine())[ResumeWay.LOAD]
+    # 60 bytes of 100 that a step moves: 40 % of the link is left, 0.8 s become 2 s
+    busy = resume_costs(make_parked(), make_engine(step_bytes=60))[ResumeWay.LOAD]
+    assert busy - free == pytest.approx(1.2)
+
+
+def test_without_a_host_copy_there_is_only_the_recompute() -> None:
+    assert cheapest_resume(make_parked(num_host_tokens=0), make_engine()) is ResumeWay.RECOMPUTE
+
+
+@pytest.mark.parametrize("rate", ["h2d_bytes_per_s", "prefill_tokens_per_s"])
+def test_before_anything_is_measured_what_is_on_the_host_is_loaded(rate: str) -> None:
+    assert cheapest_resume(make_parked(), make_engine(**{rate: None})) is ResumeWay.LOAD
+
+
+def test_layers_without_room_in_the_pool_stall_a_load_too() -> None:
+    # 400 of 800 bytes come ahead in 0.4 s; the other 400 make each step 0.4 s: 0.3 * 10 * 4 = 12
+    costs = resume_costs(make_parked(load_bytes=400), make_engine())
+    assert costs[ResumeWay.LOAD] == pytest.approx(0.4 + 0.4 + 12.0)
