@@ -189,6 +189,12 @@ class FakeDevice:
             clock = self.compute.enqueue(work)
             self._read(rows, indices, self.compute.number, clock, clock)
 
+    def forget_reads(self, rows: torch.Tensor, indices: Sequence[int]) -> None:
+        """Let anybody write these rows: nobody will use what is being read from them."""
+        with self.lock:
+            for index in indices:
+                self._accesses_of(rows, index).reads.clear()
+
     def finish(self) -> None:
         """Let everything run, and let the host know it."""
         for stream in list(self._streams):
@@ -242,17 +248,17 @@ class FakeDevice:
         for index in indices:
             accesses = self._accesses_of(rows, index)
             if accesses.write is not None and not precedes(*accesses.write, known):
-                self.races.append(f"stream {stream} reads row {index} during its write")
+                self.races.append(f"stream {stream} reads row {index} while {accesses.write[0]} writes")
             accesses.reads[stream] = clock[stream]
 
     def _write(self, rows: torch.Tensor, indices: Sequence[int], stream: int, clock: Clock) -> None:
         for index in indices:
             accesses = self._accesses_of(rows, index)
             if accesses.write is not None and not precedes(*accesses.write, clock):
-                self.races.append(f"stream {stream} writes row {index} during another write")
+                self.races.append(f"stream {stream} writes row {index} while {accesses.write[0]} does")
             for reader, count in accesses.reads.items():
                 if not precedes(reader, count, clock):
-                    self.races.append(f"stream {stream} writes row {index} during a read")
+                    self.races.append(f"stream {stream} writes row {index} while {reader} reads")
             accesses.write, accesses.reads = (stream, clock[stream]), {}
 
     def _accesses_of(self, rows: torch.Tensor, index: int) -> Accesses:

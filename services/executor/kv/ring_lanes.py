@@ -126,10 +126,23 @@ class RingSaves(IssuingLane):
             self._waiting.clear()
         return has_ended
 
+    def cancel(self, job: CopyJob) -> None:
+        with self.changed:
+            job.cancelled = True
+            num_dropped = sum(chunk.job is job for chunk in self._waiting)
+            self._waiting = deque(chunk for chunk in self._waiting if chunk.job is not job)
+            job.num_to_issue -= num_dropped
+            self._note_landed(job, num_dropped)
+            self.changed.notify_all()
+
     def _end(self, job: CopyJob, error: Exception) -> None:
         job.error = job.error or error
-        job.num_to_land = 0
-        job.landed.set()
+        self._note_landed(job, job.num_to_land)
+
+    def _note_landed(self, job: CopyJob, num_chunks: int) -> None:
+        job.num_to_land -= num_chunks
+        if job.num_to_land == 0:
+            job.landed.set()
 
     def _issue_into_free_buffers(self) -> None:
         while self._waiting and not self.closing:
@@ -155,6 +168,7 @@ class RingSaves(IssuingLane):
             self._empty(chunk, buffer)
             with self.changed:
                 self._issued.popleft()
+                self._note_landed(chunk.job, 1)
                 self._ring.give_back(buffer)
                 self._issue_into_free_buffers()
                 self.changed.notify_all()
@@ -162,11 +176,8 @@ class RingSaves(IssuingLane):
     def _empty(self, chunk: Chunk, buffer: RingBuffer) -> None:
         job = chunk.job
         try:
-            if job.error is None:
+            if job.error is None and not job.cancelled:
                 for copy in between_ring_and_host(chunk, buffer):
                     self.device.copy_on_host(copy)
         except Exception as error:  # noqa: BLE001  # told to whoever waits
             job.error = error
-        job.num_to_land -= 1
-        if job.num_to_land == 0:
-            job.landed.set()

@@ -12,6 +12,7 @@ import torch
 from services.executor.kv.copy_engine import Direction
 from services.executor.kv.cuda_copy_engine import CudaCopyEngine
 from services.executor.kv.host_ring import HostRing
+from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.pages import GroupPages
 from services.executor.kv.transfer_runner import TransferRunner
 from tests.fake_streams import FakeDevice
@@ -49,6 +50,13 @@ class StreamRank(SimulatedRank):
     def close(self) -> None:
         self.engine.close()
         self.device.finish()
+
+    def run_step(self, transfers: StepTransfers, batch: list[Slice]) -> StepFeedback:
+        for request_id, group in transfers.dropped_tables:
+            if group is None:  # it has ended: copies of its blocks may go on, and are of no use
+                for row in self.rows.get(request_id, []):
+                    self.device.forget_reads(self._pool, row)
+        return super().run_step(transfers, batch)
 
     def _poison(self, block_ids: list[int]) -> None:
         self.device.write(self._pool, block_ids, self._put(block_ids, None))
