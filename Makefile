@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down logs bench bench-planner bench-layerwise models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test demo up down watch logs bench bench-planner bench-layerwise models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ up: setup ## start the local stack (EVENFLOW_MODEL=<path or hub id> serves anoth
 
 down: ## stop the local stack
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m demo down; fi
+
+watch: ## show what the engine of the local stack is doing
+	$(BIN)/python -m demo watch
 
 logs: ## follow the logs of the local stack
 	$(BIN)/python -m demo logs

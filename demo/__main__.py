@@ -1,4 +1,4 @@
-"""`python -m demo run|up|down|logs`: the local stack."""
+"""`python -m demo run|up|watch|down|logs`: the local stack."""
 
 import subprocess
 import sys
@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 from demo import stack
 from demo.answer import AnswerError, Question, stream_answer, summary
+from demo.engine_view import display_for
+from demo.engine_watch import EngineWatch, WatchError
 from demo.long_prompt import show_long_prompt
 from demo.model import demo_model
 from demo.questions import ZEN_QUESTION
+from demo.readers import READERS, UPDATES_PER_S, show_readers
 from demo.settings import LOG_DIR, BadSettingError, StackSettings, read_settings
 from demo.snippets import snippets
 
@@ -36,7 +39,7 @@ def up() -> StackSettings:
 
 
 def run() -> None:
-    """Bring the stack up, show one paced answer, say how to ask for more."""
+    """Bring the stack up, show paced answers and the engine, say how to ask for more."""
     settings = up()
     print(f"\n> {ZEN_QUESTION}\n")
     answer = stream_answer(
@@ -50,7 +53,20 @@ def run() -> None:
     if not settings.model:
         print(f"> {ZEN_QUESTION}  (behind a text that does not fit the KV pool)\n")
         print(f"\n\n{show_long_prompt(settings)}\n")
+        print(f"> {len(READERS)} readers at once, whose KV does not fit the pool together\n")
+        print(f"\n{show_readers(settings)}\n")
     print(snippets(settings, SNIPPET_QUESTION))
+
+
+def watch() -> None:
+    """Show the running engine until interrupted."""
+    engine = EngineWatch(read_settings().address("executor"), updates_per_s=UPDATES_PER_S)
+    display = display_for()
+    try:
+        for state in engine.states():
+            display.show(state)
+    finally:
+        display.close()
 
 
 def down() -> None:
@@ -69,14 +85,20 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-COMMANDS: dict[str, Callable[[], object]] = {"run": run, "up": up, "down": down, "logs": logs}
+COMMANDS: dict[str, Callable[[], object]] = {
+    "run": run,
+    "up": up,
+    "watch": watch,
+    "down": down,
+    "logs": logs,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in COMMANDS:
         sys.exit(f"usage: python -m demo {'|'.join(COMMANDS)}")
     try:
         COMMANDS[sys.argv[1]]()
-    except (stack.StackError, BadSettingError, AnswerError) as error:
+    except (stack.StackError, BadSettingError, AnswerError, WatchError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -41,6 +41,7 @@ class Question:
 
     text: str
     context: str = ""  # stands before the question
+    request_id: str = ""  # empty: the gateway chooses one
 
 
 class AnswerError(Exception):
@@ -73,7 +74,8 @@ def stream_answer(
     text, arrived_s = "", list[float]()
     usage = {"prompt_tokens": 0, "completion_tokens": 0}
     sent_s = time.monotonic()
-    for event in _events(base_url, body, rate_tps):
+    headers = {"x-consumption-rate-tps": str(rate_tps), "x-request-id": question.request_id}
+    for event in _events(base_url, body, headers):
         usage = event.get("usage") or usage
         for choice in event["choices"]:
             if piece := choice["delta"].get("content"):
@@ -130,8 +132,9 @@ def num_late(arrived_s: Sequence[float], interval_s: float) -> int:
     return late
 
 
-def _events(base_url: str, body: dict[str, object], rate_tps: float) -> Iterator[dict[str, Any]]:
-    headers = {"x-consumption-rate-tps": str(rate_tps)}
+def _events(
+    base_url: str, body: dict[str, object], headers: dict[str, str]
+) -> Iterator[dict[str, Any]]:
     with (
         httpx.Client(timeout=ANSWER_TIMEOUT_S) as client,
         client.stream(

@@ -10,7 +10,7 @@ from demo.questions import ZEN_QUESTION, context_texts
 from demo.settings import StackSettings
 
 NUM_CONTEXT_CHARS = 6_000  # some 1,800 tokens
-READING_RATE_TPS = 60.0  # a glance: the first answer has shown the pace
+READING_RATE_TPS = 60.0  # more than the engine makes: the first answer has shown the pace
 SCRAPE_TIMEOUT_S = 10.0
 
 

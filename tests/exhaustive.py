@@ -3,9 +3,11 @@
 import cvxpy as cp
 import numpy as np
 
-from services.planner import kernels
 from services.planner.instance import FORBIDDEN, Instance
 from services.planner.jit import compiled
+from services.planner.kernels.load import Board, load_of, used_blocks
+from services.planner.kernels.longest_path import critical_path
+from services.planner.kernels.step import step_s
 from services.planner.library import PatternLibrary
 from services.planner.program import Cuts
 from services.planner.relaxation import joined, no_cuts
@@ -16,11 +18,11 @@ def exhaustive(
 ) -> float:
     """Return the least objective of all placements that fit, infinity if none does."""
     every = np.arange(library.num_patterns) if columns is None else columns
-    return _least_objective(kernels.Board(instance, library.tables), every)
+    return _least_objective(Board(instance, library.tables), every)
 
 
 @compiled
-def _least_objective(board: kernels.Board, columns: np.ndarray) -> float:
+def _least_objective(board: Board, columns: np.ndarray) -> float:
     choice = np.zeros(board.instance.transfer_s.shape[0], np.int64)
     least = np.inf
     for number in range(len(columns) ** len(choice)):
@@ -28,9 +30,9 @@ def _least_objective(board: kernels.Board, columns: np.ndarray) -> float:
         for request in range(len(choice)):
             choice[request] = columns[left % len(columns)]
             left //= len(columns)
-        load = kernels.load_of(choice, board)
-        if kernels.used_blocks(load, board) <= board.instance.capacity:
-            least = min(least, kernels.step_s(load, board) + load.sums[1])
+        load = load_of(choice, board)
+        if used_blocks(load, board) <= board.instance.capacity:
+            least = min(least, step_s(load, board) + load.sums[1])
     return least
 
 
@@ -58,8 +60,8 @@ def by_milp(instance: Instance, library: PatternLibrary) -> float:
         if problem.status == cp.INFEASIBLE:
             return float("inf")
         choice = np.argmax(pick.value, axis=1)
-        load = kernels.load_of(choice, kernels.Board(instance, library.tables))
-        length = kernels.critical_path(load.mass, library.tables, instance.compute_s, row, mask)
+        load = load_of(choice, Board(instance, library.tables))
+        length = critical_path(load.mass, library.tables, instance.compute_s, row, mask)
         if length <= float(theta.value) * (1.0 + 1e-7):
             return float(problem.value)
         cuts = joined(cuts, Cuts(rows=row[None].copy(), masks=mask[None].copy()))

@@ -8,9 +8,11 @@ import numpy as np
 
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
-from services.planner import kernels
 from services.planner.budget import DeadlineBudget, NodeBudget
 from services.planner.instance import Instance, pool_blocks
+from services.planner.kernels.load import Board
+from services.planner.kernels.rounding import repair
+from services.planner.kernels.step import objective_s
 from services.planner.library import PatternLibrary
 from services.planner.solver import Solver, warm_solver
 from tests.exhaustive import exhaustive
@@ -82,7 +84,7 @@ def measure(cell: Cell, solver: Solver, random: np.random.Generator) -> dict[str
         return solver.solve(instance, DeadlineBudget(time.process_time, deadline_s), starts=[])
 
     wall_s, cpu_s, plan = timed(with_budget)
-    board = kernels.Board(instance, solver.library.tables)
+    board = Board(instance, solver.library.tables)
     return {
         "first_wall_s": first_wall_s,
         "first_cpu_s": first_cpu_s,
@@ -103,12 +105,12 @@ def timed(work: Any) -> tuple[float, float, Any]:
     return time.perf_counter() - wall_s, time.process_time() - cpu_s, result
 
 
-def uniform_s(instance: Instance, library: PatternLibrary, board: kernels.Board) -> float:
+def uniform_s(instance: Instance, library: PatternLibrary, board: Board) -> float:
     """Return the objective of the best even distance for the whole batch."""
     choices = (np.full(instance.num_requests, column) for column in library.even)
     return min(
         (
-            kernels.objective_s(choice, board)
+            objective_s(choice, board)
             for choice in choices
             if pool_blocks(instance, library.tables.offloaded, choice) <= instance.capacity
         ),
@@ -116,13 +118,13 @@ def uniform_s(instance: Instance, library: PatternLibrary, board: kernels.Board)
     )
 
 
-def greedy_s(instance: Instance, library: PatternLibrary, board: kernels.Board) -> float:
+def greedy_s(instance: Instance, library: PatternLibrary, board: Board) -> float:
     """Return the objective of greedy offloading: fewest seconds of copies per block freed."""
     choice = np.zeros(instance.num_requests, dtype=np.int64)
     copies_s = np.outer(instance.transfer_s, library.tables.num_jobs)
-    if not kernels.repair(choice, board, library.even, copies_s):
+    if not repair(choice, board, library.even, copies_s):
         return float("nan")
-    return kernels.objective_s(choice, board)
+    return objective_s(choice, board)
 
 
 def against_exhaustive(hardware: str, num_requests: int, count: int, seed: int) -> dict[str, Any]:

@@ -240,5 +240,6 @@ def _observed_request(request: RequestObservation) -> pb.ObservedRequest:
         num_deposited_tokens=request.num_deposited_tokens,
         num_late_tokens=request.num_late_tokens,
         release_interval_s=request.interval_s,
+        pace_tail=request.pace_tail,
         residency=[_RESIDENCIES[letter] for letter in request.residency],
     )

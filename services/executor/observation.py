@@ -41,6 +41,7 @@ class RequestObservation:
     num_deposited_tokens: int  # by the reader model
     num_late_tokens: int  # generated too late for the reader, deposit included
     interval_s: float  # S, between two tokens of the reader; 0: no pace was asked for
+    pace_tail: bool = False  # the gateway delivers its deposit at its pace after the end
     residency: str = ""  # a `Residency` value per layer group; empty without layer-wise KV
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from services.placement.capacity import Demand, blocks_needed
 from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import RESIDENT, Pattern, make_pattern
+from services.placement.prefill import Progress, largest_chunk, progress_of
 from services.placement.types import (
     EngineShape,
     Link,
     Placement,
     Profile,
     RequestId,
-    RequestPhase,
     RequestState,
     Snapshot,
 )
@@ -48,9 +48,7 @@ def demand_of(request: RequestState, engine: EngineShape, *, growth: int = 0) ->
     first_new = request.num_tokens - SEALING_STEPS
     fills = num_tokens // engine.block_size > max(first_new, 0) // engine.block_size
     extra = int(fills and growth > 0)
-    if request.phase is RequestPhase.PREFILL:
-        left = request.num_prompt_tokens - request.num_computed_tokens
-        extra += math.ceil(min(left, engine.max_num_batched_tokens) / engine.block_size)
+    extra += math.ceil(largest_chunk(request, engine) / engine.block_size)
     return Demand(
         num_tokens=num_tokens,
         block_size=engine.block_size,
@@ -69,23 +67,6 @@ def placed_pattern(placed: RequestState | Placement, engine: EngineShape) -> Pat
     """Return the pattern in force for a request, or of an answer, in layer groups."""
     groups = sorted({layer // engine.layers_per_group for layer in placed.offloaded_layers})
     return make_pattern(tuple(groups), max(1, placed.num_prefetch_buffers))
-
-
-def may_offload(request: RequestState, engine: EngineShape, group: int) -> bool:
-    """Say whether a group's full blocks are on the host, or are about to be.
-
-    Only what is mirrored may leave the pool. A group that is already offloaded may stay so.
-    """
-    if group in placed_pattern(request, engine).offloaded:
-        return True
-    if group >= len(request.num_host_blocks):
-        return request.num_tokens < engine.block_size
-    num_full = request.num_computed_tokens // engine.block_size
-    return request.num_host_blocks[group] >= num_full - SEALING_STEPS
-
-
-def allowed_pattern(request: RequestState, engine: EngineShape, pattern: Pattern) -> bool:
-    return all(may_offload(request, engine, group) for group in pattern.offloaded)
 
 
 def placement_of(request: RequestState, engine: EngineShape, pattern: Pattern) -> Placement:
@@ -129,38 +110,51 @@ def _stays_paused(request: RequestState) -> bool:
 
 
 def group_compute_s(
-    engine: EngineShape, profile: Profile, *, num_tokens: int, num_context_tokens: int
+    engine: EngineShape, profile: Profile, progress: Sequence[Progress], step: int
 ) -> list[float]:
-    """Return the compute time of each layer group in a step."""
-    layer_s = profile.layer_s(num_tokens, num_context_tokens)
+    """Return the compute time of each layer group in step `step`, counted from 0."""
+    decodes = [one.tokens_read_at(step) for one in progress if one.decodes_at(step)]
+    layer_s = profile.layer_s(len(decodes), sum(decodes))
+    layer_s += sum(
+        chunk_layer_s(engine, profile, chunk=chunk, num_read=one.tokens_read_at(step))
+        for one in progress
+        if (chunk := one.chunk_at(step))
+    )
     return [len(engine.layers_of(group)) * layer_s for group in range(engine.num_groups)]
 
 
-def fetch_s(demand: Demand, engine: EngineShape, link: Link) -> float:
+def chunk_layer_s(engine: EngineShape, profile: Profile, *, chunk: int, num_read: int) -> float:
+    """Return what a chunk of a prompt adds to each layer's time.
+
+    By the measured prefill time, or where there is none by the times of a step's tokens.
+    """
+    if profile.prefill_s_per_token > 0.0:
+        return chunk * profile.prefill_s_per_token / engine.num_layers
+    reads = num_read * profile.layer_s_per_context_token
+    return chunk * profile.layer_s_per_token + reads
+
+
+def fetch_s(num_tokens: int, engine: EngineShape, link: Link) -> float:
     """Return how long the link needs for one offloaded group of a request (tau_r)."""
-    return link.copy_s(demand.num_full_blocks * engine.block_bytes)
+    return link.copy_s(num_tokens // engine.block_size * engine.block_bytes)
 
 
 def predicted_step_s(
     snapshot: Snapshot, batch: Sequence[tuple[RequestState, Pattern]], *, growth: int = 0
 ) -> float:
-    """Return the predicted length of a decode step of `batch`, `growth` tokens from now.
+    """Return the predicted length of a step of `batch`, `growth` steps from now.
 
-    The snapshot has a profile and a host-to-GPU link.
+    Prompts under computation advance by their chunks. The snapshot has a profile and a
+    host-to-GPU link.
     """
     assert snapshot.profile is not None
     assert snapshot.h2d is not None
-    engine = snapshot.engine
-    demands = [demand_of(request, engine, growth=growth) for request, _ in batch]
-    compute_s = group_compute_s(
-        engine,
-        snapshot.profile,
-        num_tokens=len(batch),
-        num_context_tokens=sum(demand.num_tokens for demand in demands),
-    )
+    engine, link = snapshot.engine, snapshot.h2d
+    progress = progress_of([request for request, _ in batch], engine)
     fetches = [
-        Fetch(pattern=pattern, layer_s=fetch_s(demand, engine, snapshot.h2d))
-        for demand, (_, pattern) in zip(demands, batch, strict=True)
+        Fetch(pattern=pattern, layer_s=fetch_s(one.tokens_read_at(growth), engine, link))
+        for one, (_, pattern) in zip(progress, batch, strict=True)
         if pattern != RESIDENT
     ]
+    compute_s = group_compute_s(engine, snapshot.profile, progress, growth)
     return snapshot.profile.outside_layers_s + step_timing(compute_s, fetches).total_s

@@ -6,15 +6,8 @@ needs neither a profile nor a solver.
 
 import heapq
 
-from services.placement.batch import (
-    allowed_pattern,
-    answer,
-    capacity_blocks,
-    demand_of,
-    members,
-    pool_need,
-)
-from services.placement.capacity import Demand
+from services.placement.batch import answer, capacity_blocks, members
+from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
 from services.placement.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
 from services.placement.types import (
     EngineShape,
@@ -31,12 +24,12 @@ def dynamic_heuristic(snapshot: Snapshot) -> Plan:
 
     If they do not fit with everything offloaded, the newest requests are paused.
     """
-    batch = list(members(snapshot))
+    batch, mirror = list(members(snapshot)), mirror_of(snapshot)
     paused: list[RequestState] = []
-    patterns = fewest_offloaded(batch, snapshot)
+    patterns = fewest_offloaded(batch, snapshot, mirror)
     while patterns is None:
         paused.append(batch.pop())
-        patterns = fewest_offloaded(batch, snapshot)
+        patterns = fewest_offloaded(batch, snapshot, mirror)
     return Plan(
         epoch=snapshot.epoch,
         policy=snapshot.policy,
@@ -46,19 +39,18 @@ def dynamic_heuristic(snapshot: Snapshot) -> Plan:
 
 
 def fewest_offloaded(
-    batch: list[RequestState], snapshot: Snapshot
+    batch: list[RequestState], snapshot: Snapshot, mirror: Mirror
 ) -> dict[RequestId, Pattern] | None:
     """Return a pattern per request, None where nothing fits."""
     engine = snapshot.engine
-    demands = [demand_of(request, engine, growth=1) for request in batch]
     counts = [0] * len(batch)
-    blocks = [pool_need(demand, RESIDENT) for demand in demands]
+    blocks = [blocks_with_mirror(request, RESIDENT, mirror, engine) for request in batch]
     excess = sum(blocks) - capacity_blocks(snapshot)
     largest = [(-held, index) for index, held in enumerate(blocks)]
     heapq.heapify(largest)
     while excess > 0 and largest:
         _, index = heapq.heappop(largest)
-        step = _next_smaller(batch[index], demands[index], counts[index], engine)
+        step = _next_smaller(batch[index], counts[index], mirror, engine)
         if step is None:
             continue
         counts[index], freed = step
@@ -78,13 +70,15 @@ def _balanced(engine: EngineShape, count: int) -> Pattern:
 
 
 def _next_smaller(
-    request: RequestState, demand: Demand, count: int, engine: EngineShape
+    request: RequestState, count: int, mirror: Mirror, engine: EngineShape
 ) -> tuple[int, int] | None:
     """Return the next offload count that needs fewer blocks, and how many fewer."""
-    held = pool_need(demand, _balanced(engine, count))
+    held = blocks_with_mirror(request, _balanced(engine, count), mirror, engine)
     for more in range(count + 1, engine.num_groups + 1):
         pattern = _balanced(engine, more)
-        freed = held - pool_need(demand, pattern)
-        if freed > 0 and allowed_pattern(request, engine, pattern):
+        if not mirror.allows(request, pattern):
+            continue
+        freed = held - blocks_with_mirror(request, pattern, mirror, engine)
+        if freed > 0:
             return more, freed
     return None

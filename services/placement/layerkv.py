@@ -9,15 +9,13 @@ of their kept layers.
 import math
 
 from services.placement.batch import (
-    allowed_pattern,
     answer,
     capacity_blocks,
-    demand_of,
     members,
     placed_pattern,
-    pool_need,
 )
 from services.placement.capacity import prefill_reread_blocks
+from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
 from services.placement.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
 from services.placement.types import (
     EngineShape,
@@ -32,11 +30,11 @@ from services.placement.types import (
 
 def layerkv(snapshot: Snapshot) -> Plan:
     """Place prefills by Eq. 4 and decodes by the state of the link and of the pool."""
-    batch = list(members(snapshot))
-    patterns = {request.request_id: _steady_pattern(request, snapshot) for request in batch}
-    _relieve_shortage(batch, patterns, snapshot)
+    batch, mirror = list(members(snapshot)), mirror_of(snapshot)
+    patterns = {r.request_id: _steady_pattern(r, snapshot, mirror) for r in batch}
+    _relieve_shortage(batch, patterns, snapshot, mirror)
     paused = []
-    while batch and _excess(batch, patterns, snapshot) > 0:
+    while batch and _excess(batch, patterns, snapshot, mirror) > 0:
         newest = batch.pop()
         del patterns[newest.request_id]
         paused.append(newest.request_id)
@@ -99,40 +97,48 @@ def _ends_now(request: RequestState) -> bool:
     return request.num_output_tokens + 1 >= (low + high) / 2
 
 
-def _steady_pattern(request: RequestState, snapshot: Snapshot) -> Pattern:
+def _steady_pattern(request: RequestState, snapshot: Snapshot, mirror: Mirror) -> Pattern:
     engine = snapshot.engine
     if request.phase is RequestPhase.PREFILL:
-        return evenly_offloaded(engine, min_kept_layers(request, snapshot))
+        hidden = evenly_offloaded(engine, min_kept_layers(request, snapshot))
+        return hidden if mirror.possible(request, hidden) else placed_pattern(request, engine)
     assert snapshot.d2h is not None
     everything = evenly_offloaded(engine, 0)
-    if snapshot.d2h.num_queued_bytes == 0 and allowed_pattern(request, engine, everything):
+    if snapshot.d2h.num_queued_bytes == 0 and mirror.allows(request, everything):
         return everything
     return placed_pattern(request, engine)
 
 
 def _relieve_shortage(
-    batch: list[RequestState], patterns: dict[RequestId, Pattern], snapshot: Snapshot
+    batch: list[RequestState],
+    patterns: dict[RequestId, Pattern],
+    snapshot: Snapshot,
+    mirror: Mirror,
 ) -> None:
     """Take kept layers from the most recently processed requests: half of them, then all."""
     engine = snapshot.engine
     missing = -num_blocks_forecast(snapshot)
     for divisor in (2, None):
         for request in reversed(batch):
-            if max(missing, _excess(batch, patterns, snapshot)) <= 0:
+            if max(missing, _excess(batch, patterns, snapshot, mirror)) <= 0:
                 return
             before = patterns[request.request_id]
             kept = engine.num_groups - before.num_offloaded
             fewer = evenly_offloaded(engine, kept // divisor if divisor else 0)
-            if allowed_pattern(request, engine, fewer) or request.phase is RequestPhase.PREFILL:
-                demand = demand_of(request, engine, growth=1)
-                missing -= pool_need(demand, before) - pool_need(demand, fewer)
+            prefill = request.phase is RequestPhase.PREFILL
+            if mirror.possible(request, fewer) if prefill else mirror.allows(request, fewer):
+                missing -= blocks_with_mirror(request, before, mirror, engine)
+                missing += blocks_with_mirror(request, fewer, mirror, engine)
                 patterns[request.request_id] = fewer
 
 
 def _excess(
-    batch: list[RequestState], patterns: dict[RequestId, Pattern], snapshot: Snapshot
+    batch: list[RequestState],
+    patterns: dict[RequestId, Pattern],
+    snapshot: Snapshot,
+    mirror: Mirror,
 ) -> int:
     need = sum(
-        pool_need(demand_of(r, snapshot.engine, growth=1), patterns[r.request_id]) for r in batch
+        blocks_with_mirror(r, patterns[r.request_id], mirror, snapshot.engine) for r in batch
     )
     return need - capacity_blocks(snapshot)

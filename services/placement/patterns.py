@@ -7,6 +7,7 @@ Layers count from 0 in code; the papers count from 1.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -55,6 +56,16 @@ def balanced_layers(num_layers: int, num_offloaded: int) -> tuple[int, ...]:
 def make_pattern(offloaded: tuple[int, ...], num_buffers: int) -> Pattern:
     """Return a pattern with no more buffers than it has offloaded layers."""
     return Pattern(offloaded, min(num_buffers, len(offloaded)))
+
+
+def spread_over(groups: Sequence[int], space: PatternSpace) -> tuple[Pattern, ...]:
+    """Return patterns that offload nothing but `groups`: all, every second, third, ... of them.
+
+    The even distances of a request of which only these layers may leave the pool.
+    """
+    depths = (1,) if space is PatternSpace.EVEN else (1, 2)
+    layouts = [tuple(groups[k - 1 :: k]) for k in even_distances(len(groups))]
+    return tuple(dict.fromkeys(make_pattern(layout, m) for m in depths for layout in layouts))
 
 
 @cache

@@ -13,7 +13,9 @@ from services.placement.batch import (
     pool_need,
     predicted_step_s,
 )
+from services.placement.mirror import mirror_of
 from services.placement.patterns import Pattern
+from services.placement.prefill import progress_of
 from services.placement.presets import REPLAN, PlacementPolicy, Replan
 from services.placement.types import Plan, PlanStatus, Quality, RequestState, Snapshot
 
@@ -56,12 +58,13 @@ def rated(plan: Plan, snapshot: Snapshot, policy: PlacementPolicy) -> Plan:
 
 def _num_steps(snapshot: Snapshot, batch: Placed) -> int:
     """Return for how many steps the pool certainly holds the batch, up to the longest window."""
-    capacity = capacity_blocks(snapshot)
+    capacity, mirror = capacity_blocks(snapshot), mirror_of(snapshot)
+    late = sum(mirror.late_blocks(request, pattern) for request, pattern in batch)
     low, high = 0, snapshot.parameters.max_window
     while low < high:
         middle = (low + high + 1) // 2
-        fits = sum(_most_blocks(request, pattern, snapshot, middle) for request, pattern in batch)
-        low, high = (middle, high) if fits <= capacity else (low, middle - 1)
+        most = sum(_most_blocks(request, pattern, snapshot, middle) for request, pattern in batch)
+        low, high = (middle, high) if most + late <= capacity else (low, middle - 1)
     return low
 
 
@@ -74,8 +77,6 @@ def _most_blocks(request: RequestState, pattern: Pattern, snapshot: Snapshot, gr
 
 def _without_stalls_s(snapshot: Snapshot, batch: Placed, *, growth: int) -> float:
     assert snapshot.profile is not None
-    context = sum(request.num_tokens + growth for request, _ in batch)
-    compute_s = group_compute_s(
-        snapshot.engine, snapshot.profile, num_tokens=len(batch), num_context_tokens=context
-    )
+    progress = progress_of([request for request, _ in batch], snapshot.engine)
+    compute_s = group_compute_s(snapshot.engine, snapshot.profile, progress, growth)
     return snapshot.profile.outside_layers_s + sum(compute_s)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.placement.types import PolicyParameters, RequestState
+from services.placement.types import PolicyParameters, RequestPhase, RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,11 @@ class Promise:
 
 
 def promise_of(request: RequestState, *, deposit: bool) -> Promise | None:
-    """Return a request's promise, None if it has no SLO. Without `deposit` none is counted."""
-    if request.slo_s is None:
+    """Return a request's promise, None if it has no SLO. Without `deposit` none is counted.
+
+    While its prompt is computed a request promises nothing: no step brings it a token.
+    """
+    if request.slo_s is None or request.phase is RequestPhase.PREFILL:
         return None
     num_deposited = request.num_deposited_tokens if deposit else 0
     age_s = request.last_release_age_s or 0.0

@@ -17,10 +17,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from services.placement.batch import (
-    allowed_pattern,
     answer,
     capacity_blocks,
-    demand_of,
     group_compute_s,
     members,
     placed_pattern,
@@ -29,6 +27,7 @@ from services.placement.batch import (
 )
 from services.placement.capacity import Demand
 from services.placement.latency import Fetch, step_timing
+from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
 from services.placement.patterns import (
     RESIDENT,
     Pattern,
@@ -36,6 +35,7 @@ from services.placement.patterns import (
     even_layers,
     make_pattern,
 )
+from services.placement.prefill import Progress
 from services.placement.slo import constant_step_rate, promise_of, violations_allowed
 from services.placement.types import (
     EngineShape,
@@ -46,6 +46,7 @@ from services.placement.types import (
 )
 
 Batch: TypeAlias = Sequence[RequestState]
+Placed: TypeAlias = Sequence[tuple[RequestState, Pattern]]
 
 
 def uniform_patterns(engine: EngineShape, num_buffers: int = 1) -> list[Pattern]:
@@ -115,12 +116,8 @@ def _static_pattern(snapshot: Snapshot) -> Pattern:
     assert snapshot.h2d is not None
     longest = engine.max_model_len or max((r.num_tokens for r in snapshot.requests), default=1)
     demand = Demand(num_tokens=longest, block_size=engine.block_size, num_groups=engine.num_groups)
-    compute_s = group_compute_s(
-        engine,
-        snapshot.profile,
-        num_tokens=engine.max_num_seqs,
-        num_context_tokens=engine.max_num_seqs * longest,
-    )
+    progress = [Progress(num_tokens=longest)] * engine.max_num_seqs
+    compute_s = group_compute_s(engine, snapshot.profile, progress, 0)
     link = snapshot.h2d.at_peak()
     layer_s = engine.max_num_seqs * link.copy_s(demand.num_full_blocks * engine.block_bytes)
     patterns = uniform_patterns(engine)
@@ -139,13 +136,21 @@ def _static_pattern(snapshot: Snapshot) -> Pattern:
 
 def _fitting(snapshot: Snapshot, batch: Batch) -> list[Pattern]:
     """Return the uniform patterns that fit, from the least offloading to the most."""
-    demands = [demand_of(request, snapshot.engine, growth=1) for request in batch]
-    capacity = capacity_blocks(snapshot)
+    engine, mirror, capacity = snapshot.engine, mirror_of(snapshot), capacity_blocks(snapshot)
     return [
         pattern
-        for pattern in uniform_patterns(snapshot.engine)
-        if sum(pool_need(demand, pattern) for demand in demands) <= capacity
+        for pattern in uniform_patterns(engine)
+        if _blocks(_placed(batch, pattern, mirror), mirror, engine) <= capacity
     ]
+
+
+def _placed(batch: Batch, pattern: Pattern, mirror: Mirror) -> Placed:
+    """Give each request the pattern, but for those whose layers are not on the host yet."""
+    return [(r, pattern if mirror.allows(r, pattern) else RESIDENT) for r in batch]
+
+
+def _blocks(placed: Placed, mirror: Mirror, engine: EngineShape) -> int:
+    return sum(blocks_with_mirror(r, pattern, mirror, engine) for r, pattern in placed)
 
 
 def _fastest(snapshot: Snapshot, batch: Batch) -> Pattern:
@@ -160,17 +165,12 @@ def _place(snapshot: Snapshot, choose: Callable[[Batch], Pattern]) -> Plan:
 
     A request whose layers are not on the host yet stays resident.
     """
-    engine, capacity = snapshot.engine, capacity_blocks(snapshot)
+    capacity, mirror = capacity_blocks(snapshot), mirror_of(snapshot)
     batch = list(members(snapshot))
     paused: list[RequestState] = []
     while True:
-        pattern = choose(batch)
-        placed = {
-            request.request_id: pattern if allowed_pattern(request, engine, pattern) else RESIDENT
-            for request in batch
-        }
-        need = sum(pool_need(demand_of(r, engine, growth=1), placed[r.request_id]) for r in batch)
-        if need <= capacity or not batch:
+        placed = _placed(batch, choose(batch), mirror)
+        if _blocks(placed, mirror, snapshot.engine) <= capacity or not batch:
             break
         paused.append(batch.pop())
     status = PlanStatus.FEASIBLE if not paused else PlanStatus.INFEASIBLE
@@ -178,5 +178,9 @@ def _place(snapshot: Snapshot, choose: Callable[[Batch], Pattern]) -> Plan:
         epoch=snapshot.epoch,
         policy=snapshot.policy,
         status=status,
-        placements=answer(snapshot, placed, [request.request_id for request in paused]),
+        placements=answer(
+            snapshot,
+            {r.request_id: p for r, p in placed},
+            [request.request_id for request in paused],
+        ),
     )

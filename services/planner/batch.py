@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.placement.batch import (
     SEALING_STEPS,
@@ -12,13 +13,17 @@ from services.placement.batch import (
     group_compute_s,
     placed_pattern,
 )
+from services.placement.mirror import mirror_of
 from services.placement.patterns import Pattern
+from services.placement.prefill import Progress, progress_of
 from services.placement.slo import Promise, promise_of
 from services.placement.types import Link, Profile, RequestState, Snapshot
-from services.planner import kernels
 from services.planner.instance import FORBIDDEN, Instance, Load, make_instance
+from services.planner.kernels.load import Board
 from services.planner.library import Floats, Ints, PatternLibrary
 from services.planner.window import Course, Growth, Promises, late_tokens, steps_of
+
+MAX_STEPS = 2**31  # more than any window has
 
 
 class Batch:
@@ -33,6 +38,7 @@ class Batch:
         self._profile: Profile = snapshot.profile
         self._link: Link = snapshot.h2d
         self.capacity = capacity_blocks(snapshot)
+        self._mirror = mirror_of(snapshot)
         self._instances: dict[tuple[int, int, bool], Instance] = {}
 
     @cached_property
@@ -54,26 +60,27 @@ class Batch:
         return self._present_offloaded @ (1.0 - self.library.tables.offloaded).T
 
     @cached_property
-    def _forbidden(self) -> Floats:
-        """[R, K] groups that a pattern would offload and that are not on the host yet."""
-        size, groups = self.snapshot.engine.block_size, self.library.num_groups
-        missing = np.zeros((len(self.requests), groups))
-        for r, request in enumerate(self.requests):
-            mirrored = np.zeros(groups)
-            given = request.num_host_blocks[:groups]
-            mirrored[: len(given)] = given
-            missing[r] = mirrored < request.num_computed_tokens // size - SEALING_STEPS
-            if not given and request.num_tokens >= size:
-                missing[r] = 1.0
-        missing *= 1.0 - self._present_offloaded
-        if not missing.any():
-            return np.zeros((len(self.requests), self.library.num_patterns))
-        return missing @ self.library.tables.offloaded.T
+    def _missing(self) -> Floats:
+        """[R, G] full blocks that are not on the host: `mirror.Mirror.missing`."""
+        missing = self._mirror.missing
+        return np.array([missing[r.request_id] for r in self.requests], dtype=np.float64)
+
+    @cached_property
+    def _late_blocks(self) -> Floats:
+        """[R, K] pool blocks until a pattern's groups are on the host."""
+        return self._missing @ self.library.tables.offloaded.T
+
+    @cached_property
+    def _forbidden(self) -> NDArray[np.bool_]:
+        """[R, K] whether a pattern offloads what is not on the host: `Mirror.allows`."""
+        lacking = (self._missing > SEALING_STEPS).astype(np.float64)
+        many = lacking @ self.library.tables.offloaded.T > 0.0
+        return np.asarray(many & (self._late_blocks > self._mirror.num_soon))
 
     @cached_property
     def _num_tokens(self) -> Ints:
-        demands = [demand_of(request, self.snapshot.engine) for request in self.requests]
-        return np.array([demand.num_tokens for demand in demands], dtype=np.int64)
+        """[R] tokens that have to fit the pool: a prompt counts in full from the start."""
+        return np.array([request.num_tokens for request in self.requests], dtype=np.int64)
 
     @cached_property
     def _chunk_blocks(self) -> Ints:
@@ -81,11 +88,28 @@ class Batch:
         demands = [demand_of(request, self.snapshot.engine) for request in self.requests]
         return np.array([demand.num_extra_blocks for demand in demands], dtype=np.int64)
 
+    @cached_property
+    def _progress(self) -> list[Progress]:
+        return progress_of(self.requests, self.snapshot.engine)
+
+    @cached_property
+    def num_steps_alike(self) -> int:
+        """Steps until a prompt is complete, so that the steps become shorter; a bound if none."""
+        return min((p.num_chunk_steps for p in self._progress if p.chunk), default=MAX_STEPS)
+
+    def longest_step(self, window: int) -> int:
+        """Return the longest step of a window: the last one with all prompts under way."""
+        return min(window, self.num_steps_alike) - 1
+
     def _copy_s(self, num_blocks: Ints) -> Floats:
         """[R] time on the link for so many blocks of one group: `batch.fetch_s`."""
         num_bytes = num_blocks.astype(np.float64) * self.snapshot.engine.block_bytes
         copies = np.ceil(num_bytes / self._link.chunk_bytes)
         return num_bytes / self._link.bytes_per_s + copies * self._link.copy_overhead_s
+
+    def _tokens_read(self, step: int) -> Ints:
+        """[R] tokens whose KV the step reads."""
+        return np.array([p.tokens_read_at(step) for p in self._progress], dtype=np.int64)
 
     def _load(self, *, window: int, read_after: int) -> Load:
         """Return what `demand_of` says of each request, for all requests at once."""
@@ -94,7 +118,7 @@ class Batch:
         full, partial = after // size, (after % size > 0).astype(np.int64)
         sealing = full > np.maximum(tokens - SEALING_STEPS, 0) // size
         return Load(
-            transfer_s=self._copy_s((tokens + read_after) // size),
+            transfer_s=self._copy_s(self._tokens_read(read_after) // size),
             full_blocks=full.astype(np.float64),
             resident_blocks=(full + partial).astype(np.float64),
             offloaded_blocks=(partial + sealing + self._chunk_blocks).astype(np.float64),
@@ -135,11 +159,11 @@ class Batch:
 
     def _make_instance(self, window: int, read_after: int, switching: bool) -> Instance:
         load = self._load(window=window, read_after=read_after)
-        context = int(self._num_tokens.sum()) + read_after * len(self.requests)
+        engine, progress = self.snapshot.engine, self._progress
         instance = make_instance(
             self.library,
             load,
-            compute_s=np.array(self._compute_s(context)),
+            compute_s=np.array(group_compute_s(engine, self._profile, progress, read_after)),
             capacity=self.capacity,
             buffer_mode=self.snapshot.parameters.buffer_mode,
         )
@@ -150,7 +174,9 @@ class Batch:
                 instance.use[:] += self._restore_blocks(load.full_blocks)
             if switching:
                 instance.penalty_s[:] += self._restored * self._restore_s[:, None] / window
-        instance.use[self._forbidden > 0.0] = FORBIDDEN
+        if not instance.eq1:
+            instance.use[:] += self._late_blocks
+        instance.use[self._forbidden] = FORBIDDEN
         return instance
 
     def _use_before(self, window: int) -> Floats:
@@ -165,14 +191,6 @@ class Batch:
         spare = np.maximum(present[:, None] - self.library.tables.buffers[None, :], 0)
         return np.where(self._restored > 0.0, spare * full_blocks[:, None], 0.0)
 
-    def _compute_s(self, num_context_tokens: int) -> list[float]:
-        return group_compute_s(
-            self.snapshot.engine,
-            self._profile,
-            num_tokens=len(self.requests),
-            num_context_tokens=num_context_tokens,
-        )
-
     def switch_s(self, choice: Ints) -> float:
         """Return the time on the link to install a choice."""
         rows = np.arange(len(self.requests))
@@ -182,7 +200,7 @@ class Batch:
         """Return the next `horizon` steps under a choice, exactly."""
         instance = self.instance(window=1, read_after=0, switching=False)
         instance = instance._replace(compute_s=instance.compute_s.copy())
-        board = kernels.Board(instance, self.library.tables)
+        board = Board(instance, self.library.tables)
         steps_s, blocks = np.zeros(horizon), np.zeros(horizon)
         steps_of(choice, board, self._growth(choice), steps_s, blocks)
         late = np.zeros(horizon, dtype=np.int64)
@@ -196,19 +214,25 @@ class Batch:
     def _growth(self, choice: Ints) -> Growth:
         engine, profile, link = self.snapshot.engine, self._profile, self._link
         rows = np.arange(len(self.requests))
-        restore = np.zeros(len(rows))
+        passing = self._late_blocks[rows, choice]
         if self._present_offloaded.any():
             full = self._num_tokens // engine.block_size
-            restore = self._restore_blocks(full.astype(np.float64))[rows, choice]
+            passing = passing + self._restore_blocks(full.astype(np.float64))[rows, choice]
+        progress = self._progress
         return Growth(
             num_tokens=self._num_tokens,
+            num_read=np.array([p.num_tokens for p in progress], dtype=np.int64),
+            num_left=np.array([p.num_left for p in progress], dtype=np.int64),
+            chunk=np.array([p.chunk for p in progress], dtype=np.int64),
             chunk_blocks=self._chunk_blocks,
-            restore_blocks=restore,
+            passing_blocks=passing,
             group_layers=np.array(
                 [float(len(engine.layers_of(g))) for g in range(engine.num_groups)]
             ),
-            layer_base_s=profile.layer_s(len(rows), 0),
+            layer_base_s=profile.layer_base_s,
+            layer_s_per_token=profile.layer_s_per_token,
             layer_s_per_context_token=profile.layer_s_per_context_token,
+            chunk_layer_s_per_token=profile.prefill_s_per_token / engine.num_layers,
             block_size=engine.block_size,
             block_bytes=engine.block_bytes,
             bytes_per_s=link.bytes_per_s,

@@ -45,6 +45,7 @@ class PatternLibrary:
     tables: Tables
     index: dict[Pattern, int]
     even: Ints  # columns of the paper's space, in its own order: one buffer, and nothing
+    extra: Ints  # columns beyond the space: see `extended_library`
 
     @property
     def num_patterns(self) -> int:
@@ -63,37 +64,58 @@ def pattern_library(num_groups: int, space: PatternSpace) -> PatternLibrary:
         tables=_tables(patterns, num_groups),
         index=index,
         even=np.array([index[pattern] for pattern in even], dtype=np.int64),
+        extra=np.zeros(0, dtype=np.int64),
     )
 
 
-def library_of(patterns: tuple[Pattern, ...], num_groups: int) -> PatternLibrary:
-    """Return the tables of any distinct patterns, to score them with; not for searching."""
+@lru_cache(maxsize=16)
+def extended_library(
+    num_groups: int, space: PatternSpace, extra: tuple[Pattern, ...]
+) -> PatternLibrary:
+    """Return a space's library with more columns: patterns that only some requests need.
+
+    `extra` holds distinct patterns that the space lacks. They dominate nothing.
+    """
+    base = pattern_library(num_groups, space)
+    if not extra:
+        return base
+    patterns, added = base.patterns + extra, _tables(extra, num_groups)
+    joined = {
+        name: np.concatenate([getattr(base.tables, name), getattr(added, name)], axis=axis)
+        for name, axis in ((n, 2 if n == "demand" else 0) for n in Tables._fields)
+        if name != "dominates"
+    }
+    dominates = np.eye(len(patterns), dtype=np.bool_)
+    dominates[: base.num_patterns, : base.num_patterns] = base.tables.dominates
     return PatternLibrary(
         patterns=patterns,
         num_groups=num_groups,
-        tables=_tables(patterns, num_groups),
+        tables=Tables(**joined, dominates=dominates),
         index={pattern: k for k, pattern in enumerate(patterns)},
-        even=np.zeros(0, dtype=np.int64),
+        even=base.even,
+        extra=np.arange(base.num_patterns, len(patterns), dtype=np.int64),
     )
 
 
 def _tables(patterns: tuple[Pattern, ...], num_groups: int) -> Tables:
-    count, most = len(patterns), max(pattern.num_offloaded for pattern in patterns)
+    count = len(patterns)
     first = np.full((count, 2), -1, dtype=np.int64)
     release = np.full((count, num_groups), -1, dtype=np.int64)
-    job_release = np.zeros((count, most), dtype=np.int64)
-    job_needed = np.zeros((count, most), dtype=np.int64)
-    demand = np.zeros((num_groups + 1, num_groups + 1, count), dtype=np.float32)
+    job_release = np.zeros((count, num_groups), dtype=np.int64)
+    job_needed = np.zeros((count, num_groups), dtype=np.int64)
+    jobs = np.zeros((count, num_groups + 1, num_groups + 1), dtype=np.float32)
     offloaded = np.zeros((count, num_groups))
     for k, pattern in enumerate(patterns):
         offloaded[k, list(pattern.offloaded)] = 1.0
         for j, job in enumerate(jobs_of(Fetch(pattern=pattern, layer_s=1.0))):
             job_release[k, j], job_needed[k, j] = job.release, job.needed
-            demand[: job.release + 1, job.needed :, k] += 1.0
+            jobs[k, job.release, job.needed] += 1.0
             if job.release == 0:
                 first[k, j] = job.needed - 1
             else:
                 release[k, job.release - 1] = job.needed - 1
+    sums = jobs[:, ::-1].cumsum(axis=1)[:, ::-1].cumsum(axis=2)  # released after, needed before
+    demand = np.ascontiguousarray(np.moveaxis(sums, 0, 2))
     num_jobs = np.array([pattern.num_offloaded for pattern in patterns], dtype=np.int64)
     buffers = np.array([pattern.num_buffers for pattern in patterns], dtype=np.int64)
     return Tables(

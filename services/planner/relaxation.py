@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.placement.types import BufferMode
-from services.planner import kernels
 from services.planner.fast_path import FastPath, SolverFailedError
 from services.planner.instance import FORBIDDEN, Instance
+from services.planner.kernels.longest_path import critical_path, path_row
 from services.planner.library import Floats, PatternLibrary
 from services.planner.program import (
     NUM_SLOTS,
@@ -77,8 +77,11 @@ class Relaxation:
         capacity = max(capacity_frac * self._library.num_groups, least)
         return Shares(compute=compute, capacity=capacity)
 
-    def bound(self, instance: Instance) -> Bound:
-        """Return prices and the certified bound."""
+    def bound(self, instance: Instance, library: PatternLibrary) -> Bound:
+        """Return prices and the certified bound over all columns of `library`.
+
+        It may extend this one's; prices of any column follow from the paths that are paid for.
+        """
         total_s = float(instance.transfer_s.sum())
         if total_s <= 0.0:
             return self._without_solver(instance)
@@ -88,13 +91,13 @@ class Relaxation:
             relaxed, extra = self._solve(shares, CUT_TOLERANCE)
         except SolverFailedError:  # numbers beyond a solver's scale: what needs none is certain
             return self._without_solver(instance)
-        return self._priced(instance, relaxed, joined(self._pool, extra))
+        return self._priced(instance, relaxed, joined(self._pool, extra), library)
 
     def _without_solver(self, instance: Instance) -> Bound:
         """Bound the step by its compute. Exact where nothing is full, so nothing can leave."""
         cost = np.where(instance.use >= FORBIDDEN, np.inf, instance.penalty_s)
         base_s = float(instance.compute_s.sum())
-        shares = np.zeros(self._library.num_patterns)
+        shares = np.zeros(instance.use.shape[1])
         shares[0] = 1.0
         bound_s = base_s + float(cost.min(axis=1).sum())
         return Bound(lower_bound_s=bound_s, base_s=base_s, cost=cost, shares=shares)
@@ -106,19 +109,23 @@ class Relaxation:
         mask = np.empty(self._library.num_groups)
         while True:
             relaxed = self._solver.solve(shares, extra)
-            length = kernels.critical_path(
-                relaxed.shares, self._library.tables, shares.compute, row, mask
-            )
+            length = critical_path(relaxed.shares, self._library.tables, shares.compute, row, mask)
             if length <= relaxed.theta * (1.0 + tolerance) or len(extra) == NUM_SLOTS:
                 return relaxed, extra
             extra = joined(extra, Cuts(rows=row[None].copy(), masks=mask[None].copy()))
 
-    def _priced(self, instance: Instance, relaxed: Relaxed, cuts: Cuts) -> Bound:
-        tables = self._library.tables
+    def _priced(
+        self, instance: Instance, relaxed: Relaxed, cuts: Cuts, library: PatternLibrary
+    ) -> Bound:
+        tables = library.tables
         cut_prices = relaxed.cut_prices / relaxed.cut_prices.sum()
         per_block = float(instance.transfer_s.sum()) / max(instance.share_blocks, 1e-300)
         capacity_price = relaxed.capacity_price * per_block
-        cost = np.outer(instance.transfer_s, cut_prices @ cuts.rows)
+        per_second = cut_prices @ cuts.rows
+        if len(library.extra):
+            more = extra_prices(cut_prices, cuts, library)
+            per_second = np.concatenate([per_second, more])
+        cost = np.outer(instance.transfer_s, per_second)
         cost += capacity_price * instance.use + instance.penalty_s
         if instance.eq1 and capacity_price > 0.0:
             layers = np.maximum(relaxed.layer_prices, 0.0)
@@ -132,8 +139,18 @@ class Relaxation:
             lower_bound_s=base_s + float(cost.min(axis=1).sum()),
             base_s=base_s,
             cost=cost,
-            shares=relaxed.shares,
+            shares=np.pad(relaxed.shares, (0, len(library.extra))),
         )
+
+
+def extra_prices(cut_prices: Floats, cuts: Cuts, library: PatternLibrary) -> Floats:
+    """Return lambda @ A for the columns that the cuts' rows do not have."""
+    row = np.empty(library.num_patterns)
+    total = np.zeros(len(library.extra))
+    for cut in np.flatnonzero(cut_prices):
+        path_row(cuts.masks[cut], library.tables, row)
+        total += cut_prices[cut] * row[library.extra]
+    return total
 
 
 def no_cuts(library: PatternLibrary) -> Cuts:

@@ -5,9 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.planner import kernels
 from services.planner.budget import Budget
 from services.planner.instance import Instance, pool_blocks
+from services.planner.kernels.load import ROOM, Board, add_all, new_load
+from services.planner.kernels.local_search import local_search
+from services.planner.kernels.rounding import best_uniform, deal_out, repair
+from services.planner.kernels.step import objective_s
+from services.planner.kernels.subtree import Frame, search_subset
 from services.planner.library import Floats, Ints, PatternLibrary
 from services.planner.relaxation import Bound
 
@@ -28,8 +32,8 @@ class Problem:
     bound: Bound
 
     @property
-    def board(self) -> kernels.Board:
-        return kernels.Board(self.instance, self.library.tables)
+    def board(self) -> Board:
+        return Board(self.instance, self.library.tables)
 
     @property
     def by_weight(self) -> Ints:
@@ -48,36 +52,37 @@ class Incumbent:
     def offer(self, choice: Ints) -> bool:
         """Take over a choice that fits the pool and is better; returns whether it was."""
         instance, tables = self._board.instance, self._board.tables
-        if pool_blocks(instance, tables.offloaded, choice) > instance.capacity * kernels.ROOM:
+        if pool_blocks(instance, tables.offloaded, choice) > instance.capacity * ROOM:
             return False
-        objective_s = kernels.objective_s(choice, self._board)
-        if objective_s >= self.objective_s:
+        value_s = objective_s(choice, self._board)
+        if value_s >= self.objective_s:
             return False
-        self.choice, self.objective_s = choice.copy(), objective_s
+        self.choice, self.objective_s = choice.copy(), value_s
         return True
 
 
 def first_plans(problem: Problem, starts: Sequence[Ints], incumbent: Incumbent) -> None:
     """Offer what costs no search: even spacing, the given starts, the rounded relaxation."""
     library, board, prices = problem.library, problem.board, problem.bound.cost
-    uniform = kernels.best_uniform(board, library.even)
+    uniform = best_uniform(board, library.even)
     if uniform >= 0:
         incumbent.offer(np.full(problem.instance.num_requests, uniform))
     support = np.flatnonzero(problem.bound.shares > 1e-9)
     least = [int(np.argmin(library.tables.units))]
-    columns = np.union1d(np.union1d(library.even, support), least)
+    columns = np.union1d(np.concatenate([library.even, library.extra]), support)
+    columns = np.union1d(columns, least)
     for start in starts:
         repaired = start.copy()
-        if kernels.repair(repaired, board, columns, prices):
+        if repair(repaired, board, columns, prices):
             incumbent.offer(repaired)
     for allowed in (columns, library.even):
         rounded = _rounded(problem, allowed)
-        if kernels.repair(rounded, board, allowed, prices):
-            kernels.local_search(rounded, board, columns, LOCAL_MOVES)
+        if repair(rounded, board, allowed, prices):
+            local_search(rounded, board, columns, LOCAL_MOVES)
             incumbent.offer(rounded)
     if incumbent.choice is not None:
         polished = incumbent.choice.copy()
-        kernels.local_search(polished, board, columns, LOCAL_MOVES)
+        local_search(polished, board, columns, LOCAL_MOVES)
         incumbent.offer(polished)
 
 
@@ -85,7 +90,7 @@ def _rounded(problem: Problem, columns: Ints) -> Ints:
     """Give each request, heaviest first, the pattern with most of its share left."""
     left = problem.bound.shares[columns] * float(problem.instance.transfer_s.sum())
     choice = np.zeros(problem.instance.num_requests, dtype=np.int64)
-    kernels.deal_out(problem.by_weight, problem.instance, columns, left, choice)
+    deal_out(problem.by_weight, problem.instance, columns, left, choice)
     return choice
 
 
@@ -138,7 +143,7 @@ class _Subtree:
         self._board, self._incumbent = problem.board, incumbent
         size, cost, use = len(subset), problem.bound.cost, problem.instance.use
         trial = np.full(problem.instance.num_requests, -1, dtype=np.int64)
-        load = kernels.new_load(problem.library.num_patterns, problem.library.num_groups)
+        load = new_load(problem.library.num_patterns, problem.library.num_groups)
         base_s = problem.bound.base_s
         if incumbent.choice is not None and size < len(trial):
             fixed = np.ones(len(trial), dtype=bool)
@@ -146,14 +151,14 @@ class _Subtree:
             others = np.flatnonzero(fixed)
             trial[others] = incumbent.choice[others]
             base_s += float(cost[others, trial[others]].sum())
-            kernels.add_all(load, self._board, others, trial)
+            add_all(load, self._board, others, trial)
         sub = cost[np.ix_(subset, columns)]
         order = np.argsort(sub, axis=1, kind="stable")
         lightest = np.argsort(problem.library.tables.weight[columns], kind="stable")
         rest = np.zeros((size + 1, 2))
         rest[:size, 0] = np.cumsum(sub.min(axis=1)[::-1])[::-1]
         rest[:size, 1] = np.cumsum(use[np.ix_(subset, columns)].min(axis=1)[::-1])[::-1]
-        self._frame = kernels.Frame(
+        self._frame = Frame(
             subset=subset,
             columns=columns[order],
             cost=np.take_along_axis(sub, order, axis=1),
@@ -175,7 +180,7 @@ class _Subtree:
 
     def run(self, quota: int) -> int:
         """Spend up to `quota` nodes and offer what they found."""
-        nodes = kernels.search_subset(self._frame, self._board, quota)
+        nodes = search_subset(self._frame, self._board, quota)
         if self._frame.value[0] < self._incumbent.objective_s:
             self._incumbent.offer(self._frame.best)
         return max(nodes, 1)

@@ -1,5 +1,6 @@
 """The optimiser: an exact placement for one batch at one size, or how far from exact it is."""
 
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -7,9 +8,10 @@ import numpy as np
 
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
-from services.planner import kernels
 from services.planner.budget import Budget, NodeBudget, Share
 from services.planner.instance import FORBIDDEN, Instance, Load, make_instance, pool_blocks
+from services.planner.kernels.load import ROOM, Board, load_of
+from services.planner.kernels.step import step_s
 from services.planner.library import Ints, PatternLibrary, pattern_library
 from services.planner.relaxation import Bound, Relaxation
 from services.planner.search import (
@@ -49,17 +51,19 @@ class Solver:
             even = pattern_library(library.num_groups, PatternSpace.EVEN)
             self._even = Solver(even, buffer_mode)
 
+    def over(self, library: PatternLibrary) -> "Solver":
+        """Return this solver for a library that extends its own. They share what they hold."""
+        other = copy(self)
+        other.library = library
+        return other
+
     def bound(self, instance: Instance) -> Bound:
-        return self._relaxation.bound(instance)
+        return self._relaxation.bound(instance, self.library)
 
     def fits(self, instance: Instance, choice: Ints) -> bool:
         """Say whether a choice is allowed and within the capacity."""
         used = pool_blocks(instance, self.library.tables.offloaded, choice)
-        return used <= instance.capacity * kernels.ROOM
-
-    def score(self, instance: Instance, choice: Ints) -> tuple[float, float]:
-        """Return (objective, length of the step) of a choice, exactly, in seconds."""
-        return score(instance, choice, self.library)
+        return used <= instance.capacity * ROOM
 
     def solve(
         self, instance: Instance, budget: Budget, *, starts: list[Ints], seed: int = 0
@@ -73,9 +77,7 @@ class Solver:
             return _empty(instance)
         if self.cannot_fit(instance):
             return _none(PlanStatus.INFEASIBLE)
-        problem = Problem(
-            instance=instance, library=self.library, bound=self._relaxation.bound(instance)
-        )
+        problem = Problem(instance=instance, library=self.library, bound=self.bound(instance))
         incumbent = Incumbent(problem)
         first_plans(problem, starts, incumbent)
         complete = self._improve(problem, incumbent, budget, seed)
@@ -86,7 +88,7 @@ class Solver:
         least = instance.use.min(axis=1)
         # By Eq. 1 everything offloaded needs the least: one layer of each request.
         needed = float(instance.blocks.sum() if instance.eq1 else least.sum())
-        return needed > instance.capacity * kernels.ROOM or bool((least >= FORBIDDEN).any())
+        return needed > instance.capacity * ROOM or bool((least >= FORBIDDEN).any())
 
     def _improve(self, problem: Problem, incumbent: Incumbent, budget: Budget, seed: int) -> bool:
         """Search until the budget ends; returns whether nothing better exists."""
@@ -95,9 +97,10 @@ class Solver:
         every, even = np.arange(self.library.num_patterns), self.library.even
         num_requests = problem.instance.num_requests
         if num_requests <= MAX_EXACT_REQUESTS or incumbent.choice is None:
-            if not branch_and_bound(problem, even, incumbent, budget):
+            few = np.concatenate([even, self.library.extra])
+            if not branch_and_bound(problem, few, incumbent, budget):
                 return False
-            return len(even) == len(every) or branch_and_bound(problem, every, incumbent, budget)
+            return len(few) == len(every) or branch_and_bound(problem, every, incumbent, budget)
         self._search_even(problem, incumbent, budget, seed)
         large_neighbourhoods(problem, every, incumbent, budget, seed)
         return proven(problem, incumbent)
@@ -126,14 +129,14 @@ class Solver:
         choice = incumbent.choice
         if choice is None:
             return _none(PlanStatus.INFEASIBLE if complete else PlanStatus.UNDECIDED)
-        objective_s, step_s = self.score(problem.instance, choice)
+        objective, length_s = score(problem.instance, choice, self.library)
         bound_s = problem.bound.lower_bound_s
         return Solution(
             status=PlanStatus.OPTIMAL if complete else PlanStatus.FEASIBLE,
             choice=choice,
-            objective_s=objective_s,
-            step_s=step_s,
-            lower_bound_s=objective_s if complete else min(bound_s, objective_s),
+            objective_s=objective,
+            step_s=length_s,
+            lower_bound_s=objective if complete else min(bound_s, objective),
         )
 
 
@@ -145,21 +148,22 @@ def _none(status: PlanStatus) -> Solution:
 
 
 def _empty(instance: Instance) -> Solution:
-    step_s = float(instance.compute_s.sum())
+    length_s = float(instance.compute_s.sum())
     return Solution(
         status=PlanStatus.OPTIMAL,
         choice=np.zeros(0, dtype=np.int64),
-        objective_s=step_s,
-        step_s=step_s,
-        lower_bound_s=step_s,
+        objective_s=length_s,
+        step_s=length_s,
+        lower_bound_s=length_s,
     )
 
 
 def score(instance: Instance, choice: Ints, library: PatternLibrary) -> tuple[float, float]:
     """Return (objective, length of the step) of a choice from `library`, exactly, in seconds."""
-    board = kernels.Board(instance, library.tables)
-    step_s = kernels.step_s(kernels.load_of(choice, board), board)
-    return kernels.objective_s(choice, board), step_s
+    board = Board(instance, library.tables)
+    load = load_of(choice, board)
+    length_s = step_s(load, board)
+    return length_s + float(load.sums[1]), length_s
 
 
 @lru_cache(maxsize=8)

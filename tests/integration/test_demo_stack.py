@@ -83,6 +83,19 @@ def test_the_snippets_that_the_demo_prints_work_when_pasted(stack: LocalStack, m
     assert "[FINISH_REASON_LENGTH, 300 tokens]" in pasted.stderr  # the stubs' client
 
 
+def test_the_engine_can_be_watched_until_the_watcher_leaves(stack: LocalStack) -> None:
+    watched = stack.shell(f"timeout 30 {sys.executable} -m demo watch | grep -m 1 '^step '")
+
+    assert "pool 0 of" in watched.stdout, watched.stdout + watched.stderr
+
+
+def test_an_engine_that_is_not_there_cannot_be_watched(stack: LocalStack) -> None:
+    watched = stack.demo("watch", EVENFLOW_EXECUTOR_GRPC_PORT=str(free_port()))
+
+    assert watched.returncode == 1
+    assert "the executor cannot be watched" in watched.stderr
+
+
 def test_up_again_leaves_a_running_stack_alone(stack: LocalStack) -> None:
     before = stack.pids()
 

@@ -100,6 +100,7 @@ class ReaderStateMixin:
             num_deposited_tokens=buffer.num_deposited(now_s),
             num_late_tokens=buffer.num_late,
             interval_s=buffer.interval_s,
+            pace_tail=buffer.tag.service_level.pace_tail,
             residency="".join(residency_of(group).value for group in self.layer_groups_of(request)),
         )
 

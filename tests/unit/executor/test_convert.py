@@ -222,6 +222,7 @@ def test_an_observation_keeps_every_field() -> None:
         num_deposited_tokens=5,
         num_late_tokens=6,
         interval_s=0.5,
+        pace_tail=True,
         residency="ROB",
     )
     observation = EngineObservation(
@@ -247,6 +248,7 @@ def test_an_observation_keeps_every_field() -> None:
                 num_deposited_tokens=5,
                 num_late_tokens=6,
                 release_interval_s=0.5,
+                pace_tail=True,
                 residency=[
                     pb.RESIDENCY_RESIDENT,
                     pb.RESIDENCY_OFFLOADED,

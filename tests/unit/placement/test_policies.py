@@ -180,7 +180,7 @@ def prefill(num_tokens: int, **overrides):
         num_prompt_tokens=num_tokens,
         num_output_tokens=0,
         num_computed_tokens=0,
-        num_host_blocks=(),
+        num_host_blocks=(0,) * 8,
         **overrides,
     )
 

@@ -5,9 +5,9 @@ import pytest
 
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode
-from services.planner import kernels
 from services.planner.compiled_data import compiled_data
 from services.planner.fast_path import FastPath
+from services.planner.kernels.longest_path import critical_path
 from services.planner.library import pattern_library
 from services.planner.program import (
     NUM_SLOTS,
@@ -36,7 +36,7 @@ def random_paths(random: np.random.Generator, count: int) -> Cuts:
     for _ in range(count):
         mass = random.random(LIBRARY.num_patterns) * (random.random(LIBRARY.num_patterns) < 0.2)
         compute = random.uniform(0.01, 0.3) * np.ones(LIBRARY.num_groups)
-        kernels.critical_path(mass, LIBRARY.tables, compute, row, mask)
+        critical_path(mass, LIBRARY.tables, compute, row, mask)
         found = joined(found, Cuts(rows=row[None].copy(), masks=mask[None].copy()))
     return found
 
@@ -119,5 +119,5 @@ def test_the_pool_is_the_same_each_time_and_its_cuts_are_paths(mode) -> None:
     for _ in range(50):
         mass = random.random(LIBRARY.num_patterns)
         compute = random.random(LIBRARY.num_groups)
-        length = kernels.critical_path(mass, LIBRARY.tables, compute, row, mask)
+        length = critical_path(mass, LIBRARY.tables, compute, row, mask)
         assert (one.rows @ mass + one.masks @ compute).max() <= length * (1 + 1e-12)

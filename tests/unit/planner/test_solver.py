@@ -6,9 +6,11 @@ import pytest
 from services.placement.latency import Fetch, longest_path_s, step_timing
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
-from services.planner import kernels
 from services.planner.budget import NodeBudget
 from services.planner.instance import FORBIDDEN, Load, make_instance, pool_blocks
+from services.planner.kernels.load import Board, load_of
+from services.planner.kernels.longest_path import critical_path
+from services.planner.kernels.step import objective_s, step_s
 from services.planner.library import pattern_library
 from services.planner.search import Incumbent, Problem
 from services.planner.solver import Solver
@@ -65,18 +67,18 @@ def test_kernels_equal_the_reference_model() -> None:
     row, mask = np.empty(library.num_patterns), np.empty(library.num_groups)
     for _ in range(100):
         instance = small_instance(random, library, 3, BufferMode.PRIVATE)
-        board = kernels.Board(instance, library.tables)
+        board = Board(instance, library.tables)
         choice = random.integers(0, library.num_patterns, 3)
         fetches = [
             Fetch(pattern=library.patterns[k], layer_s=tau)
             for k, tau in zip(choice, instance.transfer_s, strict=True)
         ]
-        load = kernels.load_of(choice, board)
+        load = load_of(choice, board)
         expected = step_timing(instance.compute_s.tolist(), fetches).total_s
 
-        assert kernels.step_s(load, board) == pytest.approx(expected)
+        assert step_s(load, board) == pytest.approx(expected)
         assert expected == pytest.approx(longest_path_s(instance.compute_s.tolist(), fetches))
-        path_s = kernels.critical_path(load.mass, library.tables, instance.compute_s, row, mask)
+        path_s = critical_path(load.mass, library.tables, instance.compute_s, row, mask)
         assert path_s == pytest.approx(expected)
         assert row @ load.mass + mask @ instance.compute_s == pytest.approx(expected)
 
@@ -117,11 +119,11 @@ def test_no_answer_is_worse_than_even_spacing_or_a_start(num_requests) -> None:
     solver, random = Solver(library, BufferMode.PRIVATE), np.random.default_rng(29)
     for _ in range(15):
         instance = realistic_instance(random, library, HARDWARE["8b-a5000"], num_requests)
-        board = kernels.Board(instance, library.tables)
+        board = Board(instance, library.tables)
         start = random.integers(0, library.num_patterns, num_requests)
         rivals = [np.full(num_requests, column) for column in library.even] + [start]
         fitting = [
-            kernels.objective_s(rival, board)
+            objective_s(rival, board)
             for rival in rivals
             if pool_blocks(instance, library.tables.offloaded, rival) <= instance.capacity
         ]

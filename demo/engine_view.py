@@ -1,0 +1,217 @@
+"""An engine's state for people: a screen that changes on a terminal, lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from demo.engine_watch import EngineState, Row
+from evenflow.executor.v1 import executor_pb2 as pb
+
+BAR_WIDTH = 28
+SECONDS_PER_LINE = 1.0  # off a terminal
+
+STATES: dict["pb.RequestState.ValueType", tuple[str, str]] = {
+    pb.REQUEST_STATE_QUEUED: ("queued", "dim"),
+    pb.REQUEST_STATE_PREFILL: ("prefill", "cyan"),
+    pb.REQUEST_STATE_DECODING: ("decoding", "green"),
+    pb.REQUEST_STATE_PAUSED: ("paused", "yellow"),
+    pb.REQUEST_STATE_PARKED: ("parked", "magenta"),
+}
+ENDED = ("read out", "dim")
+UNKNOWN = ("?", "red")
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """What things are drawn with."""
+
+    read: str
+    deposited: str
+    open: str
+    resident: str
+    offloaded: str
+    restoring: str
+    levels: str  # of a spark line, low to high
+
+
+BLOCKS = Glyphs("█", "▒", "·", "█", "░", "▓", "▁▂▃▄▅▆▇█")
+ASCII = Glyphs("#", "=", ".", "R", "o", "b", "_.-=^")
+
+
+def glyphs_for(encoding: str | None) -> Glyphs:
+    """Return blocks where the output can carry them."""
+    try:
+        "".join((*BLOCKS.levels, BLOCKS.deposited)).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return BLOCKS
+
+
+class Display(Protocol):
+    """Shows states until it is closed."""
+
+    def show(self, state: EngineState) -> None: ...
+    def close(self) -> None: ...
+
+
+class Screen:
+    """Redraws one picture in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._glyphs = glyphs_for(console.encoding)
+        self._live = Live(console=console, auto_refresh=False)
+        self._live.start()
+
+    def show(self, state: EngineState) -> None:
+        self._live.update(picture(state, self._glyphs), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class Lines:
+    """Prints a summary now and then."""
+
+    def __init__(self, out: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = out
+        self._clock = clock
+        self._next_s = 0.0
+
+    def show(self, state: EngineState) -> None:
+        now_s = self._clock()
+        if now_s >= self._next_s:
+            self._next_s = now_s + SECONDS_PER_LINE
+            print("\n".join(summary_lines(state)), file=self._out, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+def display_for(out: IO[str] = sys.stdout) -> Display:
+    return Screen(Console(file=out)) if out.isatty() else Lines(out)
+
+
+def picture(state: EngineState, glyphs: Glyphs) -> RenderableType:
+    """Return everything at once, for a terminal of any width."""
+    return Group(_heading(state, glyphs), _table(state.rows, glyphs), _legend(glyphs))
+
+
+def summary_lines(state: EngineState) -> list[str]:
+    """Return the same in plain text: a line for the engine, one for each request."""
+    update = state.update
+    lines = [
+        f"step {update.num_steps}: {_ms(update.observed_step_s)} "
+        f"(predicted {_predicted(update)}), pool {_num_used(update)} of "
+        f"{update.num_pool_blocks} blocks, in time {_percent(state.attainment)}"
+    ]
+    for row in state.rows:
+        request = row.request
+        lines.append(
+            f"  {request.request_id}: {_state(row)[0]}, generated "
+            f"{request.num_generated_tokens}, delivered {row.num_delivered}, deposit "
+            f"{row.num_deposited}, in time {_percent(row.attainment)}"
+            + (f", layers {layer_map(request, ASCII)}" if request.residency else "")
+        )
+    return lines
+
+
+def bar(row: Row, num_tokens: int, glyphs: Glyphs, *, width: int = BAR_WIDTH) -> Text:
+    """Return what was delivered, what is deposited, and what is missing to `num_tokens` > 0."""
+    num_read = round(width * row.num_delivered / num_tokens)
+    num_here = round(width * row.request.num_generated_tokens / num_tokens)
+    return Text.assemble(
+        (glyphs.read * num_read, "green"),
+        (glyphs.deposited * (num_here - num_read), "yellow"),
+        (glyphs.open * (width - num_here), "dim"),
+    )
+
+
+def layer_map(request: pb.ObservedRequest, glyphs: Glyphs) -> Text:
+    """Return one character per layer group, first layers first."""
+    drawn = {
+        pb.RESIDENCY_RESIDENT: (glyphs.resident, "green"),
+        pb.RESIDENCY_OFFLOADED: (glyphs.offloaded, "blue"),
+        pb.RESIDENCY_RESTORING: (glyphs.restoring, "yellow"),
+    }
+    return Text.assemble(*(drawn.get(residency, ("?", "red")) for residency in request.residency))
+
+
+def spark_line(values: Sequence[float], levels: str) -> str:
+    """Return one character per value, from zero to the largest."""
+    largest = max(values, default=0.0) or 1.0
+    return "".join(levels[round(value / largest * (len(levels) - 1))] for value in values)
+
+
+def _heading(state: EngineState, glyphs: Glyphs) -> Text:
+    update = state.update
+    return Text.assemble(
+        ("step ", "bold"),
+        f"{_ms(update.observed_step_s)} observed, {_predicted(update)} predicted  ",
+        (spark_line(state.observed_s, glyphs.levels), "cyan"),
+        "\n",
+        ("pool ", "bold"),
+        f"{_num_used(update)} of {update.num_pool_blocks} blocks used   ",
+        ("in time ", "bold"),
+        f"{_percent(state.attainment)} of tokens",
+    )
+
+
+def _table(rows: Sequence[Row], glyphs: Glyphs) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("request", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("generated", "delivered", "deposit"):
+        table.add_column(name, justify="right")
+    table.add_column("delivered and deposited", no_wrap=True, min_width=BAR_WIDTH)
+    table.add_column("in time", justify="right")
+    table.add_column("KV by layer")
+    num_tokens = max((row.request.num_generated_tokens for row in rows), default=0) or 1
+    for row in rows:
+        request = row.request
+        table.add_row(
+            request.request_id,
+            Text(*_state(row)),
+            str(request.num_generated_tokens),
+            str(row.num_delivered),
+            str(row.num_deposited),
+            bar(row, num_tokens, glyphs),
+            _percent(row.attainment),
+            Text() if row.is_ended else layer_map(request, glyphs),
+        )
+    return table
+
+
+def _legend(glyphs: Glyphs) -> Text:
+    return Text(
+        f"tokens: {glyphs.read} delivered {glyphs.deposited} deposit   layers: "
+        f"{glyphs.resident} resident {glyphs.offloaded} offloaded {glyphs.restoring} coming back",
+        style="dim",
+    )
+
+
+def _state(row: Row) -> tuple[str, str]:
+    """Return the name of a row's state and its style."""
+    return ENDED if row.is_ended else STATES.get(row.request.state, UNKNOWN)
+
+
+def _num_used(update: pb.WatchRequestsResponse) -> int:
+    return update.num_pool_blocks - update.num_free_pool_blocks
+
+
+def _predicted(update: pb.WatchRequestsResponse) -> str:
+    return _ms(update.predicted_step_s) if update.HasField("predicted_step_s") else "-"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

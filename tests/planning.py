@@ -1,0 +1,43 @@
+"""Making plans in tests, each checked against the pool at every step of its window."""
+
+from functools import cache
+
+from services.placement.batch import capacity_blocks, demand_of, placed_pattern, pool_need
+from services.placement.mirror import mirror_of
+from services.placement.types import Plan, PlanStatus, Snapshot
+from services.planner.budget import NodeBudget
+from services.planner.orbitflow import OrbitFlow
+from services.planner.policies import make_plan
+from services.planner.solver import warm_solver
+
+GOOD = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
+
+
+@cache
+def optimiser() -> OrbitFlow:
+    return OrbitFlow(warm_solver)
+
+
+def plan_of(snapshot: Snapshot, nodes: int = 3_000) -> Plan:
+    plan = make_plan(snapshot, NodeBudget(nodes), optimiser())
+    assert plan.quality is not None
+    for growth in range(1, plan.quality.window + 1):
+        assert blocks_needed(snapshot, plan, growth) <= capacity_blocks(snapshot)
+    assert [p.request_id for p in plan.placements] == [r.request_id for r in snapshot.requests]
+    return plan
+
+
+def blocks_needed(snapshot: Snapshot, plan: Plan, growth: int) -> int:
+    """Return the pool blocks of what runs, after `growth` more tokens, and of late copies."""
+    mirror, total = mirror_of(snapshot), 0
+    for request, placement in zip(snapshot.requests, plan.placements, strict=True):
+        if request.phase.holds_kv and not placement.paused:
+            pattern = placed_pattern(placement, snapshot.engine)
+            assert mirror.allows(request, pattern)
+            total += pool_need(demand_of(request, snapshot.engine, growth=growth), pattern)
+            total += mirror.late_blocks(request, pattern)
+    return total
+
+
+def paused(plan: Plan) -> list[str]:
+    return [placement.request_id for placement in plan.placements if placement.paused]
