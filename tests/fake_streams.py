@@ -248,14 +248,18 @@ class FakeDevice:
         for index in indices:
             accesses = self._accesses_of(rows, index)
             if accesses.write is not None and not precedes(*accesses.write, known):
-                self.races.append(f"stream {stream} reads row {index} while {accesses.write[0]} writes")
+                self.races.append(
+                    f"stream {stream} reads row {index} while {accesses.write[0]} writes"
+                )
             accesses.reads[stream] = clock[stream]
 
     def _write(self, rows: torch.Tensor, indices: Sequence[int], stream: int, clock: Clock) -> None:
         for index in indices:
             accesses = self._accesses_of(rows, index)
             if accesses.write is not None and not precedes(*accesses.write, clock):
-                self.races.append(f"stream {stream} writes row {index} while {accesses.write[0]} does")
+                self.races.append(
+                    f"stream {stream} writes row {index} while {accesses.write[0]} does"
+                )
             for reader, count in accesses.reads.items():
                 if not precedes(reader, count, clock):
                     self.races.append(f"stream {stream} writes row {index} while {reader} reads")

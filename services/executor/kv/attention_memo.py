@@ -8,23 +8,22 @@ import copy
 from typing import Any
 
 from vllm.platforms import current_platform
-from vllm.v1.attention.backends.cpu_attn import (
-    CPUAttentionBackend,
-    CPUAttentionMetadata,
-    CPUAttentionMetadataBuilder,
-)
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+PACKAGE = "services.executor.kv"
+CPU_BACKEND = f"{PACKAGE}.cpu_attention.MemoCPUAttentionBackend"
+FLASH_BACKEND = f"{PACKAGE}.flash_attention.MemoFlashAttentionBackend"
 
-class MemoCPUAttentionMetadataBuilder(CPUAttentionMetadataBuilder):  # type: ignore[misc]
-    """Remembers the last step's metadata for the other groups of the same step."""
+
+class StepMemo:
+    """Over a metadata builder: remembers what it built for the other groups of the same step."""
 
     # The tensors of a step are kept, so that their identity stands for the step.
-    _built: tuple[tuple[Any, ...], CPUAttentionMetadata] | None = None
+    _built: tuple[tuple[Any, ...], Any] | None = None
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
-    ) -> CPUAttentionMetadata:
+    ) -> Any:
         common = common_attn_metadata
         step = (common.query_start_loc, common.seq_lens, common.causal)
         extents = (
@@ -33,14 +32,14 @@ class MemoCPUAttentionMetadataBuilder(CPUAttentionMetadataBuilder):  # type: ign
             common.max_query_len,
             common.max_seq_len,
         )
-        built = MemoCPUAttentionMetadataBuilder._built
-        if built is not None and _same(built[0], (*step, *extents), len(step)):
-            metadata = copy.copy(built[1])
+        cls = type(self)
+        if cls._built is not None and _same(cls._built[0], (*step, *extents), len(step)):
+            metadata = copy.copy(cls._built[1])
             metadata.block_table = common.block_table_tensor
             metadata.slot_mapping = common.slot_mapping
             return metadata
-        metadata = super().build(common_prefix_len, common, fast_build)
-        MemoCPUAttentionMetadataBuilder._built = ((*step, *extents), metadata)
+        metadata = super().build(common_prefix_len, common, fast_build)  # type: ignore[misc]
+        cls._built = ((*step, *extents), metadata)
         return metadata
 
 
@@ -50,15 +49,9 @@ def _same(left: tuple[Any, ...], right: tuple[Any, ...], num_by_identity: int) -
     )
 
 
-class MemoCPUAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]
-    @staticmethod
-    def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
-        return MemoCPUAttentionMetadataBuilder
-
-
 def install_memo() -> None:
-    """Make vLLM use the memo in this process, on CPU."""
+    """Make vLLM use the memo in this process, for the backends that it knows of."""
     if current_platform.is_cpu():
-        register_backend(
-            AttentionBackendEnum.CPU_ATTN, f"{__name__}.{MemoCPUAttentionBackend.__name__}"
-        )
+        register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
+    else:
+        register_backend(AttentionBackendEnum.FLASH_ATTN, FLASH_BACKEND)

@@ -18,14 +18,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.executor.kv.backend import make_backend
+from services.executor.kv.backend import guard_mode, make_backend
 from services.executor.kv.copy_watch import Patience
-from services.executor.kv.cpu_copy_engine import fill
+from services.executor.kv.cpu_copy_engine import CpuCopyEngine, fill
 from services.executor.kv.emulated_device import EmulatedDevice
 from services.executor.kv.failures import FailureLedger
 from services.executor.kv.integrity_guard import guarded
 from services.executor.kv.metadata import StepFeedback, StepTransfers
-from services.executor.kv.options import GuardMode, KVOptions
+from services.executor.kv.options import KVOptions
 from services.executor.kv.pages import view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.rates import Rates
@@ -139,7 +139,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 engine,
                 pages,
                 num_slots=num_host_slots(options, config),
-                mode=GuardMode(options.integrity_guard),
+                mode=guard_mode(options, engine),
             ),
             len(self._groups),
             patience=Patience.of(options, block_bytes=pages[0].block_bytes),
@@ -149,6 +149,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             # Groups alias one pool, so that one group's pages are everybody's.
             self.runner.fill = lambda block_ids, nan: fill(pages[0], block_ids, nan=nan)
         if options.trace_path:
+            assert isinstance(engine, CpuCopyEngine)
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)
 

@@ -81,8 +81,11 @@ class RingLoads(IssuingLane):
             self.changed.notify_all()
 
     def _fill(self, chunk: Chunk, buffer: RingBuffer) -> None:
-        if chunk.job.after_save is not None:
-            chunk.job.after_save.landed.wait()
+        save = chunk.job.after_save
+        if save is not None:
+            save.landed.wait()
+            if save.error is not None:
+                raise RuntimeError("the slots were not saved") from save.error
         for copy in between_ring_and_host(chunk, buffer):
             self.device.copy_on_host(copy)
 
