@@ -120,10 +120,10 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     num_stages = parallel.pipeline_parallel_size
     graphs = vllm_config.compilation_config.cudagraph_mode
     refusals = {
+        **_refusals_on_a_device(options),
         f"the device {current_platform.device_name}, only with CPU and CUDA": not (
             current_platform.is_cpu() or current_platform.is_cuda()
         ),
-        **_refusals_on_a_device(options),
         "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
         "speculative_config": vllm_config.speculative_config is not None,
         "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,

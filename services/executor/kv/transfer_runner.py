@@ -215,7 +215,7 @@ class TransferRunner:
             )
         )
 
-    def _identity(self, request_id: str, positions: list[int]) -> Identity:
+    def _identity(self, request_id: str, positions: Sequence[int]) -> Identity:
         return Identity(
             request_id=request_id,
             generation=self._tables.generation(request_id),
