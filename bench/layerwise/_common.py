@@ -1,39 +1,52 @@
-"""What the layer-wise benchmarks share: engines by layer count, decode runs, the report."""
+"""What the layer-wise benchmarks share: workloads, times of decode steps, files, tables."""
 
 import json
 import os
 import platform
 import statistics
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from tests.exact.harness import Arrival, StepRunner, make_prompt
+from tests.exact.harness import Arrival, Hook, StepRunner, make_prompt
+
+NUM_WARM_STEPS = 5  # first decode steps that are left out
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """One benchmark: what it measures, its definitions, and its table."""
+
+    name: str
+    title: str
+    definitions: dict[str, str]  # of each column of `table` that is not plain
+    measure: Callable[[], list[Row]]
+    table: Callable[[Sequence[Row]], list[list[str]]]  # header first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Of the decode steps of one run."""
+    """Medians over the decode steps of one run, seconds."""
 
-    wall_s: float  # median
-    # CPU time of the engine's thread outside the model's own work: scheduling, preparation,
-    # metadata, sampling, output, and our hooks between layers. First quartile, for the machine's
-    # other processes only ever add.
-    engine_cpu_s: float
+    wall_s: float
+    # CPU time outside the model's own layers: scheduling, input preparation, metadata, sampling,
+    # output, and the hooks between layers. Of the engine's thread; of the whole process, copying
+    # threads included.
+    thread_cpu_s: float
+    process_cpu_s: float
 
 
-def batch(
-    num_requests: int, *, num_prompt_tokens: int, num_output_tokens: int, first: int = 0
-) -> list[Arrival]:
+def batch(num_requests: int, *, num_prompt_tokens: int, num_output_tokens: int) -> list[Arrival]:
     return [
         Arrival(
-            request_id=f"q{first + n}",
+            request_id=f"q{n}",
             prompt=make_prompt(num_prompt_tokens, seed=n),
             num_output_tokens=num_output_tokens,
         )
@@ -41,44 +54,46 @@ def batch(
     ]
 
 
-def decode_times(runner: StepRunner, workload: Sequence[Arrival]) -> StepTimes:
+def decode_times(
+    runner: StepRunner, workload: Sequence[Arrival], *, hook: Hook | None = None
+) -> StepTimes:
     """Run a workload; return the times of the steps in which all of it decodes."""
-    model = _CpuClock(
-        runner.core.model_executor.driver_worker.worker.model_runner, "_model_forward"
-    )
-    clocks = [model]
+    model_runner = runner.core.model_executor.driver_worker.worker.model_runner
+    clocks = [_CpuClock(model_runner, "_model_forward")]
     if runner.case.kv is not None:
         connector = get_kv_transfer_group()
-        hooks = [_CpuClock(connector, n) for n in ("wait_for_layer_load", "save_kv_layer")]
-        clocks.extend(hooks)
-    wall: list[float] = []
-    cpu: list[float] = []
+        clocks += [_CpuClock(connector, n) for n in ("wait_for_layer_load", "save_kv_layer")]
+    samples: list[tuple[float, float, float]] = []
     step: Callable[..., Any] = runner.engine.step
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        begin_wall, begin_cpu = time.perf_counter(), time.thread_time()
-        before = [clock.seconds for clock in clocks]
+        layers_s = clocks[0].seconds - sum(clock.seconds for clock in clocks[1:])
+        begin = time.perf_counter(), time.thread_time(), time.process_time()
         output = step(*args, **kwargs)
+        end = time.perf_counter(), time.thread_time(), time.process_time()
+        layers_s = clocks[0].seconds - sum(clock.seconds for clock in clocks[1:]) - layers_s
         if all_decode(runner, len(workload)):
-            spent = [c.seconds - b for c, b in zip(clocks, before, strict=True)]
-            wall.append(time.perf_counter() - begin_wall)
-            cpu.append(time.thread_time() - begin_cpu - spent[0] + sum(spent[1:]))
+            wall_s, thread_s, process_s = (b - a for a, b in zip(begin, end, strict=True))
+            samples.append((wall_s, thread_s - layers_s, process_s - layers_s))
         return output
 
     runner.engine.step = timed
     try:
-        runner.run(workload, check=False)
+        runner.run(workload, hook=hook, check=False)
     finally:
         del runner.engine.step
         for clock in clocks:
             clock.stop()
+    wall, thread, process = zip(*samples[NUM_WARM_STEPS:], strict=True)
     return StepTimes(
-        wall_s=statistics.median(wall[5:]), engine_cpu_s=statistics.quantiles(cpu[5:], n=4)[0]
+        wall_s=statistics.median(wall),
+        thread_cpu_s=statistics.median(thread),
+        process_cpu_s=statistics.median(process),
     )
 
 
 class _CpuClock:
-    """Sums the CPU time of one method."""
+    """Sums the CPU time of one method, on the calling thread."""
 
     def __init__(self, target: Any, name: str) -> None:
         self.seconds = 0.0
@@ -103,23 +118,58 @@ def all_decode(runner: StepRunner, num_requests: int) -> bool:
     return len(running) == num_requests and all(r.num_output_tokens > 1 for r in running)
 
 
-def report(name: str, definitions: dict[str, str], rows: list[dict[str, Any]]) -> None:
-    """Write one benchmark's rows as JSON to the path in argv, or to standard output."""
-    document = {
-        "benchmark": name,
-        "commit": _output("git", "rev-parse", "HEAD"),
+def median_of(rows: Iterable[Row], name: str) -> float:
+    return float(statistics.median(row[name] for row in rows))
+
+
+def document(benchmark: Benchmark, rows: list[Row], load: tuple[float, ...]) -> dict[str, Any]:
+    """Return what is written as JSON. `load`: the load averages before the benchmark began."""
+    return {
+        "benchmark": benchmark.name,
+        "commit": _output("git", "describe", "--always", "--dirty"),
         "machine": {
-            "cpu": platform.processor() or platform.machine(),
+            "cpu": _cpu(),
             "num_cpus": os.cpu_count(),
-            "load_average": os.getloadavg(),
+            "python": platform.python_version(),
+            "load_before": load,
+            "load_after": os.getloadavg(),
         },
-        "definitions": definitions,
+        "definitions": benchmark.definitions,
         "rows": rows,
     }
-    text = json.dumps(document, indent=1)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text + "\n")
-    print(text)
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def markdown(benchmark: Benchmark, content: dict[str, Any]) -> str:
+    """Return a benchmark's section: machine, table, definitions."""
+    machine = content["machine"]
+    before, after = machine["load_before"][0], machine["load_after"][0]
+    header, *rows = benchmark.table(content["rows"])
+    lines = [
+        f"### {benchmark.title}",
+        "",
+        f"{machine['cpu']}, {machine['num_cpus']} cores, Python {machine['python']}, commit "
+        f"{content['commit']}, 1-minute load {before:.1f} before and {after:.1f} after.",
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        *(f"- {name}: {text}" for name, text in content["definitions"].items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
 
 
 def _output(*command: str) -> str:

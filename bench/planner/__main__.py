@@ -1,4 +1,7 @@
-"""`python -m bench.planner [--instances N] [--out FILE]`: measure, print tables, write JSON."""
+"""`python -m bench.planner [--quick] [--out FILE]`: measure, print markdown tables, write JSON.
+
+`--quick` measures what has a bar in the design, in about 5 minutes; all of it takes about 20.
+"""
 
 import argparse
 import gc
@@ -13,13 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from bench.planner.cells import Cell, against_exhaustive, run_cell, search_budget_s
+from bench.planner.plans import plan_times
 from bench.planner.rpc import added_by_grpc
+from bench.planner.tables import Row, ms, percent, printed
 from services.placement.patterns import PatternSpace
 
 SEED = 2026
 REQUESTS = (2, 4, 8, 16, 32, 64)
 MODELS = ("8b-a5000", "13b-a100", "70b-tp4")  # 32, 40 and 80 layers
 GROUPINGS = (1, 2, 4)
+EXHAUSTIVE = tuple(
+    (model, count) for model in ("8b-a5000", "8b-h100", "13b-a100", "70b-tp4") for count in (2, 4)
+)
+BAR_EXHAUSTIVE = (("8b-a5000", 4), ("8b-h100", 4))
+BAR_CELL = ("70b-tp4", 64)  # 80 layers
 DEFINITIONS = {
     "gap": "objective / certified lower bound - 1, of the plan within the budget",
     "first": "the plan made without any search budget",
@@ -29,6 +39,7 @@ DEFINITIONS = {
     "greedy_loss": "greedy offloading by copies per freed block / plan - 1",
     "proven": "share of instances with a proof that no pattern of the space is better",
     "instances": "tests/instances.py: realistic_instance",
+    "plans": "bench/planner/plans.py: whole plans of 1K-12K contexts, room for 50-90 % of them",
 }
 
 
@@ -43,14 +54,15 @@ def main() -> None:
         "seed": SEED,
         "definitions": DEFINITIONS,
     }
-    for part, rows in (
-        ("exhaustive", _exhaustive(options.instances)),
-        ("grpc", _grpc()),
-        ("cells", _cells(options)),
-    ):
+    print(f"commit {report['commit']}, {report['machine']}, load {os.getloadavg()[0]:.1f} at start")
+    parts = [("exhaustive", _exhaustive(options)), ("cells", _cells(options))]
+    parts += [("plans", _plans(options))]
+    parts += [] if options.quick else [("grpc", _grpc())]
+    for part, rows in parts:
         for row in rows:
             report.setdefault(part, []).append(row | {"load": os.getloadavg()[0]})
             _save(report, options.out)
+    print(f"\nload {os.getloadavg()[0]:.1f} at the end")
 
 
 def _save(report: dict[str, Any], path: Path | None) -> None:
@@ -62,80 +74,118 @@ def _save(report: dict[str, Any], path: Path | None) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="only what has a bar")
     parser.add_argument("--instances", type=int, default=300, help="per cell")
     parser.add_argument("--out", type=Path, help="JSON file")
-    parser.add_argument("--groupings", type=int, nargs="+", default=GROUPINGS)
-    parser.add_argument("--requests", type=int, nargs="+", default=REQUESTS)
     return parser.parse_args()
 
 
-def _exhaustive(instances: int) -> Iterator[dict[str, Any]]:
-    print("complete search of even patterns against enumeration")
-    print("model      R    n  largest difference  CPU ms p50/p99  wall ms p50/p99  nodes p50/max")
-    for model in ("8b-a5000", "8b-h100", "13b-a100", "70b-tp4"):
-        for num_requests in (2, 4):
-            row = against_exhaustive(model, num_requests, instances, SEED)
-            yield row
-            cpu, wall, nodes = row["cpu_s"], row["wall_s"], row["nodes"]
-            print(
-                f"{model:9} {num_requests:2} {instances:4}  {row['max_difference']:18.1e}"
-                f"  {cpu['p50'] * 1e3:6.2f}/{cpu['p99'] * 1e3:6.2f}"
-                f"  {wall['p50'] * 1e3:7.2f}/{wall['p99'] * 1e3:6.2f}"
-                f"  {nodes['p50']:6.0f}/{nodes['max']:.0f}",
-                flush=True,
+def _exhaustive(options: argparse.Namespace) -> Iterator[Row]:
+    def rows() -> Iterator[tuple[Row, list[str]]]:
+        for model, num_requests in BAR_EXHAUSTIVE if options.quick else EXHAUSTIVE:
+            row = against_exhaustive(model, num_requests, options.instances, SEED)
+            nodes = f"{row['nodes']['p50']:.0f} / {row['nodes']['max']:.0f}"
+            yield (
+                row,
+                [
+                    model,
+                    str(num_requests),
+                    f"{row['max_difference']:.1e}",
+                    ms(row["cpu_s"], "p50", "p99"),
+                    ms(row["wall_s"], "p50", "p99"),
+                    nodes,
+                ],
             )
 
+    title = "Complete search of even patterns against enumeration of all of them:"
+    columns = ["model", "R", "largest difference", "CPU ms p50 / p99", "wall ms p50 / p99"]
+    return printed(title, [*columns, "nodes p50 / max"], rows())
 
-def _cells(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    print(
-        "\nL  F   R  space    n | first ms CPU p50/p99, wall p50, gap % p50/p90 |"
-        " search ms CPU p50/p99, wall p50, gap % p50/p90, proven % | uniform, greedy mean loss %"
-    )
-    for grouping in options.groupings:
+
+def _cells(options: argparse.Namespace) -> Iterator[Row]:
+    def rows() -> Iterator[tuple[Row, list[str]]]:
+        for cell in _bar_cells() if options.quick else _every_cell():
+            row = run_cell(cell, options.instances, SEED)
+            yield row, _cell_figures(cell, row)
+
+    columns = ["L", "F", "R", "space", "first plan: CPU ms p50 / p99", "wall ms p50"]
+    columns += ["gap % p50 / p90", "search: CPU ms p50 / p99", "wall ms p50", "gap % p50 / p90"]
+    columns += ["proven %", "uniform, greedy: mean loss %"]
+    return printed("First plan, and search within the budget:", columns, rows())
+
+
+def _every_cell() -> Iterator[Cell]:
+    for grouping in GROUPINGS:
         for model in MODELS:
-            for num_requests in options.requests:
+            for num_requests in REQUESTS:
                 for space in PatternSpace:
-                    cell = Cell(
-                        hardware=model,
-                        num_requests=num_requests,
-                        layers_per_group=grouping,
-                        space=space,
-                        budget_s=search_budget_s(num_requests),
-                    )
-                    row = run_cell(cell, options.instances, SEED)
-                    _print_cell(cell, row)
-                    yield row
+                    yield _cell(model, num_requests, grouping, space)
 
 
-def _print_cell(cell: Cell, row: dict[str, Any]) -> None:
-    def ms(name: str, quantile: str) -> str:
-        return f"{row[name][quantile] * 1e3:.2f}"
+def _bar_cells() -> Iterator[Cell]:
+    for space in PatternSpace:
+        yield _cell(*BAR_CELL, 1, space)
 
-    def percent(name: str, quantile: str) -> str:
-        return f"{row[name][quantile] * 1e2:.3f}" if row[name]["count"] else "-"
 
-    print(
-        f"{cell.num_groups * cell.layers_per_group:2} {cell.layers_per_group:2} "
-        f"{cell.num_requests:3}  {cell.space.value:5} {row['num_instances']:4} | "
-        f"{ms('first_cpu_s', 'p50')}/{ms('first_cpu_s', 'p99')}, {ms('first_wall_s', 'p50')}, "
-        f"{percent('first_gap', 'p50')}/{percent('first_gap', 'p90')} | "
-        f"{ms('cpu_s', 'p50')}/{ms('cpu_s', 'p99')}, {ms('wall_s', 'p50')}, "
-        f"{percent('gap', 'p50')}/{percent('gap', 'p90')}, {percent('proven', 'mean')} | "
-        f"{percent('uniform_loss', 'mean')}, {percent('greedy_loss', 'mean')}",
-        flush=True,
+def _cell(model: str, num_requests: int, grouping: int, space: PatternSpace) -> Cell:
+    return Cell(
+        hardware=model,
+        num_requests=num_requests,
+        layers_per_group=grouping,
+        space=space,
+        budget_s=search_budget_s(num_requests),
     )
 
 
-def _grpc() -> Iterator[dict[str, Any]]:
-    print("\nadded by gRPC, mean ms:  R    n    call    work   added")
-    for num_requests in (4, 64):
-        row = added_by_grpc(num_requests, 200)
-        call, work, added = (row[f"{name}_mean_s"] * 1e3 for name in ("call", "work", "added"))
-        print(
-            f"{row['num_requests']:26} {row['num_calls']:4} {call:7.2f} {work:7.2f} {added:7.2f}",
-            flush=True,
-        )
-        yield row
+def _cell_figures(cell: Cell, row: Row) -> list[str]:
+    layers = cell.num_groups * cell.layers_per_group
+    return [
+        str(layers),
+        str(cell.layers_per_group),
+        str(cell.num_requests),
+        cell.space.value,
+        ms(row["first_cpu_s"], "p50", "p99"),
+        ms(row["first_wall_s"], "p50"),
+        percent(row["first_gap"], "p50", "p90"),
+        ms(row["cpu_s"], "p50", "p99"),
+        ms(row["wall_s"], "p50"),
+        percent(row["gap"], "p50", "p90"),
+        percent(row["proven"], "mean", digits=0),
+        f"{percent(row['uniform_loss'], 'mean', digits=0)}, "
+        f"{percent(row['greedy_loss'], 'mean', digits=0)}",
+    ]
+
+
+def _plans(options: argparse.Namespace) -> Iterator[Row]:
+    def rows() -> Iterator[tuple[Row, list[str]]]:
+        for num_layers in (32, 80):
+            for row in plan_times(num_layers, 64, options.instances // 3, SEED):
+                yield (
+                    row,
+                    [
+                        str(num_layers),
+                        str(row["num_requests"]),
+                        row["slo"],
+                        ms(row["cpu_s"], "p50", "p99"),
+                        ms(row["wall_s"], "p50"),
+                        f"{row['paused']['mean']:.1f}",
+                        percent(row["undecided"], "mean", digits=0),
+                    ],
+                )
+
+    columns = ["L", "R", "SLO", "CPU ms p50 / p99", "wall ms p50", "paused, mean", "undecided %"]
+    return printed("Whole plans with 20 ms of CPU to search:", columns, rows())
+
+
+def _grpc() -> Iterator[Row]:
+    def rows() -> Iterator[tuple[Row, list[str]]]:
+        for num_requests in (4, 64):
+            row = added_by_grpc(num_requests, 200)
+            times = [f"{row[f'{name}_mean_s'] * 1e3:.2f}" for name in ("call", "work", "added")]
+            yield row, [str(num_requests), str(row["num_calls"]), *times]
+
+    columns = ["R", "calls", "call mean ms", "work mean ms", "added mean ms"]
+    return printed("Added by gRPC (plans of 1 ms budget):", columns, rows())
 
 
 def _commit() -> str:

@@ -47,11 +47,11 @@ def run_cell(cell: Cell, num_instances: int, seed: int) -> dict[str, Any]:
     random = np.random.default_rng([seed, cell.num_requests, cell.num_groups])
     rows = [measure(cell, solver, random) for _ in range(num_instances)]
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    shown = {name: _quantiles(values) for name, values in columns.items()}
+    shown = {name: quantiles(values) for name, values in columns.items()}
     return asdict(cell) | {"space": cell.space.value, "num_instances": num_instances} | shown
 
 
-def _quantiles(values: np.ndarray) -> dict[str, float]:
+def quantiles(values: np.ndarray) -> dict[str, float]:
     known = values[np.isfinite(values)]
     if len(known) == 0:
         return {"count": 0}
@@ -148,7 +148,7 @@ def against_exhaustive(hardware: str, num_requests: int, count: int, seed: int) 
         "num_requests": num_requests,
         "num_instances": count,
         "max_difference": float(np.max(excess)),
-        "wall_s": _quantiles(np.array(wall)),
-        "cpu_s": _quantiles(np.array(cpu)),
-        "nodes": _quantiles(np.array(nodes, dtype=float)),
+        "wall_s": quantiles(np.array(wall)),
+        "cpu_s": quantiles(np.array(cpu)),
+        "nodes": quantiles(np.array(nodes, dtype=float)),
     }

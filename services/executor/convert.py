@@ -26,7 +26,7 @@ from services.executor.types import (
     TokenInput,
 )
 from services.kit.errors import InvalidRequestError
-from services.pacing.types import ServiceLevel
+from services.kit.service_level import service_level_from_proto
 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_STOP_STRINGS = 4
@@ -91,7 +91,7 @@ def _submission(submit: pb.Submit) -> Submission:
         model=submit.model,
         input=_input(submit),
         sampling=_sampling(submit.sampling),
-        service_level=_service_level(submit.service_level),
+        service_level=service_level_from_proto(submit.service_level, path=""),
     )
 
 
@@ -130,13 +130,6 @@ def _sampling(sampling: gen.SamplingParams) -> Sampling:
         stop=stop,
         seed=sampling.seed if sampling.HasField("seed") else None,
     )
-
-
-def _service_level(level: gen.ServiceLevel) -> ServiceLevel:
-    bounds = {f.name: value for f, value in level.ListFields() if f.name != "pace_tail"}
-    for name, value in bounds.items():
-        _require(0 < value < float("inf"), name, f"{name} must be above 0")
-    return ServiceLevel(**bounds, pace_tail=level.pace_tail)
 
 
 def _require(holds: bool, field: str, message: str) -> None:
@@ -195,6 +188,7 @@ def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfo
         dtype=info.dtype,
         tensor_parallel_size=info.tensor_parallel_size,
         pipeline_parallel_size=info.pipeline_parallel_size,
+        layers_per_group=info.layers_per_group,
     )
 
 

@@ -16,6 +16,7 @@ from services.executor.context_length import resolve_max_tokens
 from services.executor.delivery_relay import DeliveryRelay
 from services.executor.engine_config import make_config
 from services.executor.kv import engine_calls
+from services.executor.kv.options import layers_per_group
 from services.executor.load_recorder import LoadRecorder
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompt_renderer import PromptRenderer, rejection_of
@@ -177,6 +178,7 @@ class Engine:
             dtype=str(model.dtype).removeprefix("torch."),
             tensor_parallel_size=parallel.tensor_parallel_size,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
+            layers_per_group=layers_per_group(config),
         )
 
     async def close(self) -> None:

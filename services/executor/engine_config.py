@@ -81,6 +81,8 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         host_bytes=settings.kv_host_memory_bytes,
         host_memory=settings.kv_host_memory,
         host_ring_bytes=settings.kv_host_ring_bytes,
+        max_mirrored_blocks_per_step=settings.kv_mirrored_blocks_per_step,
+        max_pause_s=settings.kv_max_pause_s,
         h2d_bytes_per_s=settings.kv_link_bytes_per_s,
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
         integrity_guard=settings.kv_integrity_guard,

@@ -148,10 +148,11 @@ class ModelInfo:
     num_kv_heads: int  # over all tensor-parallel ranks
     head_dim: int  # elements
     block_size: int  # tokens
-    num_gpu_blocks: int
+    num_gpu_blocks: int  # one holds block_size tokens of layers_per_group layers on each stage
     dtype: str
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    layers_per_group: int  # of a pipeline stage; all of them without layer-wise KV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Protobuf <-> domain: the public gRPC API, the step stream and the tracker's registration."""
 
-import math
 from collections.abc import Sequence
 from types import MappingProxyType
 
@@ -23,9 +22,8 @@ from services.kit.errors import (
     ServiceError,
     UnavailableError,
 )
+from services.kit.service_level import service_level_from_proto, service_level_to_proto
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
-
-_SERVICE_LEVEL_BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
 
 _FINISH_TO_PROTO = MappingProxyType(
     {
@@ -93,14 +91,8 @@ def sampling_from_proto(sampling: gen.SamplingParams) -> types.SamplingParams:
     return own
 
 
-def service_level_from_proto(level: gen.ServiceLevel) -> ServiceLevel:
-    stated = {field.name for field, _ in level.ListFields()}
-    bounds = {name: getattr(level, name) for name in _SERVICE_LEVEL_BOUNDS if name in stated}
-    for name, value in bounds.items():
-        _require(
-            value > 0 and math.isfinite(value), f"service_level.{name}", "must be finite and > 0"
-        )
-    own = ServiceLevel(**bounds, pace_tail=level.pace_tail)
+def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
+    own = service_level_from_proto(level, path="service_level")
     check_reading_rate(own, field="service_level.consumption_rate_tps")
     return own
 
@@ -126,16 +118,6 @@ def model_to_proto(model: types.ModelInfo) -> pb.Model:
 
 
 # Domain -> executor and tracker
-
-
-def service_level_to_proto(level: ServiceLevel) -> gen.ServiceLevel:
-    return gen.ServiceLevel(
-        slo_ttft_s=level.slo_ttft_s,
-        slo_tpot_s=level.slo_tpot_s,
-        slo_tbt_s=level.slo_tbt_s,
-        consumption_rate_tps=level.consumption_rate_tps,
-        pace_tail=level.pace_tail,
-    )
 
 
 def submit_to_proto(request: types.GenerationRequest, generation: int) -> executor_pb2.Submit:

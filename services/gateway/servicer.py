@@ -67,5 +67,5 @@ def _to_generation_request(
         model=convert.model_from_proto(request.model),
         prompt=prompt,
         sampling=convert.sampling_from_proto(request.sampling),
-        service_level=convert.service_level_from_proto(request.service_level),
+        service_level=convert.checked_service_level(request.service_level),
     )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 from services.placement.capacity import Demand, blocks_needed
 from services.placement.latency import Fetch, step_timing
@@ -109,18 +110,36 @@ def _stays_paused(request: RequestState) -> bool:
     return request.on_hold and request.phase.holds_kv
 
 
-def group_compute_s(
+@cache
+def group_sizes(num_layers: int, layers_per_group: int) -> tuple[int, ...]:
+    """Return the layers of each layer group."""
+    firsts = range(0, num_layers, layers_per_group)
+    return tuple(min(layers_per_group, num_layers - first) for first in firsts)
+
+
+def step_compute_s(
     engine: EngineShape, profile: Profile, progress: Sequence[Progress], step: int
 ) -> list[float]:
     """Return the compute time of each layer group in step `step`, counted from 0."""
     decodes = [one.tokens_read_at(step) for one in progress if one.decodes_at(step)]
-    layer_s = profile.layer_s(len(decodes), sum(decodes))
-    layer_s += sum(
+    chunks_s = sum(
         chunk_layer_s(engine, profile, chunk=chunk, num_read=one.tokens_read_at(step))
         for one in progress
         if (chunk := one.chunk_at(step))
     )
-    return [len(engine.layers_of(group)) * layer_s for group in range(engine.num_groups)]
+    decode_s = group_compute_s(
+        engine, profile, num_tokens=len(decodes), num_context_tokens=sum(decodes)
+    )
+    sizes = group_sizes(engine.num_layers, engine.layers_per_group)
+    return [s + size * chunks_s for size, s in zip(sizes, decode_s, strict=True)]
+
+
+def group_compute_s(
+    engine: EngineShape, profile: Profile, *, num_tokens: int, num_context_tokens: int
+) -> list[float]:
+    """Return the compute time of each layer group in a step that computes no prompt."""
+    layer_s = profile.layer_s(num_tokens, num_context_tokens)
+    return [size * layer_s for size in group_sizes(engine.num_layers, engine.layers_per_group)]
 
 
 def chunk_layer_s(engine: EngineShape, profile: Profile, *, chunk: int, num_read: int) -> float:
@@ -134,9 +153,9 @@ def chunk_layer_s(engine: EngineShape, profile: Profile, *, chunk: int, num_read
     return chunk * profile.layer_s_per_token + reads
 
 
-def fetch_s(num_tokens: int, engine: EngineShape, link: Link) -> float:
+def fetch_s(demand: Demand, engine: EngineShape, link: Link) -> float:
     """Return how long the link needs for one offloaded group of a request (tau_r)."""
-    return link.copy_s(num_tokens // engine.block_size * engine.block_bytes)
+    return link.copy_s(demand.num_full_blocks * engine.block_bytes)
 
 
 def predicted_step_s(
@@ -152,9 +171,17 @@ def predicted_step_s(
     engine, link = snapshot.engine, snapshot.h2d
     progress = progress_of([request for request, _ in batch], engine)
     fetches = [
-        Fetch(pattern=pattern, layer_s=fetch_s(one.tokens_read_at(growth), engine, link))
+        Fetch(pattern=pattern, layer_s=fetch_s(_read_at(one, engine, growth), engine, link))
         for one, (_, pattern) in zip(progress, batch, strict=True)
         if pattern != RESIDENT
     ]
-    compute_s = group_compute_s(engine, snapshot.profile, progress, growth)
+    compute_s = step_compute_s(engine, snapshot.profile, progress, growth)
     return snapshot.profile.outside_layers_s + step_timing(compute_s, fetches).total_s
+
+
+def _read_at(progress: Progress, engine: EngineShape, step: int) -> Demand:
+    return Demand(
+        num_tokens=progress.tokens_read_at(step),
+        block_size=engine.block_size,
+        num_groups=engine.num_groups,
+    )

@@ -49,6 +49,8 @@ class Mirror:
         """Return the groups that may be offloaded, each by itself."""
         limit = max(SEALING_STEPS, self.num_soon)
         missing = self.missing[request.request_id]
+        if max(missing) <= limit:
+            return tuple(range(len(missing)))
         return tuple(group for group, lacking in enumerate(missing) if lacking <= limit)
 
 
@@ -64,7 +66,8 @@ def mirror_of(snapshot: Snapshot) -> Mirror:
     batch = members(snapshot)
     missing = {r.request_id: _missing(r, snapshot.engine) for r in batch}
     num_lagging = sum(
-        any(SEALING_STEPS < lacking < NEVER for lacking in of_one) for of_one in missing.values()
+        max(of_one) > SEALING_STEPS and any(SEALING_STEPS < lacking < NEVER for lacking in of_one)
+        for of_one in missing.values()
     )
     budget = snapshot.num_write_through_blocks * snapshot.parameters.min_window
     return Mirror(missing=missing, num_soon=budget // max(1, num_lagging))
@@ -74,11 +77,12 @@ def _missing(request: RequestState, engine: EngineShape) -> tuple[int, ...]:
     """Return per group the full blocks without a host copy; 0 where the group is offloaded."""
     num_full = request.num_computed_tokens // engine.block_size
     given = request.num_host_blocks
-    if not given:
-        nowhere = NEVER if request.num_tokens >= engine.block_size else 0
-        given_missing = [nowhere] * engine.num_groups
+    if given and min(given) >= num_full:
+        return (0,) * engine.num_groups
+    if given:
+        missing = [max(0, num_full - mirrored) for mirrored in given]
     else:
-        given_missing = [max(0, num_full - mirrored) for mirrored in given]
+        missing = [NEVER if request.num_tokens >= engine.block_size else 0] * engine.num_groups
     for group in placed_pattern(request, engine).offloaded:
-        given_missing[group] = 0
-    return tuple(given_missing)
+        missing[group] = 0
+    return tuple(missing)

@@ -7,11 +7,11 @@ from typing import TypeAlias
 from services.placement.batch import (
     capacity_blocks,
     demand_of,
-    group_compute_s,
     members,
     placed_pattern,
     pool_need,
     predicted_step_s,
+    step_compute_s,
 )
 from services.placement.mirror import mirror_of
 from services.placement.patterns import Pattern
@@ -78,5 +78,5 @@ def _most_blocks(request: RequestState, pattern: Pattern, snapshot: Snapshot, gr
 def _without_stalls_s(snapshot: Snapshot, batch: Placed, *, growth: int) -> float:
     assert snapshot.profile is not None
     progress = progress_of([request for request, _ in batch], snapshot.engine)
-    compute_s = group_compute_s(snapshot.engine, snapshot.profile, progress, growth)
+    compute_s = step_compute_s(snapshot.engine, snapshot.profile, progress, growth)
     return snapshot.profile.outside_layers_s + sum(compute_s)

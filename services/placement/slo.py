@@ -30,8 +30,8 @@ class Promise:
             return int(step_s > self.interval_s + self.slack_s)
         if self.slack_s < 0.0:
             return window
-        num_covered = math.floor(self.slack_s / (step_s - self.interval_s))
-        return max(0, window - num_covered)
+        num_covered = min(self.slack_s / (step_s - self.interval_s), float(window))
+        return window - math.floor(num_covered)
 
 
 def promise_of(request: RequestState, *, deposit: bool) -> Promise | None:

@@ -19,11 +19,11 @@ from typing import TypeAlias
 from services.placement.batch import (
     answer,
     capacity_blocks,
-    group_compute_s,
     members,
     placed_pattern,
     pool_need,
     predicted_step_s,
+    step_compute_s,
 )
 from services.placement.capacity import Demand
 from services.placement.latency import Fetch, step_timing
@@ -117,7 +117,7 @@ def _static_pattern(snapshot: Snapshot) -> Pattern:
     longest = engine.max_model_len or max((r.num_tokens for r in snapshot.requests), default=1)
     demand = Demand(num_tokens=longest, block_size=engine.block_size, num_groups=engine.num_groups)
     progress = [Progress(num_tokens=longest)] * engine.max_num_seqs
-    compute_s = group_compute_s(engine, snapshot.profile, progress, 0)
+    compute_s = step_compute_s(engine, snapshot.profile, progress, 0)
     link = snapshot.h2d.at_peak()
     layer_s = engine.max_num_seqs * link.copy_s(demand.num_full_blocks * engine.block_bytes)
     patterns = uniform_patterns(engine)

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from services.placement.batch import (
     SEALING_STEPS,
     capacity_blocks,
-    demand_of,
-    group_compute_s,
+    group_sizes,
     placed_pattern,
+    step_compute_s,
 )
-from services.placement.mirror import mirror_of
+from services.placement.mirror import Mirror, mirror_of
 from services.placement.patterns import Pattern
-from services.placement.prefill import Progress, progress_of
-from services.placement.slo import Promise, promise_of
+from services.placement.prefill import Progress, largest_chunk, progress_of
+from services.placement.slo import promise_of
 from services.placement.types import Link, Profile, RequestState, Snapshot
 from services.planner.instance import FORBIDDEN, Instance, Load, make_instance
 from services.planner.kernels.load import Board
@@ -30,15 +30,20 @@ class Batch:
     """Requests that would run together. The snapshot has a profile and a host-to-GPU link."""
 
     def __init__(
-        self, snapshot: Snapshot, requests: Sequence[RequestState], library: PatternLibrary
+        self,
+        snapshot: Snapshot,
+        requests: Sequence[RequestState],
+        library: PatternLibrary,
+        mirror: Mirror | None = None,
     ) -> None:
+        """Take the requests. `mirror`: of the snapshot, where it is at hand already."""
         assert snapshot.profile is not None
         assert snapshot.h2d is not None
         self.snapshot, self.requests, self.library = snapshot, tuple(requests), library
         self._profile: Profile = snapshot.profile
         self._link: Link = snapshot.h2d
         self.capacity = capacity_blocks(snapshot)
-        self._mirror = mirror_of(snapshot)
+        self._mirror = mirror or mirror_of(snapshot)
         self._instances: dict[tuple[int, int, bool], Instance] = {}
 
     @cached_property
@@ -85,12 +90,17 @@ class Batch:
     @cached_property
     def _chunk_blocks(self) -> Ints:
         """[R] blocks per group of the prefill chunk that is running."""
-        demands = [demand_of(request, self.snapshot.engine) for request in self.requests]
-        return np.array([demand.num_extra_blocks for demand in demands], dtype=np.int64)
+        engine = self.snapshot.engine
+        chunks = [largest_chunk(request, engine) for request in self.requests]
+        return -(-np.array(chunks, dtype=np.int64) // engine.block_size)
 
     @cached_property
     def _progress(self) -> list[Progress]:
         return progress_of(self.requests, self.snapshot.engine)
+
+    @cached_property
+    def _has_prompts(self) -> bool:
+        return any(one.num_left for one in self._progress)
 
     @cached_property
     def num_steps_alike(self) -> int:
@@ -109,6 +119,8 @@ class Batch:
 
     def _tokens_read(self, step: int) -> Ints:
         """[R] tokens whose KV the step reads."""
+        if not self._has_prompts:
+            return self._num_tokens + step
         return np.array([p.tokens_read_at(step) for p in self._progress], dtype=np.int64)
 
     def _load(self, *, window: int, read_after: int) -> Load:
@@ -130,11 +142,15 @@ class Batch:
         return self._copy_s(self._num_tokens // self.snapshot.engine.block_size)
 
     @cached_property
-    def promises(self) -> list[Promise]:
+    def promises(self) -> Promises:
         """Return the promises of the requests that have an SLO."""
         deposit = self.snapshot.parameters.deposit is not False
-        found = (promise_of(request, deposit=deposit) for request in self.requests)
-        return [promise for promise in found if promise is not None]
+        given = (promise_of(request, deposit=deposit) for request in self.requests)
+        found = [promise for promise in given if promise is not None]
+        return Promises(
+            np.array([promise.interval_s for promise in found]),
+            np.array([promise.slack_s for promise in found]),
+        )
 
     def present_choice(self) -> Ints:
         """Return the plan in force; a pattern outside the library by the nearest one inside."""
@@ -163,7 +179,7 @@ class Batch:
         instance = make_instance(
             self.library,
             load,
-            compute_s=np.array(group_compute_s(engine, self._profile, progress, read_after)),
+            compute_s=np.array(step_compute_s(engine, self._profile, progress, read_after)),
             capacity=self.capacity,
             buffer_mode=self.snapshot.parameters.buffer_mode,
         )
@@ -204,11 +220,7 @@ class Batch:
         steps_s, blocks = np.zeros(horizon), np.zeros(horizon)
         steps_of(choice, board, self._growth(choice), steps_s, blocks)
         late = np.zeros(horizon, dtype=np.int64)
-        promises = Promises(
-            np.array([promise.interval_s for promise in self.promises]),
-            np.array([promise.slack_s for promise in self.promises]),
-        )
-        late_tokens(promises, steps_s, self._profile.outside_layers_s, late)
+        late_tokens(self.promises, steps_s, self._profile.outside_layers_s, late)
         return Course(steps_s=steps_s, blocks=blocks, late=late)
 
     def _growth(self, choice: Ints) -> Growth:
@@ -227,7 +239,7 @@ class Batch:
             chunk_blocks=self._chunk_blocks,
             passing_blocks=passing,
             group_layers=np.array(
-                [float(len(engine.layers_of(g))) for g in range(engine.num_groups)]
+                group_sizes(engine.num_layers, engine.layers_per_group), dtype=np.float64
             ),
             layer_base_s=profile.layer_base_s,
             layer_s_per_token=profile.layer_s_per_token,

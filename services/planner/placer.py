@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from services.placement.mirror import mirror_of
 from services.placement.slo import (
-    constant_step_rate,
     misses,
     promise_of,
     violations_allowed,
@@ -21,9 +21,9 @@ from services.planner.budget import Budget, NodeBudget, Share
 from services.planner.instance import Instance
 from services.planner.library import Ints
 from services.planner.solver import Solution, Solver, score
-from services.planner.window import Fit, fit_window
+from services.planner.window import Fit, fit_window, num_late
 
-FASTEST_NODES = 4_000  # spent at most on one batch to see whether it can keep the SLO
+FASTEST_NODES = 1_000  # spent at most on one batch to see whether it can keep the SLO
 TIE_BREAK_SLACK = 1e-6  # relative; a bound of the objective holds its tie-break as well
 
 
@@ -49,7 +49,7 @@ class Placer:
     def __init__(self, snapshot: Snapshot, solver: Solver, budget: Budget) -> None:
         assert snapshot.profile is not None
         self._snapshot, self._solver, self._budget = snapshot, solver, budget
-        self._parameters = snapshot.parameters
+        self._mirror, self._parameters = mirror_of(snapshot), snapshot.parameters
         self.outside_s = snapshot.profile.outside_layers_s
         self.windows = window_lengths(self._parameters.min_window, self._parameters.max_window)
 
@@ -93,7 +93,7 @@ class Placer:
         return self._certain_miss(batch, bound_s, self._late_allowed(batch, paused))
 
     def _batch(self, requests: Sequence[RequestState]) -> Batch:
-        return Batch(self._snapshot, requests, self._solver.library)
+        return Batch(self._snapshot, requests, self._solver.library, self._mirror)
 
     def _windows_of(self, batch: Batch) -> list[int]:
         """Return the windows to try: none beyond the end of a prompt but the shortest."""
@@ -161,9 +161,9 @@ class Placer:
         """Say whether no window keeps the SLO if no step of the first ones is below `bound_s`."""
         least_s = (bound_s - TIE_BREAK_SLACK * abs(bound_s)) + self.outside_s
         return all(
-            constant_step_rate(batch.promises, least_s, alike) * alike / window > allowed + 1e-9
+            num_late(batch.promises, least_s, min(window, batch.num_steps_alike))
+            > (allowed + 1e-9) * window
             for window in self._windows_of(batch)
-            for alike in (min(window, batch.num_steps_alike),)
         )
 
     def _late_allowed(self, batch: Batch, paused: Sequence[RequestState]) -> float:

@@ -130,6 +130,21 @@ def late_tokens(promises: Promises, steps_s: Floats, outside_s: float, late: Int
             due_s[p] = max(now_s, due_s[p]) + promises.interval_s[p]
 
 
+@compiled
+def num_late(promises: Promises, step_s: float, window: int) -> int:
+    """Return the late tokens of `window` steps of `step_s`: the sum of `slo.Promise.num_late`."""
+    late = 0
+    for p in range(promises.interval_s.shape[0]):
+        interval_s, slack_s = promises.interval_s[p], promises.slack_s[p]
+        if step_s <= interval_s:
+            late += int(step_s > interval_s + slack_s)
+        elif slack_s < 0.0:
+            late += window
+        else:
+            late += window - int(min(np.floor(slack_s / (step_s - interval_s)), float(window)))
+    return late
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """How long a placement holds, and how long it is best held."""

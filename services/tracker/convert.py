@@ -3,17 +3,15 @@
 Every field is checked here; errors name the field as a path in the request.
 """
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from google.protobuf.duration_pb2 import Duration
 
-from evenflow.gateway.v1 import generation_pb2
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from services.kit.errors import InvalidRequestError
-from services.pacing.types import ServiceLevel
+from services.kit.service_level import service_level_from_proto, service_level_to_proto
 from services.tracker.types import (
     Change,
     DeliveredProgress,
@@ -188,7 +186,7 @@ def record_to_proto(record: RequestRecord, *, now_s: float) -> pb.RequestRecord:
         generated_age_s=_age_s(record.generated_at_s, now_s),
         delivered_age_s=_age_s(record.delivered_at_s, now_s),
         registered_age_s=max(0.0, now_s - record.registered_at_s),
-        service_level=_service_level_to_proto(record.service_level),
+        service_level=service_level_to_proto(record.service_level),
     )
 
 
@@ -248,7 +246,7 @@ def _registration(entry: pb.Registration, path: str) -> Registration:
         key=_key(entry, path),
         generation=_at_least(1, entry.generation, f"{path}.generation"),
         num_prompt_tokens=_at_least(1, entry.num_prompt_tokens, f"{path}.num_prompt_tokens"),
-        service_level=_service_level(entry.service_level, f"{path}.service_level"),
+        service_level=service_level_from_proto(entry.service_level, path=f"{path}.service_level"),
     )
 
 
@@ -279,32 +277,4 @@ def _delivered(entry: pb.Progress, path: str) -> DeliveredProgress:
         num_delivered=_at_least(0, entry.num_delivered_tokens, f"{path}.num_delivered_tokens")
         if entry.HasField("num_delivered_tokens")
         else None,
-    )
-
-
-def _service_level(level: generation_pb2.ServiceLevel, path: str) -> ServiceLevel:
-    def positive(name: str) -> float | None:
-        if not level.HasField(name):  # type: ignore[arg-type]
-            return None
-        value = float(getattr(level, name))
-        if not (value > 0.0 and math.isfinite(value)):
-            _refuse(f"{path}.{name}", "must be > 0")
-        return value
-
-    return ServiceLevel(
-        slo_ttft_s=positive("slo_ttft_s"),
-        slo_tpot_s=positive("slo_tpot_s"),
-        slo_tbt_s=positive("slo_tbt_s"),
-        consumption_rate_tps=positive("consumption_rate_tps"),
-        pace_tail=level.pace_tail,
-    )
-
-
-def _service_level_to_proto(level: ServiceLevel) -> generation_pb2.ServiceLevel:
-    return generation_pb2.ServiceLevel(
-        slo_ttft_s=level.slo_ttft_s,
-        slo_tpot_s=level.slo_tpot_s,
-        slo_tbt_s=level.slo_tbt_s,
-        consumption_rate_tps=level.consumption_rate_tps,
-        pace_tail=level.pace_tail,
     )

@@ -13,12 +13,15 @@ from services.executor.kv.copy_engine import (
     Copy,
     CopyEngine,
     CopyFailedError,
+    CopyHungError,
     Direction,
 )
 from services.executor.kv.copy_job import CopyJob
 from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
 from services.executor.kv.cuda_copy_engine import CudaCopyEngine
 from services.executor.kv.host_ring import HostRing
+from services.executor.kv.integrity_guard import GuardedEngine
+from services.executor.kv.options import GuardMode
 from services.executor.kv.pages import CHUNK_BYTES, GroupPages
 from tests.fake_streams import FakeDevice
 
@@ -62,12 +65,12 @@ class SeenByHost(CudaCopyEngine):
 
 
 def make_rings(form: str) -> dict[Direction, HostRing]:
-    if form == "pinned":
+    if form != "ring":
         return {}
     return {d: HostRing([PAGE_BYTES] * 2, rows_per_buffer=8, num_buffers=2) for d in Direction}
 
 
-@pytest.fixture(params=["pinned", "ring"])
+@pytest.fixture(params=["pinned", "ring", "guarded"])
 def make_cpu(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Make]:
     """Return a maker of engines with links of a speed, closed at the end."""
     engines: list[CopyEngine] = []
@@ -75,10 +78,13 @@ def make_cpu(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterato
     def make(*, bytes_per_s: float | None = None, poison_targets: bool = False) -> CopyEngine:
         link = LinkModel(bytes_per_s=bytes_per_s)
         rings = make_rings(request.param)
-        engines.append(
-            CpuCopyEngine(pages, h2d=link, d2h=link, poison_targets=poison_targets, rings=rings)
+        engine: CopyEngine = CpuCopyEngine(
+            pages, h2d=link, d2h=link, poison_targets=poison_targets, rings=rings
         )
-        return engines[-1]
+        if request.param == "guarded":
+            engine = GuardedEngine(engine, pages, num_slots=NUM_BLOCKS, mode=GuardMode.ALL)
+        engines.append(engine)
+        return engine
 
     yield make
     for engine in engines:
@@ -245,16 +251,55 @@ def test_a_failing_copy_raises_where_it_is_waited_for(make: Make) -> None:
         engine.wait(engine.submit(load([NUM_BLOCKS + 1], [0])))
 
 
-def test_a_failed_copy_leaves_the_others_alone(make: Make, pages: list[GroupPages]) -> None:
+def test_a_failing_copy_raises_each_time_and_the_others_go_on(
+    make: Make, pages: list[GroupPages]
+) -> None:
     engine = make()
     failing = engine.submit(load([NUM_BLOCKS + 1], [0]))
+    healthy = engine.submit(load([5], [1]))
 
-    engine.wait(engine.submit(load([7], [1])))
+    for _ in range(2):
+        with pytest.raises(CopyFailedError):
+            engine.wait(failing)
+    engine.wait(healthy)
 
-    assert pages[0].pool[0][1, 0].item() == 8
-    with pytest.raises(CopyFailedError):
-        engine.wait(failing)
     assert failing.done
+    assert pages[0].pool[0][1, 0].item() == 6
+
+
+def test_a_wait_ends_after_its_bound_and_the_copy_may_still_end(
+    make_cpu: Make, pages: list[GroupPages]
+) -> None:
+    engine = make_cpu(bytes_per_s=8 * 2 * PAGE_BYTES)  # 8 blocks a second
+    ticket = engine.submit(load([5, 6], [1, 2]))
+
+    with pytest.raises(CopyHungError):
+        engine.wait(ticket, 0.01)
+
+    assert not ticket.done
+    engine.wait(ticket)
+    assert pages[0].pool[0][2, 0].item() == 7
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_closing_in_the_middle_of_copies_ends_them_and_returns(
+    make_cpu: Make, direction: Direction
+) -> None:
+    engine = make_cpu(bytes_per_s=1.0)  # for ever
+    blocks = list(range(NUM_BLOCKS))
+    tickets = [
+        engine.submit(Copy(direction=direction, group=0, slots=blocks, block_ids=blocks))
+        for _ in range(3)
+    ]
+
+    engine.close()
+
+    assert all(ticket.done for ticket in tickets)
+    with pytest.raises(CopyFailedError):
+        engine.wait(tickets[-1])
+    late = engine.submit(load([1], [1]))
+    with pytest.raises(CopyFailedError):
+        engine.wait(late)
 
 
 def test_totals_count_every_byte_of_copies_that_were_waited_for(make: Make) -> None:
@@ -267,15 +312,12 @@ def test_totals_count_every_byte_of_copies_that_were_waited_for(make: Make) -> N
     assert (totals.h2d_bytes, totals.d2h_bytes) == (20 * 2 * PAGE_BYTES, 2 * 2 * PAGE_BYTES)
 
 
-def test_a_load_brings_what_a_save_before_it_took_although_nobody_waited_between(
-    make: Make, pages: list[GroupPages]
-) -> None:
+def test_a_load_brings_what_a_save_before_it_took(make: Make, pages: list[GroupPages]) -> None:
     engine = make()
     for pool in pages[0].pool:
         pool[:32] = 99
     blocks = list(range(32))
-    saving = engine.submit(save(blocks, blocks))
-    engine.wait(saving)
+    engine.wait(engine.submit(save(blocks, blocks)))
     for pool in pages[0].pool:
         pool.zero_()
 

@@ -17,6 +17,7 @@ from services.executor.engine_config import (
     SYNC_LAYERWISE_SCHEDULER,
 )
 from services.executor.kv.options import KVOptions
+from tests.exact.block_count import FormulaCheck
 from tests.models import exactness_model
 
 ENVIRONMENT = {
@@ -70,6 +71,7 @@ class Outcome:
     tokens: dict[str, list[int]]
     logprobs: dict[str, list[float]]
     texts: dict[str, str]
+    finish_reasons: dict[str, str] = field(default_factory=dict)
     num_steps: int = 0
     num_preemptions: int = 0
     peak_blocks: int = 0
@@ -77,6 +79,7 @@ class Outcome:
     num_restores: int = 0  # ... that came back
     num_reused_evictions: int = 0  # blocks given back by an offload and taken by somebody
     sums: dict[str, float] = field(default_factory=dict)  # KVStats.reduce of the whole run
+    formula: FormulaCheck = field(default_factory=FormulaCheck)  # made after every step
 
 
 Hook = Callable[[Any, int], None]  # scheduler, step: called before each step
@@ -156,6 +159,7 @@ class StepRunner:
             counters.after_step(outcome)
             if check and self.case.kv is not None:
                 self.scheduler.check_integrity()
+                outcome.formula.after_step(self.scheduler)
             assert outcome.num_steps < MAX_STEPS, "the engine makes no progress"
         self._drain()
         counters.finish(outcome)
@@ -181,10 +185,15 @@ class StepRunner:
         while self.core.batch_queue:
             self.engine.step()
         for _ in range(10_000):
-            if self.case.kv is None or not self.scheduler.block_owner.restores.orphans:
+            if self.case.kv is None or not self._waits_for_copies():
                 return
             self._step_without_tokens()
         raise AssertionError("copies of ended requests never end")
+
+    def _waits_for_copies(self) -> bool:
+        owner = self.scheduler.block_owner
+        quarantine = owner.quarantine
+        return bool(owner.restores.orphans or quarantine.num_blocks or quarantine.num_slots)
 
     def _step_without_tokens(self) -> None:
         output = self.scheduler.schedule()
@@ -280,6 +289,8 @@ def _record(outcome: Outcome, output: Any) -> None:
     completion = output.outputs[0]
     outcome.tokens[output.request_id] = list(completion.token_ids)
     outcome.texts[output.request_id] = completion.text
+    if completion.finish_reason is not None:
+        outcome.finish_reasons[output.request_id] = str(completion.finish_reason)
     if completion.logprobs is not None:
         outcome.logprobs[output.request_id] = [
             entry[token].logprob

@@ -1,66 +1,58 @@
 """The full product of the options: what `make test-exact` runs.
 
-One engine per combination; the same workloads and the same assertions as the pairwise cover in
-`tests/integration/test_layerwise_exact.py`, more seeds, and bf16 against stock on the same step
-schedule.
+One engine per combination, each with the same runs; every run asserts by itself that it moved
+enough (`evidence.py`). And bf16 against stock vLLM on the same step schedule.
 """
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pytest
 
-from services.executor.kv.options import KVOptions
+from tests.exact.cases import SCARCE_FRAC, make_case, num_groups, pool_share
+from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pressure
 from tests.exact.harness import (
     Arrival,
     EngineCase,
+    Hook,
     Outcome,
     StepRunner,
     first_difference,
-    make_prompt,
     stock,
 )
-from tests.exact.workloads import churn, every, fixed, mixed
+from tests.exact.workloads import (
+    aborted_ids,
+    alternating,
+    at_distance,
+    churn,
+    long_prompt,
+    mixed,
+    with_aborts,
+)
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
 
-NUM_LAYERS = 8
-FULL_RESIDENCY_BLOCKS = 424  # of one layer each, all requests of `mixed` at their peak
-LINK = KVOptions(
-    host_bytes=256 << 20,
-    copy_latency_s=0.5e-3,
-    h2d_bytes_per_s=1e9,
-    d2h_bytes_per_s=1e8,
-    restore_when_free_frac=0.02,
-    poison=True,
-)
-LONG = [Arrival(request_id="long", prompt=make_prompt(970, seed=41), num_output_tokens=24)]
-
 LAYERS_PER_GROUP = (1, 2, 4)
 STAGING_BUFFERS = (1, 2)
-CHUNKS = (2_048, 97)  # tokens in one step; 97 ends within a block
 SCHEDULERS = (False, True)  # asynchronous
-PARALLELISM = ((2, 1), (1, 2))  # tensor, pipeline
-
-
-def pool_blocks(layers_per_group: int, *, share: float) -> int:
-    """Return a share of full residency, in blocks of a group; at least what the longest needs."""
-    least = NUM_LAYERS // layers_per_group + 33  # one request of 1024 tokens, all offloaded
-    return max(least, int(share * FULL_RESIDENCY_BLOCKS / layers_per_group)) + 1
+ROOMY_FRAC = 1.2  # of full residency: no step waits for a copy
+NUM_BF16_RUNS = 2  # per engine
 
 
 def single_rank_cases() -> dict[str, EngineCase]:
+    """Return every combination of the options; half of them in steps that end within a block."""
     cases = {}
-    for layers, buffers, chunk, asynchronous in itertools.product(
-        LAYERS_PER_GROUP, STAGING_BUFFERS, CHUNKS, SCHEDULERS
+    for layers, buffers, asynchronous in itertools.product(
+        LAYERS_PER_GROUP, STAGING_BUFFERS, SCHEDULERS
     ):
+        chunk = 97 if (LAYERS_PER_GROUP.index(layers) + buffers + asynchronous) % 2 else 2_048
         name = f"{layers}-layers-{buffers}-buffers-chunk-{chunk}{'-async' * asynchronous}"
-        cases[name] = EngineCase(
-            num_blocks=pool_blocks(layers, share=0.39),
-            kv=replace(LINK, layers_per_group=layers, max_staging_buffers=buffers),
-            max_num_batched_tokens=chunk,
+        cases[name] = make_case(
+            layers_per_group=layers,
+            buffers=buffers,
             asynchronous=asynchronous,
+            max_num_batched_tokens=chunk,
         )
     return cases
 
@@ -68,13 +60,11 @@ def single_rank_cases() -> dict[str, EngineCase]:
 def parallel_cases() -> dict[str, EngineCase]:
     cases = {}
     for (tensor, pipeline), layers, buffers in itertools.product(
-        PARALLELISM, (1, 2), STAGING_BUFFERS
+        ((2, 1), (1, 2)), (1, 2), STAGING_BUFFERS
     ):
-        # A block id is spent on every stage, so that stages share the count of blocks.
-        groups_of_stage = layers * pipeline
-        cases[f"tp{tensor}-pp{pipeline}-{layers}-layers-{buffers}-buffers"] = EngineCase(
-            num_blocks=pool_blocks(groups_of_stage, share=0.39),
-            kv=replace(LINK, layers_per_group=layers, max_staging_buffers=buffers),
+        cases[f"tp{tensor}-pp{pipeline}-{layers}-layers-{buffers}-buffers"] = make_case(
+            layers_per_group=layers,
+            buffers=buffers,
             tensor_parallel_size=tensor,
             pipeline_parallel_size=pipeline,
         )
@@ -82,81 +72,141 @@ def parallel_cases() -> dict[str, EngineCase]:
 
 
 CASES = {**single_rank_cases(), **parallel_cases()}
+BF16_CASES = {
+    f"{layers}-layers": make_case(layers_per_group=layers, share=ROOMY_FRAC, dtype="bfloat16")
+    for layers in LAYERS_PER_GROUP
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One workload through one engine, and what moves KV meanwhile."""
+
+    name: str
+    workload: Sequence[Arrival]
+    hook: Hook | None
+    reference: str = "mixed"
+    min_changes: int = 2
+
+
+def distances(num_groups: int) -> list[Run]:
+    return [
+        Run(
+            name=f"distance {distance}",
+            workload=mixed(),
+            hook=at_distance(distance, num_groups, mixed()),
+        )
+        for distance in range(1, num_groups + 1)
+    ]
+
+
+def changes(num_groups: int) -> list[Run]:
+    return [
+        Run(
+            name=f"changes, seed {seed}",
+            workload=mixed(),
+            hook=churn(seed),
+            min_changes=MIN_RANDOM_CHANGES,
+        )
+        for seed in (1, 2)
+    ]
+
+
+def aborts(num_groups: int) -> list[Run]:
+    return [
+        Run(
+            name=f"aborts, seed {seed}",
+            workload=with_aborts(mixed(), seed=seed),
+            hook=churn(seed),
+        )
+        for seed in (3, 4)
+    ]
+
+
+def long_prompts(num_groups: int) -> list[Run]:
+    return [
+        Run(name="long", workload=long_prompt(), hook=None, reference="long"),
+        Run(
+            name="long, changes",
+            workload=long_prompt(),
+            hook=churn(5),
+            reference="long",
+            min_changes=MIN_RANDOM_CHANGES,
+        ),
+    ]
+
+
+KINDS: tuple[Callable[[int], list[Run]], ...] = (distances, changes, aborts, long_prompts)
+
+
+def test_pools_of_most_runs_are_scarce() -> None:
+    shares = [
+        pool_share(case, run.workload)
+        for case in CASES.values()
+        for kind in KINDS
+        for run in kind(num_groups(case))
+    ]
+    shares += [pool_share(case, mixed()) for case in BF16_CASES.values()] * NUM_BF16_RUNS
+    num_scarce = sum(share <= SCARCE_FRAC for share in shares)
+
+    assert 2 * num_scarce >= len(shares)
 
 
 # First, for there is one engine per process: those of the fixtures below stay open.
-@pytest.mark.parametrize("layers_per_group", LAYERS_PER_GROUP)
-def test_bf16_on_the_same_step_schedule(layers_per_group: int) -> None:
-    case = EngineCase(
-        num_blocks=pool_blocks(layers_per_group, share=1.0),  # no step waits for a copy
-        kv=replace(LINK, layers_per_group=layers_per_group),
-        dtype="bfloat16",
-    )
-    expected_runner = StepRunner(stock(case))
-    expected = expected_runner.run(mixed())
-    expected_runner.close()
-    groups = NUM_LAYERS // layers_per_group
-    runner = StepRunner(case)
+@pytest.fixture(scope="module")
+def bf16_reference() -> Outcome:
+    runner = StepRunner(stock(BF16_CASES["1-layers"]))
     try:
-        outcome = runner.run(mixed(), hook=fixed({f"r{n}": every(2, groups) for n in range(8)}))
+        return runner.run(mixed())
     finally:
         runner.close()
 
-    assert outcome.num_steps == expected.num_steps, "not the same schedule"
-    assert first_difference(expected, outcome) == {}
+
+@pytest.mark.parametrize("case", BF16_CASES.values(), ids=BF16_CASES.keys())
+def test_bf16_on_the_same_step_schedule(case: EngineCase, bf16_reference: Outcome) -> None:
+    runner = StepRunner(case)
+    hooks = (alternating((1, 2), num_groups(case)), churn(6))
+    assert len(hooks) == NUM_BF16_RUNS
+    try:
+        for hook in hooks:
+            outcome = runner.run(mixed(), hook=hook)
+            assert outcome.num_steps == bf16_reference.num_steps, "not the same schedule"
+            assert first_difference(bf16_reference, outcome) == {}
+            assert_pressure(runner, outcome, min_changes=2)
+    finally:
+        runner.close()
 
 
 @pytest.fixture(scope="module")
-def reference() -> tuple[Outcome, Outcome]:
+def reference() -> dict[str, Outcome]:
     runner = StepRunner(stock(EngineCase(num_blocks=1)))
     try:
-        return runner.run(mixed()), runner.run(LONG)
+        return {"mixed": runner.run(mixed()), "long": runner.run(long_prompt())}
     finally:
         runner.close()
 
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
-def runner(
-    request: pytest.FixtureRequest, reference: tuple[Outcome, Outcome]
-) -> Iterator[StepRunner]:
+def runner(request: pytest.FixtureRequest, reference: dict[str, Outcome]) -> Iterator[StepRunner]:
     runner = StepRunner(request.param)
     yield runner
     runner.close()
 
 
-@pytest.mark.parametrize("distance", [1, 2, 3, 4])
-def test_every_distance(
-    runner: StepRunner, reference: tuple[Outcome, Outcome], distance: int
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_are_those_of_stock_vllm(
+    runner: StepRunner, reference: dict[str, Outcome], kind: Callable[[int], list[Run]]
 ) -> None:
-    groups = runner.scheduler.block_owner.geometry.num_groups
-    placements = {f"r{n}": every(distance, groups) for n in range(8)}
-
-    outcome = runner.run(mixed(), hook=fixed(placements))
-
-    assert first_difference(reference[0], outcome) == {}
-
-
-def test_random_changes_and_aborts(runner: StepRunner, reference: tuple[Outcome, Outcome]) -> None:
-    kv = runner.case.kv
-    assert kv is not None
-    num_loads = num_changes = num_reused = 0
-    for seed in range(4):
-        aborted = {f"r{(seed + n) % 8}": 10 + 9 * n for n in range(seed)}
-        workload = [replace(a, abort_at=aborted.get(a.request_id)) for a in mixed()]
-        outcome = runner.run(workload, hook=churn(seed))
-        assert not first_difference(reference[0], outcome).keys() - aborted.keys()
-        num_loads += int(outcome.sums["num_loads"]) * kv.layers_per_group
-        num_changes += (outcome.num_offloads + outcome.num_restores) * kv.layers_per_group
-        num_reused += outcome.num_reused_evictions
-
-    assert num_loads >= 1_000
-    assert num_changes >= 200
-    assert num_reused >= 20
-    owner = runner.scheduler.block_owner
-    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
-
-
-def test_a_prompt_larger_than_the_pool(
-    runner: StepRunner, reference: tuple[Outcome, Outcome]
-) -> None:
-    assert first_difference(reference[1], runner.run(LONG)) == {}
+    for run in kind(num_groups(runner.case)):
+        outcome = runner.run(run.workload, hook=run.hook)
+        try:
+            assert_exact(
+                runner,
+                reference[run.reference],
+                outcome,
+                aborted=aborted_ids(run.workload),
+                min_changes=run.min_changes,
+            )
+        except AssertionError as error:
+            error.add_note(run.name)
+            raise

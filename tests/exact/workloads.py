@@ -2,13 +2,16 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.executor.kv.residency import LayerPlacement
 from tests.exact.harness import Arrival, Hook, make_prompt
 
-# (arrival step, prompt tokens, output tokens): lengths around block boundaries, staggered.
-MIXED_LENGTHS = (
+Lengths = Sequence[tuple[int, int, int]]  # (arrival step, prompt tokens, output tokens)
+
+# Lengths around block boundaries, staggered, in two waves; and a few at the end that leave room.
+MIXED_LENGTHS: Lengths = (
     (0, 5, 70),
     (0, 100, 60),
     (1, 333, 90),
@@ -17,19 +20,95 @@ MIXED_LENGTHS = (
     (15, 500, 50),
     (20, 32, 33),
     (40, 257, 64),
+    (62, 420, 60),
+    (66, 96, 80),
+    (70, 7, 90),
+    (84, 290, 70),
+    (92, 63, 60),
+    (104, 512, 48),
+    (112, 33, 50),
+    (126, 180, 64),
+    (185, 33, 120),
+    (190, 130, 110),
+    (195, 60, 100),
 )
 
+# Others run when a long prompt comes and when it has gone. It alone takes more than the pool.
+LONG_LENGTHS: Lengths = (
+    (0, 150, 60),
+    (0, 95, 90),
+    (2, 210, 70),
+    (6, 870, 130),
+    (10, 40, 140),
+    (100, 300, 60),
+    (110, 160, 70),
+    (130, 120, 90),
+    (140, 840, 100),
+    (150, 33, 110),
+    (200, 250, 60),
+    (210, 100, 60),
+    (280, 60, 90),
+    (285, 130, 80),
+)
+LONGEST = "l3"
 
-def mixed(lengths: Sequence[tuple[int, int, int]] = MIXED_LENGTHS) -> list[Arrival]:
+
+def mixed() -> list[Arrival]:
+    return _arrivals("r", MIXED_LENGTHS)
+
+
+def long_prompt() -> list[Arrival]:
+    return _arrivals("l", LONG_LENGTHS)
+
+
+def with_aborts(workload: Sequence[Arrival], *, seed: int, share: float = 0.3) -> list[Arrival]:
+    """Abort some requests at random, from the step of their arrival to about their last one."""
+    rng = random.Random(seed)
+    return [
+        replace(arrival, abort_at=arrival.step + rng.randrange(arrival.num_output_tokens))
+        if rng.random() < share
+        else arrival
+        for arrival in workload
+    ]
+
+
+def aborted_ids(workload: Sequence[Arrival]) -> frozenset[str]:
+    return frozenset(a.request_id for a in workload if a.abort_at is not None)
+
+
+def _arrivals(prefix: str, lengths: Lengths) -> list[Arrival]:
     return [
         Arrival(
-            request_id=f"r{number}",
+            request_id=f"{prefix}{number}",
             prompt=make_prompt(num_prompt, seed=number),
             num_output_tokens=num_output,
             step=step,
         )
         for number, (step, num_prompt, num_output) in enumerate(lengths)
     ]
+
+
+def peak_blocks(workload: Sequence[Arrival], *, block_size: int) -> int:
+    """Return the most blocks of all layers that the workload takes where nothing waits.
+
+    The engine's steps in closed form: a prompt is computed in the step of its arrival, every step
+    after it computes one token, and a request that has all its tokens is gone after its last step.
+    """
+    last_step = max(a.step + a.num_output_tokens for a in workload)
+    return max(
+        sum(
+            -(-(len(a.prompt) + step - a.step) // block_size)
+            for a in workload
+            if a.step <= step < _end(a)
+        )
+        for step in range(last_step)
+    )
+
+
+def _end(arrival: Arrival) -> int:
+    """Return the step after which a request that never waits holds nothing."""
+    end = arrival.step + arrival.num_output_tokens - 1
+    return end if arrival.abort_at is None else min(end, arrival.abort_at)
 
 
 def every(distance: int, num_groups: int) -> frozenset[int]:
@@ -49,7 +128,25 @@ def fixed(offloaded: dict[str, frozenset[int]], num_staging: int = 2) -> Hook:
     return hook
 
 
-def churn(seed: int, num_staging: tuple[int, ...] = (1, 2), share: float = 0.4) -> Hook:
+def at_distance(distance: int, num_groups: int, workload: Sequence[Arrival]) -> Hook:
+    """Give every request but each third one a distance; the capacity guard moves the others."""
+    groups = every(distance, num_groups)
+    return fixed({a.request_id: groups for n, a in enumerate(workload) if n % 3 != 2})
+
+
+def alternating(distances: Sequence[int], num_groups: int, *, period: int = 25) -> Hook:
+    """Give all running requests each of the distances for `period` steps, in turns."""
+
+    def hook(scheduler: Any, step: int) -> None:
+        if step % period == 0:
+            groups = every(distances[step // period % len(distances)], num_groups)
+            for request in scheduler.running:
+                scheduler.place(request.request_id, LayerPlacement(offloaded=groups, num_staging=2))
+
+    return hook
+
+
+def churn(seed: int, num_staging: tuple[int, ...] = (1, 2), share: float = 0.8) -> Hook:
     """Before each step, give a share of the running requests a new random placement."""
     rng = random.Random(seed)
 
@@ -63,5 +160,33 @@ def churn(seed: int, num_staging: tuple[int, ...] = (1, 2), share: float = 0.4) 
                     request.request_id,
                     LayerPlacement(offloaded=groups, num_staging=rng.choice(num_staging)),
                 )
+
+    return hook
+
+
+def holds(
+    seed: int, kinds: tuple[str, ...] = ("pause", "park"), begin: float = 0.15, end: float = 0.3
+) -> Hook:
+    """Before each step, hold requests back at random, and let held ones go."""
+    rng = random.Random(seed)
+
+    def hook(scheduler: Any, step: int) -> None:
+        held = scheduler.paused | scheduler.parked
+        for request_id in list(scheduler.requests):
+            if request_id in held:
+                if rng.random() < end:
+                    scheduler.resume(request_id)
+            elif rng.random() < begin:
+                getattr(scheduler, rng.choice(kinds))(request_id)
+
+    return hook
+
+
+def together(*hooks: Hook) -> Hook:
+    """Return a hook that calls several, in order."""
+
+    def hook(scheduler: Any, step: int) -> None:
+        for each in hooks:
+            each(scheduler, step)
 
     return hook

@@ -320,6 +320,7 @@ async def test_the_model_is_described(gateway: GatewayStream) -> None:
     assert (info.max_model_len, info.max_num_seqs) == (MAX_MODEL_LEN, MAX_NUM_SEQS)
     assert (info.num_layers, info.num_kv_heads, info.head_dim) == (8, 2, 32)
     assert (info.tensor_parallel_size, info.pipeline_parallel_size) == (1, 1)
+    assert info.layers_per_group == info.num_layers
     assert info.dtype == "float32"
     # A block holds keys and values of every layer: 8 layers * 2 * 2 heads * 32 * 4 bytes a token.
     block_bytes = info.block_size * 8 * 2 * 2 * 32 * 4

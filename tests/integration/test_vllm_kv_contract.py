@@ -5,12 +5,16 @@ import inspect
 from typing import Any
 
 import pytest
-from vllm import _custom_ops
+from vllm import SamplingParams, _custom_ops
 from vllm.config import CompilationConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfer_kv_layer
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionMetadata,
     FlashAttentionMetadataBuilder,
@@ -21,6 +25,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+from vllm.v1.request import Request
+from vllm.v1.worker.block_table import MultiGroupBlockTable
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
@@ -29,7 +35,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
-from services.executor.kv.attention_memo import StepMemo
+from services.executor.kv.block_tables import StackedBlockTables
 from services.executor.kv.connector import LayerwiseConnector
 from services.executor.kv.coordinator import LayerwiseCoordinator
 from services.executor.kv.flash_attention import MemoFlashAttentionBackend
@@ -61,6 +67,7 @@ def test_the_manager_asks_its_coordinator_for_everything() -> None:
     overridden = {
         "get_num_blocks_to_allocate",
         "allocate_new_blocks",
+        "allocate_new_computed_blocks",
         "get_blocks",
         "pop_blocks_for_free",
         "free",
@@ -81,6 +88,35 @@ def test_the_scheduler_asks_the_connector_before_it_preempts() -> None:
     assert {"has_sync_kv_loads", "kv_connector_metadata", "num_scheduled_tokens"} <= {
         field.name for field in dataclasses.fields(SchedulerOutput)
     }
+
+
+def test_a_running_request_is_passed_over_until_its_eligible_step() -> None:
+    condition = "if self.current_step < request.next_decode_eligible_step:"
+    assert condition in source(Scheduler.schedule)
+    assert {"next_decode_eligible_step", "num_in_flight_tokens"} <= set(vars(make_request()))
+
+
+def test_a_waiting_request_without_an_answer_from_the_connector_is_passed_over() -> None:
+    body = source(Scheduler.schedule)
+    assert "if ext_tokens is None:" in body
+    assert "skip_request(request_queue)" in body.split("if ext_tokens is None:")[1][:300]
+    # Only a request without computed tokens is asked about, and a preempted one has none.
+    assert "request.num_computed_tokens = 0" in source(Scheduler._preempt_request)
+
+
+def test_a_preemption_frees_blocks_by_the_manager_and_returns_to_the_queue() -> None:
+    parameters = inspect.signature(Scheduler._preempt_request).parameters
+    assert list(parameters) == ["self", "request", "timestamp", "drop_stale_output"]
+    body = source(Scheduler._preempt_request)
+    assert "self._free_request_blocks(request)" in body
+    assert "self.waiting.prepend_request(request)" in body
+    freeing = source(Scheduler._free_request_blocks)
+    assert "self.kv_cache_manager.free(request)" in freeing
+    assert "self.kv_cache_manager.pop_blocks_for_free(request)" in freeing
+
+
+def make_request() -> Request:
+    return Request("r", [1], SamplingParams(max_tokens=1), None)
 
 
 def test_loads_start_before_the_layers_only_if_the_step_says_so() -> None:
@@ -161,12 +197,37 @@ def test_flash_attention_builds_metadata_that_differs_by_group_in_two_fields() -
     assert body.count("new_metadata.") == 2
     body = source(build_attn_metadata)  # one slice per step, whose identity stands for the step
     assert body.index("seq_lens = seq_lens[:num_reqs]") < body.index("for i in range(")
-    assert MemoFlashAttentionBackend.get_builder_cls().__mro__[1] is StepMemo
+    memo = MemoFlashAttentionBackend.get_builder_cls()
+    assert memo.__mro__[1] is FlashAttentionMetadataBuilder
 
 
 def test_groups_differ_in_two_fields_of_the_attention_metadata() -> None:
     names = {field.name for field in dataclasses.fields(CPUAttentionMetadata)}
     assert {"block_table", "slot_mapping"} <= names
+    assert not hasattr(CPUAttentionMetadata, "__slots__")
+    body = source(GPUModelRunner._build_attention_metadata)
+    assert "cache_key = (kv_cache_spec, type(builder))" in body
+    assert "builder.update_block_table(" in body
+    assert not CPUAttentionMetadataBuilder.supports_update_block_table  # ours does
+    parameters = inspect.signature(AttentionMetadataBuilder.update_block_table).parameters
+    assert list(parameters) == ["self", "metadata", "blk_table", "slot_mapping"]
+
+
+def test_block_tables_of_all_groups_are_asked_through_these_calls() -> None:
+    overridden = ("commit_block_table", "compute_slot_mapping")
+    for name in overridden:
+        ours, theirs = getattr(StackedBlockTables, name), getattr(MultiGroupBlockTable, name)
+        assert ours is not theirs
+        assert (
+            inspect.signature(ours).parameters.keys() == inspect.signature(theirs).parameters.keys()
+        )
+    others = {"append_row", "add_row", "clear_row", "move_row", "swap_row", "clear", "__getitem__"}
+    methods = {n for n, f in vars(MultiGroupBlockTable).items() if inspect.isfunction(f)}
+    assert methods == {"__init__", *overridden, *others}
+    assert "_prepare_inputs" in vars(GPUModelRunner)
+    assert "self.input_batch.block_table.compute_slot_mapping(" in source(
+        GPUModelRunner._prepare_inputs
+    )
 
 
 def test_the_spec_is_registered_beside_vllms_own() -> None:

@@ -4,7 +4,7 @@ vLLM makes one in the scheduler's process and one in every worker. Both are thin
 hands over to `TransferPlanner`, the worker's to `TransferRunner`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from services.executor.kv.cpu_copy_engine import CpuCopyEngine, fill
 from services.executor.kv.emulated_device import EmulatedDevice
 from services.executor.kv.failures import FailureLedger
 from services.executor.kv.integrity_guard import guarded
-from services.executor.kv.metadata import StepFeedback, StepTransfers
+from services.executor.kv.metadata import HostRoom, StepFeedback, StepTransfers
 from services.executor.kv.options import KVOptions
 from services.executor.kv.pages import view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next four
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next five
     ledger: FailureLedger
+    limit_host: Callable[[int], None]
     relieve: Callable[[], bool]
     num_host_tokens: "Callable[[Request], int | None]"
     rates: Rates
@@ -127,6 +128,12 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.planner.owner.drop_all_parked()
         return True
 
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], HostRoom]
+    ) -> None:
+        """Take in what every rank, by (pipeline, tensor) rank, has room for."""
+        self.limit_host(min(room.num_slots for room in metadata.values()))
+
     # -- worker side ------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -152,6 +159,9 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             assert isinstance(engine, CpuCopyEngine)
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)
+
+    def get_handshake_metadata(self) -> HostRoom:
+        return HostRoom(self._backend.host.num_slots)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         transfers = self._get_connector_metadata()
@@ -203,7 +213,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._role == KVConnectorRole.SCHEDULER:
             state, failures = self.planner.stats(), self.ledger.take()
             if failures:
-                return (state or KVStats()).aggregate(KVStats(data={"failures": failures}))
+                return (state or KVStats()).aggregate(KVStats(data={"events": failures}))
             return state
         return self._stats.take()
 

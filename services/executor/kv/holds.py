@@ -35,6 +35,10 @@ class Holds:
     def __len__(self) -> int:
         return len(self._holds)
 
+    @property
+    def known(self) -> frozenset[str]:
+        return frozenset(self._holds)
+
     def kind(self, request_id: str) -> HoldKind | None:
         hold = self._holds.get(request_id)
         return None if hold is None else hold.kind

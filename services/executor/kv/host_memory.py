@@ -66,8 +66,8 @@ class HostMemory:
         *,
         registrar: Registrar | None = None,
     ) -> None:
-        self.slabs = tuple(allocate_rows(num_slots, size) for size in page_bytes)
-        self.num_slots = num_slots
+        self.slabs = allocate_slabs(page_bytes, num_slots)
+        self.num_slots = num_slots = min((len(slab) for slab in self.slabs), default=0)
         self.num_ready_slots = num_slots if registrar is None else 0  # the first ones
         self._registrar = registrar
         self._slots_per_chunk = _slots_per_chunk(page_bytes, num_slots)
@@ -133,6 +133,27 @@ class HostMemory:
             rows.view(-1).numpy()[::OS_PAGE_BYTES] = 0
             registrar.register(rows.data_ptr(), rows.numel())
             self._registered.append(rows.data_ptr())
+
+
+def allocate_slabs(page_bytes: Sequence[int], num_slots: int) -> tuple[torch.Tensor, ...]:
+    """Return a slab of `num_slots` rows per page size; fewer rows if memory is refused."""
+    num_rows = num_slots
+    while True:
+        try:
+            slabs = tuple(allocate_rows(num_rows, size) for size in page_bytes)
+        except (OSError, MemoryError) as error:
+            num_rows //= 2
+            reason = str(error)
+            continue
+        if num_rows < num_slots:
+            log.error(
+                "host_memory_refused",
+                num_slots=num_rows,
+                num_slots_wanted=num_slots,
+                reason=reason,
+                effect="serving goes on with fewer slots",
+            )
+        return slabs
 
 
 def allocate_rows(num_rows: int, row_bytes: int) -> torch.Tensor:

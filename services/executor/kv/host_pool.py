@@ -28,6 +28,14 @@ class HostPool:
             self._free[:0] = range(num_ready - 1, self.num_ready - 1, -1)
             self.num_ready = num_ready
 
+    def limit(self, num_slots: int) -> None:
+        """Have no more slots than these from now on; none may have been taken or promised."""
+        assert self.num_used == 0
+        assert not self._reserved
+        self.num_slots = min(self.num_slots, num_slots)
+        self.num_ready = min(self.num_ready, self.num_slots)
+        self._free = list(range(self.num_ready - 1, -1, -1))
+
     @property
     def num_free(self) -> int:
         """Usable slots that hold nothing; some of them may be promised."""

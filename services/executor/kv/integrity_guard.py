@@ -112,7 +112,9 @@ class GuardedEngine:
 
     def wait(self, ticket: GuardedTicket, timeout_s: float = FOR_EVER) -> float:
         waited_s = self.engine.wait(ticket.ticket, timeout_s)
-        if not ticket.cancelled and not ticket.is_checked:
+        if ticket.cancelled:
+            return waited_s
+        if not ticket.is_checked:
             ticket.is_checked = True
             self._check(ticket)
         if ticket.fault:

@@ -17,6 +17,7 @@ from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.capacity_guard import CapacityGuard, Need
 from services.executor.kv.connector import LayerwiseConnector
 from services.executor.kv.coordinator import LayerwiseCoordinator
+from services.executor.kv.events import count_events
 from services.executor.kv.holds import HoldKind
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
@@ -66,7 +67,11 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
             self,
             rates=self.rates,
             block_bytes=self._block_bytes,
-            max_pause_s=self.kv_options.max_pause_s,
+            options=self.kv_options,
+        )
+        self.transfers.count_held = self.control.count_held
+        self.transfers.count_events = lambda: count_events(
+            self.block_owner, self.capacity_guard, self.control
         )
         self._coordinator.owner = self.block_owner
         self._coordinator.draft = self._draft
@@ -74,6 +79,7 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         assert isinstance(connector, LayerwiseConnector)
         connector.planner = self.transfers
         connector.ledger = self.recovery.ledger
+        connector.limit_host = self._limit_host
         connector.relieve = self.capacity_guard.relieve
         connector.num_host_tokens = self.control.num_host_tokens
         connector.rates = self.rates
@@ -86,19 +92,30 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
             block_size=config.kv_cache_groups[0].kv_cache_spec.block_size,
         )
         num_slots = num_host_slots(self.kv_options, config)
-        most = geometry.num_groups * (manager.max_model_len // geometry.block_size)
-        if num_slots < most and most > manager.block_pool.num_gpu_blocks - 1:
-            raise ValueError(
-                f"host_bytes={self.kv_options.host_bytes} holds {num_slots} blocks; a request of "
-                f"max_model_len={manager.max_model_len} that does not fit the pool needs {most}"
-            )
-        return BlockOwner(
+        owner = BlockOwner(
             manager.block_pool,
             HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
             geometry,
             orders=StepOrders(),
             poison_freed=self.kv_options.poison,
         )
+        self._check_room(owner, num_slots)
+        return owner
+
+    def _limit_host(self, num_slots: int) -> None:
+        """Use no more host slots than every rank has; ValueError if that is too few."""
+        self._check_room(self.block_owner, num_slots)
+        self.block_owner.host.limit(num_slots)
+
+    def _check_room(self, owner: BlockOwner, num_slots: int) -> None:
+        """Raise ValueError if a request of the maximum length would never find room."""
+        max_model_len: int = self.max_model_len  # type: ignore[attr-defined]
+        most = owner.geometry.num_groups * (max_model_len // owner.geometry.block_size)
+        if num_slots < most and most > owner.pool.num_gpu_blocks - 1:
+            raise ValueError(
+                f"host_bytes={self.kv_options.host_bytes} holds {num_slots} blocks; a request of "
+                f"max_model_len={max_model_len} that does not fit the pool needs {most}"
+            )
 
     # -- each step --------------------------------------------------------------------------
 
@@ -129,13 +146,13 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         return [*output.scheduled_cached_reqs.resumed_req_ids, *new]
 
     def _note_step(self, output: SchedulerOutput) -> None:
-        """Remember a step's tokens; wait a moment after one in which nobody could run."""
+        """Remember when a step began, and its tokens."""
         num_tokens = output.total_num_scheduled_tokens
         num_prefill = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
         self._step_began = (time.monotonic(), num_tokens, num_prefill)
         if num_tokens == 0:
             self._step_began = None
-            self.control.wait_if_idle()
+        self.control.after_step(num_scheduled=num_tokens)
 
     def _note_last_step(self) -> None:
         """Measure how long the last step took; steps follow each other while there is work."""
@@ -241,6 +258,7 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         """Raise AssertionError if a block or host slot is lost, or owned twice."""
         super().check_integrity()
         deferred: Any = self.deferred_frees  # type: ignore[attr-defined]
+        self.control.check_integrity()
         self.block_owner.check_integrity(sum(len(blocks) for _, blocks in deferred))
 
 

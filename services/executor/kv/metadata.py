@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
@@ -83,6 +84,13 @@ class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
     # For the emulated device only; otherwise 0.
     num_tokens: int = 0  # of the step
     num_context_tokens: int = 0  # that the step's attention reads, over all requests
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoom(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """What one rank tells the scheduler before the first step."""
+
+    num_slots: int  # that the rank has memory for
 
 
 @dataclass(kw_only=True)

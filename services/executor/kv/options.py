@@ -49,6 +49,7 @@ class KVOptions:
     predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
     max_mirrored_blocks_per_step: int = 1024  # write-through of resident groups; 0: none
     restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
+    overlap_load_evict: bool = True  # loads of one request begin while another's blocks drain
     max_pause_s: float = 60.0  # a pause or park ends by itself after this, > 0
     h2d_bytes_per_s: float = 0.0  # CPU only: speed of the modelled link; 0: memory speed
     d2h_bytes_per_s: float = 0.0  # CPU only
@@ -109,6 +110,15 @@ class KVOptions:
             },
             "additional_config": {CONFIG_KEY: asdict(self)},
         }
+
+
+def layers_per_group(vllm_config: "VllmConfig") -> int:
+    """Return the layers of a pipeline stage that share a block table, layer-wise KV or not."""
+    if CONFIG_KEY in (vllm_config.additional_config or {}):
+        return KVOptions.of(vllm_config).layers_per_group
+    num_layers: int = vllm_config.model_config.get_total_num_hidden_layers()
+    num_stages: int = vllm_config.parallel_config.pipeline_parallel_size
+    return num_layers // num_stages
 
 
 def check_supported(vllm_config: "VllmConfig") -> None:

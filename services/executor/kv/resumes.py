@@ -16,11 +16,13 @@ from services.placement.resume import ResumeWay
 class Resumes:
     """Preparation of parked requests, in the order of the queue."""
 
-    def __init__(self, owner: BlockOwner) -> None:
+    def __init__(self, owner: BlockOwner, *, overlap: bool = True) -> None:
+        """With `overlap`, loads begin with the first blocks that are free; else with all."""
         self.counts: Counter[ResumeWay] = Counter()  # since the start
         # A request that lacks blocks to come back: nobody else is admitted meanwhile.
         self.is_short_of_blocks = False
         self._owner = owner
+        self._overlap = overlap
         self._ways: dict[str, ResumeWay] = {}
 
     def forget(self, request_id: str) -> None:
@@ -86,6 +88,14 @@ class Resumes:
 
     def _extend(self, request: RequestKV, num_left: int) -> bool:
         """Order loads into blocks that are free; return whether all of them are complete."""
+        lacking = [
+            len(group.row) - len(group.restore.targets)
+            for group in request.groups
+            if group.restore is not None
+        ]
+        if not self._overlap and sum(lacking) > num_left:
+            self.is_short_of_blocks = True
+            return False
         complete = True
         for index, group in enumerate(request.groups):
             if group.restore is None:
@@ -93,6 +103,5 @@ class Resumes:
             num_left -= self._owner.restores.extend(request, index, max_blocks=num_left)
             if group.restore is not None:
                 complete = False
-                lacking = len(group.row) - len(group.restore.targets)
-                self.is_short_of_blocks |= lacking > 0
+                self.is_short_of_blocks |= len(group.restore.targets) < len(group.row)
         return complete

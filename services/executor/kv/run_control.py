@@ -11,6 +11,7 @@ from vllm.v1.request import Request
 from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.capacity_guard import CapacityGuard, Need
 from services.executor.kv.holds import HoldKind, Holds
+from services.executor.kv.options import KVOptions
 from services.executor.kv.rates import Rates
 from services.executor.kv.residency import LayerPlacement, RequestKV
 from services.executor.kv.resumes import Resumes
@@ -26,14 +27,15 @@ class RunControl:
     """Holds running requests back, parks them, and prepares parked ones to run again."""
 
     def __init__(
-        self, scheduler: Any, *, rates: Rates, block_bytes: int, max_pause_s: float
+        self, scheduler: Any, *, rates: Rates, block_bytes: int, options: KVOptions
     ) -> None:
         """`scheduler` is a `LayerwiseScheduler`; `block_bytes` are of one rank."""
         owner: BlockOwner = scheduler.block_owner
         transfers: TransferPlanner = scheduler.transfers
         guard: CapacityGuard = scheduler.capacity_guard
-        self.holds = Holds(clock=time.monotonic, max_hold_s=max_pause_s)
-        self.resumes = Resumes(owner)
+        self.holds = Holds(clock=time.monotonic, max_hold_s=options.max_pause_s)
+        self.resumes = Resumes(owner, overlap=options.overlap_load_evict)
+        self.write_through = transfers.write_through
         self.choose_way: Callable[[ParkedRequest, LinkAndStep], ResumeWay] = cheapest_resume
         self.num_unknown_ids = 0  # in calls about requests that are gone, since the start
         self.num_pauses_ended = 0  # requests that ran again where they were, since the start
@@ -44,6 +46,7 @@ class RunControl:
         self._rates = rates
         self._block_bytes = block_bytes
         self._stopped: set[str] = set()  # running requests that vLLM was told to skip
+        self._is_stuck = False
         self._wake = threading.Event()
 
     # -- orders -----------------------------------------------------------------------------
@@ -76,6 +79,8 @@ class RunControl:
     def stop_and_start(self) -> None:
         """Tell vLLM which running requests to skip, and park those that are ready for it."""
         self.holds.release_overdue()
+        if self._is_stuck:
+            self._preempt_idle()
         for request in list(self._scheduler.running):
             if request.request_id in self.holds:
                 self._stop(request)
@@ -90,8 +95,7 @@ class RunControl:
             if kv is not None and kv.mirrored:
                 self._drain(kv)
             if request.num_in_flight_tokens == 0 and (kv is None or self._is_drained(kv)):
-                self._scheduler.running.remove(request)
-                self._scheduler._preempt_request(request, time.monotonic())
+                self._preempt(request)
 
     def _start(self, request: Request) -> None:
         kv = self._owner.requests.get(request.request_id)
@@ -118,6 +122,16 @@ class RunControl:
             return False
         num_missing = sum(num_full - len(group.host_slots) for group in kv.groups)
         return not self._owner.host.can_take(kv.request_id, num_missing)
+
+    def _preempt_idle(self) -> None:
+        """Preempt the youngest request that is stopped: nobody runs for want of what it holds."""
+        stopped = [r for r in self._scheduler.running if r.request_id in self._stopped]
+        if stopped and stopped[-1].num_in_flight_tokens == 0:
+            self._preempt(stopped[-1])
+
+    def _preempt(self, request: Request) -> None:
+        self._scheduler.running.remove(request)
+        self._scheduler._preempt_request(request, time.monotonic())
 
     def preempted(self, request: Request) -> None:
         """A running request has gone back to the queue."""
@@ -146,6 +160,8 @@ class RunControl:
     def prepare_resumes(self, num_predicted_slots: Callable[[Request], int]) -> None:
         """Move parked requests at the head of the queue on towards running."""
         self.resumes.is_short_of_blocks = False
+        if not self._scheduler.waiting:
+            return
         num_places = self._scheduler.max_num_running_reqs - len(self._scheduler.running)
         num_kept = self._guard.num_blocks_of_next_step(self.active_needs())
         for request in itertools.islice(self._eligible(), max(0, num_places)):
@@ -195,13 +211,40 @@ class RunControl:
         running = self._scheduler.running
         return [need_of(request) for request in running if request.request_id not in self.holds]
 
+    def count_held(self) -> dict[str, int]:
+        return {
+            "num_paused_requests": len(self.holds.ids(HoldKind.PAUSE)),
+            "num_parked_requests": len(self.holds.ids(HoldKind.PARK)),
+        }
+
     # -- idle steps -------------------------------------------------------------------------
 
-    def wait_if_idle(self) -> None:
-        """Slow down after a step in which nobody ran, if somebody is held, until a resume."""
-        if self.holds and not self._transfers.is_busy:
+    def after_step(self, *, num_scheduled: int) -> None:
+        """Slow down after a step in which nobody ran, if somebody is held, until a resume.
+
+        If somebody wants to run and no copy is under way that would let it, blocks are missing.
+        """
+        self._is_stuck = False
+        running = self._scheduler.running
+        in_flight = any(request.num_in_flight_tokens for request in running)
+        if num_scheduled == 0 and not in_flight and not self._transfers.is_busy:
+            wants = any(request.request_id not in self.holds for request in running)
+            self._is_stuck = bool(self._stopped) and (wants or any(True for _ in self._eligible()))
+        if num_scheduled == 0 and self.holds and not self._transfers.is_busy:
             self._wake.wait(IDLE_WAIT_S)
         self._wake.clear()
+
+    def check_integrity(self) -> None:
+        """Assert that who is asleep does not run, and that nothing is known of who is gone."""
+        running = {request.request_id for request in self._scheduler.running}
+        assert self._stopped <= running, "a request is stopped that does not run"
+        gone = self.holds.known - self._scheduler.requests.keys()
+        assert not gone, f"holds of requests that are gone: {sorted(gone)}"
+        for request_id, kv in self._owner.requests.items():
+            assert not kv.asleep or kv.waiting or request_id in self._stopped, (
+                f"{request_id} is asleep and may run"
+            )
+            assert kv.waiting == (request_id not in running), f"{request_id} is in the wrong queue"
 
 
 def need_of(request: Request) -> Need:

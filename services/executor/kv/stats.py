@@ -54,14 +54,15 @@ class Residencies:
     num_staging_blocks: int = 0
     num_host_blocks: int = 0  # slots in use
     num_free_blocks: int = 0
-    num_sealed_blocks: int = 0  # given back because their host copy is complete, since start
-    num_restored_groups: int = 0  # since start
+    num_lagging_blocks: int = 0  # full blocks of mirrored requests without a complete host copy
+    num_paused_requests: int = 0
+    num_parked_requests: int = 0
     num_quarantined_blocks: int = 0  # that a hung copy may still write
     num_quarantined_slots: int = 0
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]
-    """`data["ranks"][rank]` and `data["failures"]` sums, `data["scheduler"]` the last state."""
+    """`data["ranks"][rank]` and `data["events"]` sums, `data["scheduler"]` the last state."""
 
     def aggregate(self, other: KVConnectorStats) -> "KVStats":
         ranks: dict[str, dict[str, float]] = {
@@ -72,9 +73,9 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
             for name, value in sums.items():
                 mine[name] = mine.get(name, 0) + value
         state = other.data.get("scheduler") or self.data.get("scheduler", {})
-        failures = Counter(self.data.get("failures", {}))
-        failures.update(other.data.get("failures", {}))
-        return KVStats(data={"ranks": ranks, "scheduler": state, "failures": dict(failures)})
+        events = Counter(self.data.get("events", {}))
+        events.update(other.data.get("events", {}))
+        return KVStats(data={"ranks": ranks, "scheduler": state, "events": dict(events)})
 
     def reduce(self) -> dict[str, int | float]:
         """Return bytes summed over ranks, times of the slowest rank, and the last state."""
@@ -83,7 +84,7 @@ class KVStats(KVConnectorStats):  # type: ignore[misc]
         for name in asdict(RankTotals()) if ranks else ():
             values = [sums.get(name, 0) for sums in ranks]
             reduced[name] = sum(values) if name in SUMMED_OVER_RANKS else max(values)
-        return {**reduced, **self.data.get("scheduler", {}), **self.data.get("failures", {})}
+        return {**reduced, **self.data.get("scheduler", {}), **self.data.get("events", {})}
 
     def reset(self) -> None:
         self.data.clear()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from services.executor.kv.block_owner import BlockOwner
+from services.executor.kv.events import KVEvents, difference
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.residency import RequestKV
 from services.executor.kv.stats import KVStats, Residencies
@@ -31,6 +32,10 @@ class TransferPlanner:
         self._unsettled: dict[str, RequestKV] = {}
         self._num_ranks_done: Counter[int] = Counter()
         self._num_stats_asked = 0
+        # Set by the scheduler: what else the stats say.
+        self.count_events: Callable[[], KVEvents] = KVEvents
+        self.count_held: Callable[[], dict[str, int]] = dict
+        self._reported = KVEvents()
 
     def relieve(self) -> bool:
         """Give up restores for want of blocks; return whether blocks will come free by themselves.
@@ -146,12 +151,15 @@ class TransferPlanner:
             ),
             num_host_blocks=owner.host.num_used,
             num_free_blocks=owner.pool.get_num_free_blocks(),
-            num_sealed_blocks=owner.num_sealed_blocks,
-            num_restored_groups=owner.restores.num_restored_groups,
+            num_lagging_blocks=self.write_through.num_lagging_blocks(),
             num_quarantined_blocks=owner.quarantine.num_blocks,
             num_quarantined_slots=owner.quarantine.num_slots,
+            **self.count_held(),
         )
-        return KVStats(data={"scheduler": asdict(state)})
+        before, self._reported = self._reported, self.count_events()
+        return KVStats(
+            data={"scheduler": asdict(state), "events": difference(self._reported, before)}
+        )
 
     def _is_live(self, request: RequestKV) -> bool:
         return self.owner.requests.get(request.request_id) is request

@@ -61,6 +61,7 @@ class TransferRunner:
         self._running_saves: deque[RunningSave] = deque()  # in step order, not known complete
         self._loading: dict[str, RequestLoads] = {}  # requests of this step
         self._restores: dict[int, WatchedCopy] = {}
+        self._num_groups_begun = 0  # in this step
         self._lost: dict[str, FailureCause] = {}  # requests whose KV here is wrong
         self._newly_lost: dict[str, FailureCause] = {}  # of this step
 
@@ -90,6 +91,7 @@ class TransferRunner:
             self._restores[restore.restore_id] = self._submit(
                 Direction.H2D, restore, urgency=BACKGROUND
             )
+        self._num_groups_begun = 0
         self._loading = self._tables.of(transfers.loading)
         for request_id, loads in self._loading.items():
             for group in loads.chain[: loads.num_staging]:
@@ -106,6 +108,7 @@ class TransferRunner:
 
     def before_group(self, group: int) -> None:
         """Return when the group's KV is in its blocks, or is known not to come."""
+        self._num_groups_begun += 1
         for request_id, copy in self._loads[group]:
             self._await(request_id, copy)
         self._loads[group].clear()
@@ -125,6 +128,9 @@ class TransferRunner:
         """Start copies whose group did not run, as in a step without tokens."""
         for group in range(self._num_groups):
             self._start_saves(group)
+        if self._num_groups_begun < self._num_groups:  # layers ran without asking for their KV
+            for request_id in self._loading:
+                self._lose(request_id, FailureCause.FAILED)
 
     def feedback(self) -> StepFeedback:
         """Return what has completed and what went wrong; each restore and failure once."""

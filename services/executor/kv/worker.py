@@ -4,7 +4,6 @@ from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from services.executor.kv.attention_memo import install_memo
 from services.executor.kv.metadata import RowEdit, StepTransfers
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.kv.spec import layer_group_specs
@@ -19,7 +18,6 @@ class LayerwiseWorkerMixin:
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         config = self.vllm_config  # type: ignore[attr-defined]
         check_supported(config)
-        install_memo()
         return super().load_model(*args, **kwargs)  # type: ignore[misc]
 
     def get_kv_cache_spec(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_sampling_fields_in_range_are_taken_as_they_are(fields) -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, NAN, INF])
 def test_a_bound_out_of_range_is_named(name, value) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        convert.service_level_from_proto(gen.ServiceLevel(**{name: value}))
+        convert.checked_service_level(gen.ServiceLevel(**{name: value}))
 
     assert caught.value.field == f"service_level.{name}"
 
@@ -72,17 +72,17 @@ def test_a_bound_out_of_range_is_named(name, value) -> None:
 def test_a_service_level_is_taken_as_it_is() -> None:
     level = gen.ServiceLevel(slo_tbt_s=0.1, consumption_rate_tps=10, pace_tail=True)
 
-    assert convert.service_level_from_proto(level) == ServiceLevel(
+    assert convert.checked_service_level(level) == ServiceLevel(
         slo_tbt_s=0.1, consumption_rate_tps=10.0, pace_tail=True
     )
-    assert convert.service_level_from_proto(gen.ServiceLevel()) == NO_SERVICE_LEVEL
+    assert convert.checked_service_level(gen.ServiceLevel()) == NO_SERVICE_LEVEL
 
 
 def test_a_reader_slower_than_the_tbt_bound_is_refused() -> None:
     level = gen.ServiceLevel(slo_tbt_s=0.1, consumption_rate_tps=9.9)
 
     with pytest.raises(InvalidRequestError, match="consumption_rate_tps"):
-        convert.service_level_from_proto(level)
+        convert.checked_service_level(level)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ their source only then, so that a missing wait shows.
 """
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ class LateTicket:
     copy: Copy
     done: bool = False
     cancelled: bool = False
+    fault: str = ""  # what is to go wrong with it
 
 
 class LateEngine:
@@ -78,7 +79,7 @@ class LateEngine:
             if ticket.cancelled:
                 break
             if copy.direction is Direction.H2D:
-                self.memory[block_id] = self.host[slot]
+                self.memory[block_id] = self.host.get(slot)
             else:
                 self.host[slot] = self.memory.get(block_id)
         ticket.done = True
@@ -99,13 +100,24 @@ class Slice:
     num_tokens: int
     new_ids: tuple[list[int], ...]  # per group, what its row gains
     is_new: bool
+    beginning: int = 0  # how often it has begun anew
+
+    @property
+    def kv(self) -> str:
+        """Whose KV it is: that of another beginning is somebody else's."""
+        return f"{self.request_id}.{self.beginning}"
 
 
 class SimulatedRank:
-    def __init__(self, num_groups: int, rng: random.Random) -> None:
+    def __init__(
+        self, num_groups: int, rng: random.Random, engine: "type[LateEngine] | None" = None
+    ) -> None:
+        """Give an engine whose copies fail: what is wrong then is noted, not asserted."""
         self.memory: dict[int, Content] = {}
         self.rows: dict[str, list[list[int]]] = {}
-        self.engine = LateEngine(self.memory, rng)
+        self.engine = (engine or LateEngine)(self.memory, rng)
+        self.wrong: set[str] = set()  # KV that was wrong when it was read, or depends on that
+        self._may_be_wrong = engine is not None
         self.runner = TransferRunner(self.engine, num_groups)
         self.runner.fill = lambda ids, nan: self.memory.update(dict.fromkeys(ids)) if nan else None
         self._num_groups = num_groups
@@ -139,19 +151,23 @@ class SimulatedRank:
         end = part.start + part.num_tokens
         for position in range(part.start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
             block_id = self.rows[part.request_id][group][position]
-            content = (part.request_id, group, position)
+            content = (part.kv, group, position)
             if position * BLOCK_SIZE < part.start:
-                assert self.memory[block_id] == content, "an open block lost its tokens"
-            self.memory[block_id] = content
+                self._check(part, self.memory.get(block_id) == content, "an open block is lost")
+            self.memory[block_id] = None if part.kv in self.wrong else content
 
     def _read(self, group: int, part: Slice) -> None:
         end = part.start + part.num_tokens
         for position in range(-(-end // BLOCK_SIZE)):
             block_id = self.rows[part.request_id][group][position]
-            expected = (part.request_id, group, position)
-            assert self.memory.get(block_id) == expected, (
-                f"attention reads {self.memory.get(block_id)} where {expected} belongs"
-            )
+            expected, found = (part.kv, group, position), self.memory.get(block_id)
+            message = f"attention reads {found} where {expected} belongs"
+            self._check(part, found == expected, message)
+
+    def _check(self, part: Slice, is_right: bool, message: str) -> None:
+        if not is_right:
+            assert self._may_be_wrong, message
+            self.wrong.add(part.kv)
 
 
 @dataclass
@@ -167,6 +183,7 @@ class Simulation:
     max_mirrored: int = 1_000
     lengths: dict[str, int] = field(default_factory=dict)  # tokens computed, of live requests
     returning: set[str] = field(default_factory=set)  # admitted again, not yet scheduled
+    beginnings: Counter[str] = field(default_factory=Counter)  # how often each began anew
     in_flight: deque[tuple[StepTransfers, list[Slice]]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -182,8 +199,11 @@ class Simulation:
         self.planner = TransferPlanner(
             self.owner, num_ranks=self.num_ranks, write_budget=lambda _: self.max_mirrored
         )
-        self.ranks = [SimulatedRank(self.num_groups, self.rng) for _ in range(self.num_ranks)]
+        self.ranks = [self.make_rank(number) for number in range(self.num_ranks)]
         self.num_requests = 0
+
+    def make_rank(self, number: int) -> SimulatedRank:
+        return SimulatedRank(self.num_groups, self.rng)
 
     def step(self, num_new_tokens: dict[str, int]) -> None:
         """Schedule one step with the tokens that find room, and run the oldest one in flight."""
@@ -217,7 +237,8 @@ class Simulation:
         if is_new:  # vLLM sends the whole row
             gained = tuple(group.row for group in request.groups)
         ids = tuple([block.block_id for block in row] for row in gained)
-        return Slice(request_id, start, num_tokens, ids, is_new=is_new)
+        beginning = self.beginnings[request_id]
+        return Slice(request_id, start, num_tokens, ids, is_new=is_new, beginning=beginning)
 
     def run_oldest(self) -> None:
         transfers, batch = self.in_flight.popleft()
@@ -225,6 +246,9 @@ class Simulation:
         for rank in self.ranks:
             own = rank.run_step(transfers, batch)
             feedback = own if feedback is None else feedback.aggregate(own)
+        self.take_in(feedback, batch)
+
+    def take_in(self, feedback: StepFeedback, batch: list[Slice]) -> None:
         self.planner.absorb(feedback)
 
     def admit(self, placement: LayerPlacement, num_slots: int = 200) -> RequestKV:

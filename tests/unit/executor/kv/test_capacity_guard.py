@@ -120,3 +120,45 @@ def test_a_request_without_room_on_the_host_is_left_alone() -> None:
     make_guard(sim).adjust(needs_of(sim), [Need(request_id="next", num_tokens=80)])
 
     assert request.chain() == []
+
+
+def test_a_request_that_does_not_run_gives_way_before_a_running_one_is_offloaded() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    paused = grown(sim, 20)  # 20 of 59 blocks
+    running = grown(sim, 20)
+    guard = make_guard(sim)
+    waiting = Need(request_id="next", num_tokens=20)  # 24 with room for its next token
+
+    guard.adjust([Need(request_id=running.request_id, num_tokens=21)], [waiting])
+    run(sim, {})
+
+    assert running.chain() == []
+    assert len(paused.chain()) == 2  # 24 + 24 leave 11; two layers of five blocks stay
+    assert paused.asleep
+    assert sim.pool.get_num_free_blocks() >= 24
+
+
+def test_what_a_request_that_does_not_run_holds_is_left_to_it_while_there_is_room() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    paused = grown(sim, 20)
+    running = grown(sim, 20)
+
+    make_guard(sim).adjust([Need(request_id=running.request_id, num_tokens=21)], [])
+
+    assert not paused.asleep
+    assert paused.chain() == []
+
+
+def test_a_running_request_without_blocks_is_relieved_by_one_that_does_not_run() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    paused = grown(sim, 20)
+    running = grown(sim, 20)
+    guard = make_guard(sim)
+    guard.adjust([Need(request_id=running.request_id, num_tokens=21)], [])
+    num_free = sim.pool.get_num_free_blocks()
+
+    assert guard.relieve()
+
+    assert sim.pool.get_num_free_blocks() > num_free
+    assert paused.chain()
+    assert running.chain() == []

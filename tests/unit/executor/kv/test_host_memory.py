@@ -190,3 +190,11 @@ def test_closing_a_ring_unpins_it() -> None:
     ring.close()
 
     assert registrar.ranges == {}
+
+
+def test_memory_that_is_refused_leaves_fewer_slots() -> None:
+    memory = HostMemory([1 << 20], 1 << 30)  # 1 PiB: more than a process can address
+
+    assert 0 <= memory.num_slots < 1 << 30
+    assert memory.num_ready_slots == memory.num_slots == len(memory.slabs[0])
+    memory.close()

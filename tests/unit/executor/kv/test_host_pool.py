@@ -93,3 +93,47 @@ def test_any_sequence_of_calls_keeps_every_slot_owned_once(calls: list[tuple[str
         else:
             assert pool.take(name, number) is None
         pool.check_integrity([slot for slots in owned.values() for slot in slots])
+
+
+def test_a_slot_in_quarantine_comes_back_only_when_that_ends() -> None:
+    pool = HostPool(4)
+    slots = pool.take("a", 2) or []
+    pool.quarantine(frozenset(slots[:1]))
+
+    pool.give_back(slots)
+
+    assert pool.num_free == 3
+    pool.check_integrity([])
+    assert slots[0] not in (pool.take("b", 3) or [])
+    pool.quarantine(frozenset())
+    assert pool.num_free == 1
+
+
+def test_a_free_slot_is_taken_out_of_use_by_its_quarantine() -> None:
+    pool = HostPool(4)
+
+    pool.quarantine(frozenset({0, 3}))
+
+    assert pool.num_free == 2
+    pool.check_integrity([])
+    pool.quarantine(frozenset({3}))
+    assert pool.num_free == 3
+    pool.check_integrity([])
+
+
+def test_a_promise_that_quarantine_has_broken_is_not_kept_and_nothing_changes() -> None:
+    pool = HostPool(4)
+    assert pool.reserve("a", 4)
+    pool.quarantine(frozenset({0, 1}))
+
+    assert pool.take("a", 4) is None
+    assert pool.num_free == 2
+    pool.check_integrity([])
+
+
+def test_a_limit_leaves_the_first_slots() -> None:
+    pool = HostPool(10)
+    pool.limit(3)
+
+    assert sorted(pool.take("a", 3) or []) == [0, 1, 2]
+    assert pool.take("a", 1) is None

@@ -1,0 +1,1 @@
+"""Policies compared on one engine: an emulated device, a throttled link, the same requests."""

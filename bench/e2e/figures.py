@@ -1,0 +1,161 @@
+"""Figures of a system from its runs, as docs and tables name them. Pure."""
+
+import random
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bench.e2e.records import RequestRecord, RunRecord
+from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s, violates_delivered_tbt
+from services.pacing.deposit import due_times_s
+
+NUM_RESAMPLES = 1_000
+INTERVAL_FRAC = 0.95
+MIN_REQUESTS = 60  # of a run that counts
+MIN_OUTPUT_TOKENS = 6_000
+MIN_SEEDS = 3
+
+DEFINITIONS = {
+    "tbt": "share of gaps between tokens of a request, as generated (pauses, other requests' "
+    f"prefills and preemptions included), of at most S + {DELIVERY_TOLERANCE_S * 1e3:g} ms",
+    "tbt_deposit": "share of tokens generated no later than d_{k-1} + S + "
+    f"{DELIVERY_TOLERANCE_S * 1e3:g} ms, d_k = max(g_k, d_{{k-1}} + S): what a reader behind the "
+    "gateway's deposit gets",
+    "tpot": "share of requests whose mean time per token after the first is at most S, as "
+    "generated",
+    "tpot_deposit": "the same with every token at its due time",
+    "p95_s, p99_s": "quantiles of the generated gaps, in seconds",
+    "ttft_s": "mean time from submit to the first token, in seconds",
+    "e2e_s": "mean time from submit to the last token, in seconds",
+    "tokens_per_s": "output tokens of a run / time from its first submit to its last token",
+    "requests_per_min": "requests of a run / the same time",
+    "pool": "mean used share of the KV pool while requests were live",
+    "offloaded": "mean share of layer groups in host memory while requests were live",
+    "held": "mean number of paused or parked requests",
+    "mape": "mean of |predicted - measured| / mean measured, over the decode steps that the "
+    "controller predicted",
+    "controller": "the controller's share of step time, on the engine's thread",
+    "interval": f"{INTERVAL_FRAC:.0%}, by {NUM_RESAMPLES} bootstrap samples of requests",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure and its bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFigures:
+    """One request against its SLO."""
+
+    gaps_s: tuple[float, ...]
+    num_in_time: int  # gaps within the SLO as generated
+    num_in_time_deposit: int
+    tpot_met: bool | None  # None below two tokens
+    tpot_met_deposit: bool | None
+    ttft_s: float
+    e2e_s: float
+
+
+def request_figures(request: RequestRecord, slo_s: float) -> RequestFigures:
+    """Measure one request that produced at least one token."""
+    generated_s = request.generated_s
+    due_s = due_times_s(generated_s, slo_s, flushed_s=generated_s[-1])
+    return RequestFigures(
+        gaps_s=tuple(b - a for a, b in pairwise(generated_s)),
+        num_in_time=sum(not violates_delivered_tbt(b, a, slo_s) for a, b in pairwise(generated_s)),
+        num_in_time_deposit=sum(
+            not violates_delivered_tbt(g, d, slo_s)
+            for d, g in zip(due_times_s(generated_s, slo_s), generated_s[1:], strict=False)
+        ),
+        tpot_met=_meets(tpot_s(generated_s), slo_s),
+        tpot_met_deposit=_meets(tpot_s(due_s), slo_s),
+        ttft_s=generated_s[0] - request.submitted_s,
+        e2e_s=generated_s[-1] - request.submitted_s,
+    )
+
+
+def _meets(tpot: float | None, slo_s: float) -> bool | None:
+    return None if tpot is None else tpot <= slo_s
+
+
+Sampled = Sequence[RequestFigures]
+STATISTICS: Mapping[str, Callable[[Sampled], float]] = {
+    "tbt": lambda rs: share((r.num_in_time, len(r.gaps_s)) for r in rs),
+    "tbt_deposit": lambda rs: share((r.num_in_time_deposit, len(r.gaps_s)) for r in rs),
+    "tpot": lambda rs: share((r.tpot_met, 1) for r in rs if r.tpot_met is not None),
+    "tpot_deposit": lambda rs: share(
+        (r.tpot_met_deposit, 1) for r in rs if r.tpot_met_deposit is not None
+    ),
+    "p95_s": lambda rs: quantile([gap for r in rs for gap in r.gaps_s], 0.95),
+    "p99_s": lambda rs: quantile([gap for r in rs for gap in r.gaps_s], 0.99),
+    "ttft_s": lambda rs: statistics.fmean(r.ttft_s for r in rs),
+    "e2e_s": lambda rs: statistics.fmean(r.e2e_s for r in rs),
+}
+
+
+def share(parts: Iterable[tuple[float, float]]) -> float:
+    """Return sum of the first numbers / sum of the second; 1 for nothing at all."""
+    met, total = (sum(column) for column in zip(*parts, (0, 0), strict=False))
+    return met / total if total else 1.0
+
+
+def quantile(values: Sequence[float], frac: float) -> float:
+    """Return the value that `frac` of all values do not exceed; 0 without values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(frac * len(ordered)))] if ordered else 0.0
+
+
+def estimates(runs: Sequence[RunRecord], *, seed: int = 0) -> dict[str, Estimate]:
+    """Return the per-request figures over all runs of one system and SLO."""
+    requests = [
+        request_figures(r, run.slo_s) for run in runs for r in run.requests if r.generated_s
+    ]
+    if not requests:
+        return {}
+    rng = random.Random(seed)
+    resamples = [rng.choices(requests, k=len(requests)) for _ in range(NUM_RESAMPLES)]
+    tail = (1 - INTERVAL_FRAC) / 2
+    found = {}
+    for name, statistic in STATISTICS.items():
+        values = [statistic(sample) for sample in resamples]
+        found[name] = Estimate(
+            value=statistic(requests), low=quantile(values, tail), high=quantile(values, 1 - tail)
+        )
+    return found
+
+
+def run_figures(run: RunRecord) -> dict[str, float]:
+    """Return what a run gives only as a whole."""
+    done = [r for r in run.requests if r.generated_s]
+    figures = {"failed": float(sum(bool(r.failure) for r in run.requests))}
+    if done:
+        seconds = max(r.generated_s[-1] for r in done) - min(r.submitted_s for r in run.requests)
+        figures["tokens_per_s"] = sum(len(r.generated_s) for r in done) / seconds
+        figures["requests_per_min"] = 60 * len(done) / seconds
+    if busy := [s for s in run.samples if s.num_requests]:
+        figures["pool"] = statistics.fmean(s.pool_used_frac for s in busy)
+        figures["offloaded"] = statistics.fmean(s.offloaded_frac for s in busy)
+        figures["held"] = statistics.fmean(s.num_held for s in busy)
+    if measured := run.sums.get("controller_measured_step_s"):
+        figures["mape"] = run.sums["controller_abs_error_s"] / measured
+    if step_s := run.sums.get("controller_step_s"):
+        figures["controller"] = run.sums["controller_controller_s"] / step_s
+    return figures
+
+
+def why_not_counted(runs: Sequence[RunRecord]) -> list[str]:
+    """Return what a system's runs lack to count; nothing if they do."""
+    reasons = []
+    if len({run.key.seed for run in runs}) < MIN_SEEDS:
+        reasons.append(f"fewer than {MIN_SEEDS} seeds")
+    if any(len(run.requests) < MIN_REQUESTS for run in runs):
+        reasons.append(f"a run of fewer than {MIN_REQUESTS} requests")
+    if any(sum(len(r.generated_s) for r in run.requests) < MIN_OUTPUT_TOKENS for run in runs):
+        reasons.append(f"a run of fewer than {MIN_OUTPUT_TOKENS} output tokens")
+    return reasons

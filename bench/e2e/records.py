@@ -1,0 +1,76 @@
+"""What one run leaves behind: enough to compute every figure again."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One request at the executor's stream. Seconds on the run's clock."""
+
+    request_id: str
+    submitted_s: float
+    num_prompt_tokens: int
+    generated_s: tuple[float, ...]  # arrival of each token at the stream
+    failure: str = ""  # why it ended otherwise than at its length; empty: it did not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The engine at one moment, as `WatchRequests` shows it."""
+
+    time_s: float
+    pool_used_frac: float
+    offloaded_frac: float  # of the layer groups of all requests
+    num_requests: int
+    num_held: int  # paused or parked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKey:
+    """Which run this is."""
+
+    system: str
+    seed: int
+    slo_scale: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.system}-x{self.slo_scale:g}-s{self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One system on one trace."""
+
+    key: RunKey
+    slo_s: float  # TBT and TPOT SLO, and the reader's interval
+    requests: tuple[RequestRecord, ...]
+    samples: tuple[Sample, ...]
+    sums: dict[str, float] = field(default_factory=dict)  # of the executor's metrics, over the run
+    started: str = ""  # UTC
+    load: float = 0.0  # of the machine when the run ended
+
+
+def save(run: RunRecord, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(run)))
+
+
+def load(path: Path) -> RunRecord:
+    data = json.loads(path.read_text())
+    requests = [r | {"generated_s": tuple(r["generated_s"])} for r in data["requests"]]
+    return RunRecord(
+        **data
+        | {
+            "key": RunKey(**data["key"]),
+            "requests": tuple(RequestRecord(**r) for r in requests),
+            "samples": tuple(Sample(**s) for s in data["samples"]),
+        }
+    )
+
+
+def load_all(folder: Path) -> Sequence[RunRecord]:
+    return [load(path) for path in sorted(folder.glob("*.json"))]

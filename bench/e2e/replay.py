@@ -1,0 +1,128 @@
+"""Sends a trace to an executor as a gateway does, and notes when each token comes.
+
+Readers take each token when it is due, by the function that the gateway's pacer calls; their
+progress goes back every 50 ms, as from a gateway.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bench.e2e.records import RequestRecord, Sample
+from bench.e2e.trace import TracedRequest
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from services.pacing.deposit import due_times_s
+from tests.executor_client import Answer, GatewayStream
+
+DELIVERED_INTERVAL_S = 0.05
+SAMPLES_PER_S = 2.0
+DRAIN_TIMEOUT_S = 300.0  # after the last arrival
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came of a trace."""
+
+    requests: list[RequestRecord] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+
+
+async def replay(address: str, trace: Sequence[TracedRequest], *, slo_s: float) -> Replayed:
+    """Send a trace and wait until all of it is answered. `slo_s` 0: no SLO and no pace."""
+    result = Replayed()
+    async with GatewayStream(address, gateway_id="bench") as stream:
+        began_s = time.monotonic()
+        background = [
+            asyncio.create_task(_report_progress(stream, slo_s)),
+            asyncio.create_task(_sample(stream, began_s, result.samples)),
+        ]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                sent = [
+                    tasks.create_task(_ask(stream, request, began_s, slo_s)) for request in trace
+                ]
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+        for task in background:
+            if not task.cancelled() and (error := task.exception()):
+                raise error
+    result.requests = [task.result() for task in sent]
+    return result
+
+
+async def _ask(
+    stream: GatewayStream, request: TracedRequest, began_s: float, slo_s: float
+) -> RequestRecord:
+    await asyncio.sleep(began_s + request.arrival_s - time.monotonic())
+    submitted_s = time.monotonic()
+    level = gen.ServiceLevel(slo_tbt_s=slo_s, slo_tpot_s=slo_s) if slo_s else None
+    answer = await stream.submit(
+        request.request_id,
+        token_ids=gen.TokenIds(ids=request.prompt()),
+        sampling={"temperature": 0, "max_tokens": request.num_output_tokens},
+        service_level=level,
+    )
+    waiting = asyncio.create_task(answer.done.wait())
+    await asyncio.wait(
+        [waiting, stream.reader],
+        timeout=DRAIN_TIMEOUT_S,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    waiting.cancel()
+    return RequestRecord(
+        request_id=request.request_id,
+        submitted_s=submitted_s - began_s,
+        num_prompt_tokens=request.num_prompt_tokens,
+        generated_s=tuple(t - began_s for t in answer.arrived_s),
+        failure=_failure(answer, request),
+    )
+
+
+def _failure(answer: Answer, request: TracedRequest) -> str:
+    if answer.rejected is not None:
+        return f"rejected: {answer.rejected.message}"
+    if not answer.done.is_set():
+        return "no end in time"
+    if answer.ending is not None and answer.ending.WhichOneof("how") == "failure":
+        return answer.ending.failure.message
+    missing = request.num_output_tokens - len(answer.tokens)
+    return f"{missing} tokens short" if missing else ""
+
+
+async def _report_progress(stream: GatewayStream, slo_s: float) -> None:
+    """Tell the executor how far the readers are, until cancelled."""
+    told: dict[str, int] = {}
+    while True:
+        await asyncio.sleep(DELIVERED_INTERVAL_S)
+        now_s = time.monotonic()
+        counts = []
+        for request_id, answer in list(stream.answers.items()):
+            if answer.done.is_set() or told.get(request_id) == len(answer.tokens):
+                continue
+            num = sum(due_s <= now_s for due_s in due_times_s(answer.arrived_s, slo_s))
+            if num > told.get(request_id, 0):
+                told[request_id] = num
+                counts.append(pb.DeliveredCount(request_id=request_id, num_delivered_tokens=num))
+        if counts:
+            await stream.send(delivered=pb.Delivered(counts=counts))
+
+
+async def _sample(stream: GatewayStream, began_s: float, samples: list[Sample]) -> None:
+    request = pb.WatchRequestsRequest(max_updates_per_s=SAMPLES_PER_S)
+    async for update in stream.stub.WatchRequests(request):
+        groups = [r for request in update.requests for r in request.residency]
+        held = (pb.REQUEST_STATE_PAUSED, pb.REQUEST_STATE_PARKED)
+        samples.append(
+            Sample(
+                time_s=time.monotonic() - began_s,
+                pool_used_frac=1 - update.num_free_pool_blocks / max(1, update.num_pool_blocks),
+                offloaded_frac=sum(r != pb.RESIDENCY_RESIDENT for r in groups)
+                / max(1, len(groups)),
+                num_requests=len(update.requests),
+                num_held=sum(r.state in held for r in update.requests),
+            )
+        )

@@ -1,0 +1,152 @@
+"""Tables, JSON and, where matplotlib is installed, plots of all runs in a folder."""
+
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.e2e.figures import (
+    DEFINITIONS,
+    STATISTICS,
+    Estimate,
+    estimates,
+    run_figures,
+    why_not_counted,
+)
+from bench.e2e.records import RunRecord
+
+PERCENTAGES = ("tbt", "tbt_deposit", "tpot", "tpot_deposit")
+MILLISECONDS = ("p95_s", "p99_s", "ttft_s")
+OF_RUNS = (
+    "tokens_per_s", "requests_per_min", "pool", "offloaded", "held", "mape", "controller", "failed",
+)  # fmt: skip
+
+
+def write_report(runs: Sequence[RunRecord], out: Path) -> str:
+    """Write OUT.json, OUT.md and, if possible, OUT.png; return the tables."""
+    rows = rows_of(runs)
+    document = {
+        "benchmark": "e2e",
+        "commit": _output("git", "rev-parse", "HEAD"),
+        "machine": {"cpu": platform.machine(), "num_cpus": os.cpu_count()},
+        "definitions": DEFINITIONS,
+        "rows": rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    text = tables(rows)
+    out.with_suffix(".md").write_text(text)
+    if importlib.util.find_spec("matplotlib") is None:
+        return f"{text}\nno plots: matplotlib is not installed\n"
+    _plot(rows, out.with_suffix(".png"))
+    return text
+
+
+def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Return one row per system and SLO scale."""
+    cells: dict[tuple[float, str], list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        cells[run.key.slo_scale, run.key.system].append(run)
+    rows = []
+    for (scale, system), members in sorted(cells.items()):
+        wholes = [run_figures(run) for run in members]
+        rows.append(
+            {
+                "system": system,
+                "slo_scale": scale,
+                "slo_s": members[0].slo_s,
+                "seeds": sorted(run.key.seed for run in members),
+                "num_requests": sum(len(run.requests) for run in members),
+                "num_output_tokens": sum(len(r.generated_s) for m in members for r in m.requests),
+                "not_counted_because": why_not_counted(members),
+                **{
+                    name: {"value": e.value, "low": e.low, "high": e.high}
+                    for name, e in estimates(members).items()
+                },
+                **{
+                    name: {
+                        "value": statistics.fmean(values),
+                        "low": min(values),
+                        "high": max(values),
+                    }
+                    for name in OF_RUNS
+                    if (values := [whole[name] for whole in wholes if name in whole])
+                },
+            }
+        )
+    return rows
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> str:
+    """Return one Markdown table per SLO scale."""
+    names = (*STATISTICS, *OF_RUNS)
+    parts = []
+    for scale in sorted({row["slo_scale"] for row in rows}):
+        here = [row for row in rows if row["slo_scale"] == scale]
+        parts.append(f"## SLO {here[0]['slo_s'] * 1e3:.1f} ms (base x {scale:g})\n")
+        parts.append("| system | " + " | ".join(names) + " |")
+        parts.append("|---" * (len(names) + 1) + "|")
+        for row in here:
+            mark = " (does not count)" if row["not_counted_because"] else ""
+            cells = (_cell(name, row.get(name)) for name in names)
+            parts.append(f"| {row['system']}{mark} | " + " | ".join(cells) + " |")
+        parts.append("")
+    reasons = sorted({reason for row in rows for reason in row["not_counted_because"]})
+    if reasons:
+        parts.append(f"Rows do not count because of: {', '.join(reasons)}.\n")
+    parts.append("Per-request figures with 95 % bootstrap intervals, the rest with the range over")
+    parts.append("seeds. Definitions are in the JSON beside this file.\n")
+    return "\n".join(parts)
+
+
+def _cell(name: str, figure: dict[str, float] | None) -> str:
+    if figure is None:
+        return "-"
+    estimate = Estimate(**figure)
+    scale, digits = 1.0, 2
+    if name in PERCENTAGES or name in ("pool", "offloaded", "mape", "controller"):
+        scale, digits = 100.0, 1
+    elif name in MILLISECONDS:
+        scale, digits = 1e3, 0
+    value, low, high = (
+        f"{scale * number:.{digits}f}" for number in (estimate.value, estimate.low, estimate.high)
+    )
+    unit = " %" if scale == 100.0 else " ms" if scale == 1e3 else ""
+    return f"{value}{unit} ({low} to {high})"
+
+
+def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    import matplotlib  # type: ignore[import-not-found]
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # type: ignore[import-not-found]
+
+    scales = sorted({row["slo_scale"] for row in rows})
+    figure, axes = pyplot.subplots(1, len(scales), figsize=(6 * len(scales), 4), squeeze=False)
+    for axis, scale in zip(axes[0], scales, strict=True):
+        here = [row for row in rows if row["slo_scale"] == scale]
+        places = range(len(here))
+        for offset, name in ((-0.2, "tbt"), (0.2, "tbt_deposit")):
+            values = [row[name]["value"] for row in here]
+            errors = [
+                [v - row[name]["low"] for v, row in zip(values, here, strict=True)],
+                [row[name]["high"] - v for v, row in zip(values, here, strict=True)],
+            ]
+            axis.bar([p + offset for p in places], values, 0.4, yerr=errors, label=name)
+        axis.set_xticks(list(places), [row["system"] for row in here], rotation=45, ha="right")
+        axis.set_title(f"base SLO x {scale:g}")
+        axis.set_ylim(0, 1)
+    axes[0][0].set_ylabel("tokens in time")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,0 +1,63 @@
+"""What is compared: the executor's settings by system, on the same device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from services.placement.presets import PRESETS
+
+BLOCK_SIZE = 32
+NUM_LAYERS = 8
+BLOCK_BYTES = 2 * BLOCK_SIZE * 2 * 32 * 4  # K and V, tokens, heads, head_dim, float32
+MAX_MODEL_LEN = 2_048
+MAX_NUM_SEQS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The emulated device and its link."""
+
+    layer_s: float = 2.5e-3
+    per_token_s: float = 1e-5
+    per_context_token_s: float = 2e-7
+    link_bytes_per_s: float = 300e6
+    pool_tokens: int = 2_176  # of all layers; the longest request fits alone
+
+    def settings(self) -> dict[str, object]:
+        """Return the executor's settings, without their prefix."""
+        return {
+            "LAYERWISE_KV": "true",
+            "BLOCK_SIZE": BLOCK_SIZE,
+            "MAX_MODEL_LEN": MAX_MODEL_LEN,
+            "MAX_NUM_SEQS": MAX_NUM_SEQS,
+            "MAX_NUM_BATCHED_TOKENS": 512,
+            "KV_CACHE_MEMORY_BYTES": self.pool_tokens // BLOCK_SIZE * NUM_LAYERS * BLOCK_BYTES,
+            "KV_HOST_MEMORY_BYTES": 256 << 20,
+            "KV_LINK_BYTES_PER_S": self.link_bytes_per_s,
+            "KV_EMULATED_LAYER_S": self.layer_s,
+            "KV_EMULATED_TOKEN_S": self.per_token_s,
+            "KV_EMULATED_CONTEXT_TOKEN_S": self.per_context_token_s,
+        }
+
+
+# Everything resident, preemption by recompute, on the emulated device: the layer-wise engine
+# without host memory never offloads.
+RESIDENT: Mapping[str, object] = MappingProxyType(
+    {"POLICY": "dynamic-heuristic", "PLANNER_ADDRESS": "", "KV_HOST_MEMORY_BYTES": 0}
+)
+SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "vllm": RESIDENT,
+        **{name: {"POLICY": name} for name in PRESETS if name != "vllm"},
+    }
+)
+DEFAULT_SYSTEMS = (
+    "vllm",
+    "deepspeed",
+    "flexgen",
+    "flexgen-plus",
+    "slo-aware",
+    "dynamic-heuristic",
+    "layerkv",
+    "orbitflow",
+)

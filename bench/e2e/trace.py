@@ -1,0 +1,82 @@
+"""What arrives: seeded synthetic requests, or a recorded trace scaled down."""
+
+import json
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = range(10, 2_000)  # of the exactness model, without its special tokens
+MIN_TOKENS = 8
+
+# (share of requests, shortest and longest prompt, shortest and longest answer), in tokens
+LENGTH_CLASSES = (
+    (0.25, (96, 300), (60, 140)),
+    (0.40, (400, 900), (80, 160)),
+    (0.35, (1_000, 1_500), (60, 140)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRequest:
+    """One request of a trace."""
+
+    request_id: str
+    arrival_s: float  # after the start
+    num_prompt_tokens: int
+    num_output_tokens: int  # exactly so many are generated
+
+    def prompt(self) -> list[int]:
+        """Return token ids that depend on nothing but the request's id."""
+        rng = random.Random(self.request_id)
+        return [rng.choice(VOCABULARY) for _ in range(self.num_prompt_tokens)]
+
+
+def poisson_trace(*, seed: int, num_requests: int, mean_gap_s: float) -> list[TracedRequest]:
+    """Return requests of mixed lengths that arrive independently of each other."""
+    rng = random.Random(seed)
+    weights = [share for share, _, _ in LENGTH_CLASSES]
+    arrival_s, trace = 0.0, list[TracedRequest]()
+    for number in range(num_requests):
+        _, prompts, outputs = rng.choices(LENGTH_CLASSES, weights)[0]
+        trace.append(
+            TracedRequest(
+                request_id=f"s{seed}-{number}",
+                arrival_s=arrival_s,
+                num_prompt_tokens=rng.randint(*prompts),
+                num_output_tokens=rng.randint(*outputs),
+            )
+        )
+        arrival_s += rng.expovariate(1 / mean_gap_s)
+    return trace
+
+
+def recorded_trace(path: Path, *, token_scale: float, step_s: float) -> list[TracedRequest]:
+    """Return a trace in OrbitFlow's format, lengths times `token_scale`.
+
+    Its arrival times count engine steps; they shrink like the lengths, so that the load stays.
+    """
+    requests: dict[str, dict[str, Any]] = json.loads(path.read_text())["requests"]
+    return [
+        TracedRequest(
+            request_id=f"{path.stem}-{number}",
+            arrival_s=request["arrival_time"] * token_scale * step_s,
+            num_prompt_tokens=max(MIN_TOKENS, math.ceil(request["input_length"] * token_scale)),
+            num_output_tokens=max(MIN_TOKENS, math.ceil(request["output_length"] * token_scale)),
+        )
+        for number, request in enumerate(requests.values())
+    ]
+
+
+def warm_up(num_requests: int) -> list[TracedRequest]:
+    """Return requests of every length class that come before the counted ones, at once."""
+    return [
+        TracedRequest(
+            request_id=f"warm-{number}",
+            arrival_s=0.0,
+            num_prompt_tokens=LENGTH_CLASSES[number % len(LENGTH_CLASSES)][1][1],
+            num_output_tokens=40,
+        )
+        for number in range(num_requests)
+    ]

@@ -1,0 +1,113 @@
+"""What offload, write-through and load-evict overlap are worth: TokenFlow's Table 2, here.
+
+`python -m bench.parking.ablation [out.json]`. A burst of requests shares room for three; every few
+tokens the one that is furthest ahead is parked and the one that is furthest behind resumed, as a
+buffer-aware scheduler does. Every variant has the same rotation; the row is the median of its runs.
+"""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from bench.layerwise._common import report
+from bench.parking.table import print_table
+from services.executor.kv.options import KVOptions
+from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
+
+LINK_BYTES_PER_S = 5e7
+NUM_REQUESTS = 9
+NUM_PLACES = 3
+NUM_PROMPT_TOKENS = 320
+NUM_OUTPUT_TOKENS = 48
+ROTATE_EVERY = 18  # output tokens of all requests together
+REPETITIONS = 3
+KV = KVOptions(
+    host_bytes=64 << 20,
+    h2d_bytes_per_s=LINK_BYTES_PER_S,
+    d2h_bytes_per_s=LINK_BYTES_PER_S,
+    restore_when_free_frac=0.02,
+)
+# 368 tokens are 12 blocks of 32 in each of 8 layers: 96, of which three fit.
+FULL = EngineCase(num_blocks=3 * 96 + 8, kv=KV, max_num_seqs=NUM_PLACES, max_model_len=512)
+VARIANTS = {
+    "all of it": FULL,
+    "without load-evict overlap": replace(FULL, kv=replace(KV, overlap_load_evict=False)),
+    "without write-through": replace(FULL, kv=replace(KV, max_mirrored_blocks_per_step=0)),
+    "without offload (recompute)": replace(FULL, kv=replace(KV, host_bytes=0)),
+}
+DEFINITIONS = {
+    "seconds_s": "from the burst to the last token",
+    "tokens_per_s": "output tokens / seconds",
+    "mean_ttft_s": "mean time to the first token",
+}
+
+
+class Rotation:
+    """Parks who is ahead, resumes who is behind."""
+
+    def __init__(self) -> None:
+        self.num_parks = 0
+        self._next_at = ROTATE_EVERY
+
+    def __call__(self, scheduler: Any, num_tokens: int) -> None:
+        """Take the next turn if `num_tokens` tokens have been answered since the last one."""
+        if num_tokens < self._next_at:
+            return
+        self._next_at = num_tokens + ROTATE_EVERY
+        parked = [scheduler.requests[name] for name in scheduler.parked]
+        runs = [r for r in scheduler.running if r.request_id not in scheduler.parked]
+        fresh = [r for r in scheduler.waiting if r.request_id not in scheduler.parked]
+        if runs and (fresh or parked) and len(runs) >= NUM_PLACES:
+            scheduler.park(max(runs, key=lambda r: r.num_output_tokens).request_id)
+            self.num_parks += 1
+        if not fresh and parked:
+            scheduler.resume(min(parked, key=lambda r: r.num_output_tokens).request_id)
+
+
+def run_variant(runner: StepRunner, number: int) -> dict[str, Any]:
+    scheduler, rotation = runner.scheduler, Rotation()
+    names = [f"v{number}-{n}" for n in range(NUM_REQUESTS)]
+    for n, name in enumerate(names):
+        runner._add(
+            Arrival(
+                request_id=name,
+                prompt=make_prompt(NUM_PROMPT_TOKENS, seed=n),
+                num_output_tokens=NUM_OUTPUT_TOKENS,
+            )
+        )
+    first_s: dict[str, float] = {}
+    began_s = time.perf_counter()
+    num_steps = 0
+    answered: dict[str, int] = {}
+    while runner.engine.has_unfinished_requests():
+        rotation(scheduler, sum(answered.values()))
+        for output in runner.engine.step():
+            answered[output.request_id] = len(output.outputs[0].token_ids)
+            if answered[output.request_id]:
+                first_s.setdefault(output.request_id, time.perf_counter() - began_s)
+        num_steps += 1
+    seconds = time.perf_counter() - began_s
+    return {
+        "seconds_s": seconds,
+        "tokens_per_s": NUM_REQUESTS * NUM_OUTPUT_TOKENS / seconds,
+        "mean_ttft_s": sum(first_s.values()) / len(first_s),
+        "num_steps": num_steps,
+        "num_parks": rotation.num_parks,
+    }
+
+
+def main() -> None:
+    rows: list[dict[str, Any]] = []
+    for name, case in VARIANTS.items():
+        runner = StepRunner(case)
+        run_variant(runner, 0)  # warm-up: rates are measured, memory is touched
+        done = [run_variant(runner, 1 + n) for n in range(REPETITIONS)]
+        runner.close()
+        done.sort(key=lambda row: float(row["seconds_s"]))
+        rows.append({"variant": name, **done[len(done) // 2]})  # the median run
+    report("parking ablation", DEFINITIONS, rows)
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Engines of the exactness runs, sized by what their workloads would take without offloading."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from services.executor.kv.options import GuardMode, KVOptions
+from tests.exact.harness import Arrival, EngineCase
+from tests.exact.workloads import long_prompt, mixed, peak_blocks
+from tests.models import NUM_LAYERS
+
+SCARCE_FRAC = 0.4  # a pool of at most this share of full residency is scarce
+
+# Copies take their time before any byte appears; what is not yet there, or freed, is NaN.
+SLOW_LINK = KVOptions(
+    host_bytes=256 << 20,
+    copy_latency_s=0.5e-3,
+    h2d_bytes_per_s=1e9,
+    d2h_bytes_per_s=1e8,
+    restore_when_free_frac=0.02,
+    integrity_guard=GuardMode.ALL,
+    poison=True,
+)
+
+
+def make_case(
+    *,
+    layers_per_group: int = 1,
+    buffers: int = 2,
+    share: float = SCARCE_FRAC,
+    options: KVOptions = SLOW_LINK,
+    **engine: Any,
+) -> EngineCase:
+    """Return an engine whose pool holds a share of full residency of `mixed` or `long_prompt`."""
+    case = EngineCase(
+        num_blocks=1,
+        kv=replace(options, layers_per_group=layers_per_group, max_staging_buffers=buffers),
+        **engine,
+    )
+    least = min(full_residency_blocks(case, workload()) for workload in (mixed, long_prompt))
+    return replace(case, num_blocks=int(share * least) + 1)  # vLLM keeps one as the null block
+
+
+def num_groups(case: EngineCase) -> int:
+    """Return the layer groups of a case; a block of one is spent on every pipeline stage."""
+    layers_per_group = case.kv.layers_per_group if case.kv is not None else NUM_LAYERS
+    return NUM_LAYERS // (layers_per_group * case.pipeline_parallel_size)
+
+
+def full_residency_blocks(case: EngineCase, workload: Sequence[Arrival]) -> int:
+    """Return the blocks that a workload takes at its peak where everything fits the pool."""
+    return peak_blocks(workload, block_size=case.block_size) * num_groups(case)
+
+
+def pool_share(case: EngineCase, workload: Sequence[Arrival]) -> float:
+    """Return the pool's usable blocks as a share of full residency."""
+    return (case.num_blocks - 1) / full_residency_blocks(case, workload)

@@ -1,0 +1,48 @@
+"""What a run must have gone through before its tokens say anything."""
+
+from tests.exact.cases import num_groups
+from tests.exact.harness import Outcome, StepRunner, first_difference
+
+MIN_LAYER_LOADS = 1_000  # layers of requests loaded into staging
+MIN_REUSED_EVICTIONS = 20  # blocks that an offload gave back and somebody took again
+MIN_RANDOM_CHANGES = 200  # layer groups of requests that left the pool or came back
+
+
+def assert_exact(
+    runner: StepRunner,
+    expected: Outcome,
+    outcome: Outcome,
+    *,
+    aborted: frozenset[str] = frozenset(),
+    min_changes: int = 2,
+) -> None:
+    """Assert equal tokens, from a run that moved KV in both directions and left a whole pool.
+
+    Aborted requests end early, with what they got until then.
+    """
+    differing = first_difference(expected, outcome)
+    for request_id in aborted & differing.keys():
+        assert differing.pop(request_id) == len(outcome.tokens.get(request_id, []))
+    assert differing == {}, f"first different tokens: {differing}"
+    assert_pressure(runner, outcome, min_changes=min_changes)
+    owner = runner.scheduler.block_owner
+    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
+    assert owner.host.num_used == 0
+
+
+def assert_pressure(runner: StepRunner, outcome: Outcome, *, min_changes: int) -> None:
+    """Assert that one run, by itself, loaded, moved and evicted enough."""
+    assert num_layer_loads(runner, outcome) >= MIN_LAYER_LOADS
+    assert outcome.num_offloads >= 1, "no layer group left the pool"
+    assert outcome.num_restores >= 1, "no layer group came back"
+    assert outcome.num_offloads + outcome.num_restores >= min_changes
+    assert outcome.num_reused_evictions >= MIN_REUSED_EVICTIONS
+    assert runner.scheduler.block_owner.geometry.num_groups == num_groups(runner.case)
+
+
+def num_layer_loads(runner: StepRunner, outcome: Outcome) -> int:
+    """Return the loads of layers of requests; the shards of one layer count once."""
+    case = runner.case
+    assert case.kv is not None
+    num_group_loads = int(outcome.sums["num_loads"]) // case.tensor_parallel_size
+    return num_group_loads * case.kv.layers_per_group

@@ -1,0 +1,96 @@
+"""Runs in which copies go wrong, and what must hold of them, whatever the engine's options."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from services.executor.kv.failures import FailureTotals
+from tests.exact import failing_engine
+from tests.exact.failing_engine import FaultRates
+from tests.exact.harness import Hook, Outcome, StepRunner
+from tests.exact.workloads import mixed
+
+ALONE = {
+    "loads-fail": FaultRates(load_fails=0.003),
+    "loads-hang": FaultRates(load_hangs=0.003),
+    "loads-change": FaultRates(load_changes=0.003),
+    "saves-fail": FaultRates(save_fails=0.03),
+    "saves-hang": FaultRates(save_hangs=0.03),
+    "saves-change": FaultRates(save_changes=0.02),
+}
+TOGETHER = FaultRates(
+    load_fails=0.001,
+    load_hangs=0.001,
+    load_changes=0.001,
+    save_fails=0.005,
+    save_hangs=0.005,
+    save_changes=0.005,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureRun:
+    outcome: Outcome
+    faults: dict[str, int]  # by kind, over all ranks
+    lost: frozenset[str]  # requests whose KV was lost at least once
+    totals: FailureTotals  # of this run
+
+
+def run_with_faults(
+    runner: StepRunner,
+    rates: FaultRates,
+    *,
+    seed: int = 1,
+    hook: Hook | None = None,
+    workload: Any = None,
+) -> FailureRun:
+    """Run a workload while copies go wrong; the engine is healthy again afterwards."""
+    recovery, rpc = runner.scheduler.recovery, runner.core.model_executor.collective_rpc
+    lost: set[str] = set()
+    absorb = recovery.absorb
+
+    def listen(feedback: Any) -> Any:
+        found = absorb(feedback)
+        lost.update(found)
+        return found
+
+    before = recovery.ledger.totals()
+    drain = runner._drain
+    counts: list[dict[str, int]] = []
+
+    def heal_and_drain() -> None:
+        counts.extend(rpc(failing_engine.heal))
+        drain()
+
+    recovery.absorb, runner._drain = listen, heal_and_drain  # type: ignore[method-assign]
+    rpc(failing_engine.install, args=(rates, seed))
+    try:
+        outcome = runner.run(workload or mixed(), hook=hook)
+    finally:
+        recovery.absorb, runner._drain = absorb, drain  # type: ignore[method-assign]
+    after = recovery.ledger.totals()
+    return FailureRun(
+        outcome=outcome,
+        faults={kind: sum(count[kind] for count in counts) for kind in counts[0]},
+        lost=frozenset(lost),
+        totals=_difference(after, before),
+    )
+
+
+def _difference(after: FailureTotals, before: FailureTotals) -> FailureTotals:
+    return replace(
+        after,
+        **{
+            name: getattr(after, name) - getattr(before, name)
+            for name in FailureTotals.__dataclass_fields__
+        },
+    )
+
+
+def assert_right(run: FailureRun, expected: dict[str, list[int]]) -> None:
+    """Assert that what finished is exact, and what ended with an error is a part of it."""
+    for request_id, tokens in expected.items():
+        got = run.outcome.tokens.get(request_id, [])
+        if run.outcome.finish_reasons[request_id] == "error":
+            assert got == tokens[: len(got)], f"{request_id} got wrong tokens before its error"
+        else:
+            assert got == tokens, request_id

@@ -1,0 +1,141 @@
+"""Copies fail, hang and change bytes under a real engine: no wrong token leaves.
+
+One engine with the asynchronous scheduler; `tests/exact/failures.py` runs the other ones.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.executor.kv.options import GuardMode, KVOptions
+from tests.exact.failing_engine import FaultRates
+from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
+from tests.exact.harness import EngineCase, Outcome, StepRunner, first_difference
+from tests.exact.workloads import churn, every, fixed, mixed
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+
+CASE = EngineCase(
+    num_blocks=168,
+    kv=KVOptions(
+        host_bytes=256 << 20,
+        restore_when_free_frac=0.02,
+        integrity_guard=GuardMode.ALL,
+        poison=True,
+    ),
+    asynchronous=True,
+)
+SAMPLED = [
+    replace(arrival, sampling={"temperature": 1.0, "top_p": 0.9, "seed": 7, "logprobs": 2})
+    for arrival in mixed()[1:5]
+]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[StepRunner]:
+    runner = StepRunner(CASE)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def healthy(runner: StepRunner) -> Outcome:
+    return runner.run(mixed(), hook=churn(1))
+
+
+def assert_pool_is_whole(runner: StepRunner) -> None:
+    owner = runner.scheduler.block_owner
+    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
+    assert owner.host.num_used == 0
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_each_failure_alone_leaves_the_tokens_exact(
+    runner: StepRunner, healthy: Outcome, kind: str
+) -> None:
+    run = run_with_faults(runner, ALONE[kind], hook=churn(2))
+
+    assert_right(run, healthy.tokens)
+    assert sum(run.faults.values()) > 0
+    assert_pool_is_whole(runner)
+
+
+def test_all_failures_together_leave_the_tokens_exact(runner: StepRunner, healthy: Outcome) -> None:
+    run = run_with_faults(runner, TOGETHER, hook=churn(3))
+
+    assert_right(run, healthy.tokens)
+    assert min(run.faults.values()) > 0
+    assert run.totals.num_recomputed_requests > 0
+    assert_pool_is_whole(runner)
+
+
+def test_aborts_in_the_middle_of_failing_copies(runner: StepRunner, healthy: Outcome) -> None:
+    aborted = {"r0": 12, "r2": 25, "r5": 33}
+    workload = [replace(a, abort_at=aborted.get(a.request_id)) for a in mixed()]
+
+    run = run_with_faults(runner, TOGETHER, hook=churn(4), workload=workload)
+
+    assert_right(run, {r: t for r, t in healthy.tokens.items() if r not in aborted})
+    assert_pool_is_whole(runner)
+
+
+def test_the_third_loss_ends_a_request_with_an_error_and_the_others_are_exact(
+    runner: StepRunner, healthy: Outcome
+) -> None:
+    workload = [a for a in mixed() if a.request_id in ("r0", "r1", "r4")]
+
+    run = run_with_faults(
+        runner, FaultRates(load_fails=1.0), hook=fixed({"r1": every(2, 8)}), workload=workload
+    )
+
+    assert run.outcome.finish_reasons == {"r0": "length", "r1": "error", "r4": "length"}
+    assert_right(run, {r: healthy.tokens[r] for r in run.outcome.finish_reasons})
+    assert run.lost == {"r1"}
+    assert run.totals.num_given_up_requests == 1
+    assert run.totals.num_recomputed_requests == 2
+    assert_pool_is_whole(runner)
+
+
+def test_garbage_logits_of_a_request_leave_the_sampling_of_the_others_alone(
+    runner: StepRunner,
+) -> None:
+    expected = runner.run(SAMPLED, hook=churn(5))
+
+    run = run_with_faults(runner, FaultRates(load_fails=0.002), hook=churn(5), workload=SAMPLED)
+
+    assert run.lost  # the loads of these left NaN behind
+    others = expected.tokens.keys() - run.lost
+    assert others
+    assert {r: run.outcome.tokens[r] for r in others} == {r: expected.tokens[r] for r in others}
+
+
+def test_failures_are_counted_by_cause_in_the_stats(runner: StepRunner, healthy: Outcome) -> None:
+    run = run_with_faults(runner, TOGETHER, seed=2, hook=churn(6))
+
+    sums = run.outcome.sums
+    assert sums["num_recomputed_requests"] == run.totals.num_recomputed_requests
+    by_cause = [sums.get(f"num_losses_{cause}", 0) for cause in ("failed", "hung", "corrupt")]
+    assert sum(by_cause) == sum(
+        (run.totals.num_losses_failed, run.totals.num_losses_hung, run.totals.num_losses_corrupt)
+    )
+    assert sums["num_checked_blocks"] > 0
+    assert sums["num_corrupt_copies"] > 0
+
+
+def test_if_the_tokens_were_not_dropped_wrong_ones_would_leave(
+    runner: StepRunner, healthy: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absorb = runner.scheduler.recovery.absorb
+
+    def absorb_and_forget(feedback: Any) -> dict[str, Any]:
+        absorb(feedback)
+        return {}
+
+    monkeypatch.setattr(runner.scheduler.recovery, "absorb", absorb_and_forget)
+    run = run_with_faults(
+        runner, FaultRates(load_fails=0.05), hook=fixed({f"r{n}": every(2, 8) for n in range(8)})
+    )
+
+    assert first_difference(healthy, run.outcome) != {}

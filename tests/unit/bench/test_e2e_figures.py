@@ -1,0 +1,113 @@
+"""Figures of the end-to-end benchmark, by hand."""
+
+import pytest
+
+from bench.e2e.figures import (
+    estimates,
+    quantile,
+    request_figures,
+    run_figures,
+    why_not_counted,
+)
+from bench.e2e.records import RequestRecord, RunKey, RunRecord, Sample, load, save
+from bench.e2e.trace import poisson_trace
+
+
+def make_request(*generated_s: float, submitted_s: float = 0.0) -> RequestRecord:
+    return RequestRecord(
+        request_id="r", submitted_s=submitted_s, num_prompt_tokens=7, generated_s=generated_s
+    )
+
+
+def make_run(*requests: RequestRecord, seed: int = 1, **fields: object) -> RunRecord:
+    key = RunKey(system="orbitflow", seed=seed, slo_scale=1.5)
+    return RunRecord(key=key, slo_s=1.0, requests=requests, samples=(), **fields)  # type: ignore[arg-type]
+
+
+def test_a_gap_violates_without_a_deposit_and_is_covered_with_one() -> None:
+    # Due at 1, 2, 3, 4 with S = 1; the gap of 2.5 s exceeds S, the token is needed at 4.
+    figures = request_figures(make_request(1.0, 1.2, 1.4, 3.9), slo_s=1.0)
+
+    assert figures.gaps_s == pytest.approx((0.2, 0.2, 2.5))
+    assert (figures.num_in_time, figures.num_in_time_deposit) == (2, 3)
+
+
+def test_a_deposit_that_runs_dry_does_not_cover() -> None:
+    # Due at 1, 2; the third token is needed at 3 and comes at 3.1, beyond the 5 ms.
+    figures = request_figures(make_request(1.0, 1.2, 3.1), slo_s=1.0)
+
+    assert figures.num_in_time_deposit == 1
+
+
+def test_tpot_is_measured_as_generated_and_as_delivered() -> None:
+    fast = request_figures(make_request(0.0, 0.1, 0.2), slo_s=1.0)
+    slow = request_figures(make_request(0.0, 3.0), slo_s=1.0)
+    short = request_figures(make_request(0.0), slo_s=1.0)
+
+    assert (fast.tpot_met, slow.tpot_met, short.tpot_met) == (True, False, None)
+    assert (fast.tpot_met_deposit, slow.tpot_met_deposit) == (True, False)
+
+
+def test_estimates_pool_the_requests_of_all_runs_and_enclose_the_value() -> None:
+    runs = [
+        make_run(*(make_request(0.0, 0.5, 1.0) for _ in range(20))),
+        make_run(*(make_request(0.0, 2.0, 2.5) for _ in range(20)), seed=2),
+    ]
+
+    found = estimates(runs)
+
+    assert found["tbt"].value == pytest.approx(0.75)  # 40 + 20 of 80 gaps
+    assert 0.6 < found["tbt"].low < 0.75 < found["tbt"].high < 0.9
+    assert estimates(runs) == found
+
+
+def test_a_run_as_a_whole() -> None:
+    samples = (
+        Sample(time_s=0.0, pool_used_frac=0.5, offloaded_frac=0.2, num_requests=1, num_held=0),
+        Sample(time_s=1.0, pool_used_frac=0.0, offloaded_frac=0.0, num_requests=0, num_held=0),
+    )
+    run = RunRecord(
+        key=RunKey(system="s", seed=1, slo_scale=1.0),
+        slo_s=1.0,
+        requests=(make_request(1.0, 2.0, 3.0), make_request(3.0, 5.0, submitted_s=1.0)),
+        samples=samples,
+        sums={"controller_measured_step_s": 10.0, "controller_abs_error_s": 0.5},
+    )
+
+    figures = run_figures(run)
+
+    assert figures["tokens_per_s"] == 1.0  # 5 tokens in 5 s
+    assert figures["requests_per_min"] == 24.0
+    assert figures["pool"] == 0.5  # idle moments do not count
+    assert figures["mape"] == 0.05
+
+
+def test_what_does_not_count_says_why() -> None:
+    assert len(why_not_counted([make_run(make_request(0.0))])) == 3
+    long = make_request(*(float(t) for t in range(100)))
+    enough = [make_run(*[long] * 60, seed=seed) for seed in (1, 2, 3)]
+    assert why_not_counted(enough) == []
+    assert why_not_counted(enough[:2]) == ["fewer than 3 seeds"]
+
+
+def test_a_run_survives_its_file(tmp_path) -> None:
+    run = make_run(make_request(0.0, 1.0), sums={"a": 1.0})
+    save(run, tmp_path / "run.json")
+
+    assert load(tmp_path / "run.json") == run
+
+
+def test_a_trace_depends_on_its_seed_only() -> None:
+    first, again, other = (
+        poisson_trace(seed=seed, num_requests=50, mean_gap_s=2.0) for seed in (1, 1, 2)
+    )
+
+    assert first == again != other
+    assert first[3].prompt() == again[3].prompt()
+    assert [r.arrival_s for r in first] == sorted(r.arrival_s for r in first)
+
+
+def test_quantiles_at_their_boundaries() -> None:
+    assert quantile([], 0.5) == 0.0
+    assert quantile([3.0, 1.0, 2.0], 0.0) == 1.0
+    assert quantile([3.0, 1.0, 2.0], 1.0) == 3.0

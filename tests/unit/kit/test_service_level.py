@@ -1,0 +1,37 @@
+"""A service level means the same on every edge."""
+
+import math
+
+import pytest
+
+from evenflow.gateway.v1 import generation_pb2 as gen
+from services.kit.errors import InvalidRequestError
+from services.kit.service_level import service_level_from_proto, service_level_to_proto
+from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+
+NAMES = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
+
+
+def test_a_service_level_survives_the_wire() -> None:
+    full = ServiceLevel(
+        slo_ttft_s=1.5, slo_tpot_s=0.2, slo_tbt_s=0.25, consumption_rate_tps=8.0, pace_tail=True
+    )
+
+    for level in (full, NO_SERVICE_LEVEL, ServiceLevel(slo_tbt_s=0.25)):
+        assert service_level_from_proto(service_level_to_proto(level), path="level") == level
+
+
+def test_every_bound_of_the_message_is_read() -> None:
+    assert {field.name for field in gen.ServiceLevel.DESCRIPTOR.fields} == {*NAMES, "pace_tail"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_a_bound_that_is_none_is_refused_by_its_path(name: str, value: float) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^a.{name}: must be finite and > 0") as caught:
+        service_level_from_proto(gen.ServiceLevel(**{name: value}), path="a")
+    assert caught.value.field == f"a.{name}"
+
+    with pytest.raises(InvalidRequestError, match=f"^{name}: must") as bare:
+        service_level_from_proto(gen.ServiceLevel(**{name: value}), path="")
+    assert bare.value.field == name
