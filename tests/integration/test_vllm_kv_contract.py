@@ -19,11 +19,13 @@ from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionMetadata,
     FlashAttentionMetadataBuilder,
 )
+from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator, KVCacheCoordinatorNoPrefixCache
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
 from vllm.v1.worker.block_table import MultiGroupBlockTable
@@ -175,6 +177,12 @@ def test_a_connector_that_asks_for_it_gets_piecewise_graphs() -> None:
     assert "self.splitting_ops = list(self._attention_ops)" in source(
         CompilationConfig.set_splitting_ops_for_v1
     )
+
+
+def test_a_connector_may_ask_for_a_layout_with_dense_blocks() -> None:
+    assert "get_kv_connector_cache_layout(vllm_config)" in source(resolve_kv_cache_layout)
+    assert KVCacheLayout["LBNHC"].is_block_compact
+    assert KVCacheLayout["LBNHC"].is_layer_compact
 
 
 def test_batches_of_copies_are_one_call() -> None:

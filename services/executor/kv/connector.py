@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -68,6 +69,15 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         """Layers must be left and entered in Python, or the hooks would not be called."""
         return True
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
+        """Ask for blocks that are one run of bytes, layer by layer: pages are copied as a whole.
+
+        Where a backend has no such layout, vLLM takes another with a warning; one whose blocks are
+        not dense is refused when pages are mapped.
+        """
+        return None if current_platform.is_cpu() else "LBNHC"
 
     @property
     def requires_kv_delivery(self) -> bool:
