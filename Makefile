@@ -72,7 +72,7 @@ test-e2e: setup models ## all processes, through the gateway
 	$(BIN)/python -m pytest tests/e2e
 
 test-exact: setup models ## layer-wise KV: the full product of its options (about 30 minutes)
-	$(BIN)/python -m pytest tests/exact/product.py
+	$(BIN)/python -m pytest tests/exact/product.py tests/exact/failures.py
 
 soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 minutes)
 	$(BIN)/python -m tests.exact.soak

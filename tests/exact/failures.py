@@ -1,0 +1,66 @@
+"""Copies fail, hang and change bytes under every kind of parallelism and scheduler.
+
+`make test-exact` runs it; `tests/integration/test_layerwise_failures.py` is the part for every day.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.exact.cases import SLOW_LINK, make_case
+from tests.exact.failing_engine import FaultRates
+from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
+from tests.exact.harness import Outcome, StepRunner
+from tests.exact.workloads import churn, mixed
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
+
+CASES = {
+    "synchronous": make_case(),
+    "asynchronous-pairs": make_case(layers_per_group=2, asynchronous=True),
+    "ring": make_case(options=replace(SLOW_LINK, host_memory="ring")),
+    "tensor-parallel": make_case(tensor_parallel_size=2),
+    "pipeline-parallel": make_case(pipeline_parallel_size=2),
+}
+WORKLOAD = mixed()[:8]
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
+    runner = StepRunner(request.param)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def healthy(runner: StepRunner) -> Outcome:
+    return runner.run(WORKLOAD, hook=churn(1))
+
+
+@pytest.mark.parametrize("kind", [*ALONE, "together"])
+def test_tokens_are_exact_whatever_copies_do(
+    runner: StepRunner, healthy: Outcome, kind: str
+) -> None:
+    rates: FaultRates = {**ALONE, "together": TOGETHER}[kind]
+
+    run = run_with_faults(runner, rates, hook=churn(2), workload=WORKLOAD)
+
+    assert_right(run, healthy.tokens)
+    assert sum(run.faults.values()) > 0
+    owner = runner.scheduler.block_owner
+    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
+    assert owner.host.num_used == 0
+
+
+def test_class_6_rank_divergence_a_failure_on_the_last_rank_is_acted_on_by_all(
+    runner: StepRunner, healthy: Outcome
+) -> None:
+    if runner.case.num_ranks == 1:
+        pytest.skip("one rank cannot differ")
+    rates = replace(TOGETHER, ranks=frozenset({runner.case.num_ranks - 1}))
+
+    run = run_with_faults(runner, rates, hook=churn(3), workload=WORKLOAD)
+
+    assert_right(run, healthy.tokens)
+    assert run.lost
