@@ -31,6 +31,15 @@ class ChunkHeap:
     def pop(self) -> Chunk:
         return heapq.heappop(self._heap)[2]
 
+    def pop_run(self) -> tuple[Chunk, int]:
+        """Return the next chunk with those of its job that follow it, as one, and their number."""
+        first = last = self.pop()
+        num_chunks = 1
+        while self._heap and self._heap[0][2].job is first.job:
+            last = self.pop()
+            num_chunks += 1
+        return Chunk(first.job, first.start, last.end), num_chunks
+
     def fail(self, error: Exception) -> None:
         """Empty the heap; what was in it has failed."""
         for _, _, chunk in self._heap:
@@ -61,7 +70,7 @@ class DirectLoads(IssuingLane):
     def settle(self, job: CopyJob, timeout_s: float) -> bool:
         with self.changed:
             while job.num_to_issue and self.is_wanted(job):
-                self._issue_next()
+                self._issue(*self._waiting.pop_run())
         return True
 
     def close(self) -> bool:
@@ -79,13 +88,12 @@ class DirectLoads(IssuingLane):
                 if self.closing:
                     return
                 if len(self._issued) < MAX_ISSUED_CHUNKS:
-                    self._issue_next()
+                    self._issue(self._waiting.pop(), 1)
                     continue
                 oldest = self._issued.popleft()
             oldest.synchronize()
 
-    def _issue_next(self) -> None:
-        chunk = self._waiting.pop()
+    def _issue(self, chunk: Chunk, num_chunks: int) -> None:
         job = chunk.job
         if self.is_wanted(job):
             self.stream.wait(job.ready)
@@ -95,7 +103,7 @@ class DirectLoads(IssuingLane):
                 self.stream.wait(save.end)
             copies = between_pool_and_host(chunk)
             self._issued.append(self.issue(chunk, copies, source_is_stable=is_over))
-        job.num_to_issue -= 1
+        job.num_to_issue -= num_chunks
 
 
 class DirectSaves(IssuingLane):
@@ -106,9 +114,10 @@ class DirectSaves(IssuingLane):
             if self.closing:
                 job.error = closed_error()
                 return
-            self.stream.wait(job.ready)
-            for chunk in chunks_of(job):
-                self.issue(chunk, between_pool_and_host(chunk), source_is_stable=False)
+            if len(job.slots):
+                self.stream.wait(job.ready)
+                everything = Chunk(job, 0, len(job.slots))
+                self.issue(everything, between_pool_and_host(everything), source_is_stable=False)
 
     def settle(self, job: CopyJob, timeout_s: float) -> bool:
         return True
