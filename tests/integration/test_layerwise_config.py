@@ -1,15 +1,16 @@
 """Layer-wise KV is switched on by settings, and refuses by name what does not work with it."""
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
-from vllm.config import SpeculativeConfig
+from vllm.config import CUDAGraphMode, SpeculativeConfig
 from vllm.platforms import current_platform
 
 from services.executor.controller.options import ControllerOptions
 from services.executor.engine_config import make_config
 from services.executor.kv.emulated_device import LayerTime
-from services.executor.kv.options import KVOptions, check_supported
+from services.executor.kv.options import CONFIG_KEY, KVOptions, check_supported
 from services.executor.settings import ExecutorSettings
 from tests.models import exactness_model
 
@@ -128,6 +129,52 @@ def test_a_device_is_emulated_only_where_it_is_asked_for_and_on_a_cpu(
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     with pytest.raises(ValueError, match="an emulated device on a real one"):
         check_supported(emulated)
+
+
+def test_a_gpu_gets_its_worker_and_other_devices_are_refused_by_name(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = type(current_platform)
+    monkeypatch.setattr(platform, "is_cpu", lambda self: False)
+    monkeypatch.setattr(platform, "device_name", "abacus")
+    with pytest.raises(ValueError, match="the device abacus"):
+        check_supported(config)
+
+    monkeypatch.setattr(platform, "is_cuda", lambda self: True)
+    check_supported(config)
+    assert KVOptions().engine_args()["worker_cls"].endswith(".LayerwiseGPUWorker")
+
+
+def test_graphs_that_leave_out_our_hooks_are_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL)
+    with pytest.raises(ValueError, match="full CUDA graphs"):
+        check_supported(config)
+
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.PIECEWISE)
+    check_supported(config)
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ({"h2d_bytes_per_s": 1e9}, "a modelled link"),
+        ({"pin_bytes_per_s": 1e9}, "modelled pinning"),
+        ({"trace_path": "t.json"}, "trace_path"),
+        ({"integrity_guard": "all"}, "integrity_guard=all"),
+    ],
+)
+def test_what_only_a_cpu_can_do_is_refused_on_a_gpu(
+    config: Any, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any], named: str
+) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    asked = {**config.additional_config, CONFIG_KEY: asdict(KVOptions(**option))}
+    monkeypatch.setattr(config, "additional_config", asked)
+
+    with pytest.raises(ValueError, match=named):
+        check_supported(config)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import inspect
 from typing import Any
 
 import pytest
-from vllm import SamplingParams
+from vllm import SamplingParams, _custom_ops
+from vllm.config import CompilationConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfer_kv_layer
@@ -14,20 +15,33 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadata,
     CPUAttentionMetadataBuilder,
 )
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionMetadata,
+    FlashAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator, KVCacheCoordinatorNoPrefixCache
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
 from vllm.v1.worker.block_table import MultiGroupBlockTable
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from services.executor.kv.block_tables import StackedBlockTables
+from services.executor.kv.connector import LayerwiseConnector
 from services.executor.kv.coordinator import LayerwiseCoordinator
+from services.executor.kv.flash_attention import MemoFlashAttentionBackend
+from services.executor.kv.gpu_worker import LayerwiseGPUWorker
 from services.executor.kv.spec import LayerGroupSpec
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -130,6 +144,69 @@ def test_rows_of_running_requests_are_where_edits_go() -> None:
     assert "self.input_batch.req_id_to_index" in body
     assert hasattr(GPUModelRunner, "synchronize_input_prep")
     assert "stage_write(req_index, start, block_ids)" in source(BlockTables.append_block_ids)
+
+
+def test_the_second_model_runner_takes_in_edits_with_the_steps_own_writes() -> None:
+    body = source(GPUModelRunnerV2.execute_model)
+    ends, adds = body.index("self.finish_requests("), body.index("self.add_requests(")
+    assert ends < adds < body.index("self.update_requests(")
+    assert body.index("self.update_requests(") < body.index("block_tables.apply_staged_writes()")
+    assert body.index("apply_staged_writes()") < body.index("kv_connector.no_forward(")
+    assert body.index("apply_staged_writes()") < body.index("self.prepare_attn(")
+    assert "preempted_req_ids" in source(GPUModelRunnerV2.finish_requests)
+    assert "self.req_states.req_id_to_index" in source(GPUModelRunnerV2.update_requests)
+    assert "use_v2_model_runner" in source(GPUWorker.__init__)
+
+
+def test_the_second_model_runner_calls_the_connector_around_the_layers() -> None:
+    body = source(GPUModelRunnerV2.execute_model)
+    assert body.index("kv_connector.pre_forward(") < body.index("self.model(**model_inputs)")
+    before = source(ActiveKVConnector.pre_forward)
+    assert "if scheduler_output.has_sync_kv_loads" in before
+    after = source(ActiveKVConnector.post_forward)
+    assert after.index("wait_for_save()") < after.index("build_connector_worker_meta()")
+    assert "set_disabled(True)" in source(GPUModelRunnerV2._dummy_run)
+
+
+def test_a_connector_that_asks_for_it_gets_piecewise_graphs() -> None:
+    assert LayerwiseConnector.requires_piecewise_for_cudagraph({})
+    body = source(VllmConfig.__post_init__)
+    asked = body.index("requires_piecewise_for_cudagraph(")
+    assert "cudagraph_mode = CUDAGraphMode.PIECEWISE" in body[asked:]
+    assert "vllm::unified_attention_with_output" in CompilationConfig._attention_ops
+    assert "self.splitting_ops = list(self._attention_ops)" in source(
+        CompilationConfig.set_splitting_ops_for_v1
+    )
+
+
+def test_a_connector_may_ask_for_a_layout_with_dense_blocks() -> None:
+    assert "get_kv_connector_cache_layout(vllm_config)" in source(resolve_kv_cache_layout)
+    assert KVCacheLayout["LBNHC"].is_block_compact
+    assert KVCacheLayout["LBNHC"].is_layer_compact
+
+
+def test_batches_of_copies_are_one_call() -> None:
+    parameters = inspect.signature(_custom_ops.swap_blocks_batch).parameters
+    assert list(parameters) == ["src_ptrs", "dst_ptrs", "sizes", "is_src_access_order_any"]
+
+
+def test_the_gpu_worker_is_vllms_with_our_parts_before_it() -> None:
+    names = [cls.__name__ for cls in LayerwiseGPUWorker.__mro__]
+    assert names.index("LayerwiseWorkerMixin") < names.index("Worker")
+    assert "get_kv_transfer_group" in source(GPUWorker.initialize_from_config)
+    assert "ensure_kv_transfer_shutdown" in source(GPUWorker.shutdown)
+
+
+def test_flash_attention_builds_metadata_that_differs_by_group_in_two_fields() -> None:
+    names = {field.name for field in dataclasses.fields(FlashAttentionMetadata)}
+    assert {"block_table", "slot_mapping"} <= names
+    body = source(FlashAttentionMetadataBuilder.update_block_table)
+    assert "copy.copy(metadata)" in body  # these two, says vLLM itself
+    assert body.count("new_metadata.") == 2
+    body = source(build_attn_metadata)  # one slice per step, whose identity stands for the step
+    assert body.index("seq_lens = seq_lens[:num_reqs]") < body.index("for i in range(")
+    memo = MemoFlashAttentionBackend.get_builder_cls()
+    assert memo.__mro__[1] is FlashAttentionMetadataBuilder
 
 
 def test_groups_differ_in_two_fields_of_the_attention_metadata() -> None:

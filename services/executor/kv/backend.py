@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
 import torch
 
 from services.executor.kv.copy_engine import Direction
 from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.kv.cuda_copy_engine import CudaCopyEngine
 from services.executor.kv.host_memory import HostMemory, PacedRegistrar, Registrar
 from services.executor.kv.host_ring import HostRing
-from services.executor.kv.options import HostMemoryForm, KVOptions
+from services.executor.kv.options import GuardMode, HostMemoryForm, KVOptions
 from services.executor.kv.pages import (
     GroupPages,
     blocks_per_chunk,
@@ -17,19 +19,23 @@ from services.executor.kv.pages import (
     pair_pages,
 )
 
+log = structlog.get_logger()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """What moves a rank's KV, and where it goes."""
 
-    engine: CpuCopyEngine
+    engine: CpuCopyEngine | CudaCopyEngine
     pages: list[GroupPages]
     host: HostMemory
     rings: dict[Direction, HostRing]
 
     def close(self) -> None:
-        """Stop copies, then give memory back. Idempotent."""
+        """Stop copies, then give memory back, unless a copy may still touch it. Idempotent."""
         self.engine.close()
+        if isinstance(self.engine, CudaCopyEngine) and not self.engine.is_idle:
+            return
         for ring in self.rings.values():
             ring.close()
         self.host.close()
@@ -39,15 +45,33 @@ def make_backend(
     options: KVOptions, pools: Sequence[Sequence[torch.Tensor]], *, num_slots: int
 ) -> Backend:
     """Make host memory for `num_slots` slots, and the engine that copies to and from it."""
-    registrar: Registrar | None = None
-    if options.pin_bytes_per_s:
-        registrar = PacedRegistrar(options.pin_bytes_per_s)
+    device = pools[0][0].device
+    registrar = _registrar(options, device)
     sizes = page_sizes(pools)
     is_ring = options.host_memory == HostMemoryForm.RING
     rings = make_rings(options, sizes, registrar) if is_ring else {}
     host = HostMemory(sizes, num_slots, registrar=None if is_ring else registrar)
     pages = pair_pages(pools, host.slabs)
-    engine = CpuCopyEngine(
+    engine = (
+        _cpu_engine(options, pages, rings)
+        if device.type == "cpu"
+        else _cuda_engine(options, pages, rings, device)
+    )
+    return Backend(engine=engine, pages=pages, host=host, rings=rings)
+
+
+def _registrar(options: KVOptions, device: torch.device) -> Registrar | None:
+    if device.type == "cpu":
+        return PacedRegistrar(options.pin_bytes_per_s) if options.pin_bytes_per_s else None
+    from services.executor.kv.cuda_device import CudaRegistrar
+
+    return CudaRegistrar(device)
+
+
+def _cpu_engine(
+    options: KVOptions, pages: list[GroupPages], rings: dict[Direction, HostRing]
+) -> CpuCopyEngine:
+    return CpuCopyEngine(
         pages,
         h2d=LinkModel(
             bytes_per_s=options.h2d_bytes_per_s or None, latency_s=options.copy_latency_s
@@ -58,7 +82,26 @@ def make_backend(
         poison_targets=options.poison,
         rings=rings,
     )
-    return Backend(engine=engine, pages=pages, host=host, rings=rings)
+
+
+def _cuda_engine(
+    options: KVOptions,
+    pages: list[GroupPages],
+    rings: dict[Direction, HostRing],
+    device: torch.device,
+) -> CudaCopyEngine:
+    from services.executor.kv.cuda_device import CudaDevice
+
+    return CudaCopyEngine(pages, CudaDevice(device), rings=rings, poison_targets=options.poison)
+
+
+def guard_mode(options: KVOptions, engine: CpuCopyEngine | CudaCopyEngine) -> GuardMode:
+    """Return which blocks are checked. None on a device: checksums are made by the host."""
+    mode = GuardMode(options.integrity_guard)
+    if isinstance(engine, CudaCopyEngine) and mode is not GuardMode.OFF:
+        log.warning("integrity_guard_off", reason="the host cannot read the pool of a GPU")
+        return GuardMode.OFF
+    return mode
 
 
 def make_rings(

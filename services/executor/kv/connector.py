@@ -15,19 +15,20 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.executor.kv.backend import make_backend
+from services.executor.kv.backend import guard_mode, make_backend
 from services.executor.kv.copy_watch import Patience
-from services.executor.kv.cpu_copy_engine import fill
+from services.executor.kv.cpu_copy_engine import CpuCopyEngine, fill
 from services.executor.kv.emulated_device import EmulatedDevice
 from services.executor.kv.failures import FailureLedger
 from services.executor.kv.integrity_guard import guarded
 from services.executor.kv.layer_clock import LayerClock
 from services.executor.kv.link_calibration import calibrate
 from services.executor.kv.metadata import HostRoom, StepFeedback, StepTransfers
-from services.executor.kv.options import GuardMode, KVOptions
+from services.executor.kv.options import KVOptions
 from services.executor.kv.pages import CHUNK_BYTES, blocks_per_chunk, view_pools
 from services.executor.kv.prom_metrics import KVPromMetrics
 from services.executor.kv.rates import Rates
@@ -70,6 +71,15 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         """Layers must be left and entered in Python, or the hooks would not be called."""
         return True
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
+        """Ask for blocks that are one run of bytes, layer by layer: pages are copied as a whole.
+
+        Where a backend has no such layout, vLLM takes another with a warning; one whose blocks are
+        not dense is refused when pages are mapped.
+        """
+        return None if current_platform.is_cpu() else "LBNHC"
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -148,7 +158,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 engine,
                 pages,
                 num_slots=num_host_slots(options, config),
-                mode=GuardMode(options.integrity_guard),
+                mode=guard_mode(options, engine),
             ),
             len(self._groups),
             patience=Patience.of(options, block_bytes=pages[0].block_bytes),
@@ -159,6 +169,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             # Groups alias one pool, so that one group's pages are everybody's.
             self.runner.fill = lambda block_ids, nan: fill(pages[0], block_ids, nan=nan)
         if options.trace_path:
+            assert isinstance(engine, CpuCopyEngine)
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)
 

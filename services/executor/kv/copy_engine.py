@@ -5,6 +5,12 @@ host (D2H) run in the order in which they were submitted. A caller submits a cop
 it overwrites have had their last reader and the slots it reads their last writer; it waits on the
 ticket before anybody reads what was written, or overwrites what was read.
 
+"Had", "before": in the order of the layers. Where layers run as the host calls them, that is the
+order of time. Where they run on a stream of a device, it is the order of that stream: a copy comes
+after what the stream was given before the submission, and what the stream is given after a wait
+comes after the copy, while the host goes on at once. A load also comes after saves submitted before
+it that write its slots, so that a wait is enough for what was saved to be loaded.
+
 A copy that goes wrong says so to whoever waits for it, and to nobody else: the engine goes on with
 the other copies.
 """
@@ -105,10 +111,14 @@ class CopyEngine(Protocol):
         """Queue a copy and return its `Ticket`. Never blocks, never raises `CopyError`."""
 
     def wait(self, ticket: Any, timeout_s: float = FOR_EVER) -> float:
-        """Block until a copy is done; return the seconds that took.
+        """Let the layers go on only once a copy is done.
+
+        Return the seconds that this and earlier waits have held the layers up, as far as they are
+        known and were not returned before: on a stream they become known later.
 
         Raises CopyFailedError if it failed, each time it is asked, and CopyHungError if it is not
-        done after `timeout_s` (>= 0). A cancelled copy is done, not failed.
+        done after `timeout_s` (>= 0); where the host does not wait, only for a timeout of 0. A
+        cancelled copy is done, not failed.
         """
 
     def cancel(self, ticket: Any) -> None:

@@ -258,4 +258,4 @@ def fill(pages: GroupPages, block_ids: Sequence[int], *, nan: bool) -> None:
     """Fill blocks with NaN, so that whoever reads them too early or too late is found out, or 0."""
     index = torch.tensor(block_ids, dtype=torch.int64)
     for pool in pages.pool:
-        pool.index_fill_(0, index, POISON_BYTE if nan else 0)
+        pool.index_fill_(0, index.to(pool.device), POISON_BYTE if nan else 0)

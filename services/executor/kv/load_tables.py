@@ -1,17 +1,22 @@
 """What each request's steps load on one rank: sent once when it changes, and kept here."""
 
+from array import array
 from dataclasses import dataclass, field
 
 from services.executor.kv.metadata import StepTransfers
 
 
+def _numbers() -> "array[int]":
+    return array("q")
+
+
 @dataclass(slots=True)
 class LoadTable:
-    """One offloaded group of one request; the lists are pairwise."""
+    """One offloaded group of one request; pairwise, and packed: engines read them as a whole."""
 
-    positions: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    block_ids: list[int] = field(default_factory=list)
+    positions: "array[int]" = field(default_factory=_numbers)
+    slots: "array[int]" = field(default_factory=_numbers)
+    block_ids: "array[int]" = field(default_factory=_numbers)
 
 
 @dataclass(slots=True)

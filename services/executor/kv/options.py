@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 CONFIG_KEY = "evenflow_kv"
+CPU_WORKER = "services.executor.kv.cpu_worker.LayerwiseCPUWorker"
+GPU_WORKER = "services.executor.kv.gpu_worker.LayerwiseGPUWorker"
 MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
 
 
@@ -100,7 +102,7 @@ class KVOptions:
     def engine_args(self) -> dict[str, Any]:
         """Return the engine arguments that switch layer-wise KV on, but for the scheduler class."""
         return {
-            "worker_cls": "services.executor.kv.worker.LayerwiseCPUWorker",
+            "worker_cls": GPU_WORKER if current_platform.is_cuda() else CPU_WORKER,
             "kv_transfer_config": {
                 "kv_connector": "LayerwiseConnector",
                 "kv_connector_module_path": "services.executor.kv.connector",
@@ -126,15 +128,21 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     model = vllm_config.model_config
     num_layers = model.get_total_num_hidden_layers()
     num_stages = parallel.pipeline_parallel_size
+    graphs = vllm_config.compilation_config.cudagraph_mode
     refusals = {
-        "an emulated device on a real one": options.emulates and not current_platform.is_cpu(),
-        "a device other than the CPU": not current_platform.is_cpu(),
+        **_refusals_on_a_device(options),
+        f"the device {current_platform.device_name}, only with CPU and CUDA": not (
+            current_platform.is_cpu() or current_platform.is_cuda()
+        ),
         "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
         "speculative_config": vllm_config.speculative_config is not None,
         "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
         "enable_dbo": parallel.enable_dbo,
         "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
+        "full CUDA graphs, which leave out the hooks between layers": bool(
+            graphs and graphs.has_full_cudagraphs()
+        ),
         "an encoder-decoder model": model.is_encoder_decoder,
         "a model with MLA": model.use_mla,
         "a model with sliding windows": _has_sliding_window(vllm_config),
@@ -147,6 +155,21 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     for name, asked in refusals.items():
         if asked:
             raise ValueError(f"layer-wise KV does not work with {name}")
+
+
+def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:
+    """Return what only a CPU can do, and whether it is asked of another device."""
+    is_device = not current_platform.is_cpu()
+    is_modelled = any((options.h2d_bytes_per_s, options.d2h_bytes_per_s, options.copy_latency_s))
+    return {
+        "an emulated device on a real one": is_device and options.emulates,
+        "a modelled link on a real one": is_device and is_modelled,
+        "modelled pinning on a real device": is_device and bool(options.pin_bytes_per_s),
+        "trace_path on a real device, whose streams the host does not see": is_device
+        and bool(options.trace_path),
+        "integrity_guard=all on a real device": is_device
+        and options.integrity_guard == GuardMode.ALL,
+    }
 
 
 def _has_sliding_window(vllm_config: "VllmConfig") -> bool:

@@ -78,10 +78,10 @@ class TransferRunner:
         for (request_id, _), copy in self._staging_saves.items():
             self._await(request_id, copy)
         self._staging_saves.clear()
+        self._forget(self._tables.update(transfers))
         if self.fill is not None:
             self.fill(transfers.poisoned_block_ids, True)
             self.fill(transfers.cleared_block_ids, False)
-        self._forget(self._tables.update(transfers))
         for order in transfers.saves:
             self._saves[order.group].append(order)
         for restore_id in transfers.cancelled_restores:
@@ -102,7 +102,9 @@ class TransferRunner:
             self._lost.pop(request_id, None)
             self._newly_lost.pop(request_id, None)
         for save in self._running_saves if ended else ():
-            save.is_void |= save.order.request_id in ended
+            if save.order.request_id in ended:
+                save.is_void = True
+                self.watch.cancel(save.copy)
 
     def before_group(self, group: int) -> None:
         """Return when the group's KV is in its blocks, or is known not to come."""
@@ -222,7 +224,7 @@ class TransferRunner:
             )
         )
 
-    def _identity(self, request_id: str, positions: list[int]) -> Identity:
+    def _identity(self, request_id: str, positions: Sequence[int]) -> Identity:
         return Identity(
             request_id=request_id,
             generation=self._tables.generation(request_id),

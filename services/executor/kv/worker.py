@@ -1,12 +1,9 @@
-"""The worker: layer groups at start-up, row edits before each step."""
+"""What our workers add to vLLM's: layer groups at start-up, row edits before each step."""
 
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.worker.cpu_worker import CPUWorker
 
-from services.executor.kv.attention_memo import install_memo
-from services.executor.kv.block_tables import StackedBlockTables
 from services.executor.kv.metadata import RowEdit, StepTransfers
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.kv.spec import layer_group_specs
@@ -31,19 +28,15 @@ class LayerwiseWorkerMixin:
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         transfers = scheduler_output.kv_connector_metadata
         if isinstance(transfers, StepTransfers) and transfers.row_edits:
-            self._edit_rows(transfers.row_edits)
+            if self.use_v2_model_runner:
+                self._edit_rows_v2(transfers.row_edits, rows_of_this_step(scheduler_output))
+            else:
+                self._edit_rows_v1(transfers.row_edits)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
-    def _edit_rows(self, edits: list[RowEdit]) -> None:
-        """Change rows of running requests in place; vLLM itself only appends to them.
-
-        Edits of requests that the runner does not have are late and mean nothing: a request that
-        ended, or was preempted and comes back with a row of its own.
-        """
-        if self.use_v2_model_runner:
-            self._edit_rows_v2(edits)
-        else:
-            self._edit_rows_v1(edits)
+    # Rows of running requests are changed in place; vLLM itself only appends to them. Edits of
+    # requests that the runner does not have are late and mean nothing: a request that ended, or
+    # was preempted and comes back with a row of its own.
 
     def _edit_rows_v1(self, edits: list[RowEdit]) -> None:
         runner = self.model_runner
@@ -59,24 +52,24 @@ class LayerwiseWorkerMixin:
                     table = runner.input_batch.block_table[edit.group]
                     table.block_table.np[row, edit.start : end] = edit.block_ids
 
-    def _edit_rows_v2(self, edits: list[RowEdit]) -> None:
+    def _edit_rows_v2(self, edits: list[RowEdit], ending: set[str]) -> None:
+        """Stage the edits among the step's own writes, which one kernel then carries out.
+
+        That kernel knows no order among its writes, so that no two may meet: a row of `ending`,
+        which this step gives to somebody else or writes anew, is left alone.
+        """
         runner = self.model_runner
         for edit in edits:
             row = runner.req_states.req_id_to_index.get(edit.request_id)
-            if row is not None:
+            if row is not None and edit.request_id not in ending:
                 tables = runner.block_tables.block_tables
                 tables[edit.group].stage_write(row, edit.start, edit.block_ids)
 
 
-class LayerwiseCPUWorker(LayerwiseWorkerMixin, CPUWorker):  # type: ignore[misc]
-    """On CPU, where vLLM has no kernels that make many groups cheap."""
-
-    def load_model(self, *args: Any, **kwargs: Any) -> Any:
-        install_memo()
-        return super().load_model(*args, **kwargs)
-
-    def initialize_from_config(self, kv_cache_config: Any) -> None:
-        super().initialize_from_config(kv_cache_config)
-        batch = self.model_runner.input_batch
-        if len(batch.block_table.block_tables) > 1:
-            batch.block_table = StackedBlockTables(batch.block_table)
+def rows_of_this_step(scheduler_output: SchedulerOutput) -> set[str]:
+    """Return the requests whose rows end with a step, or are written whole by it."""
+    return {
+        *scheduler_output.finished_req_ids,
+        *(scheduler_output.preempted_req_ids or ()),
+        *(request.req_id for request in scheduler_output.scheduled_new_reqs),
+    }

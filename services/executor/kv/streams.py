@@ -1,0 +1,70 @@
+"""What a device engine needs of a device: streams that run in order, and events between them.
+
+Calls enqueue work and return. Work of one stream runs in the order of the calls; work of different
+streams is ordered by events only, and so is work against the host, which knows that something has
+happened only after `query` said so or `synchronize` returned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class Event(Protocol):
+    """A point of a stream. Made by `Stream.record`."""
+
+    def query(self) -> bool:
+        """Whether everything before it has run."""
+
+    def synchronize(self) -> None:
+        """Block the calling thread until everything before it has run."""
+
+    def elapsed_s(self, end: "Event") -> float:
+        """Return the seconds from here to `end`; both were recorded with timing and have passed."""
+
+
+class Stream(Protocol):
+    def record(self, *, timing: bool = False) -> Event:
+        """Return the point after everything enqueued so far."""
+
+    def wait(self, event: Event) -> None:
+        """Let what is enqueued from now on run after an event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCopy:
+    """Rows of one matrix of bytes to rows of another, pairwise; rows have the same length."""
+
+    source: torch.Tensor  # [num_rows, row_bytes] uint8
+    source_rows: npt.NDArray[np.int64]
+    target: torch.Tensor
+    target_rows: npt.NDArray[np.int64]
+
+
+class Device(Protocol):
+    """A device with copy engines of its own, and the host beside it."""
+
+    def attach(self) -> None:
+        """Prepare the calling thread, once, for the other calls."""
+
+    def compute_stream(self) -> Stream:
+        """Return the stream on which the calling thread runs the model."""
+
+    def new_stream(self) -> Stream: ...
+
+    def copy(self, stream: Stream, copies: Sequence[RowCopy], *, source_is_stable: bool) -> None:
+        """Enqueue a batch of copies between the device and pinned host memory.
+
+        `source_is_stable` says that the host knows the last write of every source to be over; the
+        copy may then read them before its turn.
+        """
+
+    def copy_on_host(self, copy: RowCopy) -> None:
+        """Copy rows in host memory, now."""
+
+    def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
+        """Fill rows of device memory on the compute stream."""

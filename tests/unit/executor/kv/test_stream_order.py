@@ -1,0 +1,56 @@
+"""The order of a step holds on a device: waits on streams suffice, and each kind is needed."""
+
+import random
+
+import pytest
+
+from services.executor.kv import pages as pages_module
+from services.executor.kv.cuda_copy_engine import CudaCopyEngine
+from tests.unit.executor.kv.simulated_ranks import Simulation
+from tests.unit.executor.kv.stream_ranks import BLOCKS_PER_CHUNK, PAGE_BYTES, StreamRank
+from tests.unit.executor.kv.test_block_life import change_at_random, random_tokens
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages_module, "CHUNK_BYTES", BLOCKS_PER_CHUNK * PAGE_BYTES)
+
+
+def run(seed: int, *, form: str, depth: int, num_steps: int = 80) -> list[str]:
+    """Run random changes on ranks with streams; return what went wrong."""
+    sim = Simulation(seed=seed, depth=depth, num_slots=300, num_ranks=1)
+    rank = StreamRank(sim.num_groups, random.Random(seed), form=form)
+    sim.ranks = [rank]
+    try:
+        for _ in range(num_steps):
+            sim.settle()
+            change_at_random(sim)
+            if sim.rng.random() < 0.1:
+                sim.planner.relieve()
+            sim.step(random_tokens(sim))
+        for request_id in list(sim.lengths):
+            sim.end(request_id)
+        sim.drain()
+        assert sim.pool.get_num_free_blocks() == sim.num_blocks - 1
+        assert rank.runner.num_loads > 50
+    finally:
+        rank.close()
+    return rank.faults
+
+
+@pytest.mark.parametrize("form", ["pinned", "ring"])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_access_of_random_steps_is_ordered(seed: int, depth: int, form: str) -> None:
+    assert run(seed, form=form, depth=depth) == []
+
+
+@pytest.mark.parametrize("form", ["pinned", "ring"])
+def test_layers_that_do_not_wait_for_copies_are_found(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaCopyEngine, "wait", lambda *args: 0.0)
+
+    assert run(0, form=form, depth=1) != []
