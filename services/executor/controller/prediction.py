@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.placement.batch import fetch_s
 from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import make_pattern
 from services.placement.types import EngineShape, Link, Profile
@@ -31,7 +30,7 @@ def predicted_step_s(
     fetches = [
         Fetch(
             pattern=make_pattern(request.offloaded, request.num_buffers),
-            layer_s=fetch_s(request.num_tokens, engine, h2d),
+            layer_s=h2d.copy_s(request.num_tokens // engine.block_size * engine.block_bytes),
         )
         for request in batch
         if request.offloaded and h2d is not None
