@@ -192,9 +192,11 @@ def test_pauses_and_parks_mixed_with_changes_and_aborts(
 ) -> None:
     before = runner.scheduler.transfers.count_events()
 
-    outcome = runner.run(ABORTED, hook=together(churn(6), holds(6)))
+    workload = with_aborts(mixed(num_groups(runner.case)), seed=3)
 
-    assert_exact(runner, reference.mixed, outcome, aborted=aborted_ids(ABORTED))
+    outcome = runner.run(workload, hook=together(churn(6), holds(6)))
+
+    assert_exact(runner, reference.mixed, outcome, workload)
     events = difference(runner.scheduler.transfers.count_events(), before)
     assert events["num_pauses"] >= 10
     assert events["num_parks"] >= 10

@@ -69,6 +69,11 @@ class TransferRunner:
     def engine(self) -> CopyEngine:
         return self.watch.engine
 
+    @property
+    def stall_s(self) -> float:
+        """Waited for copies, since the start."""
+        return self.watch.stall_s
+
     # -- the parts of a step ----------------------------------------------------------------
 
     def begin_step(self, transfers: StepTransfers) -> None:
