@@ -15,7 +15,7 @@ from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import ServiceInterceptor
-from services.placement.presets import PRESETS
+from services.placement.presets import PRESETS, PlacementPolicy
 from services.planner.budget import NodeBudget
 from services.planner.convert import plan_to_proto, snapshot_from_proto
 from services.planner.decision_log import DecisionLog
@@ -155,6 +155,26 @@ NAMED = [
     (with_request(num_blocks=[1, 2]), "requests[0].num_blocks"),
     (with_request(num_blocks=[30] * 4), "snapshot.num_free_blocks"),
     (with_request(num_host_blocks=[7] * 4), "requests[0].num_host_blocks"),
+    (with_request(preempted_age_s=1.0), "requests[0].preempted_age_s"),
+    (with_request(phase=pb.REQUEST_PHASE_PREEMPTED), "requests[0].preempted_age_s"),
+    (with_request(num_preemptions=-1), "requests[0].num_preemptions"),
+    (with_request(last_scheduled_age_s=-1.0), "requests[0].last_scheduled_age_s"),
+    (with_request(num_uncached_tokens=106), "requests[0].num_uncached_tokens"),
+    (with_request(delivered_age_sum_s=math.inf), "requests[0].delivered_age_sum_s"),
+    (make_plan_request(num_write_through_blocks=-1), "snapshot.num_write_through_blocks"),
+    (make_plan_request(h2d=make_link(peak_bytes_per_s=0.0)), "snapshot.h2d.peak_bytes_per_s"),
+    (
+        make_plan_request(profile=make_profile(peak_flops_per_s=-1.0)),
+        "snapshot.profile.peak_flops_per_s",
+    ),
+    (
+        make_plan_request(engine=make_engine(max_prefill_chunk_tokens=-1)),
+        "engine.max_prefill_chunk_tokens",
+    ),
+    (
+        make_plan_request(engine=make_engine(model=pb.ModelShape(vocab_size=-1))),
+        "engine.model.vocab_size",
+    ),
 ]
 
 
@@ -221,25 +241,29 @@ def almost_sound(draw: st.DrawFn) -> pb.Snapshot:
         num_blocks=draw(st.sampled_from([1, 100, 2**40])),
         block_bytes=draw(st.sampled_from([1, 65_536, 2**40])),
         block_size=draw(st.sampled_from([1, 16, 2**31 - 1])),
+        max_prefill_chunk_tokens=draw(st.sampled_from([0, 1, 2**31 - 1])),
     )
     requests = [
         pb.RequestState(
             request_id=f"r{i}",
-            phase=draw(st.integers(1, 5)),
+            phase=phase,
             num_prompt_tokens=draw(st.sampled_from([1, 90, 2**31 - 1])),
             num_output_tokens=draw(SMALL),
             num_computed_tokens=draw(SMALL),
             arrival_age_s=1.0,
-            paused_age_s=draw(st.none() | st.just(0.5)),
+            paused_age_s=0.5 if phase == pb.REQUEST_PHASE_PAUSED else None,
+            preempted_age_s=0.5 if phase == pb.REQUEST_PHASE_PREEMPTED else None,
+            on_hold=draw(st.sampled_from([False, False, False, True])),
             slo_tbt_s=draw(st.none() | st.sampled_from([1e-9, 0.01, 1e6])),
             priority=draw(INT32),
-            num_host_blocks=draw(st.sampled_from([[], [0] * 4, [2] * 4])),
+            num_host_blocks=draw(st.sampled_from([[], [0] * 4, [2] * 4, [0, 2, 1, 0]])),
         )
-        for i in range(draw(st.integers(0, 3)))
+        for i, phase in enumerate(draw(st.lists(st.integers(1, 5), max_size=3)))
     ]
     snapshot = make_plan_request(engine=engine, requests=requests, num_free_blocks=1).snapshot
     snapshot.policy = draw(st.sampled_from(sorted(PRESETS)))
     snapshot.num_free_blocks = draw(st.sampled_from([0, 1, 60, 100, 2**40]))
+    snapshot.num_write_through_blocks = draw(st.sampled_from([0, 1, 2**40]))
     spoilt = draw(st.sampled_from(["h2d", "d2h", "profile", "parameters", "engine", "none"]))
     value = {
         "h2d": LINKS,
@@ -287,12 +311,14 @@ def assert_within_pool(snapshot: pb.Snapshot, plan: pb.Plan) -> None:
         needed += full * (resident + placement.num_prefetch_buffers)
     held = sum(sum(request.num_blocks) for request in snapshot.requests)
     eq1 = snapshot.parameters.buffer_mode == pb.BUFFER_MODE_EQ1
-    uses_eq1 = eq1 and plan.HasField("quality")
-    assert uses_eq1 or needed <= snapshot.num_free_blocks + held
+    preset = PRESETS[snapshot.policy].placement
+    named = snapshot.parameters.placement_policy
+    optimised = named == "optimiser" or (not named and preset is PlacementPolicy.OPTIMISER)
+    assert (eq1 and optimised) or needed <= snapshot.num_free_blocks + held
 
 
 @given(snapshot=almost_sound())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_snapshot_is_answered_in_full_or_refused_by_field(snapshot: pb.Snapshot) -> None:
     plan = answer(pb.PlanRequest(snapshot=snapshot))
 
