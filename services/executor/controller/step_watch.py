@@ -52,8 +52,9 @@ class StepWatch:
         )
 
     def ended(self, feedback: StepFeedback) -> None:
-        """Take in which restores are complete on some rank."""
+        """Take in which restores are complete, or have failed, on some rank."""
         self._restores.difference_update(feedback.num_ranks_done)
+        self._restores.difference_update(feedback.failed_restores)
 
     def gone(self, request_id: str) -> None:
         """Forget a request that ended or was preempted."""

@@ -68,8 +68,8 @@ def test_another_batch_or_another_placement_is_another_composition() -> None:
     assert not run(watch, {"a": 1}).same_batch
     assert run(watch, {"a": 1}).same_batch
 
-    growing = StepTransfers(step=2, table_updates=[LoadTableUpdate("a", 0, False, [1], [1])])
-    moving = StepTransfers(step=3, table_updates=[LoadTableUpdate("a", 0, True, [1], [1])])
+    growing = StepTransfers(step=2, table_updates=[LoadTableUpdate("a", 0, False, [0], [1], [1])])
+    moving = StepTransfers(step=3, table_updates=[LoadTableUpdate("a", 0, True, [0], [1], [1])])
 
     assert run(watch, {"a": 1}, transfers=growing).same_batch
     assert not run(watch, {"a": 1}, transfers=moving).same_batch
@@ -80,10 +80,10 @@ def test_another_batch_or_another_placement_is_another_composition() -> None:
 
 def test_restores_disturb_until_they_are_complete_or_cancelled() -> None:
     watch = StepWatch()
-    orders = [RestoreOrder(number, 0, [1], [1]) for number in (1, 2)]
+    orders = [RestoreOrder(number, "a", 0, [0], [1], [1]) for number in (1, 2)]
     assert not run(watch, {"a": 1}, transfers=StepTransfers(step=1, restores=orders)).undisturbed
 
-    watch.ended(StepFeedback(saved_step=1, num_ranks_done=Counter([1])))
+    watch.ended(StepFeedback(step=1, saved_step=1, num_ranks_done=Counter([1])))
     assert not run(watch, {"a": 1}).undisturbed
 
     ended = StepTransfers(step=3, cancelled_restores=[2])
