@@ -30,7 +30,6 @@ from tests.exact.harness import (
 from tests.exact.link import h2d_link
 from tests.exact.workloads import (
     LONGEST,
-    aborted_ids,
     churn,
     every,
     fixed,
@@ -62,7 +61,6 @@ CASES = {
     "tensor-parallel": make_case(buffers=1, tensor_parallel_size=2),
     "pipeline-parallel": make_case(pipeline_parallel_size=2),
 }
-ABORTED = with_aborts(mixed(), seed=3)
 SAMPLED = [
     replace(arrival, sampling={"temperature": 1.0, "top_p": 0.9, "seed": 7, "logprobs": 2})
     if number % 2
@@ -107,7 +105,7 @@ def runner(request: pytest.FixtureRequest, reference: Reference) -> Iterator[Ste
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_every_pool_is_scarce(case: EngineCase) -> None:
-    for workload in (mixed(), long_prompt()):
+    for workload in (mixed(num_groups(case)), long_prompt(num_groups(case))):
         assert pool_share(case, workload) <= SCARCE_FRAC
     (longest,) = (a for a in long_prompt() if a.request_id == LONGEST)
     num_full_blocks = len(longest.prompt) // case.block_size
@@ -121,19 +119,22 @@ def test_full_residency_is_counted_as_the_engine_counts_it(reference: Reference)
 
 def test_fixed_placements_at_every_distance(runner: StepRunner, reference: Reference) -> None:
     groups = num_groups(runner.case)
-    placements = {f"r{n}": every(1 + n % 5, groups) for n in range(len(mixed())) if n % 5 != 4}
+    workload = mixed(groups)
+    placements = {f"r{n}": every(1 + n % 5, groups) for n in range(len(workload)) if n % 5 != 4}
 
-    outcome = runner.run(mixed(), hook=fixed(placements))
+    outcome = runner.run(workload, hook=fixed(placements))
 
-    assert_exact(runner, reference.mixed, outcome)
+    assert_exact(runner, reference.mixed, outcome, workload)
 
 
 def test_placements_that_change_at_any_step_in_both_directions(
     runner: StepRunner, reference: Reference
 ) -> None:
-    outcome = runner.run(mixed(), hook=churn(1))
+    workload = mixed(num_groups(runner.case))
 
-    assert_exact(runner, reference.mixed, outcome, min_changes=MIN_RANDOM_CHANGES)
+    outcome = runner.run(workload, hook=churn(1))
+
+    assert_exact(runner, reference.mixed, outcome, workload, min_changes=MIN_RANDOM_CHANGES)
     # After every step of a run the block formula is compared with the pool: so it was here with
     # one and two buffers, while copies were under way and when none was.
     formula = outcome.formula
@@ -145,35 +146,45 @@ def test_placements_that_change_at_any_step_in_both_directions(
 def test_a_prompt_larger_than_the_pool_is_answered(
     runner: StepRunner, reference: Reference
 ) -> None:
-    outcome = runner.run(long_prompt())  # nobody chose a placement: the capacity guard does
+    workload = long_prompt(num_groups(runner.case))
 
-    assert_exact(runner, reference.long, outcome)
+    outcome = runner.run(workload)  # nobody chose a placement: the capacity guard does
+
+    assert_exact(runner, reference.long, outcome, workload)
 
 
 def test_aborts_leave_the_others_exact_and_the_pool_whole(
     runner: StepRunner, reference: Reference
 ) -> None:
-    outcome = runner.run(ABORTED, hook=churn(3))
+    workload = with_aborts(mixed(num_groups(runner.case)), seed=3)
+    assert any(arrival.abort_at is not None for arrival in workload)
 
-    assert_exact(runner, reference.mixed, outcome, aborted=aborted_ids(ABORTED))
+    outcome = runner.run(workload, hook=churn(3))
+
+    assert_exact(runner, reference.mixed, outcome, workload)
 
 
 def test_seeded_sampling_and_logprobs(runner: StepRunner, reference: Reference) -> None:
     if runner.case.max_num_batched_tokens < 2_048:
         pytest.skip("vLLM cannot rewind a seeded generator on CPU after a partial prefill")
-    outcome = runner.run(SAMPLED, hook=churn(4))
+    workload = SAMPLED[: len(mixed(num_groups(runner.case)))]
 
-    assert_exact(runner, reference.sampled, outcome)
-    for request_id, expected in reference.sampled.logprobs.items():
+    outcome = runner.run(workload, hook=churn(4))
+
+    assert_exact(runner, reference.sampled, outcome, workload)
+    assert len(outcome.logprobs) == len(workload) // 2
+    for request_id, logprobs in outcome.logprobs.items():
         # Another batch composition rounds differently in the last digits.
-        assert outcome.logprobs[request_id] == pytest.approx(expected, abs=1e-3)
+        assert logprobs == pytest.approx(reference.sampled.logprobs[request_id], abs=1e-3)
 
 
 def test_stop_strings(runner: StepRunner, reference: Reference) -> None:
-    outcome = runner.run(reference.stopping, hook=churn(5))
+    workload = reference.stopping[: len(mixed(num_groups(runner.case)))]
 
-    assert outcome.texts == reference.stopped.texts
-    assert_exact(runner, reference.stopped, outcome)
+    outcome = runner.run(workload, hook=churn(5))
+
+    assert outcome.texts.items() <= reference.stopped.texts.items()
+    assert_exact(runner, reference.stopped, outcome, workload)
 
 
 def test_pauses_and_parks_mixed_with_changes_and_aborts(
@@ -272,11 +283,9 @@ def test_a_parked_request_whose_copies_are_mixed_up_is_noticed(
 def test_half_the_link_speed_raises_the_stall_by_the_time_that_the_bytes_take(
     runner: StepRunner,
 ) -> None:
-    """With one buffer a load starts when the layer before it has ended, and the next one waits.
-
-    What a layer computes meanwhile hides the same part of its load at either speed, and so does
-    what a busy machine adds: the difference is the bytes' alone.
-    """
+    # With one buffer a load starts when the layer before it has ended, and the next one waits. What
+    # a layer computes meanwhile hides the same part of its load at either speed, and what a busy
+    # machine adds is added to both: the difference is the bytes' alone.
     bytes_per_s = 1e7  # a load takes 33 ms, what it hides behind about 1
     workload = [
         Arrival(request_id="s", prompt=make_prompt(645, seed=1), num_output_tokens=8),
@@ -312,7 +321,7 @@ def test_a_single_kind_of_mistake_is_noticed(
     transfers.engine = faulty = fault(engine)
     everything = {f"r{n}": frozenset(range(8)) for n in range(8)}
     try:
-        outcome = runner.run(mixed()[:8], hook=fixed(everything, num_staging=1))
+        outcome = runner.run(mixed(8), hook=fixed(everything, num_staging=1))
     finally:
         transfers.engine = engine
         faulty.end()
