@@ -190,11 +190,12 @@ def test_stop_strings(runner: StepRunner, reference: Reference) -> None:
 def test_pauses_and_parks_mixed_with_changes_and_aborts(
     runner: StepRunner, reference: Reference
 ) -> None:
+    workload = with_aborts(mixed(), seed=3)
     before = runner.scheduler.transfers.count_events()
 
-    outcome = runner.run(ABORTED, hook=together(churn(6), holds(6)))
+    outcome = runner.run(workload, hook=together(churn(6), holds(6)))
 
-    assert_exact(runner, reference.mixed, outcome, aborted=aborted_ids(ABORTED))
+    assert_exact(runner, reference.mixed, outcome, workload)
     events = difference(runner.scheduler.transfers.count_events(), before)
     assert events["num_pauses"] >= 10
     assert events["num_parks"] >= 10
@@ -230,7 +231,7 @@ def test_a_full_host_pool_costs_recomputes_and_no_token(
     runner: StepRunner, reference: Reference
 ) -> None:
     owner = runner.scheduler.block_owner
-    assert owner.host.reserve("somebody else", owner.host.num_free - 200)  # room for 200
+    assert owner.host.reserve("somebody else", owner.host.num_free - 200)
     num_dropped = owner.num_dropped_copies
     try:
         outcome = runner.run(mixed(), hook=together(churn(8, share=0.1), holds(8)))
