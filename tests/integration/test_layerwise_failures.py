@@ -111,17 +111,14 @@ def test_garbage_logits_of_a_request_leave_the_sampling_of_the_others_alone(
     assert {r: run.outcome.tokens[r] for r in others} == {r: expected.tokens[r] for r in others}
 
 
-def test_failures_are_counted_by_cause_in_the_stats(runner: StepRunner, healthy: Outcome) -> None:
+def test_failures_are_counted_by_cause(runner: StepRunner, healthy: Outcome) -> None:
     run = run_with_faults(runner, TOGETHER, seed=2, hook=churn(6))
 
-    sums = run.outcome.sums
-    assert sums["num_recomputed_requests"] == run.totals.num_recomputed_requests
-    by_cause = [sums.get(f"num_losses_{cause}", 0) for cause in ("failed", "hung", "corrupt")]
-    assert sum(by_cause) == sum(
-        (run.totals.num_losses_failed, run.totals.num_losses_hung, run.totals.num_losses_corrupt)
-    )
+    sums, totals = run.outcome.sums, run.totals
     assert sums["num_checked_blocks"] > 0
-    assert sums["num_corrupt_copies"] > 0
+    assert min(sums[f"num_{kind}_copies"] for kind in ("failed", "hung", "corrupt")) > 0
+    num_losses = totals.num_losses_failed + totals.num_losses_hung + totals.num_losses_corrupt
+    assert num_losses == totals.num_recomputed_requests + totals.num_given_up_requests > 0
 
 
 def test_if_the_tokens_were_not_dropped_wrong_ones_would_leave(
