@@ -29,7 +29,7 @@ CASE = EngineCase(
 )
 SAMPLED = [
     replace(arrival, sampling={"temperature": 1.0, "top_p": 0.9, "seed": 7, "logprobs": 2})
-    for arrival in mixed()[1:5]
+    for arrival in mixed(8)[1:5]
 ]
 
 
@@ -42,7 +42,7 @@ def runner() -> Iterator[StepRunner]:
 
 @pytest.fixture(scope="module")
 def healthy(runner: StepRunner) -> Outcome:
-    return runner.run(mixed(), hook=churn(1))
+    return runner.run(mixed(8), hook=churn(1))
 
 
 def assert_pool_is_whole(runner: StepRunner) -> None:
@@ -73,7 +73,7 @@ def test_all_failures_together_leave_the_tokens_exact(runner: StepRunner, health
 
 def test_aborts_in_the_middle_of_failing_copies(runner: StepRunner, healthy: Outcome) -> None:
     aborted = {"r0": 12, "r2": 25, "r5": 33}
-    workload = [replace(a, abort_at=aborted.get(a.request_id)) for a in mixed()]
+    workload = [replace(a, abort_at=aborted.get(a.request_id)) for a in mixed(8)]
 
     run = run_with_faults(runner, TOGETHER, hook=churn(4), workload=workload)
 
@@ -84,7 +84,7 @@ def test_aborts_in_the_middle_of_failing_copies(runner: StepRunner, healthy: Out
 def test_the_third_loss_ends_a_request_with_an_error_and_the_others_are_exact(
     runner: StepRunner, healthy: Outcome
 ) -> None:
-    workload = [a for a in mixed() if a.request_id in ("r0", "r1", "r4")]
+    workload = [a for a in mixed(8) if a.request_id in ("r0", "r1", "r4")]
 
     run = run_with_faults(
         runner, FaultRates(load_fails=1.0), hook=fixed({"r1": every(2, 8)}), workload=workload
