@@ -23,7 +23,8 @@ class FormulaCheck:
         num_orphaned = sum(map(len, owner.restores.orphans.values()))
         num_deferred = sum(len(blocks) for _, blocks in scheduler.deferred_frees)
         num_taken = owner.pool.num_gpu_blocks - 1 - owner.pool.get_num_free_blocks()
-        assert sum(expected) + num_orphaned + num_deferred == num_taken
+        num_held = owner.quarantine.num_unowned_blocks
+        assert sum(expected) + num_orphaned + num_deferred + num_held == num_taken
 
     def _of_request(self, request: RequestKV, geometry: BlockGeometry) -> int:
         owned = {block.block_id for block in request.owned_blocks()}

@@ -64,7 +64,7 @@ def run_with_faults(
     recovery.absorb, runner._drain = listen, heal_and_drain  # type: ignore[method-assign]
     rpc(failing_engine.install, args=(rates, seed))
     try:
-        outcome = runner.run(workload or mixed(), hook=hook)
+        outcome = runner.run(workload or mixed(8), hook=hook)
     finally:
         recovery.absorb, runner._drain = absorb, drain  # type: ignore[method-assign]
     after = recovery.ledger.totals()

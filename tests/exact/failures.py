@@ -23,7 +23,7 @@ CASES = {
     "tensor-parallel": make_case(tensor_parallel_size=2),
     "pipeline-parallel": make_case(pipeline_parallel_size=2),
 }
-WORKLOAD = mixed()[:8]
+WORKLOAD = mixed(8)
 
 
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())

@@ -318,14 +318,11 @@ def test_a_single_kind_of_mistake_is_noticed(
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     transfers: Any = get_kv_transfer_group().runner
-    engine = transfers.engine
-    transfers.engine = faulty = fault(engine)
+    faulty = fault(transfers.engine.engine)  # past the integrity guard
     everything = {f"r{n}": frozenset(range(8)) for n in range(8)}
-    try:
+    with faults.swapped(transfers, faulty):
         outcome = runner.run(mixed(8), hook=fixed(everything, num_staging=1))
-    finally:
-        transfers.engine = engine
-        faulty.end()
+    faulty.end()
 
     assert faulty.num_faults > 0
     assert first_difference(reference.mixed, outcome).keys() & everything.keys()

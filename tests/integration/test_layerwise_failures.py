@@ -29,7 +29,7 @@ CASE = EngineCase(
 )
 SAMPLED = [
     replace(arrival, sampling={"temperature": 1.0, "top_p": 0.9, "seed": 7, "logprobs": 2})
-    for arrival in mixed()[1:5]
+    for arrival in mixed(8)[1:5]
 ]
 
 
@@ -42,7 +42,7 @@ def runner() -> Iterator[StepRunner]:
 
 @pytest.fixture(scope="module")
 def healthy(runner: StepRunner) -> Outcome:
-    return runner.run(mixed(), hook=churn(1))
+    return runner.run(mixed(8), hook=churn(1))
 
 
 def assert_pool_is_whole(runner: StepRunner) -> None:
@@ -73,7 +73,7 @@ def test_all_failures_together_leave_the_tokens_exact(runner: StepRunner, health
 
 def test_aborts_in_the_middle_of_failing_copies(runner: StepRunner, healthy: Outcome) -> None:
     aborted = {"r0": 12, "r2": 25, "r5": 33}
-    workload = [replace(a, abort_at=aborted.get(a.request_id)) for a in mixed()]
+    workload = [replace(a, abort_at=aborted.get(a.request_id)) for a in mixed(8)]
 
     run = run_with_faults(runner, TOGETHER, hook=churn(4), workload=workload)
 
@@ -84,7 +84,7 @@ def test_aborts_in_the_middle_of_failing_copies(runner: StepRunner, healthy: Out
 def test_the_third_loss_ends_a_request_with_an_error_and_the_others_are_exact(
     runner: StepRunner, healthy: Outcome
 ) -> None:
-    workload = [a for a in mixed() if a.request_id in ("r0", "r1", "r4")]
+    workload = [a for a in mixed(8) if a.request_id in ("r0", "r1", "r4")]
 
     run = run_with_faults(
         runner, FaultRates(load_fails=1.0), hook=fixed({"r1": every(2, 8)}), workload=workload
@@ -111,17 +111,14 @@ def test_garbage_logits_of_a_request_leave_the_sampling_of_the_others_alone(
     assert {r: run.outcome.tokens[r] for r in others} == {r: expected.tokens[r] for r in others}
 
 
-def test_failures_are_counted_by_cause_in_the_stats(runner: StepRunner, healthy: Outcome) -> None:
+def test_failures_are_counted_by_cause(runner: StepRunner, healthy: Outcome) -> None:
     run = run_with_faults(runner, TOGETHER, seed=2, hook=churn(6))
 
-    sums = run.outcome.sums
-    assert sums["num_recomputed_requests"] == run.totals.num_recomputed_requests
-    by_cause = [sums.get(f"num_losses_{cause}", 0) for cause in ("failed", "hung", "corrupt")]
-    assert sum(by_cause) == sum(
-        (run.totals.num_losses_failed, run.totals.num_losses_hung, run.totals.num_losses_corrupt)
-    )
+    sums, totals = run.outcome.sums, run.totals
     assert sums["num_checked_blocks"] > 0
-    assert sums["num_corrupt_copies"] > 0
+    assert min(sums[f"num_{kind}_copies"] for kind in ("failed", "hung", "corrupt")) > 0
+    num_losses = totals.num_losses_failed + totals.num_losses_hung + totals.num_losses_corrupt
+    assert num_losses == totals.num_recomputed_requests + totals.num_given_up_requests > 0
 
 
 def test_if_the_tokens_were_not_dropped_wrong_ones_would_leave(

@@ -164,6 +164,8 @@ class RecoverySchedulerMixin:
             self._preempt_request(  # type: ignore[attr-defined]
                 request, time.monotonic(), drop_stale_output=True
             )
+            # It may be resumed in the very next step: send its tokens whole, not what is new.
+            self.prev_step_scheduled_req_ids.discard(request.request_id)  # type: ignore[attr-defined]
             return
         # Preempted already: its last tokens may still be under way, its copies on the host.
         if request.num_stale_output_tokens:

@@ -1,7 +1,7 @@
 """Connector stats: merged over ranks and over time by one method."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.executor.kv.copy_engine import Direction
-from services.executor.kv.prom_metrics import KVPromMetrics
+from services.executor.kv.copy_engine import Direction, FailureCause
+from services.executor.kv.failures import FailureLedger, FailureTotals
+from services.executor.kv.prom_metrics import COUNTERS, GAUGES, KVPromMetrics
 from services.executor.kv.stats import KVStats, Residencies
 from services.executor.kv.trace import StepTrace
 
@@ -88,3 +89,23 @@ def test_every_figure_reaches_prometheus() -> None:
     assert registry.get_sample_value("vllm:evenflow_kv_num_offloaded_groups", labels) == 3
     assert registry.get_sample_value("vllm:evenflow_kv_step_stall_s_sum", labels) == 0.002
     assert registry.get_sample_value("vllm:evenflow_kv_step_stall_s_count", labels) == 1
+
+
+def test_every_count_of_failures_is_a_metric() -> None:
+    names = {field.name for field in fields(FailureTotals)}
+    rank_names = {"num_failed_copies", "num_hung_copies", "num_corrupt_copies"}
+
+    assert names | rank_names | {"num_checked_blocks"} <= COUNTERS.keys()
+    assert {"num_quarantined_blocks", "num_quarantined_slots"} <= GAUGES.keys()
+
+
+def test_failures_add_up_beside_the_schedulers_state() -> None:
+    ledger = FailureLedger()
+    total = KVStats(data={"scheduler": {"num_host_blocks": 4}})
+    for cause in (FailureCause.HUNG, FailureCause.CORRUPT):
+        ledger.note_loss("r", cause, may_run_again=True)
+        total = total.aggregate(KVStats(data={"events": ledger.take()}))
+
+    reduced = total.reduce()
+    assert (reduced["num_host_blocks"], reduced["num_recomputed_requests"]) == (4, 2)
+    assert (reduced["num_losses_hung"], reduced["num_losses_corrupt"]) == (1, 1)
