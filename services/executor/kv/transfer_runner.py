@@ -109,13 +109,15 @@ class TransferRunner:
     def before_group(self, group: int) -> None:
         """Return when the group's KV is in its blocks, or is known not to come."""
         self._num_groups_begun += 1
-        for request_id, copy in self._loads[group]:
-            self._await(request_id, copy)
-        self._loads[group].clear()
+        if self._loads[group]:
+            for request_id, copy in self._loads[group]:
+                self._await(request_id, copy)
+            self._loads[group].clear()
 
     def after_group(self, group: int) -> None:
         """Start what may follow a group's last layer."""
-        self._start_saves(group)
+        if self._saves[group]:
+            self._start_saves(group)
         for request_id, loads in self._loading.items():
             if group in loads.tables:
                 successor = loads.buffer_successor(group)
@@ -127,7 +129,8 @@ class TransferRunner:
     def end_step(self) -> None:
         """Start copies whose group did not run, as in a step without tokens."""
         for group in range(self._num_groups):
-            self._start_saves(group)
+            if self._saves[group]:
+                self._start_saves(group)
         if self._num_groups_begun < self._num_groups:  # layers ran without asking for their KV
             for request_id in self._loading:
                 self._lose(request_id, FailureCause.FAILED)
