@@ -123,12 +123,11 @@ def decode(cell: Cell, runner: StepRunner) -> dict[str, Any]:
     """Return the time of a decode step by batch size."""
     wait_for_host_memory(runner)
     rows = []
-    for number, size in enumerate(cell.batches):
+    for size in cell.batches:
         workload = batch(
             size,
             num_prompt_tokens=cell.num_prompt_tokens,
             num_output_tokens=cell.num_output_tokens,
-            first=1_000 * number,
         )
         hook = placement(cell, runner, [arrival.request_id for arrival in workload])
         steps = _StepClock(runner, size)

@@ -226,9 +226,8 @@ def test_a_late_urgent_load_overtakes_a_restore_that_has_begun() -> None:
     wait_until_issued(rig, restoring, 12 - MAX_ISSUED_CHUNKS)
 
     rig.engine.wait(rig.load([30, 31], [0, 1], urgency=3.0))
-    rig.device.resume()
-    rig.device.finish()
     rig.engine.wait(restoring)
+    rig.device.resume()
     rig.finish()
 
     order = [rows for target, rows in rig.device.copied_rows if target == rig.pool[0].data_ptr()]
