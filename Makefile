@@ -103,9 +103,7 @@ bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, 
 	$(BIN)/python -m bench.layerwise --out .cache/bench
 
 bench-parking: setup models ## park and resume by way and size, write-through, TokenFlow's ablation (5 minutes)
-	mkdir -p .cache/bench
-	$(BIN)/python -m bench.parking.costs .cache/bench/parking_costs.json
-	$(BIN)/python -m bench.parking.ablation .cache/bench/parking_ablation.json
+	$(BIN)/python -m bench.parking --out .cache/bench
 
 bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
 	$(BIN)/python -m bench.e2e.prediction

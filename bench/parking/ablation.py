@@ -1,16 +1,16 @@
 """What offload, write-through and load-evict overlap are worth: TokenFlow's Table 2, here.
 
-`python -m bench.parking.ablation [out.json]`. A burst of requests shares room for three; every few
+A burst of requests shares room for three; every few
 tokens the one that is furthest ahead is parked and the one that is furthest behind resumed, as a
 buffer-aware scheduler does. Every variant has the same rotation; the row is the median of its runs.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.layerwise._common import report
-from bench.parking.table import print_table
+from bench.layerwise._common import Benchmark, Row
 from services.executor.kv.options import KVOptions
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
 
@@ -35,11 +35,6 @@ VARIANTS = {
     "without write-through": replace(FULL, kv=replace(KV, max_mirrored_blocks_per_step=0)),
     "without offload (recompute)": replace(FULL, kv=replace(KV, host_bytes=0)),
 }
-DEFINITIONS = {
-    "seconds_s": "from the burst to the last token",
-    "tokens_per_s": "output tokens / seconds",
-    "mean_ttft_s": "mean time to the first token",
-}
 
 
 class Rotation:
@@ -50,21 +45,26 @@ class Rotation:
         self._next_at = ROTATE_EVERY
 
     def __call__(self, scheduler: Any, num_tokens: int) -> None:
-        """Take the next turn if `num_tokens` tokens have been answered since the last one."""
-        if num_tokens < self._next_at:
-            return
-        self._next_at = num_tokens + ROTATE_EVERY
+        """Fill free places; take a turn if enough tokens were answered since the last one."""
         parked = [scheduler.requests[name] for name in scheduler.parked]
-        runs = [r for r in scheduler.running if r.request_id not in scheduler.parked]
-        fresh = [r for r in scheduler.waiting if r.request_id not in scheduler.parked]
-        if runs and (fresh or parked) and len(runs) >= NUM_PLACES:
-            scheduler.park(max(runs, key=lambda r: r.num_output_tokens).request_id)
+        others = [r for r in scheduler.requests.values() if r.request_id not in scheduler.parked]
+        runs = [r for r in others if r in scheduler.running]
+        if (
+            num_tokens >= self._next_at
+            and len(runs) == NUM_PLACES
+            and len(others + parked) > NUM_PLACES
+        ):
+            self._next_at = num_tokens + ROTATE_EVERY
+            ahead = max(runs, key=lambda r: r.num_output_tokens)
+            scheduler.park(ahead.request_id)
+            others.remove(ahead)
             self.num_parks += 1
-        if not fresh and parked:
-            scheduler.resume(min(parked, key=lambda r: r.num_output_tokens).request_id)
+        if len(others) < NUM_PLACES and parked:
+            behind = min(parked, key=lambda r: r.num_output_tokens)
+            scheduler.resume(behind.request_id)
 
 
-def run_variant(runner: StepRunner, number: int) -> dict[str, Any]:
+def run_variant(runner: StepRunner, number: int) -> Row:
     scheduler, rotation = runner.scheduler, Rotation()
     names = [f"v{number}-{n}" for n in range(NUM_REQUESTS)]
     for n, name in enumerate(names):
@@ -96,8 +96,8 @@ def run_variant(runner: StepRunner, number: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    rows: list[dict[str, Any]] = []
+def measure() -> list[Row]:
+    rows: list[Row] = []
     for name, case in VARIANTS.items():
         runner = StepRunner(case)
         run_variant(runner, 0)  # warm-up: rates are measured, memory is touched
@@ -105,9 +105,32 @@ def main() -> None:
         runner.close()
         done.sort(key=lambda row: float(row["seconds_s"]))
         rows.append({"variant": name, **done[len(done) // 2]})  # the median run
-    report("parking ablation", DEFINITIONS, rows)
-    print_table(rows)
+    return rows
 
 
-if __name__ == "__main__":
-    main()
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    header = ["variant", "seconds", "tokens/s", "mean TTFT (ms)", "steps", "parks"]
+    return [header] + [
+        [
+            row["variant"],
+            f"{row['seconds_s']:.2f}",
+            f"{row['tokens_per_s']:.0f}",
+            f"{1e3 * row['mean_ttft_s']:.0f}",
+            str(row["num_steps"]),
+            str(row["num_parks"]),
+        ]
+        for row in rows
+    ]
+
+
+BENCHMARK = Benchmark(
+    name="ablation",
+    title="Without offload, write-through, load-evict overlap (TokenFlow, Table 2)",
+    definitions={
+        "seconds": "from the burst to the last token",
+        "tokens/s": "output tokens per second of that time",
+        "steps": "of the engine, those included in which everybody waits for copies",
+    },
+    measure=measure,
+    table=table,
+)

@@ -1,17 +1,15 @@
 """What it costs to park a request and to bring it back, by way and size; what write-through costs.
 
-`python -m bench.parking.costs [out.json]`. One request is parked and resumed while three others
-decode, on a link of 200 MB/s in either direction; and eight requests decode with and without
-write-through.
+One request is parked and resumed while three others decode, on a link of 200 MB/s in either
+direction; and eight requests decode with and without write-through, in turns on one engine.
 """
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from bench.layerwise._common import batch, decode_times, report
-from bench.parking.table import print_table
+from bench.layerwise._common import Benchmark, Row, batch, decode_times, median_of
 from services.executor.kv.options import KVOptions
 from services.placement.resume import ResumeWay
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
@@ -29,13 +27,6 @@ CASE = EngineCase(
 SIZES_TOKENS = (128, 512, 960)
 REPETITIONS = 5
 COMPANIONS = 3
-DEFINITIONS = {
-    "park_s": "from park() to the last block given back (median)",
-    "park_lagging_s": "the same with nothing mirrored before",
-    "resume_s": "from resume() to the request's next token (median)",
-    "others_step_s": "longest step of the others meanwhile (median); a normal one is step_s",
-    "write_through": "median decode step of eight requests, and the engine's CPU time in it",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,63 +98,94 @@ class Drive:
         )
 
 
-def trips(drive: Drive) -> list[dict[str, Any]]:
-    rows = []
+def trips() -> list[Row]:
+    drive = Drive()
+    rows: list[Row] = []
     for num_tokens in SIZES_TOKENS:
         for way in ResumeWay:
             done = [drive.trip(num_tokens, way, mirror=True) for _ in range(REPETITIONS)]
-            rows.append(
-                {
-                    "num_tokens": num_tokens,
-                    "way": way.value,
-                    "park_s": statistics.median(t.park_s for t in done),
-                    "resume_s": statistics.median(t.resume_s for t in done),
-                    "others_step_s": statistics.median(t.longest_step_s for t in done),
-                }
-            )
+            rows.append(_trip_row(num_tokens, way.value, done))
         lagging = [drive.trip(num_tokens, ResumeWay.LOAD, mirror=False) for _ in range(3)]
-        rows.append(
-            {
-                "num_tokens": num_tokens,
-                "way": "load, nothing mirrored before",
-                "park_s": statistics.median(t.park_s for t in lagging),
-                "resume_s": statistics.median(t.resume_s for t in lagging),
-                "others_step_s": statistics.median(t.longest_step_s for t in lagging),
-            }
-        )
+        rows.append(_trip_row(num_tokens, "load, nothing mirrored before", lagging))
+    drive.runner.close()
     return rows
 
 
-def write_through(drive: Drive) -> list[dict[str, Any]]:
-    rows = []
-    scheduler = drive.scheduler
-    first = 1_000
-    for repetition in range(6):
-        for name, budget in (("off", lambda _: 0), ("on", scheduler._write_budget)):
-            scheduler.transfers.write_through._budget = budget
-            first += 10
-            workload = batch(8, num_prompt_tokens=100, num_output_tokens=100, first=first)
-            times = decode_times(drive.runner, workload)
+def _trip_row(num_tokens: int, way: str, done: Sequence[Trip]) -> Row:
+    return {
+        "num_tokens": num_tokens,
+        "way": way,
+        "park_s": statistics.median(trip.park_s for trip in done),
+        "resume_s": statistics.median(trip.resume_s for trip in done),
+        "longest_step_s": statistics.median(trip.longest_step_s for trip in done),
+    }
+
+
+def trip_table(rows: Sequence[Row]) -> list[list[str]]:
+    header = ["tokens", "way", "park (ms)", "resume (ms)", "longest step (ms)"]
+    return [header] + [
+        [str(row["num_tokens"]), row["way"]]
+        + [f"{1e3 * row[name]:.1f}" for name in ("park_s", "resume_s", "longest_step_s")]
+        for row in rows
+    ]
+
+
+def write_through() -> list[Row]:
+    runner = StepRunner(CASE)
+    through = runner.scheduler.transfers.write_through
+    budgets = {"off": lambda num_under_way: 0, "on": runner.scheduler._write_budget}
+    rows: list[Row] = []
+    for _ in range(6):
+        for name, budget in budgets.items():
+            through._budget = budget
+            num_before = through.num_mirrored_blocks
+            times = decode_times(runner, batch(8, num_prompt_tokens=100, num_output_tokens=100))
             rows.append(
                 {
                     "write_through": name,
-                    "repetition": repetition,
+                    "num_mirrored_blocks": through.num_mirrored_blocks - num_before,
                     "step_s": times.wall_s,
-                    "engine_cpu_s": times.engine_cpu_s,
+                    "thread_cpu_s": times.thread_cpu_s,
+                    "process_cpu_s": times.process_cpu_s,
                 }
             )
+    runner.close()
     return rows
 
 
-def main() -> None:
-    drive = Drive()
-    parking = trips(drive)
-    mirroring = write_through(drive)
-    drive.runner.close()
-    report("parking costs", DEFINITIONS, parking + mirroring)
-    print_table(parking)
-    print_table(mirroring)
+def write_through_table(rows: Sequence[Row]) -> list[list[str]]:
+    names = ("step_s", "thread_cpu_s", "process_cpu_s")
+    table = [
+        ["write-through", "blocks per run", "step (ms)", "thread CPU (ms)", "process CPU (ms)"]
+    ]
+    for kind in ("off", "on"):
+        mine = [row for row in rows if row["write_through"] == kind]
+        table.append(
+            [kind, f"{median_of(mine, 'num_mirrored_blocks'):.0f}"]
+            + [f"{1e3 * median_of(mine, name):.2f}" for name in names]
+        )
+    return table
 
 
-if __name__ == "__main__":
-    main()
+TRIPS = Benchmark(
+    name="trips",
+    title="Parking a request and bringing it back",
+    definitions={
+        "park": "from park() to the last block given back, median of five",
+        "resume": "from resume() to the request's next token",
+        "longest step": "of the others, from park() to that token",
+    },
+    measure=trips,
+    table=trip_table,
+)
+WRITE_THROUGH = Benchmark(
+    name="write-through",
+    title="Write-through's share of a decode step of eight requests",
+    definitions={
+        "step": "wall time, median over decode steps and six runs",
+        "thread CPU": "of the engine's thread, outside the model's layers",
+        "process CPU": "the same, copying threads included",
+    },
+    measure=write_through,
+    table=write_through_table,
+)

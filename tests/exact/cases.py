@@ -36,7 +36,8 @@ def make_case(
         kv=replace(options, layers_per_group=layers_per_group, max_staging_buffers=buffers),
         **engine,
     )
-    least = min(full_residency_blocks(case, workload()) for workload in (mixed, long_prompt))
+    groups = num_groups(case)
+    least = min(full_residency_blocks(case, workload(groups)) for workload in (mixed, long_prompt))
     return replace(case, num_blocks=int(share * least) + 1)  # vLLM keeps one as the null block
 
 

@@ -1,7 +1,9 @@
 """What a run must have gone through before its tokens say anything."""
 
+from collections.abc import Sequence
+
 from tests.exact.cases import num_groups
-from tests.exact.harness import Outcome, StepRunner, first_difference
+from tests.exact.harness import Arrival, Outcome, StepRunner, first_difference
 
 MIN_LAYER_LOADS = 1_000  # layers of requests loaded into staging
 MIN_REUSED_EVICTIONS = 20  # blocks that an offload gave back and somebody took again
@@ -12,18 +14,21 @@ def assert_exact(
     runner: StepRunner,
     expected: Outcome,
     outcome: Outcome,
+    workload: Sequence[Arrival],
     *,
-    aborted: frozenset[str] = frozenset(),
     min_changes: int = 2,
 ) -> None:
     """Assert equal tokens, from a run that moved KV in both directions and left a whole pool.
 
-    Aborted requests end early, with what they got until then.
+    `expected` may hold more requests. Aborted ones end early, with what they got until then.
     """
     differing = first_difference(expected, outcome)
-    for request_id in aborted & differing.keys():
-        assert differing.pop(request_id) == len(outcome.tokens.get(request_id, []))
-    assert differing == {}, f"first different tokens: {differing}"
+    for arrival in workload:
+        first = differing.get(arrival.request_id)
+        if arrival.abort_at is not None and first is not None:
+            assert first == len(outcome.tokens.get(arrival.request_id, []))
+        else:
+            assert first is None, f"token {first} of {arrival.request_id} differs"
     assert_pressure(runner, outcome, min_changes=min_changes)
     owner = runner.scheduler.block_owner
     assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1

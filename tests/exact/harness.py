@@ -154,7 +154,7 @@ class StepRunner:
     ) -> Outcome:
         outcome = Outcome(tokens={}, logprobs={}, texts={})
         pending = sorted(workload, key=lambda arrival: arrival.step)
-        counters = _Counters(self)
+        counters = _Counters(self, moves=check and self.case.kv is not None)
         while pending or self.engine.has_unfinished_requests():
             while pending and pending[0].step <= outcome.num_steps:
                 self._add(pending.pop(0))
@@ -212,9 +212,13 @@ class StepRunner:
 
 
 class _Counters:
-    """Counts what happens in one run, by listening at the scheduler's methods."""
+    """Counts what happens in one run, by listening at the scheduler's methods.
 
-    def __init__(self, runner: StepRunner) -> None:
+    Every move of a block is heard only if `moves`: it takes time.
+    """
+
+    def __init__(self, runner: StepRunner, *, moves: bool) -> None:
+        self._moves = moves
         self._runner = runner
         self._pool = runner.scheduler.kv_cache_manager.block_pool
         self._stats: Any = None
@@ -224,7 +228,7 @@ class _Counters:
         self._counted = Outcome(tokens={}, logprobs={}, texts={})
         self._listen(runner.scheduler, "update_from_output", self._on_update)
         self._listen(runner.scheduler, "_preempt_request", self._on_preempt)
-        if runner.case.kv is not None:
+        if moves:
             self._owner = runner.scheduler.block_owner
             self._num_restored_before = self._owner.restores.num_restored_groups
             self._listen(self._owner, "offload", self._on_offload)
@@ -280,7 +284,7 @@ class _Counters:
         outcome.num_preemptions = self._counted.num_preemptions
         outcome.num_offloads = self._counted.num_offloads
         outcome.num_reused_evictions = self._counted.num_reused_evictions
-        if self._runner.case.kv is not None:
+        if self._moves:
             outcome.num_restores = (
                 self._owner.restores.num_restored_groups - self._num_restored_before
             )

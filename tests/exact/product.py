@@ -22,12 +22,13 @@ from tests.exact.harness import (
     stock,
 )
 from tests.exact.workloads import (
-    aborted_ids,
     alternating,
     at_distance,
     churn,
+    holds,
     long_prompt,
     mixed,
+    together,
     with_aborts,
 )
 
@@ -93,8 +94,8 @@ def distances(num_groups: int) -> list[Run]:
     return [
         Run(
             name=f"distance {distance}",
-            workload=mixed(),
-            hook=at_distance(distance, num_groups, mixed()),
+            workload=mixed(num_groups),
+            hook=at_distance(distance, num_groups, mixed(num_groups)),
         )
         for distance in range(1, num_groups + 1)
     ]
@@ -104,7 +105,7 @@ def changes(num_groups: int) -> list[Run]:
     return [
         Run(
             name=f"changes, seed {seed}",
-            workload=mixed(),
+            workload=mixed(num_groups),
             hook=churn(seed),
             min_changes=MIN_RANDOM_CHANGES,
         )
@@ -116,7 +117,7 @@ def aborts(num_groups: int) -> list[Run]:
     return [
         Run(
             name=f"aborts, seed {seed}",
-            workload=with_aborts(mixed(), seed=seed),
+            workload=with_aborts(mixed(num_groups), seed=seed),
             hook=churn(seed),
         )
         for seed in (3, 4)
@@ -125,10 +126,10 @@ def aborts(num_groups: int) -> list[Run]:
 
 def long_prompts(num_groups: int) -> list[Run]:
     return [
-        Run(name="long", workload=long_prompt(), hook=None, reference="long"),
+        Run(name="long", workload=long_prompt(num_groups), hook=None, reference="long"),
         Run(
             name="long, changes",
-            workload=long_prompt(),
+            workload=long_prompt(num_groups),
             hook=churn(5),
             reference="long",
             min_changes=MIN_RANDOM_CHANGES,
@@ -136,7 +137,24 @@ def long_prompts(num_groups: int) -> list[Run]:
     ]
 
 
-KINDS: tuple[Callable[[int], list[Run]], ...] = (distances, changes, aborts, long_prompts)
+def pauses_and_parks(num_groups: int) -> list[Run]:
+    return [
+        Run(
+            name=f"pauses and parks, seed {seed}",
+            workload=with_aborts(mixed(), seed=seed),
+            hook=together(churn(seed), holds(seed)),
+        )
+        for seed in (7, 8)
+    ]
+
+
+KINDS: tuple[Callable[[int], list[Run]], ...] = (
+    distances,
+    changes,
+    aborts,
+    long_prompts,
+    pauses_and_parks,
+)
 
 
 def test_pools_of_most_runs_are_scarce() -> None:
@@ -204,7 +222,7 @@ def test_the_tokens_are_those_of_stock_vllm(
                 runner,
                 reference[run.reference],
                 outcome,
-                aborted=aborted_ids(run.workload),
+                run.workload,
                 min_changes=run.min_changes,
             )
         except AssertionError as error:

@@ -10,7 +10,8 @@ from tests.exact.harness import Arrival, Hook, make_prompt
 
 Lengths = Sequence[tuple[int, int, int]]  # (arrival step, prompt tokens, output tokens)
 
-# Lengths around block boundaries, staggered, in two waves; and a few at the end that leave room.
+# Lengths around block boundaries, staggered: a first wave that moves enough where a request has
+# many layer groups, a second one, and a few at the end that leave room.
 MIXED_LENGTHS: Lengths = (
     (0, 5, 70),
     (0, 100, 60),
@@ -51,14 +52,19 @@ LONG_LENGTHS: Lengths = (
     (285, 130, 80),
 )
 LONGEST = "l3"
+MANY_GROUPS = 8  # whose first waves alone move enough
+FIRST_MIXED, FIRST_LONG = 8, 7  # requests of the first waves
 
 
-def mixed() -> list[Arrival]:
-    return _arrivals("r", MIXED_LENGTHS)
+def mixed(num_groups: int = 1) -> list[Arrival]:
+    """Return the workload of requests that fit; of a model with so many layer groups."""
+    arrivals = _arrivals("r", MIXED_LENGTHS)
+    return arrivals[:FIRST_MIXED] if num_groups >= MANY_GROUPS else arrivals
 
 
-def long_prompt() -> list[Arrival]:
-    return _arrivals("l", LONG_LENGTHS)
+def long_prompt(num_groups: int = 1) -> list[Arrival]:
+    arrivals = _arrivals("l", LONG_LENGTHS)
+    return arrivals[:FIRST_LONG] if num_groups >= MANY_GROUPS else arrivals
 
 
 def with_aborts(workload: Sequence[Arrival], *, seed: int, share: float = 0.3) -> list[Arrival]:
@@ -70,10 +76,6 @@ def with_aborts(workload: Sequence[Arrival], *, seed: int, share: float = 0.3) -
         else arrival
         for arrival in workload
     ]
-
-
-def aborted_ids(workload: Sequence[Arrival]) -> frozenset[str]:
-    return frozenset(a.request_id for a in workload if a.abort_at is not None)
 
 
 def _arrivals(prefix: str, lengths: Lengths) -> list[Arrival]:

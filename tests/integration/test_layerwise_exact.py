@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from services.executor.kv.cpu_copy_engine import LinkModel
+from services.executor.kv.events import difference
+from services.placement.resume import ResumeWay
 from tests.exact import faults
 from tests.exact.cases import SCARCE_FRAC, SLOW_LINK, make_case, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact
@@ -28,13 +30,14 @@ from tests.exact.harness import (
 from tests.exact.link import h2d_link
 from tests.exact.workloads import (
     LONGEST,
-    aborted_ids,
     churn,
     every,
     fixed,
+    holds,
     long_prompt,
     mixed,
     peak_blocks,
+    together,
     with_aborts,
 )
 
@@ -58,7 +61,6 @@ CASES = {
     "tensor-parallel": make_case(buffers=1, tensor_parallel_size=2),
     "pipeline-parallel": make_case(pipeline_parallel_size=2),
 }
-ABORTED = with_aborts(mixed(), seed=3)
 SAMPLED = [
     replace(arrival, sampling={"temperature": 1.0, "top_p": 0.9, "seed": 7, "logprobs": 2})
     if number % 2
@@ -103,7 +105,7 @@ def runner(request: pytest.FixtureRequest, reference: Reference) -> Iterator[Ste
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_every_pool_is_scarce(case: EngineCase) -> None:
-    for workload in (mixed(), long_prompt()):
+    for workload in (mixed(num_groups(case)), long_prompt(num_groups(case))):
         assert pool_share(case, workload) <= SCARCE_FRAC
     (longest,) = (a for a in long_prompt() if a.request_id == LONGEST)
     num_full_blocks = len(longest.prompt) // case.block_size
@@ -117,19 +119,22 @@ def test_full_residency_is_counted_as_the_engine_counts_it(reference: Reference)
 
 def test_fixed_placements_at_every_distance(runner: StepRunner, reference: Reference) -> None:
     groups = num_groups(runner.case)
-    placements = {f"r{n}": every(1 + n % 5, groups) for n in range(len(mixed())) if n % 5 != 4}
+    workload = mixed(groups)
+    placements = {f"r{n}": every(1 + n % 5, groups) for n in range(len(workload)) if n % 5 != 4}
 
-    outcome = runner.run(mixed(), hook=fixed(placements))
+    outcome = runner.run(workload, hook=fixed(placements))
 
-    assert_exact(runner, reference.mixed, outcome)
+    assert_exact(runner, reference.mixed, outcome, workload)
 
 
 def test_placements_that_change_at_any_step_in_both_directions(
     runner: StepRunner, reference: Reference
 ) -> None:
-    outcome = runner.run(mixed(), hook=churn(1))
+    workload = mixed(num_groups(runner.case))
 
-    assert_exact(runner, reference.mixed, outcome, min_changes=MIN_RANDOM_CHANGES)
+    outcome = runner.run(workload, hook=churn(1))
+
+    assert_exact(runner, reference.mixed, outcome, workload, min_changes=MIN_RANDOM_CHANGES)
     # After every step of a run the block formula is compared with the pool: so it was here with
     # one and two buffers, while copies were under way and when none was.
     formula = outcome.formula
@@ -141,46 +146,147 @@ def test_placements_that_change_at_any_step_in_both_directions(
 def test_a_prompt_larger_than_the_pool_is_answered(
     runner: StepRunner, reference: Reference
 ) -> None:
-    outcome = runner.run(long_prompt())  # nobody chose a placement: the capacity guard does
+    workload = long_prompt(num_groups(runner.case))
 
-    assert_exact(runner, reference.long, outcome)
+    outcome = runner.run(workload)  # nobody chose a placement: the capacity guard does
+
+    assert_exact(runner, reference.long, outcome, workload)
 
 
 def test_aborts_leave_the_others_exact_and_the_pool_whole(
     runner: StepRunner, reference: Reference
 ) -> None:
-    outcome = runner.run(ABORTED, hook=churn(3))
+    workload = with_aborts(mixed(num_groups(runner.case)), seed=3)
+    assert any(arrival.abort_at is not None for arrival in workload)
 
-    assert_exact(runner, reference.mixed, outcome, aborted=aborted_ids(ABORTED))
+    outcome = runner.run(workload, hook=churn(3))
+
+    assert_exact(runner, reference.mixed, outcome, workload)
 
 
 def test_seeded_sampling_and_logprobs(runner: StepRunner, reference: Reference) -> None:
     if runner.case.max_num_batched_tokens < 2_048:
         pytest.skip("vLLM cannot rewind a seeded generator on CPU after a partial prefill")
-    outcome = runner.run(SAMPLED, hook=churn(4))
+    workload = SAMPLED[: len(mixed(num_groups(runner.case)))]
 
-    assert_exact(runner, reference.sampled, outcome)
-    for request_id, expected in reference.sampled.logprobs.items():
+    outcome = runner.run(workload, hook=churn(4))
+
+    assert_exact(runner, reference.sampled, outcome, workload)
+    assert len(outcome.logprobs) == len(workload) // 2
+    for request_id, logprobs in outcome.logprobs.items():
         # Another batch composition rounds differently in the last digits.
-        assert outcome.logprobs[request_id] == pytest.approx(expected, abs=1e-3)
+        assert logprobs == pytest.approx(reference.sampled.logprobs[request_id], abs=1e-3)
 
 
 def test_stop_strings(runner: StepRunner, reference: Reference) -> None:
-    outcome = runner.run(reference.stopping, hook=churn(5))
+    workload = reference.stopping[: len(mixed(num_groups(runner.case)))]
 
-    assert outcome.texts == reference.stopped.texts
-    assert_exact(runner, reference.stopped, outcome)
+    outcome = runner.run(workload, hook=churn(5))
+
+    assert outcome.texts.items() <= reference.stopped.texts.items()
+    assert_exact(runner, reference.stopped, outcome, workload)
 
 
-@pytest.mark.parametrize("runner", [LAYERS], ids=["layers"], indirect=True)
+def test_pauses_and_parks_mixed_with_changes_and_aborts(
+    runner: StepRunner, reference: Reference
+) -> None:
+    workload = with_aborts(mixed(), seed=3)
+    before = runner.scheduler.transfers.count_events()
+
+    outcome = runner.run(workload, hook=together(churn(6), holds(6)))
+
+    assert_exact(runner, reference.mixed, outcome, workload)
+    events = difference(runner.scheduler.transfers.count_events(), before)
+    assert events["num_pauses"] >= 10
+    assert events["num_parks"] >= 10
+
+
+LAYERS_ONLY = pytest.mark.parametrize("runner", [LAYERS], ids=["layers"], indirect=True)
+
+
+def assert_same_tokens(runner: StepRunner, expected: Outcome, outcome: Outcome) -> None:
+    assert first_difference(expected, outcome) == {}
+    owner = runner.scheduler.block_owner
+    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
+    assert owner.host.num_used == 0
+
+
+@LAYERS_ONLY
+@pytest.mark.parametrize("way", ResumeWay)
+def test_thirty_resumes_of_each_way(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch, way: ResumeWay
+) -> None:
+    control = runner.scheduler.control
+    monkeypatch.setattr(control, "choose_way", lambda parked, engine: way)
+    before = control.resumes.counts[way]
+
+    outcome = runner.run(mixed(), hook=together(churn(7, share=0.1), holds(1, ("park",), 0.15)))
+
+    assert_same_tokens(runner, reference.mixed, outcome)
+    assert control.resumes.counts[way] - before >= 30
+
+
+@LAYERS_ONLY
+def test_a_full_host_pool_costs_recomputes_and_no_token(
+    runner: StepRunner, reference: Reference
+) -> None:
+    owner = runner.scheduler.block_owner
+    assert owner.host.reserve("somebody else", owner.host.num_free - 200)
+    num_dropped = owner.num_dropped_copies
+    try:
+        outcome = runner.run(mixed(), hook=together(churn(8, share=0.1), holds(8)))
+    finally:
+        owner.host.cancel_reservation("somebody else")
+
+    assert_same_tokens(runner, reference.mixed, outcome)
+    assert owner.num_dropped_copies > num_dropped
+
+
+@LAYERS_ONLY
+def test_without_a_budget_nothing_is_mirrored_and_offloaded_groups_still_are_copied(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_through = runner.scheduler.transfers.write_through
+    monkeypatch.setattr(write_through, "_budget", lambda num_under_way: 0)
+    num_mirrored = write_through.num_mirrored_blocks
+
+    outcome = runner.run(mixed(), hook=together(churn(9, share=0.1), holds(9)))
+
+    assert_same_tokens(runner, reference.mixed, outcome)
+    assert write_through.num_mirrored_blocks == num_mirrored
+    assert outcome.num_offloads > 0
+
+
+@LAYERS_ONLY
+def test_a_parked_request_whose_copies_are_mixed_up_is_noticed(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, control = runner.scheduler.block_owner, runner.scheduler.control
+    park = owner.park
+
+    def park_wrongly(request_id: str) -> Any:
+        blocks = park(request_id)
+        request = owner.requests.get(request_id)
+        if request is not None:  # the order of one layer's blocks would not matter to attention
+            one, other = request.groups[2], request.groups[3]
+            one.host_slots, other.host_slots = other.host_slots, one.host_slots
+        return blocks
+
+    monkeypatch.setattr(owner, "park", park_wrongly)
+    monkeypatch.setattr(control, "choose_way", lambda parked, engine: ResumeWay.LOAD)
+
+    outcome = runner.run(mixed(), hook=holds(1, ("park",)))
+
+    assert first_difference(reference.mixed, outcome) != {}
+
+
+@LAYERS_ONLY
 def test_half_the_link_speed_raises_the_stall_by_the_time_that_the_bytes_take(
     runner: StepRunner,
 ) -> None:
-    """With one buffer a load starts when the layer before it has ended, and the next one waits.
-
-    What a layer computes meanwhile hides the same part of its load at either speed, and so does
-    what a busy machine adds: the difference is the bytes' alone.
-    """
+    # With one buffer a load starts when the layer before it has ended, and the next one waits. What
+    # a layer computes meanwhile hides the same part of its load at either speed, and what a busy
+    # machine adds is added to both: the difference is the bytes' alone.
     bytes_per_s = 1e7  # a load takes 33 ms, what it hides behind about 1
     workload = [
         Arrival(request_id="s", prompt=make_prompt(645, seed=1), num_output_tokens=8),
@@ -201,7 +307,7 @@ def test_half_the_link_speed_raises_the_stall_by_the_time_that_the_bytes_take(
     assert statistics.median(raises_s) == pytest.approx(predicted_s, rel=0.15)
 
 
-@pytest.mark.parametrize("runner", [LAYERS], ids=["layers"], indirect=True)
+@LAYERS_ONLY
 @pytest.mark.parametrize(
     "fault",
     [faults.DropsCopies, faults.MistakesBlocks, faults.SkipsWaits, faults.SkipsSaveWaits],
@@ -216,7 +322,7 @@ def test_a_single_kind_of_mistake_is_noticed(
     transfers.engine = faulty = fault(engine)
     everything = {f"r{n}": frozenset(range(8)) for n in range(8)}
     try:
-        outcome = runner.run(mixed()[:8], hook=fixed(everything, num_staging=1))
+        outcome = runner.run(mixed(8), hook=fixed(everything, num_staging=1))
     finally:
         transfers.engine = engine
         faulty.end()

@@ -61,7 +61,9 @@ class Resumes:
             return
         num_left = self._owner.blocks.num_free - num_kept_free
         if self._extend(request, num_left):
-            self.is_short_of_blocks |= not self._owner.staging.take(request)
+            # A running request that lacks what is kept would take it back, again and again.
+            fits = self._owner.staging.num_to_wake(request) <= num_left
+            self.is_short_of_blocks |= not (fits and self._owner.staging.take(request))
 
     def admitted(self, request_ids: Sequence[str]) -> None:
         """Take in which requests run again, prepared or not; they own blocks."""

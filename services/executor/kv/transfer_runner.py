@@ -105,12 +105,14 @@ class TransferRunner:
 
     def before_group(self, group: int) -> None:
         """Return when the group's KV is in its blocks."""
-        self._wait_all(self._loads[group])
-        self._loads[group].clear()
+        if self._loads[group]:
+            self._wait_all(self._loads[group])
+            self._loads[group].clear()
 
     def after_group(self, group: int) -> None:
         """Start what may follow a group's last layer."""
-        self._start_saves(group)
+        if self._saves[group]:
+            self._start_saves(group)
         for loads in self._loading.values():
             if group in loads.tables:
                 successor = loads.buffer_successor(group)
@@ -122,7 +124,8 @@ class TransferRunner:
     def end_step(self) -> None:
         """Start copies whose group did not run, as in a step without tokens."""
         for group in range(self._num_groups):
-            self._start_saves(group)
+            if self._saves[group]:
+                self._start_saves(group)
 
     def feedback(self) -> StepFeedback:
         """Return what has completed; each restore is reported once."""

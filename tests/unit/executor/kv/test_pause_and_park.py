@@ -229,6 +229,28 @@ def test_loads_of_one_request_begin_while_the_blocks_of_another_still_drain() ->
     assert resumes.num_host_tokens(first.request_id) == 24
 
 
+def test_a_parked_request_does_not_wake_up_on_blocks_that_are_kept_for_running_ones() -> None:
+    sim = Simulation(seed=1, depth=0)
+    parked = grown(sim, 21)
+    sim.park(parked.request_id)
+    resumes = Resumes(sim.owner)
+    offloaded = LayerPlacement(offloaded=frozenset(range(4)), num_staging=1)
+
+    def leave_on_host(request: RequestKV) -> tuple[ResumeWay, LayerPlacement]:
+        return ResumeWay.HOST_RESIDENT, offloaded
+
+    def prepare(num_left: int) -> int | None:
+        num_kept = sim.pool.get_num_free_blocks() - num_left
+        resumes.is_short_of_blocks = False
+        resumes.prepare(parked.request_id, leave_on_host, num_slots=24, num_kept_free=num_kept)
+        return resumes.num_host_tokens(parked.request_id)
+
+    assert prepare(4) is None  # one staging buffer of 5 blocks
+    assert resumes.is_short_of_blocks
+    assert prepare(5) == 20
+    assert not resumes.is_short_of_blocks
+
+
 def test_a_parked_request_gives_way_to_one_that_needs_room_on_the_host() -> None:
     sim = Simulation(seed=1, depth=0, num_slots=24)
     parked = grown(sim, 21, num_slots=20)
