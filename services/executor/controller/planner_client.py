@@ -121,7 +121,7 @@ class PlannerClient:
             self._address,
             options=[
                 ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.min_reconnect_backoff_ms", 100),
+                ("grpc.min_reconnect_backoff_ms", 1_000),  # for a connection to be made in
                 ("grpc.max_reconnect_backoff_ms", 2_000),
                 ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1e3)),
             ],
