@@ -145,8 +145,9 @@ def set_link(bytes_per_s: float) -> None:
     """Change the speed of the modelled link into the pool."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    transfers: Any = get_kv_transfer_group().runner
-    transfers.engine._queues[Direction.H2D]._link = LinkModel(bytes_per_s=bytes_per_s)
+    connector: Any = get_kv_transfer_group()
+    queue = connector._backend.engine._queues[Direction.H2D]
+    queue._link = LinkModel(bytes_per_s=bytes_per_s)
 
 
 @pytest.mark.parametrize("mismatch_frac", [0.15, 0.0], ids=["with-trigger", "without"])
