@@ -65,6 +65,19 @@ class Resumes:
             fits = self._owner.staging.num_to_wake(request) <= num_left
             self.is_short_of_blocks |= not (fits and self._owner.staging.take(request))
 
+    def put_back(self, request_id: str) -> bool:
+        """Undo a preparation, to choose anew; False if the request owns no block.
+
+        Nothing is copied: all that a request in the queue has is on the host.
+        """
+        request = self._owner.requests[request_id]
+        if not request.owned_blocks():
+            return False
+        del self._ways[request_id]
+        self._owner.staging.drop(request)
+        self._owner.offload(request, range(len(request.groups)))
+        return True
+
     def admitted(self, request_ids: Sequence[str]) -> None:
         """Take in which requests run again, prepared or not; they own blocks."""
         for request_id in request_ids:
