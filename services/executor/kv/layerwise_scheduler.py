@@ -172,8 +172,12 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         )
 
     def place(self, request_id: str, placement: LayerPlacement) -> None:
-        """Say where a request's layer groups belong, from the next step on."""
-        self.capacity_guard.give(request_id, placement)
+        """Say where a request's layer groups belong, from the next step on.
+
+        An id that is not known any more is counted and ignored.
+        """
+        if self.control.knows(request_id):
+            self.capacity_guard.give(request_id, placement)
 
     # -- holding requests back --------------------------------------------------------------
 

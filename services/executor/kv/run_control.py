@@ -52,19 +52,20 @@ class RunControl:
     # -- orders -----------------------------------------------------------------------------
 
     def pause(self, request_id: str) -> None:
-        if self._knows(request_id):
+        if self.knows(request_id):
             self.holds.pause(request_id)
 
     def park(self, request_id: str) -> None:
-        if self._knows(request_id):
+        if self.knows(request_id):
             self.holds.park(request_id)
 
     def resume(self, request_id: str) -> None:
-        if self._knows(request_id):
+        if self.knows(request_id):
             self.holds.release(request_id)
             self._wake.set()
 
-    def _knows(self, request_id: str) -> bool:
+    def knows(self, request_id: str) -> bool:
+        """Whether an order is about somebody who is there; counts those that are not."""
         known = request_id in self._scheduler.requests
         self.num_unknown_ids += not known
         return known
@@ -244,8 +245,8 @@ class RunControl:
             wants = any(request.request_id not in self.holds for request in running)
             wants = wants or any(True for _ in self._eligible())
             self._is_stuck = wants and (bool(self._stopped) or self._is_anybody_preparing())
-        if num_scheduled == 0 and self.holds and not self._transfers.is_busy:
-            self._wake.wait(IDLE_WAIT_S)
+            if self.holds:
+                self._wake.wait(IDLE_WAIT_S)
         self._wake.clear()
 
     def _is_anybody_preparing(self) -> bool:

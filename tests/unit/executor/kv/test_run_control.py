@@ -1,5 +1,7 @@
 """Who runs, and that somebody does: parked requests, held ones, and those in their way."""
 
+import threading
+
 import pytest
 
 from services.executor.kv.residency import LayerPlacement
@@ -55,3 +57,31 @@ def load_without_regard_to_others(scheduler: SimulatedScheduler, request_id: str
         scheduler._batch = []
         scheduler._run()
         scheduler.transfers.settle()
+
+
+class CountedEvent(threading.Event):
+    """Counts how often somebody waits for it, and lets nobody wait."""
+
+    num_waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.num_waits += 1
+        return True
+
+
+@pytest.mark.parametrize(("num_in_flight", "num_waits"), [(0, 1), (1, 0)])
+def test_an_empty_step_slows_the_engine_down_only_when_no_other_is_in_flight(
+    num_in_flight: int, num_waits: int
+) -> None:
+    scheduler = SimulatedScheduler(num_blocks=41, num_slots=400)
+    request = scheduler.add("a", 8)
+    for _ in range(3):
+        scheduler.step()
+    scheduler.transfers.settle()
+    scheduler.control.pause("a")
+    event = scheduler.control._wake = CountedEvent()
+
+    request.num_in_flight_tokens = num_in_flight
+    scheduler.control.after_step(num_scheduled=0)
+
+    assert event.num_waits == num_waits
