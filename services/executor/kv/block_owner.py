@@ -195,10 +195,10 @@ class BlockOwner:
             self.num_dropped_copies += 1
         return True
 
-    def drop_all_parked(self) -> None:
-        """Give up the host copies of all requests that are not running."""
-        for request in [r for r in self.requests.values() if r.is_parked]:
-            self.pop(request.request_id)
+    def drop_all_waiting(self) -> None:
+        """Give up all KV of requests in the queue: their host copies, and what came back of it."""
+        for request in [r for r in self.requests.values() if r.waiting]:
+            self.forget(request.request_id)
             self.num_dropped_copies += 1
 
     def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:

@@ -266,4 +266,6 @@ class RunControl:
 
 
 def need_of(request: Request) -> Need:
-    return Need(request_id=request.request_id, num_tokens=request.num_tokens)
+    """Return what vLLM makes room for: tokens that are sampled and not yet known count."""
+    num_tokens = request.num_tokens + request.num_output_placeholders
+    return Need(request_id=request.request_id, num_tokens=num_tokens)

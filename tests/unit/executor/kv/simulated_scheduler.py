@@ -29,6 +29,7 @@ class SimulatedRequest(SimpleNamespace):
             num_computed_tokens=0,
             num_in_flight_tokens=0,
             num_preemptions=0,
+            skip_reading_prefix_cache=False,
             next_decode_eligible_step=0,
         )
         self.num_placeholders = num_placeholders

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from services.executor.kv.residency import LayerPlacement
+from services.executor.kv.run_control import need_of
 from services.placement.resume import ResumeWay
 from tests.unit.executor.kv.simulated_scheduler import SimulatedScheduler
 
@@ -85,3 +86,34 @@ def test_an_empty_step_slows_the_engine_down_only_when_no_other_is_in_flight(
     scheduler.control.after_step(num_scheduled=0)
 
     assert event.num_waits == num_waits
+
+
+def test_a_token_that_is_sampled_and_not_yet_known_needs_room_too() -> None:
+    scheduler = SimulatedScheduler(num_blocks=41, num_slots=400, num_placeholders=1)
+    request = scheduler.add("a", 8)
+    for _ in range(3):
+        scheduler.step()
+
+    assert need_of(request).num_tokens == request.num_tokens + 1 == request.num_known_or_not
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_reset_drops_the_kv_of_a_request_that_is_coming_back(num_steps: int) -> None:
+    """Without a step its loads are not under way yet; with one they are, or it is awake."""
+    scheduler = with_parked({"a": 14})
+    owner = scheduler.block_owner
+    scheduler.control.resume("a")
+    scheduler.progress = lambda: None  # type: ignore[method-assign]
+    scheduler.max_num_running_reqs = 1
+    scheduler.control.prepare_resumes(lambda request: 0)
+    assert owner.requests["a"].owned_blocks()
+    for _ in range(num_steps):
+        scheduler._batch = []
+        scheduler._run()
+
+    owner.drop_all_waiting()
+
+    assert "a" not in owner.requests
+    owner.check_integrity()
+    scheduler.progress = SimulatedScheduler.progress.__get__(scheduler)  # type: ignore[method-assign]
+    assert any("a" in scheduler.step() for _ in range(10))
