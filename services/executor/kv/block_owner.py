@@ -169,19 +169,23 @@ class BlockOwner:
     # -- host room --------------------------------------------------------------------------
 
     def reserve(self, request_id: str, num_slots: int) -> bool:
-        """Promise host slots to a request, at the cost of parked ones; False if there are none."""
-        missing = num_slots - self.host.num_unpromised
-        return self.drop_parked(missing) and self.host.reserve(request_id, num_slots)
+        """Promise host slots to a request, at the cost of parked ones; False if there are none.
 
-    def drop_parked(self, num_slots: int) -> bool:
+        The request itself may be a parked one: it keeps its copies.
+        """
+        missing = num_slots - self.host.num_unpromised
+        dropped = self.drop_parked(missing, but=request_id)
+        return dropped and self.host.reserve(request_id, num_slots)
+
+    def drop_parked(self, num_slots: int, *, but: str = "") -> bool:
         """Give up host copies of parked requests, shortest first, for at least `num_slots` slots.
 
-        False, and nothing changed, if they do not hold as many.
+        False, and nothing changed, if they do not hold as many. The request `but` keeps its own.
         """
         if num_slots <= 0:
             return True
         parked = sorted(
-            (request for request in self.requests.values() if request.is_parked),
+            (r for r in self.requests.values() if r.is_parked and r.request_id != but),
             key=lambda request: request.num_tokens,
         )
         num_groups = self.geometry.num_groups
