@@ -63,10 +63,14 @@ class BlockOwner:
     ) -> RequestKV:
         """Return a request without blocks, with `num_slots` reserved on the host if they fit.
 
+        They may take the place of parked requests, which keep their copies until `adopt`.
+
         A request that gets no room is not mirrored and stays resident, whatever its placement. A
         draft is made real by `adopt`, or thrown away by `discard`.
         """
-        mirrored = may_mirror and self.reserve(request_id, num_slots)
+        mirrored = may_mirror and self._can_reserve(num_slots)
+        if mirrored:
+            self.host.reserve_unbacked(request_id, num_slots)
         request = RequestKV(
             request_id=request_id,
             groups=[GroupKV() for _ in range(self.geometry.num_groups)],
@@ -86,6 +90,10 @@ class BlockOwner:
     def adopt(self, request: RequestKV) -> None:
         """Take a draft in."""
         assert request.request_id not in self.requests
+        if request.mirrored:
+            dropped = self.drop_parked(-self.host.num_unpromised)
+            assert dropped, "parked requests that were to be dropped are gone"
+            self.host.back(request.request_id)
         self.requests[request.request_id] = request
         self._last_generation += 1
         request.generation = self._last_generation
@@ -176,6 +184,12 @@ class BlockOwner:
         missing = num_slots - self.host.num_unpromised
         dropped = self.drop_parked(missing, but=request_id)
         return dropped and self.host.reserve(request_id, num_slots)
+
+    def _can_reserve(self, num_slots: int) -> bool:
+        """Return whether `reserve` would succeed."""
+        num_parked = sum(r.num_host_blocks for r in self.requests.values() if r.is_parked)
+        num_droppable = num_parked * self.geometry.num_groups
+        return num_slots <= self.host.num_unpromised + num_droppable
 
     def drop_parked(self, num_slots: int, *, but: str = "") -> bool:
         """Give up host copies of parked requests, shortest first, for at least `num_slots` slots.

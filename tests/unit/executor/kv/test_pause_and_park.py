@@ -332,3 +332,21 @@ def test_who_would_come_back_without_room_to_grow_into_is_recomputed() -> None:
 
     assert resumes.num_host_tokens(request.request_id) == 0
     assert sim.owner.host.num_free == 24
+
+
+def test_a_draft_that_is_not_admitted_costs_nobody_its_host_copies() -> None:
+    sim = Simulation(seed=1, depth=0, num_slots=24)
+    parked = grown(sim, 21, num_slots=20)
+    sim.park(parked.request_id)  # 20 of 24 slots
+
+    offloaded = LayerPlacement(offloaded=frozenset(range(4)))
+    draft = sim.owner.draft("never", offloaded, num_slots=8)
+    assert draft.mirrored
+    num_new = sim.owner.num_new_blocks(draft, num_tokens=8)
+    sim.owner.check_integrity()
+    sim.owner.discard(draft)
+
+    assert parked.request_id in sim.owner.requests
+    assert sim.owner.num_dropped_copies == 0
+    assert num_new == 2  # as many as it would take: a staging block per position
+    assert sim.owner.host.num_unpromised == 4
