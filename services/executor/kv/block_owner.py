@@ -63,10 +63,14 @@ class BlockOwner:
     ) -> RequestKV:
         """Return a request without blocks, with `num_slots` reserved on the host if they fit.
 
+        They may take the place of parked requests, which keep their copies until `adopt`.
+
         A request that gets no room is not mirrored and stays resident, whatever its placement. A
         draft is made real by `adopt`, or thrown away by `discard`.
         """
-        mirrored = may_mirror and self.reserve(request_id, num_slots)
+        mirrored = may_mirror and self._can_reserve(num_slots)
+        if mirrored:
+            self.host.reserve_unbacked(request_id, num_slots)
         request = RequestKV(
             request_id=request_id,
             groups=[GroupKV() for _ in range(self.geometry.num_groups)],
@@ -86,6 +90,10 @@ class BlockOwner:
     def adopt(self, request: RequestKV) -> None:
         """Take a draft in."""
         assert request.request_id not in self.requests
+        if request.mirrored:
+            dropped = self.drop_parked(-self.host.num_unpromised)
+            assert dropped, "parked requests that were to be dropped are gone"
+            self.host.back(request.request_id)
         self.requests[request.request_id] = request
         self._last_generation += 1
         request.generation = self._last_generation
@@ -169,19 +177,29 @@ class BlockOwner:
     # -- host room --------------------------------------------------------------------------
 
     def reserve(self, request_id: str, num_slots: int) -> bool:
-        """Promise host slots to a request, at the cost of parked ones; False if there are none."""
-        missing = num_slots - self.host.num_unpromised
-        return self.drop_parked(missing) and self.host.reserve(request_id, num_slots)
+        """Promise host slots to a request, at the cost of parked ones; False if there are none.
 
-    def drop_parked(self, num_slots: int) -> bool:
+        The request itself may be a parked one: it keeps its copies.
+        """
+        missing = num_slots - self.host.num_unpromised
+        dropped = self.drop_parked(missing, but=request_id)
+        return dropped and self.host.reserve(request_id, num_slots)
+
+    def _can_reserve(self, num_slots: int) -> bool:
+        """Return whether `reserve` would succeed."""
+        num_parked = sum(r.num_host_blocks for r in self.requests.values() if r.is_parked)
+        num_droppable = num_parked * self.geometry.num_groups
+        return num_slots <= self.host.num_unpromised + num_droppable
+
+    def drop_parked(self, num_slots: int, *, but: str = "") -> bool:
         """Give up host copies of parked requests, shortest first, for at least `num_slots` slots.
 
-        False, and nothing changed, if they do not hold as many.
+        False, and nothing changed, if they do not hold as many. The request `but` keeps its own.
         """
         if num_slots <= 0:
             return True
         parked = sorted(
-            (request for request in self.requests.values() if request.is_parked),
+            (r for r in self.requests.values() if r.is_parked and r.request_id != but),
             key=lambda request: request.num_tokens,
         )
         num_groups = self.geometry.num_groups
@@ -195,10 +213,10 @@ class BlockOwner:
             self.num_dropped_copies += 1
         return True
 
-    def drop_all_parked(self) -> None:
-        """Give up the host copies of all requests that are not running."""
-        for request in [r for r in self.requests.values() if r.is_parked]:
-            self.pop(request.request_id)
+    def drop_all_waiting(self) -> None:
+        """Give up all KV of requests in the queue: their host copies, and what came back of it."""
+        for request in [r for r in self.requests.values() if r.waiting]:
+            self.forget(request.request_id)
             self.num_dropped_copies += 1
 
     def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:

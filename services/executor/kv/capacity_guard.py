@@ -182,7 +182,10 @@ class CapacityGuard:
         return request.groups[index].stages and request.num_row_blocks <= num_left
 
     def num_blocks_of_next_step(self, running: Sequence[Need]) -> int:
-        """Return how many blocks running requests take for all their known tokens."""
+        """Return how many blocks requests take for all their known tokens, those asleep to wake.
+
+        `running` may include requests that are about to run.
+        """
         owner = self._owner
         num_blocks = 0
         for need in running:

@@ -136,8 +136,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.rates.note_copies(stats.data.get("ranks", {}))
 
     def reset_cache(self) -> bool:
-        """Forget host copies of parked requests: the weights may have changed."""
-        self.planner.owner.drop_all_parked()
+        """Forget all KV of requests in the queue: the weights may have changed."""
+        self.planner.owner.drop_all_waiting()
         return True
 
     def set_xfer_handshake_metadata_pp_aware(

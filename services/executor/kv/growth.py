@@ -30,6 +30,8 @@ class Growth:
         num_new += num_staging_groups * (num_want - direct_end)
         if direct_end > num_have:
             num_new += sum(max(0, direct_end - len(buffer)) for buffer in request.staging)
+            if request.asleep:  # it will wake up with one buffer
+                num_new += direct_end - num_have
         return num_new
 
     def grow(self, request: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:

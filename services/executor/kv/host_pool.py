@@ -18,6 +18,7 @@ class HostPool:
         self._free = list(range(self.num_ready - 1, -1, -1))
         self._reserved: dict[str, int] = {}  # promised to a request and not yet taken
         self._num_reserved = 0
+        self._unbacked: set[str] = set()  # whose promise may exceed what is free
         self._quarantined: frozenset[int] = frozenset()
         self._held: set[int] = set()  # in quarantine and nobody's
 
@@ -43,7 +44,7 @@ class HostPool:
 
     @property
     def num_unpromised(self) -> int:
-        """Free slots that nobody was promised."""
+        """Free slots that nobody was promised; below 0 if more are promised than are free."""
         return len(self._free) - self._num_reserved
 
     @property
@@ -59,16 +60,33 @@ class HostPool:
         self._num_reserved += num_slots
         return True
 
+    def reserve_unbacked(self, request_id: str, num_slots: int) -> None:
+        """Promise slots that may not be free yet. None may be taken before `back`."""
+        assert request_id not in self._reserved
+        self._reserved[request_id] = num_slots
+        self._num_reserved += num_slots
+        self._unbacked.add(request_id)
+
+    def back(self, request_id: str) -> None:
+        """Make an unbacked promise one like all others: what it lacked has become free."""
+        assert self.num_unpromised >= 0
+        self._unbacked.discard(request_id)
+
     def can_take(self, request_id: str, num_slots: int) -> bool:
-        """Return whether `take` would succeed."""
-        promised = min(num_slots, self._reserved.get(request_id, 0))
-        return num_slots - promised <= self.num_unpromised
+        """Return whether `take` would succeed, now or once an unbacked promise is backed."""
+        num_more = num_slots - min(num_slots, self._reserved.get(request_id, 0))
+        if request_id in self._unbacked:
+            return num_more <= max(0, self.num_unpromised)
+        # Unbacked promises may not break one that is backed; quarantine may.
+        num_unbacked = sum(self._reserved[name] for name in self._unbacked)
+        return num_more <= self.num_unpromised + (0 if num_more else num_unbacked)
 
     def take(self, request_id: str, num_slots: int) -> list[int] | None:
         """Return slots from the request's promise, then from what nobody was promised.
 
         None, and nothing changed, if there are not enough.
         """
+        assert request_id not in self._unbacked
         if not self.can_take(request_id, num_slots):
             return None
         promised = min(num_slots, self._reserved.get(request_id, 0))
@@ -96,6 +114,7 @@ class HostPool:
     def cancel_reservation(self, request_id: str) -> None:
         """Withdraw what is left of a promise; unknown requests are ignored."""
         self._num_reserved -= self._reserved.pop(request_id, 0)
+        self._unbacked.discard(request_id)
 
     def check_integrity(self, owned: list[int]) -> None:
         """Assert that free and `owned` slots are all usable ones, each once, and cover promises."""
@@ -103,4 +122,7 @@ class HostPool:
         assert everything == list(range(self.num_ready)), "a host slot is lost or owned twice"
         assert self._num_reserved == sum(self._reserved.values())
         num_coming = len(self._free) + len(self._quarantined)
-        assert 0 <= self._num_reserved <= num_coming, "more host slots promised than free"
+        num_unbacked = sum(self._reserved[name] for name in self._unbacked)
+        assert 0 <= self._num_reserved - num_unbacked <= num_coming, (
+            "more host slots promised than free"
+        )

@@ -4,7 +4,6 @@ Before each step: what the ranks completed is settled, and the capacity guard mo
 Then vLLM schedules as it always does, asking the coordinator for blocks.
 """
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +49,6 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         self.block_owner = self._make_owner(manager)
         self._block_bytes = block_bytes(self.kv_options, manager.kv_cache_config)
         self.rates = Rates()
-        self._step_began: tuple[float, int, int] | None = None  # when, tokens, prefill tokens
         self.transfers = TransferPlanner(
             self.block_owner,
             num_ranks=config.parallel_config.world_size,
@@ -120,7 +118,6 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
     # -- each step --------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        self._note_last_step()
         self.transfers.settle()
         self._coordinator.discard_drafts()
         self.control.stop_and_start()
@@ -128,7 +125,7 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         self.control.prepare_resumes(self._num_predicted_slots)
         output = super().schedule(*args, **kwargs)
         self.control.resumes.admitted(self._resumed(output))
-        self._note_step(output)
+        self.control.after_step(num_scheduled=output.total_num_scheduled_tokens)
         # Otherwise vLLM would call the connector after the layers have run.
         output.has_sync_kv_loads = True
         return output
@@ -145,23 +142,15 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         new = [r.req_id for r in output.scheduled_new_reqs if requests[r.req_id].num_preemptions]
         return [*output.scheduled_cached_reqs.resumed_req_ids, *new]
 
-    def _note_step(self, output: SchedulerOutput) -> None:
-        """Remember when a step began, and its tokens."""
-        num_tokens = output.total_num_scheduled_tokens
-        num_prefill = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
-        self._step_began = (time.monotonic(), num_tokens, num_prefill)
-        if num_tokens == 0:
-            self._step_began = None
-        self.control.after_step(num_scheduled=num_tokens)
-
-    def _note_last_step(self) -> None:
-        """Measure how long the last step took; steps follow each other while there is work."""
-        if self._step_began is not None:
-            began_s, num_tokens, num_prefill = self._step_began
-            self.rates.note_step(
-                time.monotonic() - began_s, num_tokens=num_tokens, num_prefill_tokens=num_prefill
-            )
-            self._step_began = None
+    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, *args)
+        num_tokens = scheduler_output.num_scheduled_tokens.values()
+        self.rates.note_step(
+            self.step_clock.last_step_s,
+            num_tokens=sum(num_tokens),
+            num_prefill_tokens=sum(n for n in num_tokens if n > 1),
+        )
+        return outputs
 
     def _write_budget(self, num_under_way: int) -> int:
         return write_budget_blocks(
@@ -172,8 +161,12 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         )
 
     def place(self, request_id: str, placement: LayerPlacement) -> None:
-        """Say where a request's layer groups belong, from the next step on."""
-        self.capacity_guard.give(request_id, placement)
+        """Say where a request's layer groups belong, from the next step on.
+
+        An id that is not known any more is counted and ignored.
+        """
+        if self.control.knows(request_id):
+            self.capacity_guard.give(request_id, placement)
 
     # -- holding requests back --------------------------------------------------------------
 
@@ -208,8 +201,12 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
     def _preempt_request(
         self, request: Request, timestamp: float, drop_stale_output: bool = False
     ) -> None:
-        """Keep the host copies, unless tokens that are under way will be drawn anew."""
-        self._coordinator.parking = None if drop_stale_output else request.request_id
+        """Keep the host copies, unless tokens that are under way will be drawn anew.
+
+        Nor does a request keep them whose prompt must be computed whole, for its log-probabilities.
+        """
+        begins_anew = drop_stale_output or request.skip_reading_prefix_cache
+        self._coordinator.parking = None if begins_anew else request.request_id
         super()._preempt_request(request, timestamp, drop_stale_output)  # type: ignore[misc]
         self._coordinator.parking = None
         self.control.preempted(request)
@@ -241,10 +238,7 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         self.capacity_guard.forget(request.request_id)
         self.control.forget(request.request_id)
         self.recovery.ledger.forget(request.request_id)
-        freed = super()._free_request(request, *args, **kwargs)
-        if not self.requests:  # type: ignore[attr-defined]
-            self._step_began = None  # the next step begins when somebody asks for something
-        return freed
+        return super()._free_request(request, *args, **kwargs)
 
     def state_of(self, request: Request) -> RequestState:
         kind = self.control.holds.kind(request.request_id)

@@ -38,7 +38,7 @@ class Rates:
                 average.add(min(samples))
 
     def note_step(self, duration_s: float, *, num_tokens: int, num_prefill_tokens: int) -> None:
-        """Take in a step that followed its predecessor without a pause."""
+        """Take in a step, timed by its output: see `StepClock`."""
         if num_tokens <= 0 or duration_s <= 0.0:
             return
         if num_prefill_tokens == 0:

@@ -56,7 +56,7 @@ class Resumes:
         way = self._ways.get(request_id)
         if way is None or (way is ResumeWay.LOAD and request.is_parked):  # it was put back
             way, placement = choose(request)
-            self._begin(request, way, placement, num_slots)
+            way = self._begin(request, way, placement, num_slots)
         if way is ResumeWay.RECOMPUTE:
             return
         num_left = self._owner.blocks.num_free - num_kept_free
@@ -64,6 +64,19 @@ class Resumes:
             # A running request that lacks what is kept would take it back, again and again.
             fits = self._owner.staging.num_to_wake(request) <= num_left
             self.is_short_of_blocks |= not (fits and self._owner.staging.take(request))
+
+    def put_back(self, request_id: str) -> bool:
+        """Undo a preparation, to choose anew; False if the request owns no block.
+
+        Nothing is copied: all that a request in the queue has is on the host.
+        """
+        request = self._owner.requests[request_id]
+        if not request.owned_blocks():
+            return False
+        del self._ways[request_id]
+        self._owner.staging.drop(request)
+        self._owner.offload(request, range(len(request.groups)))
+        return True
 
     def admitted(self, request_ids: Sequence[str]) -> None:
         """Take in which requests run again, prepared or not; they own blocks."""
@@ -75,18 +88,23 @@ class Resumes:
 
     def _begin(
         self, request: RequestKV, way: ResumeWay, placement: LayerPlacement, num_slots: int
-    ) -> None:
-        self._ways[request.request_id] = way
-        if way is ResumeWay.RECOMPUTE:
-            self._owner.pop(request.request_id)
-            return
+    ) -> ResumeWay:
+        """Return the way taken: without room on the host to grow into, all is recomputed."""
+        name = request.request_id
         num_held = sum(len(group.host_slots) for group in request.groups)
-        self._owner.host.cancel_reservation(request.request_id)
-        self._owner.host.reserve(request.request_id, max(0, num_slots - num_held))
+        self._owner.host.cancel_reservation(name)
+        if way is ResumeWay.RECOMPUTE or not self._owner.reserve(
+            name, max(0, num_slots - num_held)
+        ):
+            self._ways[name] = ResumeWay.RECOMPUTE
+            self._owner.pop(name)
+            return ResumeWay.RECOMPUTE
+        self._ways[name] = way
         request.wanted_staging = placement.num_staging
         for index, group in enumerate(request.groups):
             if way is ResumeWay.LOAD and index not in placement.offloaded and group.stages:
                 self._owner.restores.begin_in_parts(request, index)
+        return way
 
     def _extend(self, request: RequestKV, num_left: int) -> bool:
         """Order loads into blocks that are free; return whether all of them are complete."""

@@ -52,19 +52,20 @@ class RunControl:
     # -- orders -----------------------------------------------------------------------------
 
     def pause(self, request_id: str) -> None:
-        if self._knows(request_id):
+        if self.knows(request_id):
             self.holds.pause(request_id)
 
     def park(self, request_id: str) -> None:
-        if self._knows(request_id):
+        if self.knows(request_id):
             self.holds.park(request_id)
 
     def resume(self, request_id: str) -> None:
-        if self._knows(request_id):
+        if self.knows(request_id):
             self.holds.release(request_id)
             self._wake.set()
 
-    def _knows(self, request_id: str) -> bool:
+    def knows(self, request_id: str) -> bool:
+        """Whether an order is about somebody who is there; counts those that are not."""
         known = request_id in self._scheduler.requests
         self.num_unknown_ids += not known
         return known
@@ -79,8 +80,8 @@ class RunControl:
     def stop_and_start(self) -> None:
         """Tell vLLM which running requests to skip, and park those that are ready for it."""
         self.holds.release_overdue()
-        if self._is_stuck:
-            self._preempt_idle()
+        if self._is_stuck and not self._preempt_idle():
+            self._put_back_last()
         for request in list(self._scheduler.running):
             if request.request_id in self.holds:
                 self._stop(request)
@@ -123,11 +124,22 @@ class RunControl:
         num_missing = sum(num_full - len(group.host_slots) for group in kv.groups)
         return not self._owner.host.can_take(kv.request_id, num_missing)
 
-    def _preempt_idle(self) -> None:
-        """Preempt the youngest request that is stopped: nobody runs for want of what it holds."""
+    def _preempt_idle(self) -> bool:
+        """Preempt the youngest request that is stopped: nobody runs for want of what it holds.
+
+        False if nobody is stopped.
+        """
         stopped = [r for r in self._scheduler.running if r.request_id in self._stopped]
         if stopped and stopped[-1].num_in_flight_tokens == 0:
             self._preempt(stopped[-1])
+        return bool(stopped)
+
+    def _put_back_last(self) -> None:
+        """Take back the blocks of the last request in line that has some: those ahead lack them."""
+        preparing = [r for r in self._eligible() if self.resumes.is_preparing(r.request_id)]
+        for request in reversed(preparing):
+            if self.resumes.put_back(request.request_id):
+                return
 
     def _preempt(self, request: Request) -> None:
         self._scheduler.running.remove(request)
@@ -163,23 +175,25 @@ class RunControl:
         if not self._scheduler.waiting:
             return
         num_places = self._scheduler.max_num_running_reqs - len(self._scheduler.running)
-        num_kept = self._guard.num_blocks_of_next_step(self.active_needs())
+        ahead = self.active_needs()  # who is served before the request at hand
         for request in itertools.islice(self._eligible(), max(0, num_places)):
             self.resumes.prepare(
                 request.request_id,
-                lambda kv, request=request: self._choose(request, kv),  # type: ignore[misc]
+                lambda kv, request=request: self._choose(request, kv, ahead),  # type: ignore[misc]
                 num_slots=num_predicted_slots(request),
-                num_kept_free=num_kept,
+                num_kept_free=self._guard.num_blocks_of_next_step(ahead),
             )
             if self.resumes.is_short_of_blocks or request.request_id not in self._owner.requests:
                 break
+            ahead.append(need_of(request))
 
     def _eligible(self) -> Iterator[Request]:
         waiting = self._scheduler.waiting
         return (request for request in waiting if request.request_id not in self.holds)
 
-    def _choose(self, request: Request, kv: RequestKV) -> tuple[ResumeWay, LayerPlacement]:
-        others = self.active_needs()
+    def _choose(
+        self, request: Request, kv: RequestKV, others: list[Need]
+    ) -> tuple[ResumeWay, LayerPlacement]:
         placement = self._guard.place_new(need_of(request), others)
         num_groups = self._owner.geometry.num_groups
         group_bytes = kv.num_host_blocks * self._block_bytes
@@ -229,10 +243,14 @@ class RunControl:
         in_flight = any(request.num_in_flight_tokens for request in running)
         if num_scheduled == 0 and not in_flight and not self._transfers.is_busy:
             wants = any(request.request_id not in self.holds for request in running)
-            self._is_stuck = bool(self._stopped) and (wants or any(True for _ in self._eligible()))
-        if num_scheduled == 0 and self.holds and not self._transfers.is_busy:
-            self._wake.wait(IDLE_WAIT_S)
+            wants = wants or any(True for _ in self._eligible())
+            self._is_stuck = wants and (bool(self._stopped) or self._is_anybody_preparing())
+            if self.holds:
+                self._wake.wait(IDLE_WAIT_S)
         self._wake.clear()
+
+    def _is_anybody_preparing(self) -> bool:
+        return any(self.resumes.is_preparing(r.request_id) for r in self._eligible())
 
     def check_integrity(self) -> None:
         """Assert that who is asleep does not run, and that nothing is known of who is gone."""
@@ -248,4 +266,6 @@ class RunControl:
 
 
 def need_of(request: Request) -> Need:
-    return Need(request_id=request.request_id, num_tokens=request.num_tokens)
+    """Return what vLLM makes room for: tokens that are sampled and not yet known count."""
+    num_tokens = request.num_tokens + request.num_output_placeholders
+    return Need(request_id=request.request_id, num_tokens=num_tokens)

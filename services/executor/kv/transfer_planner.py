@@ -113,6 +113,7 @@ class TransferPlanner:
         """Whether copies are under way whose completion somebody may act on."""
         return (
             self.write_through.is_busy
+            or bool(self._unsettled)
             or bool(self.owner.restores.orphans)
             or self.num_restoring_blocks() > 0
         )

@@ -137,3 +137,20 @@ def test_a_limit_leaves_the_first_slots() -> None:
 
     assert sorted(pool.take("a", 3) or []) == [0, 1, 2]
     assert pool.take("a", 1) is None
+
+
+def test_an_unbacked_promise_takes_nothing_from_others_and_nothing_is_left_beside_it() -> None:
+    pool = HostPool(10)
+    assert pool.reserve("a", 6)
+    pool.reserve_unbacked("b", 8)
+    pool.check_integrity([])
+
+    assert pool.can_take("b", 8)
+    assert not pool.can_take("c", 1)
+    slots = pool.take("a", 6)
+    assert slots is not None
+    assert not pool.reserve("c", 1)
+
+    pool.give_back(slots)
+    pool.back("b")
+    assert len(pool.take("b", 8) or []) == 8

@@ -301,3 +301,52 @@ def test_a_row_that_came_back_shows_every_block_where_it_was() -> None:
         sim.lengths[request.request_id] = request.num_tokens
         sim.step({request.request_id: 1})  # the ranks check what attention reads
         settled(sim)
+
+
+def load(request: RequestKV) -> tuple[ResumeWay, LayerPlacement]:
+    return ResumeWay.LOAD, RESIDENT
+
+
+def test_who_comes_back_gets_room_to_grow_into_at_the_cost_of_those_who_stay_parked() -> None:
+    sim = Simulation(seed=1, depth=0, num_slots=48)
+    first, second = grown(sim, 21, num_slots=20), grown(sim, 25, num_slots=24)
+    sim.park(first.request_id)  # 20 of 48 slots
+    sim.park(second.request_id)  # 24
+
+    resumes = Resumes(sim.owner)
+    resumes.prepare(first.request_id, load, num_slots=28, num_kept_free=0)
+
+    assert first.request_id in sim.owner.requests
+    assert second.request_id not in sim.owner.requests
+    assert sim.owner.host.can_take(first.request_id, 8)
+    assert sim.owner.host.num_unpromised == 20
+
+
+def test_who_would_come_back_without_room_to_grow_into_is_recomputed() -> None:
+    sim = Simulation(seed=1, depth=0, num_slots=24)
+    request = grown(sim, 21, num_slots=20)
+    sim.park(request.request_id)
+
+    resumes = Resumes(sim.owner)
+    resumes.prepare(request.request_id, load, num_slots=28, num_kept_free=0)
+
+    assert resumes.num_host_tokens(request.request_id) == 0
+    assert sim.owner.host.num_free == 24
+
+
+def test_a_draft_that_is_not_admitted_costs_nobody_its_host_copies() -> None:
+    sim = Simulation(seed=1, depth=0, num_slots=24)
+    parked = grown(sim, 21, num_slots=20)
+    sim.park(parked.request_id)  # 20 of 24 slots
+
+    offloaded = LayerPlacement(offloaded=frozenset(range(4)))
+    draft = sim.owner.draft("never", offloaded, num_slots=8)
+    assert draft.mirrored
+    num_new = sim.owner.num_new_blocks(draft, num_tokens=8)
+    sim.owner.check_integrity()
+    sim.owner.discard(draft)
+
+    assert parked.request_id in sim.owner.requests
+    assert sim.owner.num_dropped_copies == 0
+    assert num_new == 2  # as many as it would take: a staging block per position
+    assert sim.owner.host.num_unpromised == 4
