@@ -75,7 +75,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         )
         rpc_server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
-        http_server = _HttpServer(_http_config(dispatcher))
+        http_server = _HttpServer(_http_config(dispatcher, settings))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
         await rpc_server.mark_serving()
@@ -127,9 +127,9 @@ async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
         await reporter.flush(settings.tracker_flush_timeout_s)
 
 
-def _http_config(dispatcher: Dispatcher) -> uvicorn.Config:
+def _http_config(dispatcher: Dispatcher, settings: GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
-        HttpEdge(make_app(dispatcher)),
+        HttpEdge(make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)),
         http="httptools",
         ws="none",
         lifespan="off",

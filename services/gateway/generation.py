@@ -16,6 +16,7 @@ from services.gateway.types import (
 )
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
+from services.kit.logprobs import EchoedPrompt
 from services.pacing.deposit import release_interval_s
 
 
@@ -41,6 +42,8 @@ class Generation:
         self.request = request
         self.finish: Finish | None = None  # set when `batches` has ended
         self.num_prompt_tokens = 0  # known once it is answered
+        self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
+        self.is_lagging = False  # tokens came due while the last batch was being written
         self.on_progress: ProgressListener = _ignore_progress
         self._clock = clock
         self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -64,6 +67,9 @@ class Generation:
     def rejected(self, error: ServiceError) -> None:
         if not self._answer.done():
             self._answer.set_exception(error)
+
+    def echoed(self, prompt: EchoedPrompt) -> None:
+        self.prompt = prompt
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         self._num_generated += len(tokens)
@@ -117,6 +123,7 @@ class Generation:
         """
         while batch := await self._take():
             yield [due.token for due in batch]
+            self.is_lagging = bool(self._ready)
             self._record.written(batch, self._clock())
             self.on_progress(self.request.request_id, self._record.num_written)
         self._record.finish()

@@ -29,6 +29,7 @@ class GatewaySettings(ServiceSettings):
     id: str = Field(default="", pattern=f"^({VALID_REQUEST_ID.pattern})?$")
     max_live_requests: int = Field(default=1024, ge=1)  # above it: 429
     submit_timeout_s: float = Field(default=30.0, gt=0)  # for an executor to accept or reject
+    sse_keepalive_s: float = Field(default=15.0, ge=0)  # comment in a silent stream; 0: none
     tracker_flush_timeout_s: float = Field(default=2.0, ge=0)  # for last counts at shutdown
 
     @field_validator("executors")

@@ -171,3 +171,21 @@ async def test_a_refusal_is_raised_and_can_be_forgotten() -> None:
     generation.accepted(3)
     await generation.answered()
     assert generation.num_prompt_tokens == 3
+
+
+async def test_tokens_that_come_while_a_batch_is_written_are_late_for_it() -> None:
+    generation = make_generation(ServiceLevel())
+    batches = generation.batches()
+    generation.extended(make_tokens(1), 0.0)
+    await anext(batches)
+    assert not generation.is_lagging
+
+    generation.extended([Token(1, 1, "x"), Token(2, 2, "x")], 0.0)  # nobody asked yet
+    assert len(await anext(batches)) == 2
+    assert generation.is_lagging
+
+    reading = asyncio.ensure_future(anext(batches))
+    await asyncio.sleep(0)
+    generation.extended([Token(3, 3, "x"), Token(4, 4, "x")], 0.0)  # as soon as they are asked for
+    assert len(await reading) == 2
+    assert not generation.is_lagging
