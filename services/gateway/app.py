@@ -17,6 +17,7 @@ from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.gateway.dispatcher import Dispatcher, DispatchLimits
 from services.gateway.executor_link import ExecutorLink
 from services.gateway.http_edge import HttpEdge
+from services.gateway.http_protocol import BoundedHttpProtocol
 from services.gateway.pacer import Pacer, TimerHandle
 from services.gateway.reports import DeliveryReports, NoReports
 from services.gateway.routes import make_app
@@ -130,7 +131,7 @@ async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
 def _http_config(dispatcher: Dispatcher, settings: GatewaySettings) -> uvicorn.Config:
     return uvicorn.Config(
         HttpEdge(make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)),
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.gateway import convert, metrics
+from services.gateway.checks import check_context
 from services.gateway.errors import (
     DuplicateRequestError,
     TooManyRequestsError,
@@ -183,10 +184,18 @@ class Dispatcher:
             raise InvalidRequestError(f"n: at most {limit} answers can be asked for", field="n")
         if len(requests) > num_free:
             raise TooManyRequestsError(limit=limit, num_free=num_free)
+        self._check_context(requests)
         for request in requests:
             if request.request_id in self._live:
                 raise DuplicateRequestError(request.request_id)
         return [self._enter(request) for request in requests]
+
+    def _check_context(self, requests: Sequence[GenerationRequest]) -> None:
+        """Raise ContextLengthError for a request that no executor of its model has room for."""
+        lengths = {info.model: info.max_model_len for info in self.models()}
+        for request in requests:
+            if request.model in lengths:
+                check_context(request, lengths[request.model])
 
     def _enter(self, request: GenerationRequest) -> Generation:
         generation = Generation(
