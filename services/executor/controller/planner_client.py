@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 KEEPALIVE_S = 10.0
+ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'  # over a name's addresses
 MAX_ANSWERS = 8  # not yet taken; older ones are lost, and would be ignored
 
 
@@ -124,6 +125,7 @@ class PlannerClient:
                 ("grpc.min_reconnect_backoff_ms", 1_000),  # for a connection to be made in
                 ("grpc.max_reconnect_backoff_ms", 2_000),
                 ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1e3)),
+                ("grpc.service_config", ROUND_ROBIN),
             ],
         )
         with self._wake:
