@@ -3,9 +3,11 @@
 import asyncio
 import math
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 import uvicorn
@@ -27,6 +29,7 @@ from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
 from services.kit.tracker_reporter import Sender, SenderKind, TrackerReporter
+from services.kit.transport import Certificates
 
 logger = structlog.get_logger()
 
@@ -58,7 +61,12 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     listener = _listen(settings.host, settings.http_port)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
     links = [
-        ExecutorLink(address, gateway_id=settings.name, clock=clock.monotonic_s)
+        ExecutorLink(
+            address,
+            gateway_id=settings.name,
+            clock=clock.monotonic_s,
+            transport=settings.transport,
+        )
         for address in settings.executor_addresses
     ]
     async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
@@ -73,9 +81,13 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ),
             clock=clock.monotonic_s,
         )
-        rpc_server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+        rpc_server = ServiceServer(
+            f"{settings.host}:{settings.grpc_port}",
+            [SERVICE_NAME],
+            transport=settings.edge_transport,
+        )
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
-        http_server = _HttpServer(_http_config(dispatcher))
+        http_server = _HttpServer(_http_config(dispatcher, settings.edge_transport.certificates))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
         await rpc_server.mark_serving()
@@ -116,7 +128,7 @@ async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
         yield NoReports()
         return
     sender = Sender(kind=SenderKind.GATEWAY, id=settings.name, epoch=clock.process_epoch())
-    async with make_channel(settings.tracker) as channel:
+    async with make_channel(settings.tracker, transport=settings.transport) as channel:
         reporter = TrackerReporter(TrackerServiceStub(channel), sender=sender)
         async with asyncio.TaskGroup() as tasks:
             reporting = tasks.create_task(reporter.run())
@@ -127,7 +139,12 @@ async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
         await reporter.flush(settings.tracker_flush_timeout_s)
 
 
-def _http_config(dispatcher: Dispatcher) -> uvicorn.Config:
+def _http_config(dispatcher: Dispatcher, certificates: Certificates | None) -> uvicorn.Config:
+    tls: dict[str, Any] = {}
+    if certificates is not None:
+        tls |= {"ssl_certfile": certificates.cert_file, "ssl_keyfile": certificates.key_file}
+        if certificates.ca_file:
+            tls |= {"ssl_ca_certs": certificates.ca_file, "ssl_cert_reqs": ssl.CERT_REQUIRED}
     return uvicorn.Config(
         HttpEdge(make_app(dispatcher)),
         http="httptools",
@@ -137,6 +154,7 @@ def _http_config(dispatcher: Dispatcher) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSE_MARGIN_S,
+        **tls,
     )
 
 

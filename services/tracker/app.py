@@ -34,7 +34,9 @@ async def serve(settings: TrackerSettings) -> None:
     )
     watches = Watches()
     servicer = TrackerServicer(store, watches, lease_ttl_s=settings.lease_ttl_s, clock=wall_s)
-    server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+    server = ServiceServer(
+        f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME], transport=settings.transport
+    )
     pb_grpc.add_TrackerServiceServicer_to_server(servicer, server.grpc)
     metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
     logger.info("metrics_started", port=metrics_port)

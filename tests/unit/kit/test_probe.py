@@ -1,20 +1,20 @@
 """The health probe says nothing about a process that serves, and why about any other."""
 
-import asyncio
-
-from services.kit.probe import problem_of
 from services.kit.server import ServiceServer
+from tests.probing import probed
 
 
 async def test_the_probe_follows_the_servers_health() -> None:
     server = ServiceServer("127.0.0.1:0", [])
     address = f"127.0.0.1:{server.port}"
     await server.start()
-    starting = await asyncio.to_thread(problem_of, address)
+    starting = await probed(address)
     await server.mark_serving()
-    serving = await asyncio.to_thread(problem_of, address)
+    serving = await probed(address)
     await server.drain(0)
-    gone = await asyncio.to_thread(problem_of, address)
+    gone = await probed(address)
 
-    assert (starting, serving) == ("NOT_SERVING", "")
-    assert gone.startswith("UNAVAILABLE")
+    assert starting == (1, f"{address}: NOT_SERVING\n")
+    assert serving == (0, "")
+    assert gone[0] == 1
+    assert "UNAVAILABLE" in gone[1]
