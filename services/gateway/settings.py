@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field, FilePath, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.gateway.api_keys import read_api_keys
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 from services.kit.transport import Certificates, Transport
@@ -30,6 +31,7 @@ class GatewaySettings(ServiceSettings):
     # Stable name; empty: host name and HTTP port, so give one if that port is 0.
     id: str = Field(default="", pattern=f"^({VALID_REQUEST_ID.pattern})?$")
     max_live_requests: int = Field(default=1024, ge=1)  # above it: 429
+    api_keys_file: FilePath | None = None  # TOML; unset: nobody is asked for a key
     submit_timeout_s: float = Field(default=30.0, gt=0)  # for an executor to accept or reject
     tracker_flush_timeout_s: float = Field(default=2.0, ge=0)  # for last counts at shutdown
 
@@ -38,6 +40,13 @@ class GatewaySettings(ServiceSettings):
     edge_cert_file: FilePath | None = None
     edge_key_file: FilePath | None = Field(default=None, validate_default=True)
     edge_ca_file: FilePath | None = Field(default=None, validate_default=True)
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _check_api_keys(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            read_api_keys(file)
+        return file
 
     @field_validator("edge_key_file", "edge_ca_file")
     @classmethod

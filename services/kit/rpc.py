@@ -33,6 +33,7 @@ QUIET_METHODS = ("/grpc.health.v1.", "/grpc.reflection.")  # probes would drown 
 
 STATUS_BY_ERROR: dict[type[errors.ServiceError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.PreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConflictError: grpc.StatusCode.ABORTED,
