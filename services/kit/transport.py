@@ -27,6 +27,8 @@ class Transport:
         return [
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms // 2),
+            # A keepalive that finds another ping on its way waits as long as that one does.
+            ("grpc.http2.ping_timeout_ms", keepalive_ms // 2),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", self.max_message_bytes),

@@ -17,7 +17,7 @@ from grpc import aio
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
 from tests.clients import Received, http_chat, recorded
 from tests.live_streams import Ending, Streams, assert_complete, num_in_engine
-from tests.processes import HANG_S, Stack, wait_until
+from tests.processes import HANG_S, KEEPALIVE_S, Stack, wait_until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,6 +25,7 @@ BACKGROUND = ("planner", "tracker", "redis")  # off the tokens' path
 NUM_TOKENS = 600
 MANY_TOKENS = 1_900  # more than are generated before the fault: some 30 s
 SLOW_TPS = 10.0
+GIVEN_UP_S = 5 * KEEPALIVE_S  # one and a half, and slack
 
 
 def restart(stack: Stack, name: str) -> None:
@@ -136,7 +137,8 @@ async def test_a_hanging_executor_is_given_up_and_taken_back(stack: Stack) -> No
     await streams.wait_live()
     await asyncio.to_thread(stack.freeze, "executor")
     try:
-        assert_each_ended_once(*await running)
+        async with asyncio.timeout(GIVEN_UP_S):
+            assert_each_ended_once(*await running)
         await assert_refused(stack, "stuck")
         await asyncio.sleep(HANG_S)
     finally:
