@@ -3,9 +3,11 @@
 import asyncio
 import math
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 import uvicorn
@@ -14,8 +16,10 @@ import uvloop
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
+from services.gateway.api_keys import ApiKeys, read_api_keys
 from services.gateway.dispatcher import Dispatcher, DispatchLimits
 from services.gateway.executor_link import ExecutorLink
+from services.gateway.guard import GrpcGuard, HttpGuard
 from services.gateway.http_edge import HttpEdge
 from services.gateway.http_protocol import BoundedHttpProtocol
 from services.gateway.pacer import Pacer, TimerHandle
@@ -28,6 +32,7 @@ from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
 from services.kit.tracker_reporter import Sender, SenderKind, TrackerReporter
+from services.kit.transport import Certificates
 
 logger = structlog.get_logger()
 
@@ -56,10 +61,16 @@ class _HttpServer(uvicorn.Server):
 @asynccontextmanager
 async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """Serve while the block runs, then drain: live streams end, or are ended after the timeout."""
+    keys = ApiKeys(read_api_keys(settings.api_keys_file) if settings.api_keys_file else ())
     listener = _listen(settings.host, settings.http_port)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
     links = [
-        ExecutorLink(address, gateway_id=settings.name, clock=clock.monotonic_s)
+        ExecutorLink(
+            address,
+            gateway_id=settings.name,
+            clock=clock.monotonic_s,
+            transport=settings.transport,
+        )
         for address in settings.executor_addresses
     ]
     async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
@@ -74,9 +85,16 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ),
             clock=clock.monotonic_s,
         )
-        rpc_server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+        rpc_server = ServiceServer(
+            f"{settings.host}:{settings.grpc_port}",
+            [SERVICE_NAME],
+            transport=settings.edge_transport,
+            interceptors=[GrpcGuard(keys)],
+        )
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
-        http_server = _HttpServer(_http_config(dispatcher, settings))
+        app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
+        edge = HttpEdge(HttpGuard(app, keys))
+        http_server = _HttpServer(_http_config(edge, settings.edge_transport.certificates))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
         await rpc_server.mark_serving()
@@ -117,7 +135,7 @@ async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
         yield NoReports()
         return
     sender = Sender(kind=SenderKind.GATEWAY, id=settings.name, epoch=clock.process_epoch())
-    async with make_channel(settings.tracker) as channel:
+    async with make_channel(settings.tracker, transport=settings.transport) as channel:
         reporter = TrackerReporter(TrackerServiceStub(channel), sender=sender)
         async with asyncio.TaskGroup() as tasks:
             reporting = tasks.create_task(reporter.run())
@@ -128,9 +146,14 @@ async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
         await reporter.flush(settings.tracker_flush_timeout_s)
 
 
-def _http_config(dispatcher: Dispatcher, settings: GatewaySettings) -> uvicorn.Config:
+def _http_config(app: HttpEdge, certificates: Certificates | None) -> uvicorn.Config:
+    tls: dict[str, Any] = {}
+    if certificates is not None:
+        tls |= {"ssl_certfile": certificates.cert_file, "ssl_keyfile": certificates.key_file}
+        if certificates.ca_file:
+            tls |= {"ssl_ca_certs": certificates.ca_file, "ssl_cert_reqs": ssl.CERT_REQUIRED}
     return uvicorn.Config(
-        HttpEdge(make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)),
+        app,
         http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
@@ -138,6 +161,7 @@ def _http_config(dispatcher: Dispatcher, settings: GatewaySettings) -> uvicorn.C
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSE_MARGIN_S,
+        **tls,
     )
 
 
@@ -145,6 +169,8 @@ def _listen(host: str, port: int) -> socket.socket:
     """Open the HTTP port (0 picks one). Raises OSError if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=2048)
+    # Connections inherit it; asyncio itself leaves it off for a socket made like this one.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setblocking(False)
     return listener
 

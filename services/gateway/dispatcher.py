@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.gateway import convert, metrics
+from services.gateway.api_keys import current_caller
 from services.gateway.checks import check_context
 from services.gateway.errors import (
     DuplicateRequestError,
@@ -18,6 +19,7 @@ from services.gateway.errors import (
 from services.gateway.executor_link import ExecutorLink
 from services.gateway.generation import Generation
 from services.gateway.pacer import Pacer
+from services.gateway.quotas import Quotas
 from services.gateway.reports import DeliveryReports
 from services.gateway.routing import Candidate, RoutingGenerations, choose_executor
 from services.gateway.side_by_side import side_by_side
@@ -80,6 +82,7 @@ class Dispatcher:
         self._clock = clock
         self._live: dict[RequestId, Generation] = {}
         self._routes: dict[RequestId, _Route] = {}  # of live requests that an executor took
+        self._quotas = Quotas()
         self._generations = RoutingGenerations(clocks.wall_s)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -142,16 +145,22 @@ class Dispatcher:
         if route is not None:
             route.link.abandon(request_id)
             self._reports.update(route.ref, final=True)
+        self._quotas.leave(generation.caller, generation.num_tokens)
         metrics.LIVE_REQUESTS.dec()
         metrics.REQUESTS.labels(generation.result).inc()
         if not self._live:
             self._idle.set()
 
     def cancel(self, request_id: RequestId) -> None:
-        """End a live request, all its answers, as cancelled. Raises UnknownRequestError if there
-        is none.
+        """End a live request of the same caller, all its answers, as cancelled.
+
+        Raises UnknownRequestError if there is none.
         """
-        named = [g for g in self._live.values() if request_id in g.request.ids]
+        named = [
+            generation
+            for generation in self._live.values()
+            if request_id in generation.request.ids and generation.caller == current_caller()
+        ]
         if not named:
             raise UnknownRequestError(f'no live request has the id "{request_id}"')
         for generation in named:
@@ -188,6 +197,7 @@ class Dispatcher:
         for request in requests:
             if request.request_id in self._live:
                 raise DuplicateRequestError(request.request_id)
+        self._quotas.enter(current_caller(), len(requests))
         return [self._enter(request) for request in requests]
 
     def _check_context(self, requests: Sequence[GenerationRequest]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from services.gateway.api_keys import current_caller
 from services.gateway.delivery import DeliveryRecord
 from services.gateway.pacer import DueToken, Pacer
 from services.gateway.types import (
@@ -44,6 +45,7 @@ class Generation:
         self.num_prompt_tokens = 0  # known once it is answered
         self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
         self.is_lagging = False  # tokens came due while the last batch was being written
+        self.caller = current_caller()
         self.on_progress: ProgressListener = _ignore_progress
         self._clock = clock
         self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -133,6 +135,11 @@ class Generation:
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._num_generated,
         )
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the prompt's and the output's tokens so far."""
+        return self.num_prompt_tokens + self._num_generated
 
     @property
     def result(self) -> str:

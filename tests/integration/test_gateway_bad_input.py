@@ -347,13 +347,6 @@ async def test_fields_of_a_later_version_are_left_alone(client, executor) -> Non
     executor.submits.clear()
 
 
-async def test_a_message_above_the_limit_is_refused(client, stub) -> None:
-    with pytest.raises(aio.AioRpcError) as refused:
-        await stub.Generate(make_generate(text="x" * (65 << 20))).read()
-
-    assert refused.value.code().name == "RESOURCE_EXHAUSTED"
-
-
 async def test_too_much_metadata_is_refused(stub) -> None:
     with pytest.raises(aio.AioRpcError) as refused:
         await stub.Chat(make_chat(), metadata=(("x-y", "a" * MAX_HEAD_BYTES),)).read()

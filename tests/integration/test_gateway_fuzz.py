@@ -49,7 +49,7 @@ def running_edge() -> Iterator[Edge]:
 
     async def serve() -> None:
         executor = FakeExecutor()
-        executor.script_for = lambda _: Script(texts=["a", "é"])
+        executor.script_for = lambda _: Script(texts=["é"])  # a second one may be due in years
         await executor.start()
         async with gateway_for(executor) as client:
             await client.wait_ready()
@@ -82,30 +82,12 @@ numbers = st.integers(-3, 30) | st.floats(-3, 3) | st.sampled_from([2**31, 2**63
 texts = st.sampled_from(
     ["", "a", MODEL, "user", "json_object", "json_schema", "text", "\0", "é\u2028"]
 )
-values = st.recursive(
-    st.none() | st.booleans() | numbers | texts,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "role",
-                    "content",
-                    "type",
-                    "schema",
-                    "json_schema",
-                    "include_usage",
-                    "regex",
-                    "choice",
-                ]
-                + ["slo_tbt_ms", "consumption_rate_tps", "pace_tail", "5", "x"]
-            ),
-            inner,
-            max_size=3,
-        )
-    ),
-    max_leaves=6,
-)
+names = st.sampled_from(
+    ["role", "content", "type", "schema", "json_schema", "include_usage", "regex", "choice"]
+) | st.sampled_from(["slo_tbt_ms", "consumption_rate_tps", "pace_tail", "5", "x"])
+flat = st.none() | st.booleans() | numbers | texts
+nested = st.lists(flat, max_size=3) | st.dictionaries(names, flat, max_size=3)
+values = flat | nested | st.lists(nested, max_size=2) | st.dictionaries(names, nested, max_size=2)
 good = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Hi"}],
