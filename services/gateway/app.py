@@ -36,6 +36,7 @@ from services.kit.transport import Certificates
 logger = structlog.get_logger()
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
+SEND_BUFFER_BYTES = 64 << 10  # of a connection: what it holds counts as delivered, so it is small
 CLOSE_MARGIN_S = 2  # after the drain, for last events to go out before connections are cut
 
 
@@ -81,9 +82,12 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             limits=DispatchLimits(
                 max_live_requests=settings.max_live_requests,
                 submit_timeout_s=settings.submit_timeout_s,
+                max_undelivered_tokens=settings.max_undelivered_tokens,
+                reader_timeout_s=settings.reader_timeout_s,
             ),
             clock=clock.monotonic_s,
         )
+        background = [*linking, tasks.create_task(dispatcher.watch_readers())]
         rpc_server = ServiceServer(
             f"{settings.host}:{settings.grpc_port}",
             [SERVICE_NAME],
@@ -106,7 +110,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             await _drain(dispatcher, rpc_server, settings.drain_timeout_s)
             http_server.should_exit = True
             await http_serving
-            for task in linking:
+            for task in background:
                 task.cancel()
 
 
@@ -167,6 +171,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Open the HTTP port (0 picks one). Raises OSError if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=2048)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.setblocking(False)
     return listener
 

@@ -100,6 +100,13 @@ class ExecutorLink:
         if self._session is not None and request_id in self._session.inflight:
             self._session.outbox.delivered(request_id, num_delivered)
 
+    def hold(self, request_id: RequestId, held: bool) -> bool:
+        """Have a request's generation held, or go on. False, and ignored, if it is not in hand."""
+        if self._session is None or request_id not in self._session.inflight:
+            return False
+        self._session.outbox.hold(request_id, held)
+        return True
+
     async def run(self) -> None:
         """Keep the stream open until cancelled. Never raises because of the executor."""
         backoff_s = MIN_BACKOFF_S

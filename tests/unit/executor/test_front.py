@@ -54,6 +54,7 @@ class FakeEngine:
     sinks: dict[str, DeltaSink] = field(default_factory=dict)
     render_gate: asyncio.Event = field(default_factory=asyncio.Event)
     delivered: dict[str, int] = field(default_factory=dict)
+    holds: list[tuple[str, bool]] = field(default_factory=list)
 
     async def prepare(self, submission: Submission) -> PreparedRequest:
         assert isinstance(submission.input, TextInput)
@@ -80,6 +81,9 @@ class FakeEngine:
 
     def deliver(self, engine_id: str, num_delivered: int) -> None:
         self.delivered[engine_id] = num_delivered
+
+    def hold(self, engine_id: str, held: bool) -> None:
+        self.holds.append((engine_id, held))
 
     async def observe(self) -> EngineObservation:
         return EngineObservation(
@@ -400,3 +404,13 @@ async def test_a_watch_ends_when_the_front_has_drained(front: Front, session: Se
 async def test_an_engine_that_loads_cannot_be_watched() -> None:
     with pytest.raises(UnavailableError):
         await anext(Front(model_id="m", max_num_reqs=1).observations(0.0))
+
+
+async def test_a_hold_reaches_the_engine_under_its_own_id(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a", "slow")  # the engine has yet to hear of the second
+    session.hold([("a", True), ("slow", True), ("never here", True)])
+    session.hold([("a", False)])
+
+    assert engine.holds == [("a-x", True), ("a-x", False)]
