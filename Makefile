@@ -112,4 +112,5 @@ bench-parking: setup models ## park and resume by way and size, write-through, T
 
 bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
 	$(BIN)/python -m bench.e2e.prediction
+	$(BIN)/python -m bench.e2e.halved_link
 	$(BIN)/python -m bench.e2e $(E2E)

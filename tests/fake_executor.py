@@ -5,6 +5,7 @@ frames of its own, and sees what the gateway sent.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -68,6 +69,7 @@ class Session:
     def __init__(self) -> None:
         self.frames: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.running: defaultdict[str, asyncio.Event] = defaultdict(open_gate)  # unless held
         self.end_code = grpc.StatusCode.OK
         self._sequence = 0
 
@@ -144,6 +146,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.aborted: list[str] = []
         self.delivered: dict[str, int] = {}
         self.delivered_messages: list[pb.Delivered] = []
+        self.holds: list[tuple[str, bool]] = []  # in the order in which they came
         self.gateway_ids: list[str] = []
         self.session: Session | None = None  # newest
         self.port = 0
@@ -242,10 +245,21 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             case "abort":
                 self.aborted.append(request.abort.request_id)
                 session.tasks[request.abort.request_id].cancel()
+            case "hold":
+                for request_hold in request.hold.requests:
+                    self._hold(request_hold, session)
             case "delivered":
                 self.delivered_messages.append(request.delivered)
                 for count in request.delivered.counts:
                     self.delivered[count.request_id] = count.num_delivered_tokens
+
+    def _hold(self, hold: pb.RequestHold, session: Session) -> None:
+        self.holds.append((hold.request_id, hold.held))
+        running = session.running[hold.request_id]
+        if hold.held:
+            running.clear()
+        else:
+            running.set()
 
 
 async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
@@ -265,6 +279,7 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
         is_accepted = True
         await script.generating.wait()
         for text in script.texts:
+            await session.running[request_id].wait()
             session.send_tokens(request_id, num_tokens, [text], submit)
             num_tokens += 1
             await asyncio.sleep(script.interval_s)

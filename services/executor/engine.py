@@ -13,13 +13,13 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from services.executor.collector import DeltaSink, Reporting, StepCollector
 from services.executor.context_length import resolve_max_tokens
-from services.executor.delivery_relay import DeliveryRelay
 from services.executor.engine_config import make_config
 from services.executor.kv import engine_calls
 from services.executor.kv.options import layers_per_group
 from services.executor.load_recorder import LoadRecorder
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompt_renderer import PromptRenderer, rejection_of
+from services.executor.reader_relay import ReaderRelay
 from services.executor.sampling import blamed_parameter, to_vllm_sampling
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
@@ -57,7 +57,8 @@ class Engine:
         self._load = load
         self._renderer = PromptRenderer(llm.renderer)
         self._aborts: set[asyncio.Task[None]] = set()
-        self._relay = DeliveryRelay(self._call_deliver)
+        self._delivered = ReaderRelay[int](self._call_deliver)
+        self._holds = ReaderRelay[bool](self._call_hold)
         self._background: list[asyncio.Task[None]] = []
         self._supported_tasks: Any = ()
         self._closing = False
@@ -84,7 +85,8 @@ class Engine:
         self._llm._run_output_handler()
         self._background = [
             asyncio.create_task(self._watch_output(), name="engine-watch"),
-            asyncio.create_task(self._relay.run(), name="delivery-relay"),
+            asyncio.create_task(self._delivered.run(), name="delivered-relay"),
+            asyncio.create_task(self._holds.run(), name="hold-relay"),
         ]
 
     async def _watch_output(self) -> None:
@@ -190,10 +192,17 @@ class Engine:
 
     def deliver(self, engine_id: str, num_delivered: int) -> None:
         """Let the scheduler know soon how many tokens a reader has. Returns at once."""
-        self._relay.note(engine_id, num_delivered)
+        self._delivered.note(engine_id, num_delivered)
+
+    def hold(self, engine_id: str, held: bool) -> None:
+        """Have a request held soon, or let go on: its reader has stopped, or reads again."""
+        self._holds.note(engine_id, held)
 
     async def _call_deliver(self, counts: dict[str, int]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.DELIVER, counts)
+
+    async def _call_hold(self, holds: dict[str, bool]) -> None:
+        await self._llm.engine_core.call_utility_async(engine_calls.HOLD, holds)
 
     async def observe(self) -> EngineObservation:
         """Return what the scheduler sees now, between two steps; never returns if it has died."""

@@ -38,6 +38,7 @@ class GenerationEngine(Protocol):
     async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None: ...
     def abort(self, engine_ids: Sequence[str]) -> None: ...
     def deliver(self, engine_id: str, num_delivered: int) -> None: ...
+    def hold(self, engine_id: str, held: bool) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -222,6 +223,13 @@ class Session:
                 live.num_delivered = max(live.num_delivered, num_delivered)
                 if live.engine_id:
                     self._engine.deliver(live.engine_id, live.num_delivered)
+
+    def hold(self, holds: Iterable[tuple[str, bool]]) -> None:
+        """Hold requests whose readers have stopped, or let them go on; unknown ones are ignored."""
+        for request_id, held in holds:
+            live = self._live.get(request_id)
+            if live is not None and live.engine_id:
+                self._engine.hold(live.engine_id, held)
 
     def end_input(self) -> None:
         """Say that the gateway will send nothing more: the session ends with its last request."""

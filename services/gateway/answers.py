@@ -65,6 +65,7 @@ class WholeAnswers(_Answers):
 
 async def _collected(generation: Generation) -> Answer:
     tokens = [token async for batch in generation.batches() for token in batch]
+    generation.ending_taken()
     return Answer(tokens=tokens, finish=_uncancelled(generation), prompt=generation.prompt)
 
 
@@ -124,6 +125,7 @@ class StreamedAnswers(_Answers):
                 await stream.send(events)
         finish = _uncancelled(generation)
         await stream.send(chunks.ending(finish))
+        generation.ending_taken()
         return finish
 
 

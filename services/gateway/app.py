@@ -37,6 +37,7 @@ from services.kit.transport import Certificates
 logger = structlog.get_logger()
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
+SEND_BUFFER_BYTES = 64 << 10  # of a connection: what it holds counts as delivered, so it is small
 CLOSE_MARGIN_S = 2  # after the drain, for last events to go out before connections are cut
 
 
@@ -82,9 +83,12 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             limits=DispatchLimits(
                 max_live_requests=settings.max_live_requests,
                 submit_timeout_s=settings.submit_timeout_s,
+                max_undelivered_tokens=settings.max_undelivered_tokens,
+                reader_timeout_s=settings.reader_timeout_s,
             ),
             clock=clock.monotonic_s,
         )
+        background = [*linking, tasks.create_task(dispatcher.watch_readers())]
         rpc_server = ServiceServer(
             f"{settings.host}:{settings.grpc_port}",
             [SERVICE_NAME],
@@ -108,7 +112,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             await _drain(dispatcher, rpc_server, settings.drain_timeout_s)
             http_server.should_exit = True
             await http_serving
-            for task in linking:
+            for task in background:
                 task.cancel()
 
 
@@ -171,6 +175,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.create_server((host, port), family=family, backlog=2048)
     # Connections inherit it; asyncio itself leaves it off for a socket made like this one.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.setblocking(False)
     return listener
 

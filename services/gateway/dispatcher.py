@@ -12,6 +12,7 @@ from services.gateway.api_keys import current_caller
 from services.gateway.checks import check_context
 from services.gateway.errors import (
     DuplicateRequestError,
+    ReaderStoppedError,
     TooManyRequestsError,
     UnknownModelError,
     UnknownRequestError,
@@ -46,6 +47,7 @@ from services.kit.progress_ledger import RequestRef
 
 log = structlog.get_logger()
 
+MAX_WATCH_INTERVAL_S = 1.0
 DRAINING_MESSAGE = "the gateway is shutting down"
 
 
@@ -53,6 +55,8 @@ DRAINING_MESSAGE = "the gateway is shutting down"
 class DispatchLimits:
     max_live_requests: int  # >= 1
     submit_timeout_s: float  # for an executor to accept or reject, > 0
+    max_undelivered_tokens: int  # due and not taken by a reader, from which it is held, >= 1
+    reader_timeout_s: float  # for a reader to take what was handed to it, > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,18 @@ class Dispatcher:
             for link in self._links.values():
                 link.abort(generation.request.request_id)
 
+    async def watch_readers(self) -> None:
+        """End requests whose readers take nothing, until cancelled; one loop for all of them."""
+        timeout_s = self._limits.reader_timeout_s
+        while True:
+            await asyncio.sleep(min(timeout_s / 4, MAX_WATCH_INTERVAL_S))
+            now_s = self._clock()
+            for generation in list(self._live.values()):
+                if generation.reader_stopped_for_s(now_s) >= timeout_s:
+                    log.info("reader_stopped", request_id=generation.request.request_id)
+                    generation.give_up(ReaderStoppedError("the reader has stopped reading"))
+                    self.drop(generation)
+
     def start_draining(self) -> None:
         """Refuse new requests from now on."""
         self._is_draining = True
@@ -209,7 +225,11 @@ class Dispatcher:
 
     def _enter(self, request: GenerationRequest) -> Generation:
         generation = Generation(
-            request, pacer=self._pacer, clock=self._clock, arrived_s=self._clock()
+            request,
+            pacer=self._pacer,
+            clock=self._clock,
+            arrived_s=self._clock(),
+            max_undelivered_tokens=self._limits.max_undelivered_tokens,
         )
         self._live[request.request_id] = generation
         self._idle.clear()
@@ -272,7 +292,7 @@ class Dispatcher:
             raise
         ref = RequestRef(info.executor_id, request.request_id, number)
         self._routes[request.request_id] = _Route(link, ref)
-        generation.on_progress = self._note_progress
+        generation.listener = self
         self._reports.register(
             convert.registration_to_proto(
                 request,
@@ -282,9 +302,15 @@ class Dispatcher:
             )
         )
 
-    def _note_progress(self, request_id: RequestId, num_delivered: int) -> None:
+    def progressed(self, request_id: RequestId, num_delivered: int) -> None:
         """Tell executor and tracker how far a reader has come."""
         route = self._routes.get(request_id)
         if route is not None:
             route.link.delivered(request_id, num_delivered)
             self._reports.update(route.ref, num_delivered=num_delivered)
+
+    def lags(self, request_id: RequestId, hold: bool) -> None:
+        """Have the executor hold a request whose reader lags, or go on with it."""
+        route = self._routes.get(request_id)
+        if route is not None and route.link.hold(request_id, hold) and hold:
+            metrics.HOLDS.inc()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from services.kit.errors import (
     ConflictError,
+    DeadlineError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -37,6 +38,12 @@ class CancelledRequestError(ConflictError):
     """Somebody cancelled the request by its id."""
 
     reason = "CANCELLED"
+
+
+class ReaderStoppedError(DeadlineError):
+    """The reader has taken nothing for too long; its request is aborted."""
+
+    reason = "READER_TIMEOUT"
 
 
 class ContextLengthError(InvalidRequestError):

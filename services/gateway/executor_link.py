@@ -134,6 +134,13 @@ class ExecutorLink:
             raise UnavailableError("the executor is not connected")
         return self._session
 
+    def hold(self, request_id: RequestId, held: bool) -> bool:
+        """Have a request's generation held, or go on. False, and ignored, if it is not in hand."""
+        if self._session is None or request_id not in self._session.inflight:
+            return False
+        self._session.outbox.hold(request_id, held)
+        return True
+
     async def run(self) -> None:
         """Keep the stream open until cancelled. Never raises because of the executor."""
         backoff_s = MIN_BACKOFF_S

@@ -12,7 +12,7 @@ from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.executor_client import MODEL, Answer, GatewayStream
+from tests.executor_client import MODEL, Answer, GatewayStream, check_hold
 from tests.executor_process import MAX_MODEL_LEN, MAX_NUM_SEQS, ExecutorProcess
 from tests.executor_stock import answers_of_stock_vllm
 
@@ -313,6 +313,12 @@ async def test_the_chat_template_is_applied(gateway: GatewayStream) -> None:
     assert chat.ids == text.ids
 
 
+async def test_a_held_request_waits_with_its_deposit_and_goes_on_where_it_was(
+    gateway: GatewayStream,
+) -> None:
+    await check_hold(gateway, prompt=PROMPT * 20)
+
+
 async def test_token_ids_are_taken_as_they_are(gateway: GatewayStream) -> None:
     ids = gen.TokenIds(ids=[0, 300, 301, 302])
     answer = await gateway.ask("ids", token_ids=ids, sampling=GREEDY)
@@ -578,7 +584,7 @@ async def observe(
 async def test_the_scheduler_sees_the_deposit_of_a_slow_reader(gateway: GatewayStream) -> None:
     level = gen.ServiceLevel(consumption_rate_tps=0.001)  # the second token is due in 1,000 s
     answer = await gateway.submit(
-        "slow", text=PROMPT, sampling={"max_tokens": 1900}, service_level=level
+        "slow", text=PROMPT, sampling={**GREEDY, "max_tokens": 1900}, service_level=level
     )
     await gateway.wait(answer.started)
     counts = [
@@ -608,7 +614,7 @@ async def test_a_gateway_that_comes_back_finds_nothing_of_its_readers(
     executor: ExecutorProcess,
 ) -> None:
     async with GatewayStream(executor.address) as gateway:
-        answer = await gateway.submit("r", text=PROMPT, sampling={"max_tokens": 1900})
+        answer = await gateway.submit("r", text=PROMPT, sampling={**GREEDY, "max_tokens": 1900})
         await gateway.wait(answer.started)
     async with GatewayStream(executor.address) as gateway:
         counts = [pb.DeliveredCount(request_id="r", num_delivered_tokens=3)]

@@ -59,6 +59,7 @@ class FakeEngine:
     sinks: dict[str, DeltaSink] = field(default_factory=dict)
     render_gate: asyncio.Event = field(default_factory=asyncio.Event)
     delivered: dict[str, int] = field(default_factory=dict)
+    holds: list[tuple[str, bool]] = field(default_factory=list)
 
     async def prepare(self, submission: Submission) -> PreparedRequest:
         assert isinstance(submission.input, TextInput)
@@ -87,6 +88,9 @@ class FakeEngine:
 
     def deliver(self, engine_id: str, num_delivered: int) -> None:
         self.delivered[engine_id] = num_delivered
+
+    def hold(self, engine_id: str, held: bool) -> None:
+        self.holds.append((engine_id, held))
 
     async def observe(self) -> EngineObservation:
         return EngineObservation(
@@ -478,3 +482,13 @@ async def test_what_the_engine_cannot_tokenise_names_its_field(front: Front) -> 
 async def test_a_front_without_an_engine_tokenises_nothing() -> None:
     with pytest.raises(UnavailableError):
         await Front(model_id="m", max_num_reqs=1).detokenize("m", [1])
+
+
+async def test_a_hold_reaches_the_engine_under_its_own_id(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a", "slow")  # the engine has yet to hear of the second
+    session.hold([("a", True), ("slow", True), ("never here", True)])
+    session.hold([("a", False)])
+
+    assert engine.holds == [("a-x", True), ("a-x", False)]
