@@ -26,6 +26,7 @@ class Answer:
     tokens: list[pb.Token] = field(default_factory=list)
     arrived_s: list[float] = field(default_factory=list)  # one per token, monotonic
     ending: pb.Ending | None = None
+    prompt: gen.EchoedPrompt | None = None  # given back
     done: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)  # has a token
 
@@ -194,6 +195,10 @@ class GatewayStream:
         assert answer.num_prompt_tokens is not None, "tokens before the acceptance"
         assert answer.ending is None, "something after the ending"
         assert output.first_token_index == len(answer.tokens), "a gap"
+        if output.HasField("prompt"):
+            assert output.tokens, "an echo without a token"
+            assert not answer.tokens, "an echo after the first token"
+            answer.prompt = output.prompt
         answer.tokens.extend(output.tokens)
         answer.arrived_s.extend([time.monotonic()] * len(output.tokens))
         if answer.tokens:

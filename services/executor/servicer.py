@@ -47,6 +47,17 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
             self._front.load(), num_deposited_tokens=self._front.num_deposited
         )
 
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        prompt, options = convert.tokenize_from_proto(request)
+        return convert.tokenization_to_proto(
+            await self._front.tokenize(request.model, prompt, options)
+        )
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(text=await self._front.detokenize(request.model, request.ids))
+
     async def WatchRequests(
         self, request: pb.WatchRequestsRequest, context: Context
     ) -> AsyncIterator[pb.WatchRequestsResponse]:

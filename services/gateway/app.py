@@ -21,6 +21,7 @@ from services.gateway.dispatcher import Dispatcher, DispatchLimits
 from services.gateway.executor_link import ExecutorLink
 from services.gateway.guard import GrpcGuard, HttpGuard
 from services.gateway.http_edge import HttpEdge
+from services.gateway.http_protocol import BoundedHttpProtocol
 from services.gateway.pacer import Pacer, TimerHandle
 from services.gateway.reports import DeliveryReports, NoReports
 from services.gateway.routes import make_app
@@ -95,8 +96,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             interceptors=[GrpcGuard(keys)],
         )
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
-        app = HttpEdge(HttpGuard(make_app(dispatcher), keys))
-        http_server = _HttpServer(_http_config(app, settings.edge_transport.certificates))
+        app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
+        edge = HttpEdge(HttpGuard(app, keys))
+        http_server = _HttpServer(_http_config(edge, settings.edge_transport.certificates))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
         await rpc_server.mark_serving()
@@ -156,7 +158,7 @@ def _http_config(app: HttpEdge, certificates: Certificates | None) -> uvicorn.Co
             tls |= {"ssl_ca_certs": certificates.ca_file, "ssl_cert_reqs": ssl.CERT_REQUIRED}
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -171,6 +173,8 @@ def _listen(host: str, port: int) -> socket.socket:
     """Open the HTTP port (0 picks one). Raises OSError if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=2048)
+    # Connections inherit it; asyncio itself leaves it off for a socket made like this one.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.setblocking(False)
     return listener

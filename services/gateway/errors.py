@@ -55,7 +55,15 @@ class BodyTooLargeError(InvalidRequestError):
 
 
 class TooManyRequestsError(OverloadedError):
+    """The gateway has as many live requests as it may have, or would."""
+
     reason = "TOO_MANY_REQUESTS"
+
+    def __init__(self, *, limit: int, num_free: int) -> None:
+        """`limit` live requests are allowed, `num_free` >= 0 more would be taken now."""
+        super().__init__("too many live requests; try again later")
+        self.limit = limit
+        self.num_free = num_free
 
 
 class KeyLimitError(OverloadedError):

@@ -19,6 +19,7 @@ from services.gateway.types import (
 )
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
+from services.kit.logprobs import EchoedPrompt
 from services.pacing.deposit import release_interval_s
 
 
@@ -61,6 +62,8 @@ class Generation:
         self.request = request
         self.finish: Finish | None = None  # set when `batches` has ended
         self.num_prompt_tokens = 0  # known once it is answered
+        self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
+        self.is_lagging = False  # tokens came due while the last batch was being written
         self.caller = current_caller()
         self.listener: ReaderListener = _Nobody()
         self._clock = clock
@@ -89,6 +92,9 @@ class Generation:
     def rejected(self, error: ServiceError) -> None:
         if not self._answer.done():
             self._answer.set_exception(error)
+
+    def echoed(self, prompt: EchoedPrompt) -> None:
+        self.prompt = prompt
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         self._num_generated += len(tokens)
@@ -149,6 +155,7 @@ class Generation:
         while batch := await self._take():
             self._reader.handed(self._clock())
             yield [due.token for due in batch]
+            self.is_lagging = bool(self._ready)
             self._record.written(batch, self._clock())
             self.listener.progressed(self.request.request_id, self._record.num_written)
             self._reader.took(len(batch))
@@ -160,6 +167,10 @@ class Generation:
             num_output_tokens=self._num_generated,
         )
         self._reader.handed(self._clock())  # what follows the last token is waited for too
+
+    def ending_taken(self) -> None:
+        """Note that the reader has all of this answer, though others to the same call go on."""
+        self._reader.took(0)
 
     def reader_stopped_for_s(self, now_s: float) -> float:
         """Return how long the reader has taken nothing of what was handed to it."""

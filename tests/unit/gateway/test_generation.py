@@ -195,6 +195,35 @@ async def test_a_refusal_is_raised_and_can_be_forgotten() -> None:
     assert generation.num_prompt_tokens == 3
 
 
+async def test_who_has_all_of_an_answer_is_waited_for_no_more() -> None:
+    generation = make_generation(ServiceLevel())
+    generation.ended(FinishReason.STOP)
+    assert await read(generation) == []
+    assert generation.reader_stopped_for_s(50.0) == 50.0  # the ending is to be written
+
+    generation.ending_taken()
+
+    assert generation.reader_stopped_for_s(50.0) == 0.0
+
+
+async def test_tokens_that_come_while_a_batch_is_written_are_late_for_it() -> None:
+    generation = make_generation(ServiceLevel())
+    batches = generation.batches()
+    generation.extended(make_tokens(1), 0.0)
+    await anext(batches)
+    assert not generation.is_lagging
+
+    generation.extended([Token(1, 1, "x"), Token(2, 2, "x")], 0.0)  # nobody asked yet
+    assert len(await anext(batches)) == 2
+    assert generation.is_lagging
+
+    reading = asyncio.ensure_future(anext(batches))
+    await asyncio.sleep(0)
+    generation.extended([Token(3, 3, "x"), Token(4, 4, "x")], 0.0)  # as soon as they are asked for
+    assert len(await reading) == 2
+    assert not generation.is_lagging
+
+
 async def test_a_reader_that_lags_has_generation_held_until_it_has_caught_up() -> None:
     generation = make_generation(ServiceLevel())
     generation.listener = listener = Listener()
