@@ -30,10 +30,10 @@ GIVEN_UP_S = 5 * KEEPALIVE_S  # one and a half, and slack
 
 
 def die(stack: Stack, name: str) -> None:
-    """Kill a process and leave it dead for a while."""
+    """Kill a process, leave it dead for a while, start it again."""
     stack.redis.kill() if name == "redis" else stack.kill(name)
     time.sleep(DEAD_S)
-    stack.redis.start() if name == "redis" else stack.start(name)
+    stack.redis.start() if name == "redis" else stack.launch(name)
 
 
 def hang(stack: Stack, name: str) -> None:
@@ -52,7 +52,7 @@ def undisturbed(stack: Stack) -> list[Received]:
 @pytest.mark.parametrize(
     ("fault", "life_s"),
     [
-        pytest.param(die, 18.0, id="die"),
+        pytest.param(die, 15.0, id="die"),
         pytest.param(hang, 3 * HANG_S + 9.0, id="hang"),
     ],
 )
@@ -74,6 +74,8 @@ async def test_planner_tracker_and_redis_may(
         during.append((name, start_s, time.monotonic()))
     assert not task.done()  # the faults fell into the streams' life
     pairs = await task
+    for name in ("planner", "tracker"):
+        await asyncio.to_thread(stack.wait_serving, name)
 
     for pair, reference in zip(pairs, undisturbed, strict=True):
         assert_complete(pair, reference, NUM_TOKENS)
