@@ -47,6 +47,11 @@ def test_prefix_caching_is_switched_off_unless_asked_for(config: Any) -> None:
         make_config(make_settings(enable_prefix_caching=True))
 
 
+def test_layerwise_kv_serves_in_the_order_of_arrival() -> None:
+    with pytest.raises(ValueError, match="scheduling_policy"):
+        make_config(make_settings(scheduling_policy="priority"))
+
+
 def test_stock_vllm_keeps_prefix_caching() -> None:
     plain = make_config(make_settings(layerwise_kv=False))
 
@@ -58,6 +63,7 @@ def test_one_setting_switches_to_stock_vllm() -> None:
     stock = make_config(make_settings(policy="vllm"))
 
     assert stock.kv_transfer_config is None
+    assert stock.scheduler_config.policy == "fcfs"
     assert "EvenflowScheduler" in str(stock.scheduler_config.scheduler_cls)
 
 
