@@ -21,7 +21,6 @@ from simulator.sizing import Readers, Trial, largest_held
 from simulator.tables import print_rows
 from simulator.workload import (
     ArrivingRequest,
-    constant_length,
     published_lengths,
     read_jsonl,
     read_orbitflow,
@@ -73,8 +72,8 @@ def simulate(
     model_name: ModelOption,
     device_name: DeviceOption,
     policy: PoliciesOption = DEFAULT_POLICIES,
-    rate: Annotated[list[float], typer.Option(help="requests per second, repeatable")] = [0.1],  # noqa: B006
-    slo_scale: Annotated[list[float], typer.Option(help="x base SLO, repeatable")] = [1.5],  # noqa: B006
+    rate: Annotated[list[float], typer.Option(help="requests per second, repeatable")] = [0.1],
+    slo_scale: Annotated[list[float], typer.Option(help="x base SLO, repeatable")] = [1.5],
     tbt_ms: Annotated[float, typer.Option(min=0, help="TBT SLO instead of a scale")] = 0.0,
     lengths: Annotated[LengthsName, typer.Option(help="data set")] = LengthsName("sharegpt"),
     trace: Annotated[Path | None, typer.Option(help="JSONL, or OrbitFlow's JSON")] = None,
@@ -131,9 +130,7 @@ def simulate(
 
 def _read_trace(path: Path, step_s: float) -> list[ArrivingRequest]:
     try:
-        return (
-            read_orbitflow(path, step_s=step_s) if path.suffix == ".json" else read_jsonl(path)
-        )
+        return read_orbitflow(path, step_s=step_s) if path.suffix == ".json" else read_jsonl(path)
     except (OSError, ValueError, KeyError) as error:
         raise typer.BadParameter(f"{path}: {error}") from error
 

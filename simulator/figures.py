@@ -75,9 +75,7 @@ def delivered_s(outcome: Outcome) -> list[float]:
     return due_times_s(generated_s, release_interval_s(level), flushed_s=flushed_s)
 
 
-def _num_in_time(
-    before_s: Sequence[float], written_s: Sequence[float], interval_s: float
-) -> int:
+def _num_in_time(before_s: Sequence[float], written_s: Sequence[float], interval_s: float) -> int:
     return sum(
         not violates_delivered_tbt(written, before, interval_s)
         for before, written in zip(before_s, written_s, strict=True)

@@ -70,9 +70,7 @@ class Cell:
     def run(self) -> dict[str, float | str]:
         """Return what identifies the cell, and its figures."""
         level = ServiceLevel(slo_tbt_s=self.slo_tbt_s, slo_tpot_s=self.slo_tbt_s)
-        requests = self.workload.requests(
-            rate_per_s=self.rate_per_s, seed=self.seed, level=level
-        )
+        requests = self.workload.requests(rate_per_s=self.rate_per_s, seed=self.seed, level=level)
         options = PlanningOptions(policy=self.policy, parameters=self.parameters, seed=self.seed)
         record = run_policy(self.deployment, requests, options, seed=self.seed)
         return {

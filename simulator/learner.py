@@ -32,9 +32,7 @@ class Learner(Protocol):
     def answer_ended(self, num_output_tokens: int) -> None:
         """Take in the length of a complete answer."""
 
-    def predict_output(
-        self, num_output_tokens: int, max_tokens: int
-    ) -> tuple[int, int] | None:
+    def predict_output(self, num_output_tokens: int, max_tokens: int) -> tuple[int, int] | None:
         """Return a range of the whole answer's length, given its length so far and its limit."""
 
 

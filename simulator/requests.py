@@ -76,7 +76,7 @@ class KVState:
             del self.restoring[group]
         if back:
             self.offloaded = tuple(group for group in self.offloaded if group not in back)
-            as_planned = self.wanted == set(self.offloaded)
+            as_planned = self.wanted == frozenset(self.offloaded)
             buffers = self.wanted_buffers if as_planned else self.num_buffers
             self.num_buffers = min(self.num_buffers, buffers, len(self.offloaded))
         return bool(back)

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.placement.blocks import BlockGeometry, min_request_blocks, num_request_blocks
 from services.placement.blocks import RESIDENT as RESIDENT_BLOCKS
+from services.placement.blocks import BlockGeometry, min_request_blocks, num_request_blocks
 from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
 from services.placement.types import EngineShape
 from simulator.blocks import BlockLedger
@@ -63,8 +63,8 @@ class Scheduler:
             if turn is not None:
                 turns.append(turn)
                 budget -= turn.num_tokens
-        while budget > 0 and (request := self._admit()) is not None:
-            turn = self._turn(request, budget, now_s)
+        while budget > 0 and (admitted := self._admit()) is not None:
+            turn = self._turn(admitted, budget, now_s)
             if turn is None:
                 break
             turns.append(turn)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 Row = Mapping[str, float | str]
-WIDE = 120  # columns of a terminal that has room for every figure
+WIDE = 160  # columns of a terminal that has room for every figure
 
 
 def _percent(value: float) -> str:

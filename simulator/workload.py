@@ -169,5 +169,3 @@ def read_orbitflow(path: Path, *, step_s: float) -> list[ArrivingRequest]:
 
 def with_level(requests: Iterable[ArrivingRequest], level: ServiceLevel) -> list[ArrivingRequest]:
     return [replace(request, level=level) for request in requests]
-
-

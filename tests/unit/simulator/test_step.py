@@ -121,7 +121,7 @@ def steps(draw) -> tuple[list[float], list[StagedRequest]]:
     return compute, requests
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps(), st.integers(1, 16), st.sampled_from([0.0, 0.25]))
 def test_no_step_is_shorter_than_its_compute_or_its_copies(step, chunk, slowdown) -> None:
     compute, requests = step
@@ -134,7 +134,7 @@ def test_no_step_is_shorter_than_its_compute_or_its_copies(step, chunk, slowdown
     assert times.end_s <= (1 + slowdown) * sum(compute) + num_bytes + 1e-9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps(), st.integers(1, 16))
 def test_half_the_link_never_speeds_up_one_request(step, chunk) -> None:
     compute, requests = step
@@ -144,7 +144,7 @@ def test_half_the_link_never_speeds_up_one_request(step, chunk) -> None:
     assert half.end_s >= full.end_s - 1e-9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps(), st.integers(1, 4))
 def test_half_the_link_speeds_no_step_up_by_more_than_a_chunk_under_way(step, chunk) -> None:
     # A faster link may have begun a less urgent chunk when an urgent copy is released: each release
@@ -156,7 +156,7 @@ def test_half_the_link_speeds_no_step_up_by_more_than_a_chunk_under_way(step, ch
     assert half.end_s >= full.end_s - chunk / 2.0 - 1e-9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps())
 def test_fine_chunks_come_close_to_the_planners_formula(step) -> None:
     # The formula is fluid: chunks of one byte differ from it by one byte's time per layer at most.
