@@ -75,7 +75,9 @@ FAULTS = {
     )
 }
 MAX_GROWTH_BYTES = 48 << 20
-MIN_RESUMES_FRAC = 0.05  # of a round's requests, by each way
+# A load that waits too long for blocks is put back and decided anew, so that few end as one.
+WAYS = (*ResumeWay, ResumeWay.LOAD, ResumeWay.LOAD)
+MIN_RESUMES = 5  # of a round, by each way
 REST_PERIOD, REST_LENGTH = 200, 50  # steps; nobody is held during the last ones of each period
 
 
@@ -159,7 +161,7 @@ class Round:
                 "wrong_tokens": _wrong_tokens(expected, outcome, cut_short=aborted | ended),
                 "errors_without_faults": len(ended) if self._faults is None else 0,
                 "memory_growth_bytes": max(0, self._memory.growth_bytes - MAX_GROWTH_BYTES),
-                "rare_ways": self._rare_ways(len(workload)),
+                "rare_ways": {way: n for way, n in self._resumes().items() if n < MIN_RESUMES},
                 **lost,
             },
             "num_requests": len(workload),
@@ -167,14 +169,14 @@ class Round:
             "num_failed": len(ended),
             "num_steps": outcome.num_steps,
             "num_preemptions": outcome.num_preemptions,
-            "resumes": {way.value: self._control.resumes.counts[way] for way in ResumeWay},
+            "resumes": self._resumes(),
             "seconds": round(time.monotonic() - began_s, 1),
             "memory_growth_bytes": self._memory.growth_bytes,
             "events": {name: getattr(events, name) for name in events.__slots__},
         }
 
     def _carry_out(self, workload: Sequence[Arrival]) -> Outcome:
-        self._control.choose_way = random_way(self._seed)
+        self._control.choose_way = random_way(self._seed, WAYS)
         hook = with_rests(together(churn(self._seed, share=0.1), holds(self._seed, begin=0.08)))
         hook = together(hook, self._memory)
         if self._faults is None:
@@ -189,9 +191,8 @@ class Round:
             "lost_slots": owner.host.num_used,
         }
 
-    def _rare_ways(self, num_requests: int) -> dict[str, int]:
-        counts = {way.value: self._control.resumes.counts[way] for way in ResumeWay}
-        return {way: n for way, n in counts.items() if n < MIN_RESUMES_FRAC * num_requests}
+    def _resumes(self) -> dict[str, int]:
+        return {way.value: self._control.resumes.counts[way] for way in ResumeWay}
 
 
 def _wrong_tokens(expected: Outcome, outcome: Outcome, *, cut_short: set[str]) -> dict[str, int]:

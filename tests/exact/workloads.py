@@ -185,10 +185,12 @@ def holds(
     return hook
 
 
-def random_way(seed: int) -> Callable[[ParkedRequest, LinkAndStep], ResumeWay]:
+def random_way(
+    seed: int, ways: Sequence[ResumeWay] = tuple(ResumeWay)
+) -> Callable[[ParkedRequest, LinkAndStep], ResumeWay]:
     """Return a choice of how parked requests come back, at random."""
     rng = random.Random(seed)
-    return lambda parked, engine: rng.choice(list(ResumeWay))
+    return lambda parked, engine: rng.choice(ways)
 
 
 def together(*hooks: Hook) -> Hook:
