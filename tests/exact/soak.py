@@ -77,7 +77,7 @@ FAULTS = {
 MAX_GROWTH_BYTES = 48 << 20
 # A load that waits too long for blocks is put back and decided anew, so that few end as one.
 WAYS = (*ResumeWay, ResumeWay.LOAD, ResumeWay.LOAD)
-MIN_RESUMES = 5  # of a round, by each way
+MIN_RESUMES = 3  # of a round, by each way
 REST_PERIOD, REST_LENGTH = 200, 50  # steps; nobody is held during the last ones of each period
 
 
