@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact soak test demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test-faults soak test demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ test-integration: setup models ## contract and integration suites: real Redis, g
 
 test-e2e: setup models ## all processes, through the gateway
 	$(BIN)/python -m pytest tests/e2e
+
+test-faults: setup models ## every process and Redis killed, and hung for 30 s, under 22 streams (about 6 minutes)
+	EVENFLOW_TEST_HANG_S=30 $(BIN)/python -m pytest tests/e2e/test_faults.py
 
 test-exact: setup models ## layer-wise KV: the full product of its options (about 30 minutes)
 	$(BIN)/python -m pytest tests/exact/product.py tests/exact/failures.py

@@ -1,4 +1,4 @@
-"""The demo model: built at set-up, kept in .cache/models/demo. `python -m demo.model`."""
+"""The demo model: built once, kept in .cache/models/demo. `python -m demo.model [DIRECTORY]`."""
 
 import sys
 from pathlib import Path
@@ -22,12 +22,12 @@ class ModelQualityError(Exception):
     """The trained model misses the bar; nothing was saved."""
 
 
-def demo_model() -> Path:
-    """Return the model's directory, training it first if it is not there (two minutes)."""
+def demo_model(directory: Path = DIRECTORY) -> Path:
+    """Return `directory`, training the model into it first if it is not there (two minutes)."""
     fingerprint = _fingerprint()
-    if not is_built(DIRECTORY, fingerprint):
+    if not is_built(directory, fingerprint):
         print("training the demo model (once, about two minutes on two cores)", flush=True)
-    return build_once(DIRECTORY, fingerprint, _build)
+    return build_once(directory, fingerprint, _build)
 
 
 def _fingerprint() -> str:
@@ -91,6 +91,6 @@ class ProgressLine:
 
 if __name__ == "__main__":
     try:
-        print(f"demo model: {demo_model()}")
+        print(f"demo model: {demo_model(*map(Path, sys.argv[1:2]))}")
     except ModelQualityError as error:
         sys.exit(f"error: the demo model misses the bar: {error}")

@@ -14,6 +14,8 @@ from grpc import aio
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.kit.tls import server_credentials
+from services.kit.transport import Certificates
 
 MODEL = "test-model"
 NUM_PROMPT_TOKENS = 7
@@ -95,8 +97,14 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     """Serves one model. `start` and `kill` may alternate; the port stays."""
 
     def __init__(
-        self, *, model: str = MODEL, executor_id: str = "executor-0", max_model_len: int = 4096
+        self,
+        *,
+        model: str = MODEL,
+        executor_id: str = "executor-0",
+        max_model_len: int = 4096,
+        certificates: Certificates | None = None,
     ) -> None:
+        self._certificates = certificates
         self.model = model
         self.executor_id = executor_id
         self.max_model_len = max_model_len
@@ -119,7 +127,11 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     async def start(self) -> None:
         self._server = aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_ExecutorServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(self.address)
+        if self._certificates is None:
+            self.port = self._server.add_insecure_port(self.address)
+        else:
+            credentials = server_credentials(self._certificates)
+            self.port = self._server.add_secure_port(self.address, credentials)
         await self._server.start()
 
     async def kill(self) -> None:

@@ -18,6 +18,9 @@ from tests.redis_server import RedisServer, free_port
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 180.0  # an engine start on a busy machine
 MODEL = "exactness"
+HANG_S = float(os.environ.get("EVENFLOW_TEST_HANG_S", "2.5"))  # longer than reports and plans wait
+# A peer that hangs is noticed within one and a half of these.
+KEEPALIVE_S = 10.0 if HANG_S >= 30 else 2.0
 ENGINE_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -65,12 +68,15 @@ class Stack:
             "EXECUTOR_MAX_MODEL_LEN": 2048,
             "EXECUTOR_MAX_NUM_SEQS": 32,
             "EXECUTOR_ENFORCE_EAGER": 1,
+            "EXECUTOR_LAYERWISE_KV": "true",  # so that the planner is asked
+            "EXECUTOR_KV_HOST_MEMORY_BYTES": 64 << 20,
             "PLANNER_GRPC_PORT": self.ports["planner"],
             "PLANNER_METRICS_PORT": 0,
             "TRACKER_GRPC_PORT": self.ports["tracker"],
             "TRACKER_METRICS_PORT": 0,
             "TRACKER_REDIS_URL": self.redis.url,
         }
+        settings |= {f"{name.upper()}_GRPC_KEEPALIVE_S": KEEPALIVE_S for name in self.SERVICES}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
         return (
@@ -133,6 +139,20 @@ class Stack:
         process = self._processes.pop(name)
         process.send_signal(signum)
         return process.wait(timeout=60)
+
+    def freeze(self, name: str) -> None:
+        """Stop a service and its children, or Redis, from running, until `thaw`."""
+        self._signal(name, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """Let a frozen service go on."""
+        self._signal(name, signal.SIGCONT)
+
+    def _signal(self, name: str, signum: int) -> None:
+        if name == "redis":
+            self.redis.freeze() if signum == signal.SIGSTOP else self.redis.thaw()
+        else:
+            os.killpg(self._processes[name].pid, signum)
 
     def log_tail(self, name: str, num_lines: int = 40) -> str:
         lines = (self._log_dir / f"{name}.log").read_text(errors="replace").splitlines()

@@ -33,7 +33,9 @@ logger = structlog.get_logger()
 async def serve(settings: ExecutorSettings) -> int:
     """Serve until SIGTERM, SIGINT or the engine's death; return the exit code."""
     stop = stop_event()
-    server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+    server = ServiceServer(
+        f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME], transport=settings.transport
+    )
     tracker = _make_tracker(settings)
     front = Front(
         model_id=settings.model_id, max_num_reqs=settings.max_num_queued_reqs, progress=tracker
@@ -63,7 +65,7 @@ def _make_tracker(settings: ExecutorSettings) -> TrackerClient | None:
     if not settings.tracker:
         return None
     return TrackerClient(
-        make_channel(settings.tracker),
+        make_channel(settings.tracker, transport=settings.transport),
         executor_id=settings.id,
         epoch=clock.process_epoch(),
     )

@@ -110,6 +110,7 @@ def _controller_options(settings: ExecutorSettings) -> ControllerOptions:
         policy=settings.acting_policy,
         shadow_policy=settings.shadow_policy or "",
         planner_address=settings.planner_address,
+        transport=settings.transport,
         plan_timeout_s=settings.plan_timeout_s,
         mismatch_frac=settings.plan_mismatch_frac,
         seed=settings.seed,

@@ -3,9 +3,11 @@
 import asyncio
 import math
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 import uvicorn
@@ -14,8 +16,10 @@ import uvloop
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
+from services.gateway.api_keys import ApiKeys, read_api_keys
 from services.gateway.dispatcher import Dispatcher, DispatchLimits
 from services.gateway.executor_link import ExecutorLink
+from services.gateway.guard import GrpcGuard, HttpGuard
 from services.gateway.http_edge import HttpEdge
 from services.gateway.pacer import Pacer, TimerHandle
 from services.gateway.reports import DeliveryReports, NoReports
@@ -27,6 +31,7 @@ from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
 from services.kit.tracker_reporter import Sender, SenderKind, TrackerReporter
+from services.kit.transport import Certificates
 
 logger = structlog.get_logger()
 
@@ -55,10 +60,16 @@ class _HttpServer(uvicorn.Server):
 @asynccontextmanager
 async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """Serve while the block runs, then drain: live streams end, or are ended after the timeout."""
+    keys = ApiKeys(read_api_keys(settings.api_keys_file) if settings.api_keys_file else ())
     listener = _listen(settings.host, settings.http_port)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
     links = [
-        ExecutorLink(address, gateway_id=settings.name, clock=clock.monotonic_s)
+        ExecutorLink(
+            address,
+            gateway_id=settings.name,
+            clock=clock.monotonic_s,
+            transport=settings.transport,
+        )
         for address in settings.executor_addresses
     ]
     async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
@@ -73,9 +84,15 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ),
             clock=clock.monotonic_s,
         )
-        rpc_server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+        rpc_server = ServiceServer(
+            f"{settings.host}:{settings.grpc_port}",
+            [SERVICE_NAME],
+            transport=settings.edge_transport,
+            interceptors=[GrpcGuard(keys)],
+        )
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
-        http_server = _HttpServer(_http_config(dispatcher))
+        app = HttpEdge(HttpGuard(make_app(dispatcher), keys))
+        http_server = _HttpServer(_http_config(app, settings.edge_transport.certificates))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
         await rpc_server.mark_serving()
@@ -116,7 +133,7 @@ async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
         yield NoReports()
         return
     sender = Sender(kind=SenderKind.GATEWAY, id=settings.name, epoch=clock.process_epoch())
-    async with make_channel(settings.tracker) as channel:
+    async with make_channel(settings.tracker, transport=settings.transport) as channel:
         reporter = TrackerReporter(TrackerServiceStub(channel), sender=sender)
         async with asyncio.TaskGroup() as tasks:
             reporting = tasks.create_task(reporter.run())
@@ -127,9 +144,14 @@ async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
         await reporter.flush(settings.tracker_flush_timeout_s)
 
 
-def _http_config(dispatcher: Dispatcher) -> uvicorn.Config:
+def _http_config(app: HttpEdge, certificates: Certificates | None) -> uvicorn.Config:
+    tls: dict[str, Any] = {}
+    if certificates is not None:
+        tls |= {"ssl_certfile": certificates.cert_file, "ssl_keyfile": certificates.key_file}
+        if certificates.ca_file:
+            tls |= {"ssl_ca_certs": certificates.ca_file, "ssl_cert_reqs": ssl.CERT_REQUIRED}
     return uvicorn.Config(
-        HttpEdge(make_app(dispatcher)),
+        app,
         http="httptools",
         ws="none",
         lifespan="off",
@@ -137,6 +159,7 @@ def _http_config(dispatcher: Dispatcher) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSE_MARGIN_S,
+        **tls,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.gateway import convert, metrics
+from services.gateway.api_keys import current_caller
 from services.gateway.errors import (
     DuplicateRequestError,
     TooManyRequestsError,
@@ -16,6 +17,7 @@ from services.gateway.errors import (
 from services.gateway.executor_link import ExecutorLink
 from services.gateway.generation import Generation
 from services.gateway.pacer import Pacer
+from services.gateway.quotas import Quotas
 from services.gateway.reports import DeliveryReports
 from services.gateway.routing import RoutingGenerations, choose_executor
 from services.gateway.types import GenerationRequest, ModelInfo, RequestId
@@ -63,6 +65,7 @@ class Dispatcher:
         self._clock = clock
         self._live: dict[RequestId, Generation] = {}
         self._routes: dict[RequestId, _Route] = {}  # of live requests that an executor took
+        self._quotas = Quotas()
         self._generations = RoutingGenerations(clocks.wall_s)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -115,15 +118,16 @@ class Dispatcher:
         if route is not None:
             route.link.abandon(request_id)
             self._reports.update(route.ref, final=True)
+        self._quotas.leave(generation.caller, generation.num_tokens)
         metrics.LIVE_REQUESTS.dec()
         metrics.REQUESTS.labels(generation.result).inc()
         if not self._live:
             self._idle.set()
 
     def cancel(self, request_id: RequestId) -> None:
-        """End a live request as cancelled. Raises UnknownRequestError if there is none."""
+        """End a live request of the same caller. Raises UnknownRequestError if there is none."""
         generation = self._live.get(request_id)
-        if generation is None:
+        if generation is None or generation.caller != current_caller():
             raise UnknownRequestError(f'no live request has the id "{request_id}"')
         generation.cancel()
         for link in self._links.values():
@@ -150,6 +154,7 @@ class Dispatcher:
         request_id = request.request_id
         if request_id in self._live:
             raise DuplicateRequestError(request_id)
+        self._quotas.enter(current_caller())
         generation = Generation(
             request, pacer=self._pacer, clock=self._clock, arrived_s=self._clock()
         )

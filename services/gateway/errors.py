@@ -1,5 +1,7 @@
 """The gateway's own reasons for refusing or ending a request."""
 
+from collections.abc import Mapping
+
 from services.kit.errors import (
     ConflictError,
     InvalidRequestError,
@@ -47,6 +49,20 @@ class BodyTooLargeError(InvalidRequestError):
 
 class TooManyRequestsError(OverloadedError):
     reason = "TOO_MANY_REQUESTS"
+
+
+class KeyLimitError(OverloadedError):
+    """The caller's API key has used up what it may have; others are served."""
+
+    reason = "RATE_LIMIT_EXCEEDED"
+
+    def __init__(
+        self, message: str, *, retry_after_s: int = 1, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """`headers` say how much of the limit is left, and until when."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.headers = dict(headers or {})
 
 
 class LinkBrokenError(UnavailableError):

@@ -19,6 +19,7 @@ from services.gateway.types import GenerationRequest, ModelInfo, RequestId, Requ
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError, UnavailableError
 from services.kit.rpc import make_channel, service_errors
+from services.kit.transport import PLAIN, Transport
 
 log = structlog.get_logger()
 
@@ -50,8 +51,11 @@ class ExecutorLink:
     with LinkBrokenError; the model is asked for again after each reconnect.
     """
 
-    def __init__(self, address: str, *, gateway_id: str, clock: Clock) -> None:
+    def __init__(
+        self, address: str, *, gateway_id: str, clock: Clock, transport: Transport = PLAIN
+    ) -> None:
         self.address = address
+        self._transport = transport
         self._gateway_id = gateway_id
         self._clock = clock
         self._session: _Session | None = None
@@ -100,7 +104,7 @@ class ExecutorLink:
         """Keep the stream open until cancelled. Never raises because of the executor."""
         backoff_s = MIN_BACKOFF_S
         try:
-            async with make_channel(self.address) as channel:
+            async with make_channel(self.address, transport=self._transport) as channel:
                 while True:
                     was_connected = await self._connect_once(pb_grpc.ExecutorServiceStub(channel))
                     backoff_s = MIN_BACKOFF_S if was_connected else backoff_s

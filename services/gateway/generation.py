@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from services.gateway.api_keys import current_caller
 from services.gateway.delivery import DeliveryRecord
 from services.gateway.pacer import DueToken, Pacer
 from services.gateway.types import (
@@ -41,6 +42,7 @@ class Generation:
         self.request = request
         self.finish: Finish | None = None  # set when `batches` has ended
         self.num_prompt_tokens = 0  # known once it is answered
+        self.caller = current_caller()
         self.on_progress: ProgressListener = _ignore_progress
         self._clock = clock
         self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -126,6 +128,11 @@ class Generation:
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._num_generated,
         )
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the prompt's and the output's tokens so far."""
+        return self.num_prompt_tokens + self._num_generated
 
     @property
     def result(self) -> str:

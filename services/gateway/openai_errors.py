@@ -3,13 +3,14 @@
 from types import MappingProxyType
 from typing import Any
 
-from services.gateway.errors import BodyTooLargeError, CancelledRequestError
+from services.gateway.errors import BodyTooLargeError, CancelledRequestError, KeyLimitError
 from services.kit import errors
 
 _STATUS_BY_ERROR = MappingProxyType(
     {
         BodyTooLargeError: 413,
         errors.InvalidRequestError: 400,
+        errors.UnauthenticatedError: 401,
         errors.NotFoundError: 404,
         errors.PreconditionError: 400,
         errors.ConflictError: 409,
@@ -63,5 +64,7 @@ def retry_headers(error: Exception) -> dict[str, str]:
     """Return what tells a client whether and when to try again."""
     if isinstance(error, CancelledRequestError):
         return {"x-should-retry": "false"}  # OpenAI's SDKs repeat a 409 otherwise
+    if isinstance(error, KeyLimitError):
+        return {"retry-after": str(error.retry_after_s), **error.headers}
     retry_after_s = _RETRY_AFTER_S.get(http_status(error))
     return {} if retry_after_s is None else {"retry-after": retry_after_s}

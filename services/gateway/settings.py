@@ -2,12 +2,15 @@
 
 import re
 import socket
+from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, FilePath, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.gateway.api_keys import read_api_keys
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
+from services.kit.transport import Certificates, Transport
 
 _ADDRESS = re.compile(r"[^\s:,]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
@@ -28,8 +31,44 @@ class GatewaySettings(ServiceSettings):
     # Stable name; empty: host name and HTTP port, so give one if that port is 0.
     id: str = Field(default="", pattern=f"^({VALID_REQUEST_ID.pattern})?$")
     max_live_requests: int = Field(default=1024, ge=1)  # above it: 429
+    api_keys_file: FilePath | None = None  # TOML; unset: nobody is asked for a key
     submit_timeout_s: float = Field(default=30.0, gt=0)  # for an executor to accept or reject
     tracker_flush_timeout_s: float = Field(default=2.0, ge=0)  # for last counts at shutdown
+
+    # PEM files of the public edge, HTTP and gRPC; unset: plain text. With a CA, clients must show
+    # a certificate of it.
+    edge_cert_file: FilePath | None = None
+    edge_key_file: FilePath | None = Field(default=None, validate_default=True)
+    edge_ca_file: FilePath | None = Field(default=None, validate_default=True)
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _check_api_keys(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            read_api_keys(file)
+        return file
+
+    @field_validator("edge_key_file", "edge_ca_file")
+    @classmethod
+    def _check_edge(cls, file: Path | None, info: ValidationInfo) -> Path | None:
+        has_cert = info.data.get("edge_cert_file") is not None
+        if file is None and has_cert and info.field_name == "edge_key_file":
+            raise ValueError("edge_cert_file needs it")
+        if file is not None and not has_cert:
+            raise ValueError("means nothing without edge_cert_file")
+        return file
+
+    @property
+    def edge_transport(self) -> Transport:
+        """Return how clients talk to this gateway."""
+        certificates = None
+        if self.edge_cert_file is not None:
+            certificates = Certificates(
+                cert_file=str(self.edge_cert_file),
+                key_file=str(self.edge_key_file),
+                ca_file=str(self.edge_ca_file or ""),
+            )
+        return Transport(certificates=certificates, keepalive_s=self.grpc_keepalive_s)
 
     @field_validator("executors")
     @classmethod

@@ -20,6 +20,12 @@ class InvalidRequestError(ServiceError):
         self.field = field
 
 
+class UnauthenticatedError(ServiceError):
+    """The caller has not shown who it is."""
+
+    reason = "INVALID_API_KEY"
+
+
 class NotFoundError(ServiceError):
     reason = "NOT_FOUND"
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -15,6 +15,8 @@ from grpc import aio
 
 from services.kit import errors
 from services.kit.metrics import RPC_ERRORS, RPC_SECONDS
+from services.kit.tls import channel_credentials
+from services.kit.transport import PLAIN, Transport
 
 log = structlog.get_logger()
 
@@ -22,10 +24,16 @@ Context: TypeAlias = aio.ServicerContext[Any, Any]
 
 REQUEST_ID_KEY = "x-request-id"
 VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+RECONNECT_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
 QUIET_METHODS = ("/grpc.health.v1.", "/grpc.reflection.")  # probes would drown the log
 
 STATUS_BY_ERROR: dict[type[errors.ServiceError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.PreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConflictError: grpc.StatusCode.ABORTED,
@@ -221,20 +229,27 @@ class OutgoingInterceptor(aio.UnaryUnaryClientInterceptor):
 
 
 def make_channel(
-    address: str, *, default_timeout_s: float = 5.0, max_message_bytes: int = 64 << 20
+    address: str, *, transport: Transport = PLAIN, default_timeout_s: float = 5.0
 ) -> aio.Channel:
     """Open a channel that reconnects within 2 s of the peer's return."""
-    return aio.insecure_channel(
-        address,
-        interceptors=[OutgoingInterceptor(default_timeout_s)],
-        options=[
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 2_000),
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 5_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.max_send_message_length", max_message_bytes),
-        ],
+    interceptors = [OutgoingInterceptor(default_timeout_s)]
+    options = [*RECONNECT_OPTIONS, *transport.ping_options]
+    if transport.certificates is None:
+        return aio.insecure_channel(address, interceptors=interceptors, options=options)
+    credentials = channel_credentials(transport.certificates)
+    return aio.secure_channel(address, credentials, interceptors=interceptors, options=options)
+
+
+def make_blocking_channel(
+    address: str, *, transport: Transport = PLAIN, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.Channel:
+    """Open a channel like `make_channel`'s for callers without an event loop.
+
+    `options` come last, so that they win.
+    """
+    options = [*dict([*RECONNECT_OPTIONS, *transport.ping_options, *options]).items()]
+    if transport.certificates is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(
+        address, channel_credentials(transport.certificates), options=options
     )

@@ -10,7 +10,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from services.kit import clock
 from services.kit.rpc import ServiceInterceptor
+from services.kit.tls import server_credentials
+from services.kit.transport import PLAIN, Certificates, Transport
 
 log = structlog.get_logger()
 
@@ -26,21 +29,25 @@ class ServiceServer:
     """
 
     def __init__(
-        self, address: str, service_names: Sequence[str], *, max_message_bytes: int = 64 << 20
+        self,
+        address: str,
+        service_names: Sequence[str],
+        *,
+        transport: Transport = PLAIN,
+        interceptors: Sequence[aio.ServerInterceptor] = (),
     ) -> None:
-        """Bind `address` ("host:port", port 0 picks one). Raises RuntimeError if it is taken."""
+        """Bind `address` ("host:port", port 0 picks one). Raises RuntimeError if it is taken.
+
+        `interceptors` are asked after the service's own.
+        """
         interceptor = ServiceInterceptor()
         self._live_calls = interceptor.live_calls
         self.grpc = aio.server(
-            interceptors=[interceptor],
+            interceptors=[interceptor, *interceptors],
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", max_message_bytes),
-                ("grpc.max_send_message_length", max_message_bytes),
-                ("grpc.keepalive_time_ms", 10_000),  # a peer behind a dead network is noticed
-                ("grpc.keepalive_timeout_ms", 5_000),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", int(5e2 * transport.keepalive_s)),
+                *transport.ping_options,
             ],
         )
         self._names = ("", *service_names)
@@ -54,7 +61,12 @@ class ServiceServer:
             ),
             self.grpc,
         )
-        self.port: int = self.grpc.add_insecure_port(address)
+        self.port: int = self._bind(address, transport.certificates)
+
+    def _bind(self, address: str, certificates: Certificates | None) -> int:
+        if certificates is None:
+            return int(self.grpc.add_insecure_port(address))
+        return int(self.grpc.add_secure_port(address, server_credentials(certificates)))
 
     async def start(self) -> None:
         for name in self._names:
@@ -70,12 +82,15 @@ class ServiceServer:
         """Say NOT_SERVING, refuse new calls, let live ones end; cancel them after `timeout_s`."""
         await self._health.enter_graceful_shutdown()
         log.info("drain_started", timeout_s=timeout_s)
+        end_s = clock.monotonic_s() + timeout_s
         stopping = asyncio.create_task(self.grpc.stop(grace=timeout_s))
         idle = asyncio.create_task(self._live_calls.wait_idle())
         await asyncio.wait([stopping, idle], return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()
         # Health watches never end by themselves: they get only the time that last answers need.
-        await self.grpc.stop(grace=min(timeout_s, LAST_ANSWERS_S))
+        # Two stops whose time is up at the same moment crash grpc, so one of them must be early.
+        if end_s - clock.monotonic_s() > 2 * LAST_ANSWERS_S:
+            await self.grpc.stop(grace=LAST_ANSWERS_S)
         await stopping
         log.info("drain_finished")
 

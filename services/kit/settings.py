@@ -2,12 +2,14 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, FilePath, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.kit.log import Level
+from services.kit.transport import Certificates, Transport
 
 BAD_SETTINGS_EXIT_CODE = 78  # EX_CONFIG of sysexits.h
 
@@ -21,6 +23,34 @@ class ServiceSettings(BaseSettings):
     metrics_port: int = Field(default=0, ge=0, le=65535)  # Prometheus endpoint; 0 picks a free port
     log_level: Level = "info"
     drain_timeout_s: float = Field(default=10.0, ge=0)  # given to live calls after SIGTERM
+    # Between pings on every gRPC connection; a peer that owes an answer for half of it is dead.
+    # The same in all processes.
+    grpc_keepalive_s: float = Field(default=10.0, ge=0.2, le=3600)
+    # PEM files, all three or none: mutual TLS between services. Each shows its certificate, and
+    # talks to nobody without one of the CA.
+    tls_cert_file: FilePath | None = None
+    tls_key_file: FilePath | None = None
+    tls_ca_file: FilePath | None = Field(default=None, validate_default=True)
+
+    @field_validator("tls_ca_file")
+    @classmethod
+    def _check_tls(cls, ca_file: Path | None, info: ValidationInfo) -> Path | None:
+        files = (info.data.get("tls_cert_file"), info.data.get("tls_key_file"), ca_file)
+        if any(files) and not all(files):
+            raise ValueError("tls_cert_file, tls_key_file and tls_ca_file go together")
+        return ca_file
+
+    @property
+    def transport(self) -> Transport:
+        """Return how this process talks to other services."""
+        certificates = None
+        if self.tls_ca_file is not None:
+            certificates = Certificates(
+                cert_file=str(self.tls_cert_file),
+                key_file=str(self.tls_key_file),
+                ca_file=str(self.tls_ca_file),
+            )
+        return Transport(certificates=certificates, keepalive_s=self.grpc_keepalive_s)
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

@@ -31,7 +31,9 @@ async def serve(settings: PlannerSettings) -> None:
     stop = stop_event()
     decisions = DecisionLog(settings.decision_log)
     worker = Worker(clock.monotonic_s, max_budget_s=settings.budget_s)
-    server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+    server = ServiceServer(
+        f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME], transport=settings.transport
+    )
     pb_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(worker, decisions), server.grpc)
     metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
     logger.info("metrics_started", port=metrics_port)

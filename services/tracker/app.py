@@ -29,12 +29,13 @@ async def serve(settings: TrackerSettings) -> None:
         request_ttl_s=settings.request_ttl_s,
         retention_s=settings.retention_s,
     )
-    store = RedisTrackerStore(
-        settings.redis_url, lifetimes, clock=wall_s, timeout_s=settings.redis_timeout_s
-    )
+    url = settings.redis_url.get_secret_value()
+    store = RedisTrackerStore(url, lifetimes, clock=wall_s, timeout_s=settings.redis_timeout_s)
     watches = Watches()
     servicer = TrackerServicer(store, watches, lease_ttl_s=settings.lease_ttl_s, clock=wall_s)
-    server = ServiceServer(f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME])
+    server = ServiceServer(
+        f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME], transport=settings.transport
+    )
     pb_grpc.add_TrackerServiceServicer_to_server(servicer, server.grpc)
     metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
     logger.info("metrics_started", port=metrics_port)

@@ -1,121 +1,181 @@
-"""Processes die and come back: tokens are neither lost nor doubled, counts agree afterwards."""
+"""Processes die, hang and come back: tokens are neither lost nor doubled, counts agree afterwards.
+
+A hang is SIGSTOP: connections stay open, nobody answers. EVENFLOW_TEST_HANG_S=30 makes each as long
+as that, with the keepalive of production (`make test-faults`).
+"""
 
 import asyncio
 import signal
+import time
+from collections.abc import Callable
 
 import grpc
+import httpx
 import pytest
 from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
-from tests.clients import Received, grpc_chat, http_chat, recorded
-from tests.processes import Stack, wait_until
+from tests.clients import Received, http_chat, recorded
+from tests.live_streams import Ending, Streams, assert_complete, num_in_engine
+from tests.processes import HANG_S, KEEPALIVE_S, Stack, wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 
-NUM_PAIRS = 11  # of an HTTP and a gRPC stream with the same prompt: 22 live streams
-
-
-async def stream_pairs(
-    stack: Stack, name: str, *, max_tokens: int, rate_tps: float | None
-) -> list[tuple[Received, Received]]:
-    """Run all pairs at once; each pair has its own prompt."""
-
-    async def pair(i: int) -> tuple[Received, Received]:
-        prompt = f"Stream {i}: " + "tell me more. " * (i + 1)
-        options = {"max_tokens": max_tokens, "rate_tps": rate_tps}
-        return await asyncio.gather(
-            http_chat(stack.base_url, prompt, request_id=f"{name}-http-{i}", **options),
-            grpc_chat(stack.address("gateway"), prompt, request_id=f"{name}-grpc-{i}", **options),
-        )
-
-    return await asyncio.gather(*(pair(i) for i in range(NUM_PAIRS)))
+BACKGROUND = ("planner", "tracker", "redis")  # off the tokens' path
+NUM_TOKENS = 600
+MANY_TOKENS = 1_900  # more than are generated before the fault: some 30 s
+SLOW_TPS = 10.0
+GIVEN_UP_S = 5 * KEEPALIVE_S  # one and a half, and slack
 
 
-def assert_complete(pair: tuple[Received, Received], reference: Received, num_tokens: int) -> None:
-    """Both streams hold each token of the reference once and in order."""
-    http, rpc = pair
-    assert rpc.token_indices == list(range(num_tokens))
-    assert rpc.token_ids == reference.token_ids
-    assert (http.status, http.errors, http.done) == (200, [], True)
-    assert (http.text, rpc.text) == (reference.text, reference.text)
-    assert (http.num_output_tokens, rpc.num_output_tokens) == (num_tokens, num_tokens)
+def restart(stack: Stack, name: str) -> None:
+    if name == "redis":
+        stack.redis.kill()
+        stack.redis.start()
+    else:
+        stack.kill(name)
+        stack.start(name)
 
 
-async def test_planner_tracker_and_redis_may_die_under_live_streams(stack: Stack) -> None:
-    num_tokens = 600
-    undisturbed = await stream_pairs(stack, "calm", max_tokens=num_tokens, rate_tps=None)
-    task = asyncio.create_task(
-        stream_pairs(stack, "faults", max_tokens=num_tokens, rate_tps=40.0)  # 15 s
+def hang(stack: Stack, name: str) -> None:
+    stack.freeze(name)
+    time.sleep(HANG_S)
+    stack.thaw(name)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stack: Stack) -> list[Received]:
+    """What each pair of streams gets when nothing happens."""
+    calm = Streams(stack=stack, name="calm", max_tokens=NUM_TOKENS)
+    return [rpc for _, rpc in asyncio.run(calm.run())]
+
+
+@pytest.mark.parametrize(
+    ("fault", "life_s"),
+    [
+        pytest.param(restart, 15.0, id="die"),
+        pytest.param(hang, 3 * HANG_S + 9.0, id="hang"),
+    ],
+)
+async def test_planner_tracker_and_redis_may(
+    stack: Stack, undisturbed: list[Received], fault: Callable[[Stack, str], None], life_s: float
+) -> None:
+    streams = Streams(
+        stack=stack,
+        name=fault.__name__,
+        max_tokens=NUM_TOKENS,
+        rate_tps=NUM_TOKENS / life_s,
     )
-    live = {f"faults-{edge}-{i}" for edge in ("http", "grpc") for i in range(NUM_PAIRS)}
-
-    def tracked() -> bool:
-        records = recorded(stack)
-        return all(id_ in records and records[id_].num_generated_tokens > 0 for id_ in live)
-
-    await asyncio.to_thread(wait_until, tracked, "all streams live")
-    await asyncio.to_thread(stack.redis.kill)
-    await asyncio.to_thread(stack.redis.start)
-    for name in ("tracker", "planner"):
-        await asyncio.to_thread(stack.kill, name)
-        await asyncio.to_thread(stack.start, name)
+    task = asyncio.create_task(streams.run())
+    await streams.wait_live()
+    during = []
+    for name in BACKGROUND:
+        start_s = time.monotonic()
+        await asyncio.to_thread(fault, stack, name)
+        during.append((name, start_s, time.monotonic()))
     assert not task.done()  # the faults fell into the streams' life
     pairs = await task
 
-    for pair, (_, reference) in zip(pairs, undisturbed, strict=True):
-        assert_complete(pair, reference, num_tokens)
+    for pair, reference in zip(pairs, undisturbed, strict=True):
+        assert_complete(pair, reference, NUM_TOKENS)
+        for name, start_s, end_s in during:
+            for got in pair:  # nobody waited for the end of the fault
+                assert any(start_s < at_s < end_s for at_s in got.arrived_s), name
 
     def settled() -> bool:
         records = recorded(stack)
         return all(
             id_ in records
             and records[id_].state == tracker_pb.REQUEST_STATE_FINISHED
-            and records[id_].num_generated_tokens == num_tokens
-            and records[id_].num_delivered_tokens == num_tokens
-            for id_ in live
+            and records[id_].num_generated_tokens == NUM_TOKENS
+            and records[id_].num_delivered_tokens == NUM_TOKENS
+            for id_ in streams.ids
         )
 
     await asyncio.to_thread(wait_until, settled, "the tracker's counts equal the clients'")
 
 
-async def test_a_dying_executor_ends_each_stream_once_and_service_returns(stack: Stack) -> None:
-    options = {"max_tokens": 1_900, "rate_tps": 10.0}  # some 30 s of generation
-    rpc = stack.address("gateway")
-    running = asyncio.gather(
-        *(
-            http_chat(stack.base_url, "Go on.", request_id=f"kill-{i}", **options)
-            for i in range(10)
-        ),
-        *(grpc_chat(rpc, "Go on.", request_id=f"kill-grpc-{i}", **options) for i in range(10)),
-        return_exceptions=True,
-    )
-
-    def streaming() -> bool:
-        records = recorded(stack)
-        ids = [f"kill-{kind}{i}" for kind in ("", "grpc-") for i in range(10)]
-        return all(id_ in records and records[id_].num_delivered_tokens > 2 for id_ in ids)
-
-    await asyncio.to_thread(wait_until, streaming, "all streams live")
-    await asyncio.to_thread(stack.kill, "executor")
-    results = await running
-
-    for http in results[:10]:
-        assert isinstance(http, Received)
-        assert (http.status, http.done, len(http.errors)) == (200, False, 1)
-        assert http.text
-    for failed in results[10:]:
+def assert_each_ended_once(over_http: list[Ending], over_grpc: list[Ending]) -> None:
+    """Every reader has some tokens, then one error."""
+    for got in over_http:
+        assert isinstance(got, Received)
+        assert (got.status, got.done, len(got.errors)) == (200, False, 1)
+        assert got.text
+    for failed in over_grpc:
         assert isinstance(failed, aio.AioRpcError)
         assert failed.code() == grpc.StatusCode.UNAVAILABLE
 
-    refused = await http_chat(stack.base_url, "Hello?", max_tokens=4, request_id="refused")
+
+async def assert_served_again(stack: Stack, name: str) -> None:
+    await asyncio.to_thread(stack.wait_ready)
+    await asyncio.to_thread(wait_until, lambda: num_in_engine(stack) == 0, "the engine is empty")
+    again = await http_chat(stack.base_url, "Hello?", max_tokens=4, request_id=f"{name}-again")
+    assert (again.status, again.num_output_tokens) == (200, 4)
+
+
+async def assert_refused(stack: Stack, name: str) -> None:
+    refused = await http_chat(stack.base_url, "Hello?", max_tokens=4, request_id=f"{name}-refused")
     assert refused.status == 503
     assert not stack.is_ready()
 
+
+async def test_a_dying_executor_ends_each_stream_once_and_service_returns(stack: Stack) -> None:
+    streams = Streams(stack=stack, name="killed", max_tokens=MANY_TOKENS, rate_tps=SLOW_TPS)
+    running = asyncio.create_task(streams.endings())
+    await streams.wait_live()
+    await asyncio.to_thread(stack.kill, "executor")
+
+    assert_each_ended_once(*await running)
+    await assert_refused(stack, "killed")
     await asyncio.to_thread(stack.start, "executor")
-    await asyncio.to_thread(stack.wait_ready)
-    again = await http_chat(stack.base_url, "Hello?", max_tokens=4, request_id="again")
-    assert (again.status, again.num_output_tokens) == (200, 4)
+    await assert_served_again(stack, "killed")
+
+
+async def test_a_hanging_executor_is_given_up_and_taken_back(stack: Stack) -> None:
+    streams = Streams(stack=stack, name="stuck", max_tokens=MANY_TOKENS, rate_tps=SLOW_TPS)
+    running = asyncio.create_task(streams.endings())
+    await streams.wait_live()
+    await asyncio.to_thread(stack.freeze, "executor")
+    try:
+        async with asyncio.timeout(GIVEN_UP_S):
+            assert_each_ended_once(*await running)
+        await assert_refused(stack, "stuck")
+        await asyncio.sleep(HANG_S)
+    finally:
+        stack.thaw("executor")
+    await assert_served_again(stack, "stuck")
+
+
+async def test_the_requests_of_a_killed_gateway_are_aborted(stack: Stack) -> None:
+    streams = Streams(stack=stack, name="orphan", max_tokens=MANY_TOKENS, rate_tps=SLOW_TPS)
+    running = asyncio.create_task(streams.endings())
+    await streams.wait_live()
+    await asyncio.to_thread(stack.kill, "gateway")
+    over_http, over_grpc = await running
+
+    assert all(isinstance(failed, httpx.TransportError) for failed in over_http)
+    assert all(isinstance(failed, aio.AioRpcError) for failed in over_grpc)
+    await asyncio.to_thread(wait_until, lambda: num_in_engine(stack) == 0, "the engine is empty")
+    await streams.wait_recorded(tracker_pb.REQUEST_STATE_CANCELLED)
+    await asyncio.to_thread(stack.start, "gateway")
+    await assert_served_again(stack, "orphan")
+
+
+async def test_the_requests_of_a_hanging_gateway_are_aborted(stack: Stack) -> None:
+    streams = Streams(stack=stack, name="deaf", max_tokens=MANY_TOKENS, rate_tps=SLOW_TPS)
+    running = asyncio.create_task(streams.endings())
+    await streams.wait_live()
+    await asyncio.to_thread(stack.freeze, "gateway")
+    try:
+        gone = "the engine is empty, though the gateway holds its connections"
+        await asyncio.to_thread(wait_until, lambda: num_in_engine(stack) == 0, gone)
+        await streams.wait_recorded(tracker_pb.REQUEST_STATE_CANCELLED)
+        await asyncio.sleep(HANG_S)
+    finally:
+        stack.thaw("gateway")
+
+    assert_each_ended_once(*await running)
+    await assert_served_again(stack, "deaf")
 
 
 @pytest.mark.parametrize(

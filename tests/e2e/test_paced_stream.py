@@ -13,9 +13,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from evenflow.executor.v1 import executor_pb2, executor_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2
 from tests.clients import chat_body, grpc_chat, http_chat, recorded
+from tests.live_streams import num_in_engine
 from tests.processes import MODEL, Stack, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -26,14 +26,6 @@ MESSAGES = [{"role": "user", "content": "What comes next?"}]
 @pytest.fixture
 def client(stack: Stack) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{stack.base_url}/v1", api_key="unused", max_retries=0)
-
-
-def num_running(stack: Stack) -> int:
-    with grpc.insecure_channel(stack.address("executor")) as channel:
-        load = executor_pb2_grpc.ExecutorServiceStub(channel).GetLoad(
-            executor_pb2.GetLoadRequest(), timeout=5
-        )
-    return int(load.num_running_reqs + load.num_waiting_reqs)
 
 
 def ask(client: openai.OpenAI, **options):
@@ -130,7 +122,7 @@ def test_an_aborted_stream_frees_the_engine(stack: Stack, client) -> None:
             break
     stream.close()
 
-    wait_until(lambda: num_running(stack) == 0, "the engine forgets the request")
+    wait_until(lambda: num_in_engine(stack) == 0, "the engine forgets the request")
     wait_until(
         lambda: recorded(stack)["aborted"].state == tracker_pb2.REQUEST_STATE_CANCELLED,
         "the tracker says cancelled",
@@ -145,7 +137,7 @@ def test_a_client_that_leaves_before_the_answer_frees_the_engine(stack: Stack) -
             timeout=httpx.Timeout(30, read=0.5),
         )
 
-    wait_until(lambda: num_running(stack) == 0, "the engine forgets the request")
+    wait_until(lambda: num_in_engine(stack) == 0, "the engine forgets the request")
 
 
 async def test_a_stated_reading_rate_paces_every_token(stack: Stack) -> None:

@@ -159,3 +159,27 @@ async def test_a_bad_setting_stops_the_process_with_its_name() -> None:
 
     assert process.returncode == 78
     assert b"EVENFLOW_GATEWAY_EXECUTORS" in message
+
+
+async def test_no_key_and_no_text_of_a_request_is_logged(executor, tmp_path) -> None:
+    good, wrong, prompt = "sk-good-0123456789", "sk-wrong-0123456789", "a prompt of mine"
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[[keys]]\nname = "alice"\nkey = "{good}"\n')
+    executor.script.texts = ("an answer ", "of yours")
+    body = stream_body(messages=[{"role": "user", "content": prompt}])
+    options = {"api_keys_file": file, "log_level": "debug", "stderr": PIPE}
+    async with running_gateway(executor, **options) as (process, http, _):
+        statuses = [
+            (await http.post("/v1/chat/completions", json=body, headers=headers)).status_code
+            for headers in (
+                {"authorization": f"Bearer {good}"},
+                {"authorization": f"Bearer {wrong}"},
+            )
+        ]
+        process.send_signal(signal.SIGTERM)
+        _, logged = await process.communicate()
+
+    assert statuses == [200, 401]
+    assert logged.count(b"http_served") == 2
+    for text in (good, wrong, prompt, "an answer", "of yours"):
+        assert text.encode() not in logged

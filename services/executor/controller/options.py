@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from services.kit.transport import PLAIN, Certificates, Transport
 from services.placement.types import BufferMode, PolicyParameters, VictimRule
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class ControllerOptions:
     policy: str = "orbitflow"  # preset of `services.placement.presets`
     shadow_policy: str = ""  # preset whose plans are only compared; empty: none
     planner_address: str = ""  # "host:port"; empty: nobody is asked
+    transport: Transport = PLAIN  # to the planner
     plan_timeout_s: float = 1.0  # of one call, > 0
     retry_s: float = 1.0  # between a call that failed and the next one, > 0
     mismatch_frac: float = 0.15  # of the predicted step that a measured one may differ; 0: any
@@ -35,7 +37,12 @@ class ControllerOptions:
             parameters["victim_rule"] = VictimRule(parameters["victim_rule"])
         if "buffer_mode" in parameters:
             parameters["buffer_mode"] = BufferMode(parameters["buffer_mode"])
-        return cls(parameters=PolicyParameters(**parameters), **packed)
+        transport = dict(packed.pop("transport", {}))
+        if transport.get("certificates"):
+            transport["certificates"] = Certificates(**transport["certificates"])
+        return cls(
+            parameters=PolicyParameters(**parameters), transport=Transport(**transport), **packed
+        )
 
     def engine_args(self) -> dict[str, Any]:
         """Return what `additional_config` gets, made of plain values."""

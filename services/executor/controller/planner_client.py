@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from services.executor.controller.shadow import ShadowReport, compare
+from services.kit.transport import PLAIN, Transport
 from services.placement.types import Plan, Snapshot
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-KEEPALIVE_S = 10.0
+ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'  # over a name's addresses
 MAX_ANSWERS = 8  # not yet taken; older ones are lost, and would be ignored
 
 
@@ -53,10 +54,17 @@ class PlannerClient:
     """`Planner` by gRPC."""
 
     def __init__(
-        self, address: str, *, timeout_s: float, acts: bool = True, shadow_policy: str = ""
+        self,
+        address: str,
+        *,
+        timeout_s: float,
+        transport: Transport = PLAIN,
+        acts: bool = True,
+        shadow_policy: str = "",
     ) -> None:
         """`acts`: whether the snapshot's own policy is asked, not only the shadow."""
         self._address = address
+        self._transport = transport
         self._timeout_s = timeout_s
         self._acts = acts
         self._shadow_policy = shadow_policy
@@ -111,19 +119,17 @@ class PlannerClient:
                 self._shadow(snapshot, plan, ask)
 
     def _open(self) -> Callable[[Snapshot], Plan]:
-        import grpc
-
         from evenflow.planner.v1 import planner_pb2 as pb
         from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
         from services.executor.controller.convert import plan_from_proto, snapshot_to_proto
+        from services.kit.rpc import make_blocking_channel
 
-        channel = grpc.insecure_channel(
+        channel = make_blocking_channel(
             self._address,
+            transport=self._transport,
             options=[
-                ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.min_reconnect_backoff_ms", 1_000),  # for a connection to be made in
-                ("grpc.max_reconnect_backoff_ms", 2_000),
-                ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1e3)),
+                ("grpc.service_config", ROUND_ROBIN),
             ],
         )
         with self._wake:

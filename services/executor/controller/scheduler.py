@@ -167,6 +167,7 @@ def make_planner(options: ControllerOptions) -> PlannerClient | None:
         return None
     return PlannerClient(
         options.planner_address,
+        transport=options.transport,
         timeout_s=options.plan_timeout_s,
         acts=acts,
         shadow_policy=options.shadow_policy,

@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.gateway.settings import GatewaySettings
+from services.kit.transport import Certificates
 
 
 def test_the_defaults_are_the_documented_ports() -> None:
@@ -48,3 +49,25 @@ def test_a_bad_value_is_refused_by_name(monkeypatch, name, value) -> None:
         GatewaySettings()
 
     assert caught.value.errors()[0]["loc"] == (name.lower(),)
+
+
+@pytest.mark.parametrize("names", [("cert",), ("key",), ("ca",), ("cert", "ca"), ("key", "ca")])
+def test_an_edge_needs_certificate_and_key(tmp_path, monkeypatch, names) -> None:
+    for name in names:
+        (tmp_path / name).write_text("")
+        monkeypatch.setenv(f"EVENFLOW_GATEWAY_EDGE_{name.upper()}_FILE", str(tmp_path / name))
+
+    with pytest.raises(ValidationError):
+        GatewaySettings()
+
+
+def test_the_edge_has_certificates_of_its_own(tmp_path, monkeypatch) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text("")
+        monkeypatch.setenv(f"EVENFLOW_GATEWAY_EDGE_{name.upper()}_FILE", str(tmp_path / name))
+    settings = GatewaySettings()
+
+    assert settings.transport.certificates is None
+    assert settings.edge_transport.certificates == Certificates(
+        cert_file=str(tmp_path / "cert"), key_file=str(tmp_path / "key")
+    )

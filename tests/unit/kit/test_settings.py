@@ -5,6 +5,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.kit.settings import BAD_SETTINGS_EXIT_CODE, ServiceSettings, load
+from services.kit.transport import Certificates, Transport
 
 
 class ExampleSettings(ServiceSettings):
@@ -45,3 +46,43 @@ def test_settings_do_not_change_after_the_start() -> None:
 
     with pytest.raises(ValueError, match="frozen"):
         settings.grpc_port = 1
+
+
+def tls_files(tmp_path, monkeypatch, *names: str) -> None:
+    for name in names:
+        file = tmp_path / name
+        file.write_text("")
+        monkeypatch.setenv(f"EVENFLOW_EXAMPLE_TLS_{name.upper()}_FILE", str(file))
+
+
+def test_without_certificates_services_talk_in_plain_text() -> None:
+    assert ExampleSettings().transport == Transport(certificates=None, keepalive_s=10.0)
+
+
+def test_three_files_make_mutual_tls(tmp_path, monkeypatch) -> None:
+    tls_files(tmp_path, monkeypatch, "cert", "key", "ca")
+
+    assert ExampleSettings().transport.certificates == Certificates(
+        cert_file=str(tmp_path / "cert"),
+        key_file=str(tmp_path / "key"),
+        ca_file=str(tmp_path / "ca"),
+    )
+
+
+@pytest.mark.parametrize("names", [("cert",), ("key",), ("ca",), ("cert", "key"), ("cert", "ca")])
+def test_some_of_the_three_files_stop_the_process(tmp_path, monkeypatch, capsys, names) -> None:
+    tls_files(tmp_path, monkeypatch, *names)
+
+    with pytest.raises(SystemExit):
+        load(ExampleSettings)
+
+    assert "EVENFLOW_EXAMPLE_TLS_CA_FILE: " in capsys.readouterr().err
+
+
+def test_a_certificate_that_is_not_there_stops_the_process(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("EVENFLOW_EXAMPLE_TLS_CERT_FILE", "/nowhere.pem")
+
+    with pytest.raises(SystemExit):
+        load(ExampleSettings)
+
+    assert "EVENFLOW_EXAMPLE_TLS_CERT_FILE: " in capsys.readouterr().err

@@ -10,7 +10,7 @@ def test_the_defaults_are_those_of_the_design(monkeypatch: pytest.MonkeyPatch) -
     settings = load(TrackerSettings)
 
     assert (settings.grpc_port, settings.metrics_port) == (50053, 9053)
-    assert settings.redis_url == "redis://127.0.0.1:6379/0"
+    assert settings.redis_url.get_secret_value() == "redis://127.0.0.1:6379/0"
     assert (settings.lease_ttl_s, settings.request_ttl_s, settings.retention_s) == (
         5.0,
         60.0,

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from services.executor.controller.options import ControllerOptions
+from services.kit.transport import Certificates, Transport
 from services.placement.types import BufferMode, PolicyParameters, VictimRule
 
 
@@ -13,6 +14,10 @@ def test_options_arrive_as_they_were_given() -> None:
         policy="joint",
         shadow_policy="deepspeed",
         planner_address="127.0.0.1:1",
+        transport=Transport(
+            certificates=Certificates(cert_file="a.pem", key_file="b.pem", ca_file="c.pem"),
+            keepalive_s=2.5,
+        ),
         parameters=PolicyParameters(
             alpha=2.0, deposit=False, victim_rule=VictimRule.LONGEST, buffer_mode=BufferMode.EQ1
         ),

@@ -1,0 +1,70 @@
+"""Asks for API keys at both edges, before anything else of a call is looked at."""
+
+from collections.abc import Awaitable, Callable
+
+import grpc
+from grpc import aio
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.gateway import openai_errors
+from services.gateway.api_keys import ApiKeys, bind_caller
+from services.kit.errors import UnauthenticatedError
+from services.kit.rpc import QUIET_METHODS, Context
+
+OPEN_PATHS = ("/health", "/ready", "/metrics")  # for probes
+
+
+class HttpGuard:
+    """ASGI layer that answers 401 to whoever shows no good key."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                bind_caller(self._keys.caller(Headers(scope=scope).get("authorization", "")))
+            except UnauthenticatedError as error:
+                await _refusal(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _refusal(error: UnauthenticatedError) -> JSONResponse:
+    return JSONResponse(
+        openai_errors.body_of(error),
+        status_code=openai_errors.http_status(error),
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+class GrpcGuard(aio.ServerInterceptor):
+    """Answers UNAUTHENTICATED to whoever shows no good key; health and reflection are open."""
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(QUIET_METHODS):
+            return handler
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        try:
+            bind_caller(self._keys.caller(str(metadata.get("authorization", ""))))
+        except UnauthenticatedError as error:
+            return _refusing_handler(error)
+        return handler
+
+
+def _refusing_handler(error: UnauthenticatedError) -> grpc.RpcMethodHandler:
+    async def refuse(request: bytes, context: Context) -> bytes:
+        raise error
+
+    return grpc.unary_unary_rpc_method_handler(refuse)

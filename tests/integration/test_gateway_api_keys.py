@@ -1,0 +1,187 @@
+"""API keys: who may call, how much each may have, and what is never written down."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+
+from evenflow.gateway.v1 import gateway_pb2 as pb
+from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
+from evenflow.gateway.v1 import generation_pb2 as gen
+from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor
+from tests.gateways import Client, chat_body, gateway_for, stream_body
+
+ALICE, BOB, CAROL = "sk-alice-0123456789", "sk-bob-0123456789", "sk-carol-0123456789"
+KEYS = f"""
+[[keys]]
+name = "alice"
+key = "{ALICE}"
+max_live_requests = 1
+
+[[keys]]
+name = "bob"
+key = "{BOB}"
+tokens_per_minute = {NUM_PROMPT_TOKENS + 3}  # of one answer of the fake executor
+
+[[keys]]
+name = "carol"
+key = "{CAROL}"
+"""
+URL = "/v1/chat/completions"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[FakeExecutor]:
+    executor = FakeExecutor()
+    await executor.start()
+    yield executor
+    await executor.kill()
+
+
+@pytest.fixture
+async def client(executor: FakeExecutor, tmp_path: Path) -> AsyncIterator[Client]:
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS)
+    async with gateway_for(executor, api_keys_file=file) as client:
+        await client.wait_ready()
+        yield client
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, bearer("sk-nobody-0123456789"), {"authorization": ALICE}, {"authorization": "Bearer"}],
+)
+async def test_without_a_good_key_the_answer_is_401_and_nothing_is_submitted(
+    client: Client, executor: FakeExecutor, headers: dict[str, str]
+) -> None:
+    answer = await client.http.post(URL, json=chat_body(), headers=headers)
+
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+    assert executor.submits == []
+
+
+async def test_with_a_key_there_is_an_answer(client: Client) -> None:
+    answer = await client.http.post(URL, json=chat_body(), headers=bearer(CAROL))
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+async def test_probes_need_no_key(client: Client, path: str) -> None:
+    assert (await client.http.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json", "/no-such-path", "//health"])
+async def test_everything_else_needs_one(client: Client, path: str) -> None:
+    assert (await client.http.get(path)).status_code == 401
+
+
+async def test_a_key_may_have_so_many_requests_at_a_time(
+    client: Client, executor: FakeExecutor
+) -> None:
+    executor.script.ending.clear()
+    first = asyncio.create_task(
+        client.http.post(URL, json=stream_body(), headers=bearer(ALICE) | {"x-request-id": "first"})
+    )
+    await executor.until(lambda: len(executor.submits) == 1)
+    second = await client.http.post(URL, json=chat_body(), headers=bearer(ALICE))
+    others = asyncio.create_task(client.http.post(URL, json=chat_body(), headers=bearer(CAROL)))
+    await executor.until(lambda: len(executor.submits) == 2)
+    executor.script.ending.set()
+
+    assert (await first).status_code == 200
+    assert (await others).status_code == 200
+    assert second.status_code == 429
+    assert second.headers["retry-after"] == "1"
+    assert second.json()["error"]["code"] == "rate_limit_exceeded"
+    assert (await client.http.post(URL, json=chat_body(), headers=bearer(ALICE))).status_code == 200
+
+
+async def test_a_key_that_has_used_its_tokens_waits_for_the_next_minute(client: Client) -> None:
+    first = await client.http.post(URL, json=chat_body(), headers=bearer(BOB))
+    second = await client.http.post(URL, json=chat_body(), headers=bearer(BOB))
+
+    assert (first.status_code, second.status_code) == (200, 429)
+    assert 1 <= int(second.headers["retry-after"]) <= 60
+    assert second.headers["x-ratelimit-limit-tokens"] == str(NUM_PROMPT_TOKENS + 3)
+    assert second.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+async def test_one_token_left_is_enough_for_a_request(
+    client: Client, executor: FakeExecutor
+) -> None:
+    executor.script.texts = ("Hello", " world")  # one token less
+    statuses = [
+        (await client.http.post(URL, json=chat_body(), headers=bearer(BOB))).status_code
+        for _ in range(3)
+    ]
+
+    assert statuses == [200, 200, 429]
+
+
+def chat(client: Client, key: str = "", request_id: str = "r") -> "aio.UnaryStreamCall":
+    request = pb.ChatRequest(model=MODEL, messages=[gen.ChatMessage(role="user", content="Hi.")])
+    metadata = [("x-request-id", request_id)]
+    metadata += [("authorization", f"Bearer {key}")] if key else []
+    return pb_grpc.GatewayServiceStub(client.channel).Chat(request, metadata=metadata)
+
+
+async def test_grpc_asks_for_the_same_keys(client: Client, executor: FakeExecutor) -> None:
+    with pytest.raises(aio.AioRpcError) as refused:
+        async for _ in chat(client):
+            pass
+    with pytest.raises(aio.AioRpcError) as refused_unary:
+        await pb_grpc.GatewayServiceStub(client.channel).ListModels(pb.ListModelsRequest())
+    answers = [answer async for answer in chat(client, CAROL)]
+
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert refused_unary.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert dict(refused.value.trailing_metadata())["error-reason"] == "INVALID_API_KEY"
+    assert answers[-1].finish.usage.num_output_tokens == 3
+    assert len(executor.submits) == 1
+
+
+async def test_grpc_counts_against_the_same_limits(client: Client) -> None:
+    assert [answer async for answer in chat(client, BOB)]
+    with pytest.raises(aio.AioRpcError) as refused:
+        async for _ in chat(client, BOB):
+            pass
+    over_http = await client.http.post(URL, json=chat_body(), headers=bearer(BOB))
+
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert over_http.status_code == 429
+
+
+async def test_nobody_cancels_what_another_key_has_asked_for(
+    client: Client, executor: FakeExecutor
+) -> None:
+    executor.script.ending.clear()
+    call = chat(client, CAROL, request_id="carols")
+    await executor.until(lambda: len(executor.submits) == 1)
+    stub = pb_grpc.GatewayServiceStub(client.channel)
+    cancel = pb.CancelRequest(request_id="carols")
+    with pytest.raises(aio.AioRpcError) as refused:
+        await stub.Cancel(cancel, metadata=[("authorization", f"Bearer {ALICE}")])
+    await stub.Cancel(cancel, metadata=[("authorization", f"Bearer {CAROL}")])
+    answers = [answer async for answer in call]
+
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+    assert answers[-1].finish.reason == gen.FINISH_REASON_CANCELLED
+
+
+async def test_without_a_file_nobody_is_asked(executor: FakeExecutor) -> None:
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        answer = await client.http.post(URL, json=chat_body(), headers=bearer("anything"))
+
+    assert answer.status_code == 200

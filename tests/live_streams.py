@@ -1,0 +1,106 @@
+"""Many streams at once over both edges, for tests of what happens to them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
+
+from evenflow.executor.v1 import executor_pb2, executor_pb2_grpc
+from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
+from tests.clients import Received, grpc_chat, http_chat, recorded
+from tests.processes import Stack, wait_until
+
+NUM_PAIRS = 11  # of an HTTP and a gRPC stream with the same prompt: 22 live streams
+
+Ending: TypeAlias = Received | BaseException
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """Pairs of streams, each pair with a prompt of its own."""
+
+    stack: Stack
+    name: str  # begins every request id
+    max_tokens: int
+    rate_tps: float | None = None
+
+    @property
+    def ids(self) -> list[str]:
+        return [f"{self.name}-{edge}-{i}" for edge in ("http", "grpc") for i in range(NUM_PAIRS)]
+
+    async def run(self) -> list[tuple[Received, Received]]:
+        """Stream them all to their end; raises what the first failing one raises."""
+        return await asyncio.gather(
+            *(asyncio.gather(self._http(i), self._grpc(i)) for i in range(NUM_PAIRS))
+        )
+
+    async def endings(
+        self,
+    ) -> tuple[list[Received | BaseException], list[Received | BaseException]]:
+        """Stream them all; return what became of each over HTTP, and over gRPC."""
+        edges: list[Callable[[int], Awaitable[Received]]] = [self._http, self._grpc]
+        ended = await asyncio.gather(
+            *(edge(i) for edge in edges for i in range(NUM_PAIRS)), return_exceptions=True
+        )
+        return ended[:NUM_PAIRS], ended[NUM_PAIRS:]
+
+    async def wait_live(self) -> None:
+        """Wait until every reader has had some tokens."""
+
+        def live() -> bool:
+            records = recorded(self.stack)
+            return all(id_ in records and records[id_].num_delivered_tokens > 2 for id_ in self.ids)
+
+        await asyncio.to_thread(wait_until, live, "all streams live")
+
+    async def wait_recorded(self, state: "tracker_pb.RequestState.ValueType") -> None:
+        """Wait until the tracker says that all of them are in `state`."""
+
+        def settled() -> bool:
+            records = recorded(self.stack)
+            return all(id_ in records and records[id_].state == state for id_ in self.ids)
+
+        await asyncio.to_thread(wait_until, settled, f"the tracker's records are in state {state}")
+
+    async def _http(self, i: int) -> Received:
+        return await http_chat(
+            self.stack.base_url,
+            _prompt(i),
+            max_tokens=self.max_tokens,
+            request_id=f"{self.name}-http-{i}",
+            rate_tps=self.rate_tps,
+        )
+
+    async def _grpc(self, i: int) -> Received:
+        return await grpc_chat(
+            self.stack.address("gateway"),
+            _prompt(i),
+            max_tokens=self.max_tokens,
+            request_id=f"{self.name}-grpc-{i}",
+            rate_tps=self.rate_tps,
+        )
+
+
+def _prompt(i: int) -> str:
+    return f"Stream {i}: " + "tell me more. " * (i + 1)
+
+
+def assert_complete(pair: tuple[Received, Received], reference: Received, num_tokens: int) -> None:
+    """Both streams hold each token of the reference once and in order."""
+    http, rpc = pair
+    assert rpc.token_indices == list(range(num_tokens))
+    assert rpc.token_ids == reference.token_ids
+    assert (http.status, http.errors, http.done) == (200, [], True)
+    assert (http.text, rpc.text) == (reference.text, reference.text)
+    assert (http.num_output_tokens, rpc.num_output_tokens) == (num_tokens, num_tokens)
+
+
+def num_in_engine(stack: Stack) -> int:
+    """Return how many requests the engine has."""
+    with grpc.insecure_channel(stack.address("executor")) as channel:
+        load = executor_pb2_grpc.ExecutorServiceStub(channel).GetLoad(
+            executor_pb2.GetLoadRequest(), timeout=5
+        )
+    return int(load.num_running_reqs + load.num_waiting_reqs)

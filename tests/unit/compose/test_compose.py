@@ -1,0 +1,123 @@
+"""docker-compose.yml and what it mounts agree with the services' own settings and metrics."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.executor.settings import ExecutorSettings
+from services.gateway.settings import GatewaySettings
+from services.kit.settings import ServiceSettings
+from services.planner.settings import PlannerSettings
+from services.tracker.settings import TrackerSettings
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "gateway": GatewaySettings,
+    "executor": ExecutorSettings,
+    "executor-gpu": ExecutorSettings,
+    "planner": PlannerSettings,
+    "tracker": TrackerSettings,
+}
+ONE_SHOT = ("demo-model",)
+THIRD_PARTY_PORTS = {"redis": 6379, "prometheus": 9090, "grafana": 3000}
+
+
+def filled_in(value: object) -> str:
+    """Return `value` as Compose reads it when the user has set no variable."""
+    return re.sub(r"\$\{\w+(?::?-([^}]*))?\}", lambda match: match[1] or "", str(value))
+
+
+def default(service: str, field: str) -> Any:
+    return SETTINGS[service].model_fields[field].default
+
+
+def ports_of(service: str) -> set[int]:
+    """Return the ports that a service listens on by default."""
+    if service in THIRD_PARTY_PORTS:
+        return {THIRD_PARTY_PORTS[service]}
+    fields = SETTINGS[service].model_fields
+    return {field.default for name, field in fields.items() if name.endswith("_port")} - {0}
+
+
+def own_environment(service: str) -> dict[str, str]:
+    return {
+        name: filled_in(value)
+        for name, value in SERVICES[service]["environment"].items()
+        if name.startswith("EVENFLOW_")
+    }
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_services_variables_are_its_settings_and_have_good_values(service, monkeypatch) -> None:
+    settings_class = SETTINGS[service]
+    prefix = settings_class.model_config["env_prefix"]
+    for name, value in own_environment(service).items():
+        assert name.removeprefix(prefix).lower() in settings_class.model_fields, name
+        monkeypatch.setenv(name, value)
+
+    assert settings_class().host == "0.0.0.0"  # a container's port is published from outside
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_addresses_name_a_service_and_a_port_it_listens_on(service) -> None:
+    text = " ".join(own_environment(service).values())
+
+    for host, port in re.findall(r"([a-z][a-z-]*):(\d+)\b", text):
+        assert int(port) in ports_of(host), f"{host}:{port}"
+
+
+@pytest.mark.parametrize("service", [name for name in SERVICES if "ports" in SERVICES[name]])
+def test_published_ports_are_ports_that_the_service_listens_on(service) -> None:
+    for published in SERVICES[service]["ports"]:
+        assert int(filled_in(published).rsplit(":", 1)[1]) in ports_of(service)
+
+
+@pytest.mark.parametrize("service", [name for name in SERVICES if name not in ONE_SHOT])
+def test_each_service_that_stays_has_a_health_check_and_is_restarted(service) -> None:
+    assert SERVICES[service]["restart"] == "unless-stopped"
+    check = SERVICES[service]["healthcheck"]["test"]
+    if service in SETTINGS:
+        assert check[:-1] == ["CMD", "python", "-m", "services.kit.probe"]
+        assert check[-1] == f"127.0.0.1:{default(service, 'grpc_port')}"
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_services_image_installs_a_lock_file_that_exists(service) -> None:
+    lock = SERVICES[service]["build"]["args"]["LOCK"]
+
+    assert (ROOT / "requirements" / f"{lock}.txt").is_file()
+
+
+def test_prometheus_asks_the_ports_that_serve_metrics() -> None:
+    config = yaml.safe_load((ROOT / "docker/prometheus/prometheus.yml").read_text())
+    asked = {
+        (name, sd["port"])
+        for job in config["scrape_configs"]
+        for sd in job["dns_sd_configs"]
+        for name in sd["names"]
+    }
+
+    assert asked == {
+        ("gateway", default("gateway", "http_port")),
+        *((name, default(name, "metrics_port")) for name in ("executor", "planner", "tracker")),
+    }
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    dashboard = json.loads((ROOT / "docker/grafana/dashboards/evenflow.json").read_text())
+    sources = "\n".join(path.read_text() for path in (ROOT / "services").rglob("*metrics*.py"))
+    sources += (ROOT / "services/gateway/executor_link.py").read_text()
+    expressions = " ".join(t["expr"] for panel in dashboard["panels"] for t in panel["targets"])
+
+    shown = set(re.findall(r"\b(?:vllm:)?evenflow_\w+", expressions))
+    assert len(shown) > 15
+    for name in shown:
+        stem = re.sub(r"^vllm:evenflow_(kv|controller)_", "", name)
+        written = {stem, stem.removesuffix("_bucket"), stem.removesuffix("_total")}
+        assert any(f'"{part}"' in sources for part in written), name
