@@ -25,7 +25,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 -
 SERVICES_LOCKED := gateway planner tracker executor-cpu
 
 lock: ## resolve every lock file in requirements/ anew (needs PyTorch's package index)
-	$(LOCK) --extra gateway --extra planner --extra tracker --extra executor-cpu --extra local --extra dev -o requirements/dev.txt
+	$(LOCK) --extra gateway --extra planner --extra simulator --extra tracker --extra executor-cpu --extra local --extra dev -o requirements/dev.txt
 	$(foreach name,$(SERVICES_LOCKED),$(LOCK) --extra $(name) -c requirements/dev.txt -o requirements/$(name).txt &&) true
 	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-header --quiet \
 	  --extra executor-cuda -o requirements/executor-cuda.txt
@@ -112,4 +112,5 @@ bench-parking: setup models ## park and resume by way and size, write-through, T
 
 bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
 	$(BIN)/python -m bench.e2e.prediction
+	$(BIN)/python -m bench.e2e.halved_link
 	$(BIN)/python -m bench.e2e $(E2E)

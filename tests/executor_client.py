@@ -26,6 +26,7 @@ class Answer:
     tokens: list[pb.Token] = field(default_factory=list)
     arrived_s: list[float] = field(default_factory=list)  # one per token, monotonic
     ending: pb.Ending | None = None
+    prompt: gen.EchoedPrompt | None = None  # given back
     done: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)  # has a token
 
@@ -58,6 +59,34 @@ def make_submit(request_id: str, **overrides: Any) -> pb.Submit:
         turn = gen.ChatMessage(role="user", content=fields["chat"])
         fields["chat"] = pb.Chat(messages=[turn])
     return pb.Submit(request_id=request_id, **fields)
+
+
+async def check_hold(gateway: "GatewayStream", *, prompt: str) -> None:
+    """Hold a request in the middle of its answer, let another one run, and let it go on.
+
+    Its reader takes whatever is generated at once, but for the time of the hold.
+    """
+    options = {
+        "text": prompt,
+        "sampling": {"temperature": 0, "max_tokens": 400},
+        "service_level": gen.ServiceLevel(consumption_rate_tps=1e6),
+    }
+    expected = await gateway.ask("never-held", **options)
+
+    answer = await gateway.submit("held", **options)
+    await gateway.wait(answer.started)
+    await gateway.hold("held")
+    before = await gateway.observed("held", pb.REQUEST_STATE_PAUSED)
+    await gateway.ask("other", text=prompt, sampling={"temperature": 0, "max_tokens": 32})
+    after = await gateway.observed("held", pb.REQUEST_STATE_PAUSED)
+
+    # A step that was under way when the hold came may bring one more token.
+    assert 0 < before.num_generated_tokens <= after.num_generated_tokens
+    assert after.num_generated_tokens <= before.num_generated_tokens + 1 < 400
+    assert after.num_deposited_tokens == after.num_generated_tokens  # nothing was delivered
+    await gateway.hold("held", held=False)
+    await gateway.wait(answer.done)
+    assert answer.ids == expected.ids
 
 
 class GatewayStream:
@@ -113,6 +142,23 @@ class GatewayStream:
         await self.wait(answer.done)
         return answer
 
+    async def hold(self, request_id: str, *, held: bool = True) -> None:
+        """Say that a request's reader has stopped, or reads again."""
+        await self.send(hold=pb.Hold(requests=[pb.RequestHold(request_id=request_id, held=held)]))
+
+    async def observed(
+        self, request_id: str, state: "pb.RequestState.ValueType"
+    ) -> pb.ObservedRequest:
+        """Return what the scheduler has of a request as soon as it is in a state."""
+        watch = self.stub.WatchRequests(pb.WatchRequestsRequest(max_updates_per_s=20))
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async for update in watch:
+                for request in update.requests:
+                    if (request.request_id, request.state) == (request_id, state):
+                        watch.cancel()
+                        return request
+        raise AssertionError("the watch ended")
+
     async def wait(self, event: asyncio.Event) -> None:
         """Wait for `event`; raises what ended the stream if that comes first."""
         waiter = asyncio.create_task(event.wait())
@@ -149,6 +195,10 @@ class GatewayStream:
         assert answer.num_prompt_tokens is not None, "tokens before the acceptance"
         assert answer.ending is None, "something after the ending"
         assert output.first_token_index == len(answer.tokens), "a gap"
+        if output.HasField("prompt"):
+            assert output.tokens, "an echo without a token"
+            assert not answer.tokens, "an echo after the first token"
+            answer.prompt = output.prompt
         answer.tokens.extend(output.tokens)
         answer.arrived_s.extend([time.monotonic()] * len(output.tokens))
         if answer.tokens:

@@ -16,7 +16,7 @@ TIMEOUT_S = 300.0
 
 
 def answers_of_stock_vllm(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return `ids`, `text` and `finish_reason` for each request.
+    """Return `ids`, `text` and `finish_reason` for each request, and what `places_of` says.
 
     A request has `prompt` (text) or `messages`, and `sampling` with vLLM's own names.
     """
@@ -34,6 +34,16 @@ def answers_of_stock_vllm(requests: list[dict[str, Any]]) -> list[dict[str, Any]
     return result
 
 
+def places_of(places: Any) -> list[dict[int, tuple[float, str]] | None] | None:
+    """Return probability and text by token id for each place; None where there is nothing."""
+    if places is None:
+        return None
+    return [
+        place and {id: (entry.logprob, entry.decoded_token) for id, entry in place.items()}
+        for place in places
+    ]
+
+
 def main() -> None:
     from vllm import LLM, SamplingParams
 
@@ -43,7 +53,7 @@ def main() -> None:
     )
     answers = []
     for request in json.load(sys.stdin):
-        sampling = SamplingParams(**request["sampling"])
+        sampling = SamplingParams.from_optional(**request["sampling"])  # ids from JSON's strings
         if "messages" in request:
             (output,) = llm.chat(request["messages"], sampling, use_tqdm=False)
         else:
@@ -55,6 +65,8 @@ def main() -> None:
                 "text": first.text,
                 "finish_reason": first.finish_reason,
                 "num_prompt_tokens": len(output.prompt_token_ids or ()),
+                "logprobs": places_of(first.logprobs),
+                "prompt_logprobs": places_of(output.prompt_logprobs),
             }
         )
     Path(sys.argv[1]).write_text(json.dumps(answers))

@@ -5,6 +5,7 @@ frames of its own, and sees what the gateway sent.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ from services.kit.transport import Certificates
 MODEL = "test-model"
 NUM_PROMPT_TOKENS = 7
 EVENT_TIMEOUT_S = 30.0
+UNRENDERABLE = "unrenderable"  # what `Tokenize` refuses
+NOTHING_MORE = pb.Submit()
 
 
 def open_gate() -> asyncio.Event:
@@ -42,12 +45,31 @@ class Script:
     ending: asyncio.Event = field(default_factory=open_gate)  # no ending comes before
 
 
+def make_logprobs(token: pb.Token, num_likeliest: int) -> gen.TokenLogprobs:
+    """Return made-up probabilities: the chosen token is the second of the likeliest ones."""
+    chosen = gen.Logprob(id=token.id, token=token.text, logprob=-1)
+    likeliest = [gen.Logprob(id=1, token="<1>", logprob=-0.5), chosen]
+    likeliest += [gen.Logprob(id=k, token=f"<{k}>", logprob=-k) for k in range(2, 20)]
+    return gen.TokenLogprobs(chosen=chosen, top=likeliest[:num_likeliest])
+
+
+def make_prompt(submit: pb.Submit) -> gen.EchoedPrompt:
+    """Return the prompt as two tokens, its first character and the rest."""
+    text = submit.text or f"{list(submit.token_ids.ids)}"
+    if not submit.sampling.HasField("logprobs"):
+        return gen.EchoedPrompt(text=text)
+    first = gen.TokenLogprobs(chosen=gen.Logprob(id=8, token=text[0]))
+    rest = make_logprobs(pb.Token(id=9, text=text[1:]), submit.sampling.logprobs)
+    return gen.EchoedPrompt(text=text, logprobs=[first, rest])
+
+
 class Session:
     """One gateway's stream, from the executor's side."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.running: defaultdict[str, asyncio.Event] = defaultdict(open_gate)  # unless held
         self.end_code = grpc.StatusCode.OK
         self._sequence = 0
 
@@ -75,15 +97,24 @@ class Session:
         self.end_code = code
         self.frames.put_nowait(None)
 
-    def send_tokens(self, request_id: str, first_index: int, texts: Sequence[str]) -> None:
+    def send_tokens(
+        self,
+        request_id: str,
+        first_index: int,
+        texts: Sequence[str],
+        asked: pb.Submit = NOTHING_MORE,
+    ) -> None:
+        """Send tokens, and what was asked for beside them."""
         tokens = [pb.Token(id=100 + first_index + k, text=text) for k, text in enumerate(texts)]
-        self.send(
-            outputs=[
-                pb.RequestOutput(
-                    request_id=request_id, first_token_index=first_index, tokens=tokens
-                )
-            ]
+        if asked.sampling.HasField("logprobs"):
+            for token in tokens:
+                token.logprobs.CopyFrom(make_logprobs(token, asked.sampling.logprobs))
+        output = pb.RequestOutput(
+            request_id=request_id, first_token_index=first_index, tokens=tokens
         )
+        if asked.echo and first_index == 0:
+            output.prompt.CopyFrom(make_prompt(asked))
+        self.send(outputs=[output])
 
     def end(self, request_id: str, num_tokens: int, ending: pb.Ending) -> None:
         self.send(
@@ -111,9 +142,11 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.script = Script()
         self.script_for: Callable[[pb.Submit], Script] = lambda _: self.script
         self.submits: list[pb.Submit] = []
+        self.tokenized: list[pb.TokenizeRequest] = []
         self.aborted: list[str] = []
         self.delivered: dict[str, int] = {}
         self.delivered_messages: list[pb.Delivered] = []
+        self.holds: list[tuple[str, bool]] = []  # in the order in which they came
         self.gateway_ids: list[str] = []
         self.session: Session | None = None  # newest
         self.port = 0
@@ -157,6 +190,25 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     ) -> pb.GetLoadResponse:
         return pb.GetLoadResponse()
 
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest, context: aio.ServicerContext
+    ) -> pb.TokenizeResponse:
+        """Take every character for a token."""
+        self.tokenized.append(request)
+        text = request.text or "".join(message.content for message in request.chat.messages)
+        if text == UNRENDERABLE:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "cannot be rendered")
+        return pb.TokenizeResponse(
+            ids=map(ord, text),
+            max_model_len=self.max_model_len,
+            texts=text if request.with_texts else (),
+        )
+
+    async def Detokenize(  # noqa: N802
+        self, request: pb.DetokenizeRequest, context: aio.ServicerContext
+    ) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(text="".join(map(chr, request.ids)))
+
     async def Stream(  # noqa: N802
         self, requests: AsyncIterator[pb.StreamRequest], context: aio.ServicerContext
     ) -> AsyncIterator[pb.StreamResponse]:
@@ -188,20 +240,31 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             case "submit":
                 submit = request.submit
                 self.submits.append(submit)
-                playing = _play(session, submit.request_id, self.script_for(submit))
+                playing = _play(session, submit, self.script_for(submit))
                 session.tasks[submit.request_id] = asyncio.create_task(playing)
             case "abort":
                 self.aborted.append(request.abort.request_id)
                 session.tasks[request.abort.request_id].cancel()
+            case "hold":
+                for request_hold in request.hold.requests:
+                    self._hold(request_hold, session)
             case "delivered":
                 self.delivered_messages.append(request.delivered)
                 for count in request.delivered.counts:
                     self.delivered[count.request_id] = count.num_delivered_tokens
 
+    def _hold(self, hold: pb.RequestHold, session: Session) -> None:
+        self.holds.append((hold.request_id, hold.held))
+        running = session.running[hold.request_id]
+        if hold.held:
+            running.clear()
+        else:
+            running.set()
 
-async def _play(session: Session, request_id: str, script: Script) -> None:
+
+async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
     """Act out one request; a cancelled one ends as the contract says."""
-    num_tokens, is_accepted = 0, False
+    request_id, num_tokens, is_accepted = submit.request_id, 0, False
     try:
         await script.accepting.wait()
         if script.reject is not None:
@@ -216,7 +279,8 @@ async def _play(session: Session, request_id: str, script: Script) -> None:
         is_accepted = True
         await script.generating.wait()
         for text in script.texts:
-            session.send_tokens(request_id, num_tokens, [text])
+            await session.running[request_id].wait()
+            session.send_tokens(request_id, num_tokens, [text], submit)
             num_tokens += 1
             await asyncio.sleep(script.interval_s)
         await script.ending.wait()

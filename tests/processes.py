@@ -88,6 +88,12 @@ class Stack:
 
     def start(self, *services: str) -> None:
         """Start the named services and wait until each says SERVING."""
+        self.launch(*services)
+        for name in services:
+            self.wait_serving(name)
+
+    def launch(self, *services: str) -> None:
+        """Start the named services."""
         for name in services:
             log = (self._log_dir / f"{name}.log").open("ab")
             self._processes[name] = subprocess.Popen(
@@ -99,8 +105,6 @@ class Stack:
                 start_new_session=True,
             )
             log.close()
-        for name in services:
-            self.wait_serving(name)
 
     def start_all(self) -> None:
         self.redis.start()

@@ -9,6 +9,8 @@ import grpc
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
+from services.kit.tls import server_credentials
+from services.kit.transport import Certificates
 
 Answer = Callable[[pb.Snapshot, grpc.ServicerContext], pb.Plan]
 
@@ -46,13 +48,17 @@ class ScriptedPlanner(pb_grpc.PlannerServiceServicer):
 
 
 @contextmanager
-def scripted_planner() -> Iterator[ScriptedPlanner]:
+def scripted_planner(certificates: Certificates | None = None) -> Iterator[ScriptedPlanner]:
     """Serve on a free port until the block ends."""
     planner = ScriptedPlanner()
     with ThreadPoolExecutor(max_workers=4) as pool:
         server = grpc.server(pool)
         pb_grpc.add_PlannerServiceServicer_to_server(planner, server)
-        planner.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        if certificates is None:
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = server.add_secure_port("127.0.0.1:0", server_credentials(certificates))
+        planner.address = f"127.0.0.1:{port}"
         server.start()
         try:
             yield planner

@@ -1,6 +1,5 @@
-"""Tables, JSON and, where matplotlib is installed, plots of all runs in a folder."""
+"""Tables, JSON and a plot of all runs in a folder."""
 
-import importlib.util
 import json
 import os
 import platform
@@ -20,7 +19,9 @@ from bench.e2e.figures import (
     why_not_counted,
 )
 from bench.e2e.records import RunRecord
+from bench.e2e.svg import Bar, bar_chart
 
+PLOTTED = ("tbt", "tbt_deposit")
 PERCENTAGES = ("tbt", "tbt_deposit", "tpot", "tpot_deposit")
 MILLISECONDS = ("p95_s", "p99_s", "ttft_s")
 OF_RUNS = (
@@ -29,7 +30,7 @@ OF_RUNS = (
 
 
 def write_report(runs: Sequence[RunRecord], out: Path) -> str:
-    """Write OUT.json, OUT.md and, if possible, OUT.png; return the tables."""
+    """Write OUT.json, OUT.md and OUT.svg; return the tables."""
     rows = rows_of(runs)
     document = {
         "benchmark": "e2e",
@@ -42,9 +43,7 @@ def write_report(runs: Sequence[RunRecord], out: Path) -> str:
     out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     text = tables(rows)
     out.with_suffix(".md").write_text(text)
-    if importlib.util.find_spec("matplotlib") is None:
-        return f"{text}\nno plots: matplotlib is not installed\n"
-    _plot(rows, out.with_suffix(".png"))
+    out.with_suffix(".svg").write_text(plot(rows))
     return text
 
 
@@ -121,31 +120,15 @@ def _cell(name: str, figure: dict[str, float] | None) -> str:
     return f"{value}{unit} ({low} to {high})"
 
 
-def _plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    import matplotlib  # type: ignore[import-not-found]
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # type: ignore[import-not-found]
-
-    scales = sorted({row["slo_scale"] for row in rows})
-    figure, axes = pyplot.subplots(1, len(scales), figsize=(6 * len(scales), 4), squeeze=False)
-    for axis, scale in zip(axes[0], scales, strict=True):
-        here = [row for row in rows if row["slo_scale"] == scale]
-        places = range(len(here))
-        for offset, name in ((-0.2, "tbt"), (0.2, "tbt_deposit")):
-            values = [row[name]["value"] for row in here]
-            errors = [
-                [v - row[name]["low"] for v, row in zip(values, here, strict=True)],
-                [row[name]["high"] - v for v, row in zip(values, here, strict=True)],
-            ]
-            axis.bar([p + offset for p in places], values, 0.4, yerr=errors, label=name)
-        axis.set_xticks(list(places), [row["system"] for row in here], rotation=45, ha="right")
-        axis.set_title(f"base SLO x {scale:g}")
-        axis.set_ylim(0, 1)
-    axes[0][0].set_ylabel("tokens in time")
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path)
+def plot(rows: Sequence[dict[str, Any]]) -> str:
+    """Return tokens in time by system as an SVG document, one panel per SLO scale."""
+    panels: dict[str, dict[str, list[Bar]]] = defaultdict(dict)
+    for row in rows:
+        if all(name in row for name in PLOTTED):
+            title = f"base SLO x {row['slo_scale']:g}"
+            panels[title][row["system"]] = [Bar(**row[name]) for name in PLOTTED]
+    series = ("as generated", "with deposit")
+    return bar_chart(panels, series=series, y_label="tokens in time")
 
 
 def _output(*command: str) -> str:

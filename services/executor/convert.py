@@ -20,16 +20,19 @@ from services.executor.types import (
     ModelInfo,
     RejectCode,
     Rejection,
-    Sampling,
     Submission,
     TextInput,
+    Token,
     TokenInput,
+    Tokenization,
+    TokenizeOptions,
 )
 from services.kit.errors import InvalidRequestError
+from services.kit.logprobs_proto import logprobs_to_proto, prompt_to_proto
+from services.kit.sampling_proto import sampling_from_proto
 from services.kit.service_level import service_level_from_proto
 
 MAX_REQUEST_ID_LENGTH = 128
-MAX_STOP_STRINGS = 4
 DEFAULT_UPDATES_PER_S = 2.0
 MAX_UPDATES_PER_S = 20.0
 
@@ -90,8 +93,10 @@ def _submission(submit: pb.Submit) -> Submission:
         generation=submit.generation,
         model=submit.model,
         input=_input(submit),
-        sampling=_sampling(submit.sampling),
+        sampling=sampling_from_proto(submit.sampling, path=""),
         service_level=service_level_from_proto(submit.service_level, path=""),
+        echo=submit.echo,
+        priority=submit.priority,
     )
 
 
@@ -103,33 +108,15 @@ def _input(submit: pb.Submit) -> Input:
             _require(len(submit.token_ids.ids) > 0, "prompt", "the prompt holds no tokens")
             return TokenInput(ids=tuple(submit.token_ids.ids))
         case "chat":
-            _require(len(submit.chat.messages) > 0, "messages", "messages must not be empty")
-            turns = (ChatTurn(role=m.role, content=m.content) for m in submit.chat.messages)
-            return ChatInput(turns=tuple(turns))
+            _require(not submit.echo, "echo", "echo is not for a conversation")
+            return chat_from_proto(submit.chat)
         case _:
             raise InvalidRequestError("a prompt is required", field="prompt")
 
 
-def _sampling(sampling: gen.SamplingParams) -> Sampling:
-    max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
-    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
-    top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
-    stop = tuple(sampling.stop)
-    _require(max_tokens is None or max_tokens >= 1, "max_tokens", "max_tokens must be at least 1")
-    _require(0 <= temperature <= 2, "temperature", "temperature must be in [0, 2]")
-    _require(0 < top_p <= 1, "top_p", "top_p must be in (0, 1]")
-    _require(
-        len(stop) <= MAX_STOP_STRINGS and all(stop),
-        "stop",
-        f"stop takes at most {MAX_STOP_STRINGS} strings, none of them empty",
-    )
-    return Sampling(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        stop=stop,
-        seed=sampling.seed if sampling.HasField("seed") else None,
-    )
+def chat_from_proto(chat: pb.Chat) -> ChatInput:
+    _require(len(chat.messages) > 0, "messages", "messages must not be empty")
+    return ChatInput(turns=tuple(ChatTurn(role=m.role, content=m.content) for m in chat.messages))
 
 
 def _require(holds: bool, field: str, message: str) -> None:
@@ -162,15 +149,47 @@ def _output(request_id: str, output: Output) -> pb.RequestOutput:
     return pb.RequestOutput(
         request_id=request_id,
         first_token_index=output.first_token_index,
-        tokens=[pb.Token(id=token.id, text=token.text) for token in output.tokens],
+        tokens=[_token(token) for token in output.tokens],
         ending=None if output.ending is None else _ending(output.ending),
+        prompt=None if output.prompt is None else prompt_to_proto(output.prompt),
     )
+
+
+def _token(token: Token) -> pb.Token:
+    if token.logprobs is None:
+        return pb.Token(id=token.id, text=token.text)
+    return pb.Token(id=token.id, text=token.text, logprobs=logprobs_to_proto(token.logprobs))
 
 
 def _ending(ending: Ending) -> pb.Ending:
     if isinstance(ending, Failure):
         return pb.Ending(failure=pb.Failure(retryable=ending.retryable, message=ending.message))
     return pb.Ending(finish_reason=_FINISH_REASONS[ending])
+
+
+def tokenize_from_proto(
+    request: pb.TokenizeRequest,
+) -> tuple[TextInput | ChatInput, TokenizeOptions]:
+    """Return what to tokenise, and how; InvalidRequestError for neither text nor conversation."""
+    options = TokenizeOptions(
+        add_special_tokens=not request.omits_special_tokens,
+        add_generation_prompt=not request.omits_generation_prompt,
+        with_texts=request.with_texts,
+    )
+    match request.WhichOneof("input"):
+        case "text":
+            return TextInput(text=request.text), options
+        case "chat":
+            return chat_from_proto(request.chat), options
+    raise InvalidRequestError("a prompt is required", field="prompt")
+
+
+def tokenization_to_proto(tokenization: Tokenization) -> pb.TokenizeResponse:
+    return pb.TokenizeResponse(
+        ids=tokenization.ids,
+        max_model_len=tokenization.max_model_len,
+        texts=tokenization.texts,
+    )
 
 
 def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfoResponse:

@@ -3,34 +3,37 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from vllm.exceptions import VLLMClientError
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from services.executor.collector import DeltaSink, StepCollector
+from services.executor.collector import DeltaSink, Reporting, StepCollector
 from services.executor.context_length import resolve_max_tokens
-from services.executor.delivery_relay import DeliveryRelay
 from services.executor.engine_config import make_config
 from services.executor.kv import engine_calls
 from services.executor.kv.options import layers_per_group
 from services.executor.load_recorder import LoadRecorder
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompt_renderer import PromptRenderer, rejection_of
-from services.executor.service_level import RequestTag, to_extra_args
+from services.executor.reader_relay import ReaderRelay
+from services.executor.sampling import blamed_parameter, to_vllm_sampling
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
+    ChatInput,
     EngineLoad,
     ModelInfo,
     PreparedRequest,
     RejectCode,
     RejectedError,
     Rejection,
-    Sampling,
     Submission,
+    TextInput,
+    Tokenization,
+    TokenizeOptions,
 )
 
 log = structlog.get_logger()
@@ -38,6 +41,11 @@ log = structlog.get_logger()
 SHUTDOWN_TIMEOUT_S = 3.0  # for an orderly end of the processes; nothing in them is worth more
 
 DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
+NO_PRIORITIES = Rejection(
+    code=RejectCode.INVALID_ARGUMENT,
+    field="priority",
+    message="priority: this executor serves requests in the order of their arrival",
+)
 
 
 class Engine:
@@ -49,7 +57,8 @@ class Engine:
         self._load = load
         self._renderer = PromptRenderer(llm.renderer)
         self._aborts: set[asyncio.Task[None]] = set()
-        self._relay = DeliveryRelay(self._call_deliver)
+        self._delivered = ReaderRelay[int](self._call_deliver)
+        self._holds = ReaderRelay[bool](self._call_hold)
         self._background: list[asyncio.Task[None]] = []
         self._supported_tasks: Any = ()
         self._closing = False
@@ -76,7 +85,8 @@ class Engine:
         self._llm._run_output_handler()
         self._background = [
             asyncio.create_task(self._watch_output(), name="engine-watch"),
-            asyncio.create_task(self._relay.run(), name="delivery-relay"),
+            asyncio.create_task(self._delivered.run(), name="delivered-relay"),
+            asyncio.create_task(self._holds.run(), name="hold-relay"),
         ]
 
     async def _watch_output(self) -> None:
@@ -89,7 +99,9 @@ class Engine:
         """Render, tokenise and check a request, off the event loop. Raises `RejectedError`."""
         if self._llm.errored:
             raise RejectedError(DEAD)
-        rendered = await self._renderer.render(submission.input)
+        if submission.priority and self._schedules_in_order:
+            raise RejectedError(NO_PRIORITIES)
+        rendered = await self._renderer.render(submission.input, with_text=submission.echo)
         num_prompt_tokens = len(rendered["prompt_token_ids"])
         max_tokens = resolve_max_tokens(
             submission.sampling.max_tokens,
@@ -97,29 +109,70 @@ class Engine:
             num_prompt_tokens=num_prompt_tokens,
             max_model_len=self._llm.model_config.max_model_len,
         )
-        processor = self._llm.input_processor
-        try:
-            core_request = await processor.process_inputs_async(
-                submission.request_id,
-                rendered,
-                to_sampling_params(submission, max_tokens),
-                supported_tasks=self._supported_tasks,
-            )
-        except (VLLMClientError, ValueError) as error:
-            raise RejectedError(rejection_of(error, submission.input)) from error
-        processor.assign_request_id(core_request)
+        core_request = await self._process(submission, rendered, max_tokens)
+        self._llm.input_processor.assign_request_id(core_request)
         return PreparedRequest(
             engine_id=core_request.request_id,
             num_prompt_tokens=num_prompt_tokens,
             text=rendered.get("prompt"),
+            first_token=await self._first_token(rendered) if submission.echo else "",
             core_request=core_request,
         )
+
+    async def _first_token(self, rendered: Any) -> str:
+        """Return the text of a prompt's first token; empty for one that the tokeniser put there."""
+        text = await self._renderer.detokenize(rendered["prompt_token_ids"][:1])
+        return text if rendered["prompt"].startswith(text) else ""
+
+    async def _process(self, submission: Submission, rendered: Any, max_tokens: int) -> Any:
+        """Have vLLM check a request, compile its grammar and make its own form of it."""
+        try:
+            return await self._llm.input_processor.process_inputs_async(
+                submission.request_id,
+                rendered,
+                to_vllm_sampling(submission, max_tokens),
+                supported_tasks=self._supported_tasks,
+                priority=submission.priority,
+            )
+        except (VLLMClientError, ValueError) as error:
+            rejection = rejection_of(error, submission.input)
+            field = blamed_parameter(error, submission.sampling) or rejection.field
+            raise RejectedError(replace(rejection, field=field)) from error
+
+    @property
+    def _schedules_in_order(self) -> bool:
+        policy: str = self._llm.vllm_config.scheduler_config.policy
+        return policy != "priority"
+
+    async def tokenize(
+        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+    ) -> Tokenization:
+        """Return the token ids of a prompt of any length. Raises `RejectedError`."""
+        ids = await self._renderer.tokenize(prompt, options)
+        return Tokenization(
+            ids=ids,
+            texts=self._renderer.vocabulary_entries(ids) if options.with_texts else (),
+            max_model_len=self._llm.model_config.max_model_len,
+        )
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids. Raises `RejectedError` if the vocabulary lacks one."""
+        size = self._llm.model_config.get_vocab_size()
+        if not all(0 <= id < size for id in ids):
+            message = f"tokens: must be in [0, {size})"
+            code = RejectCode.INVALID_ARGUMENT
+            raise RejectedError(Rejection(code=code, field="tokens", message=message))
+        return await self._renderer.detokenize(ids)
 
     async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None:
         """Start generating. `sink` gets every step's delta, inside the output loop; the last one
         has an ending, a failure if the engine has died.
         """
-        collector = StepCollector(prepared.engine_id, sink)
+        reporting = Reporting(
+            num_logprobs=prepared.core_request.sampling_params.logprobs or 0,
+            first_prompt_token=prepared.first_token,
+        )
+        collector = StepCollector(prepared.engine_id, sink, reporting)
         try:
             await self._llm._add_request(prepared.core_request, prepared.text, None, 0, collector)
         except EngineDeadError as error:
@@ -139,10 +192,17 @@ class Engine:
 
     def deliver(self, engine_id: str, num_delivered: int) -> None:
         """Let the scheduler know soon how many tokens a reader has. Returns at once."""
-        self._relay.note(engine_id, num_delivered)
+        self._delivered.note(engine_id, num_delivered)
+
+    def hold(self, engine_id: str, held: bool) -> None:
+        """Have a request held soon, or let go on: its reader has stopped, or reads again."""
+        self._holds.note(engine_id, held)
 
     async def _call_deliver(self, counts: dict[str, int]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.DELIVER, counts)
+
+    async def _call_hold(self, holds: dict[str, bool]) -> None:
+        await self._llm.engine_core.call_utility_async(engine_calls.HOLD, holds)
 
     async def observe(self) -> EngineObservation:
         """Return what the scheduler sees now, between two steps; never returns if it has died."""
@@ -189,18 +249,3 @@ class Engine:
         if self._background:
             self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_TIMEOUT_S)
-
-
-def to_sampling_params(submission: Submission, max_tokens: int) -> SamplingParams:
-    """Return vLLM's parameters; VLLMValidationError names what vLLM does not take."""
-    sampling: Sampling = submission.sampling
-    tag = RequestTag(service_level=submission.service_level, generation=submission.generation)
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        stop=list(sampling.stop),
-        seed=sampling.seed,
-        extra_args=to_extra_args(tag),
-        output_kind=RequestOutputKind.DELTA,
-    )

@@ -40,6 +40,7 @@ PASSED_ON = (
     "distributed_executor_backend",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "scheduling_policy",
     "enforce_eager",
     "enable_prefix_caching",
     "block_size",
@@ -79,6 +80,8 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
     """Return the engine arguments that switch layer-wise KV on. ValueError if asked for both."""
     if settings.enable_prefix_caching:
         raise ValueError("layer-wise KV does not work with enable_prefix_caching")
+    if settings.scheduling_policy == "priority":
+        raise ValueError("layer-wise KV does not work with scheduling_policy=priority")
     if settings.enable_prefix_caching is None:
         log.info("prefix_caching_switched_off", reason="layer-wise KV")
     options = KVOptions(

@@ -1,7 +1,8 @@
 """The engine as gateways see it: its sessions, and whether it takes requests at all."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from typing import Protocol
@@ -13,14 +14,19 @@ from services.executor.observation import EngineObservation
 from services.executor.progress import NoProgress, ProgressSink
 from services.executor.session import GenerationEngine, Session
 from services.executor.types import (
+    ChatInput,
     EngineLoad,
     ModelInfo,
     RejectCode,
+    RejectedError,
     Rejection,
     Submission,
+    TextInput,
+    Tokenization,
+    TokenizeOptions,
 )
 from services.executor.watch import watch
-from services.kit.errors import UnavailableError
+from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
 
 log = structlog.get_logger()
 
@@ -29,6 +35,10 @@ class ServedEngine(GenerationEngine, Protocol):
     """What the front needs of an engine; see `services.executor.engine.Engine`."""
 
     def load(self) -> EngineLoad: ...
+    async def tokenize(
+        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+    ) -> Tokenization: ...
+    async def detokenize(self, ids: Sequence[int]) -> str: ...
     async def observe(self) -> EngineObservation: ...
     def model_info(self, model_id: str) -> ModelInfo: ...
 
@@ -83,6 +93,26 @@ class Front:
         """Return the engine's load; UnavailableError as for `engine`."""
         return self.engine.load()
 
+    async def tokenize(
+        self, model: str, prompt: TextInput | ChatInput, options: TokenizeOptions
+    ) -> Tokenization:
+        """Return a prompt's tokens. NotFoundError for another model, InvalidRequestError naming
+        the field at fault, UnavailableError as for `engine`.
+        """
+        self._check_model(model)
+        with _rejections_raised():
+            return await self.engine.tokenize(prompt, options)
+
+    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+        """Return the text of tokens. Raises as `tokenize` does."""
+        self._check_model(model)
+        with _rejections_raised():
+            return await self.engine.detokenize(ids)
+
+    def _check_model(self, model: str) -> None:
+        if model != self.model_id:
+            raise NotFoundError(self._no_such_model(model))
+
     async def observations(self, interval_s: float) -> AsyncIterator[EngineObservation]:
         """Yield what the scheduler sees, with the clients' ids, at most every `interval_s`.
 
@@ -132,12 +162,15 @@ class Front:
         if self._state is not FrontState.SERVING:
             return Rejection(code=RejectCode.UNAVAILABLE, message=self._state.value)
         if submission.model != self.model_id:
-            message = f"the model {submission.model!r} does not exist here"
+            message = self._no_such_model(submission.model)
             return Rejection(code=RejectCode.UNKNOWN_MODEL, field="model", message=message)
         if self.num_live >= self._max_num_reqs:
             message = f"{self._max_num_reqs} requests are live; try again later"
             return Rejection(code=RejectCode.OVERLOADED, message=message)
         return None
+
+    def _no_such_model(self, model: str) -> str:
+        return f"the model {model!r} does not exist here"
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let live ones end, fail the rest after `timeout_s`, end streams."""
@@ -161,3 +194,15 @@ class Front:
         for session in self._sessions:
             session.fail_all(self._state.value)
             session.end(UnavailableError(self._state.value))
+
+
+@contextmanager
+def _rejections_raised() -> Iterator[None]:
+    """Raise what the engine rejects as InvalidRequestError, or UnavailableError if it is dead."""
+    try:
+        yield
+    except RejectedError as error:
+        rejection = error.rejection
+        if rejection.code is RejectCode.UNAVAILABLE:
+            raise UnavailableError(rejection.message) from error
+        raise InvalidRequestError(rejection.message, field=rejection.field) from error

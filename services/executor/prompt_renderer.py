@@ -1,10 +1,12 @@
 """Text and conversations to token ids, by vLLM's own renderer, off the event loop."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.renderers import BaseRenderer
-from vllm.renderers.params import ChatParams
+from vllm.renderers.params import ChatParams, TokenizeParams
 
 from services.executor.types import (
     ChatInput,
@@ -14,11 +16,13 @@ from services.executor.types import (
     Rejection,
     TextInput,
     TokenInput,
+    TokenizeOptions,
 )
 
 # Names that vLLM gives to the prompt when it does not fit the context.
 CONTEXT_PARAMETERS = ("input_tokens", "input_text")
 CHAT_PARAMS = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
+DECODE_PARAMS = TokenizeParams(max_total_tokens=None, needs_detokenization=True)
 
 
 def prompt_field(prompt: Input) -> str:
@@ -32,24 +36,70 @@ class PromptRenderer:
     def __init__(self, renderer: BaseRenderer) -> None:
         self._renderer = renderer
 
-    async def render(self, prompt: Input) -> Any:
-        """Return vLLM's `EngineInput`, tokenised. Raises `RejectedError`."""
+    async def render(self, prompt: Input, *, with_text: bool = False) -> Any:
+        """Return vLLM's `EngineInput`, tokenised; `with_text` with the text of token ids too.
+
+        Raises `RejectedError`.
+        """
         try:
-            return await self._render(prompt)
+            return await self._render(prompt, with_text)
         except (VLLMClientError, ValueError, TypeError) as error:
             raise RejectedError(rejection_of(error, prompt)) from error
 
-    async def _render(self, prompt: Input) -> Any:
+    async def _render(self, prompt: Input, with_text: bool) -> Any:
         match prompt:
             case TextInput():
                 (rendered,) = await self._renderer.render_cmpl_async([{"prompt": prompt.text}])
             case TokenInput():
                 ids = {"prompt_token_ids": list(prompt.ids)}
                 (rendered,) = await self._renderer.render_cmpl_async([ids])
+                if with_text:
+                    rendered["prompt"] = await self.detokenize(prompt.ids)
             case ChatInput():
-                turns = [{"role": t.role, "content": t.content} for t in prompt.turns]
-                _, (rendered,) = await self._renderer.render_chat_async([turns], CHAT_PARAMS)
+                _, (rendered,) = await self._renderer.render_chat_async(
+                    [_messages(prompt)], CHAT_PARAMS
+                )
         return rendered
+
+    async def tokenize(
+        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+    ) -> tuple[int, ...]:
+        """Return the token ids of a prompt of any length. Raises `RejectedError`."""
+        try:
+            return tuple((await self._tokenize(prompt, options))["prompt_token_ids"])
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise RejectedError(rejection_of(error, prompt)) from error
+
+    async def _tokenize(self, prompt: TextInput | ChatInput, options: TokenizeOptions) -> Any:
+        renderer = self._renderer
+        match prompt:
+            case TextInput():
+                how = replace(
+                    renderer.default_cmpl_tok_params,
+                    max_total_tokens=None,
+                    add_special_tokens=options.add_special_tokens,
+                )
+                (rendered,) = await renderer.render_cmpl_async([{"prompt": prompt.text}], how)
+            case ChatInput():
+                how = replace(renderer.default_chat_tok_params, max_total_tokens=None)
+                template = {"add_generation_prompt": options.add_generation_prompt}
+                params = ChatParams(chat_template_kwargs=template)
+                _, (rendered,) = await renderer.render_chat_async([_messages(prompt)], params, how)
+        return rendered
+
+    def vocabulary_entries(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Return each id's entry in the vocabulary."""
+        return tuple(self._renderer.get_tokenizer().convert_ids_to_tokens(list(ids)))
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids that the vocabulary has."""
+        prompt = {"prompt_token_ids": list(ids)}
+        decoded = await self._renderer.tokenize_prompt_async(prompt, DECODE_PARAMS)
+        return str(decoded["prompt"])
+
+
+def _messages(prompt: ChatInput) -> list[dict[str, str]]:
+    return [{"role": turn.role, "content": turn.content} for turn in prompt.turns]
 
 
 def rejection_of(error: Exception, prompt: Input) -> Rejection:

@@ -9,7 +9,8 @@ class RequestBuffer:
     """Tokens of one request between the engine and its reader.
 
     Generation is seen at once, delivery when the gateway's counts arrive; between two counts the
-    reader is assumed to take each token when it is due. All times are seconds on one clock.
+    reader is assumed to take each token when it is due, or none while it is `on_hold`. All times
+    are seconds on one clock.
     """
 
     def __init__(self, tag: RequestTag) -> None:
@@ -18,6 +19,7 @@ class RequestBuffer:
         self.num_generated = 0
         self.num_delivered = 0  # by the newest count
         self.num_late = 0  # generated later than S + epsilon after the previous token was due
+        self.on_hold = False  # its reader has stopped
         self._reader = ReaderModel(self.interval_s)
 
     def generated(self, num_generated: int, now_s: float) -> None:
@@ -36,6 +38,8 @@ class RequestBuffer:
 
     def num_deposited(self, now_s: float) -> int:
         """Return how many generated tokens the reader does not have yet."""
+        if self.on_hold:
+            return self.num_generated - self.num_delivered
         return self._reader.num_deposited(now_s)
 
     def last_release_s(self, now_s: float) -> float | None:

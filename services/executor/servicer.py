@@ -47,6 +47,17 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
             self._front.load(), num_deposited_tokens=self._front.num_deposited
         )
 
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        prompt, options = convert.tokenize_from_proto(request)
+        return convert.tokenization_to_proto(
+            await self._front.tokenize(request.model, prompt, options)
+        )
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        return pb.DetokenizeResponse(text=await self._front.detokenize(request.model, request.ids))
+
     async def WatchRequests(
         self, request: pb.WatchRequestsRequest, context: Context
     ) -> AsyncIterator[pb.WatchRequestsResponse]:
@@ -66,6 +77,8 @@ async def _read(messages: AsyncIterator[pb.StreamRequest], session: Session) -> 
             case "delivered":
                 counts = message.delivered.counts
                 session.take_delivered((c.request_id, c.num_delivered_tokens) for c in counts)
+            case "hold":
+                session.hold((r.request_id, r.held) for r in message.hold.requests)
             case kind:
                 raise InvalidRequestError(f"unexpected message: {kind}", field=kind or "message")
 

@@ -23,6 +23,7 @@ from services.executor.types import (
     Rejection,
     Submission,
 )
+from services.kit.logprobs import EchoedPrompt
 from services.kit.rpc import bind_request_id
 
 log = structlog.get_logger()
@@ -37,6 +38,7 @@ class GenerationEngine(Protocol):
     async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None: ...
     def abort(self, engine_ids: Sequence[str]) -> None: ...
     def deliver(self, engine_id: str, num_delivered: int) -> None: ...
+    def hold(self, engine_id: str, held: bool) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,12 +48,21 @@ class LiveRequest:
     submission: Submission
     engine_id: str = ""  # empty until the engine knows it
     is_cancelled: bool = False  # aborted before the engine knew it
+    prompt_text: str = ""  # known once it is prepared, if it is to be given back
     num_generated: int = 0
     num_delivered: int = 0
 
     @property
     def num_deposited(self) -> int:
         return max(0, self.num_generated - self.num_delivered)
+
+    def echo(self, delta: Delta) -> EchoedPrompt | None:
+        """Return the prompt if it goes with `delta`, which is not counted yet: with the first
+        tokens only, although an engine that computes a prompt again scores it again.
+        """
+        if not self.submission.echo or self.num_generated or not delta.tokens:
+            return None
+        return EchoedPrompt(self.prompt_text, delta.prompt_logprobs)
 
 
 class Session:
@@ -143,6 +154,7 @@ class Session:
             return
         self._note(live, Phase.QUEUED)
         live.engine_id = prepared.engine_id
+        live.prompt_text = prepared.text or ""
         await self._engine.add(prepared, partial(self._on_delta, live))
 
     def _on_started(self, live: LiveRequest, task: asyncio.Task[None]) -> None:
@@ -163,8 +175,8 @@ class Session:
     def _on_delta(self, live: LiveRequest, delta: Delta) -> None:
         if self._live.get(live.submission.request_id) is not live:
             return
+        self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
         live.num_generated += len(delta.tokens)
-        self._stream.push(live.submission.request_id, delta)
         self._note(live, phase_after(delta, live.num_generated))
         if delta.ending is not None:
             self._end(live, result_label(delta.ending))
@@ -211,6 +223,13 @@ class Session:
                 live.num_delivered = max(live.num_delivered, num_delivered)
                 if live.engine_id:
                     self._engine.deliver(live.engine_id, live.num_delivered)
+
+    def hold(self, holds: Iterable[tuple[str, bool]]) -> None:
+        """Hold requests whose readers have stopped, or let them go on; unknown ones are ignored."""
+        for request_id, held in holds:
+            live = self._live.get(request_id)
+            if live is not None and live.engine_id:
+                self._engine.hold(live.engine_id, held)
 
     def end_input(self) -> None:
         """Say that the gateway will send nothing more: the session ends with its last request."""

@@ -52,6 +52,8 @@ class ExecutorSettings(ServiceSettings):
     max_num_seqs: int | None = Field(default=None, ge=1)  # requests in one step
     max_num_batched_tokens: int | None = Field(default=None, ge=1)  # tokens in one step
     max_num_queued_reqs: int = Field(default=1024, ge=1)  # live requests; more are refused
+    # Who is served first: who came first, or whose request has the lower `priority`.
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     enforce_eager: bool = False
     enable_prefix_caching: bool | None = None
 

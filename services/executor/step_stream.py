@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from services.executor.types import Delta, Ending, Rejection, Token
+from services.kit.logprobs import EchoedPrompt
 
 
 @dataclass(slots=True)
@@ -18,6 +19,7 @@ class Output:
     first_token_index: int  # of `tokens[0]` in the request's output
     tokens: list[Token] = field(default_factory=list)
     ending: Ending | None = None
+    prompt: EchoedPrompt | None = None  # with the first tokens, if asked for
 
 
 @dataclass(slots=True)
@@ -65,14 +67,15 @@ class StepStream:
         self._pending.rejected.append((request_id, rejection))
         self._wake.set()
 
-    def push(self, request_id: str, delta: Delta) -> None:
-        """Add one step of an accepted request."""
+    def push(self, request_id: str, delta: Delta, *, prompt: EchoedPrompt | None = None) -> None:
+        """Add one step of an accepted request, `prompt` with its first token."""
         output = self._pending.outputs.get(request_id)
         if output is None:
             output = Output(first_token_index=self._num_sent[request_id])
             self._pending.outputs[request_id] = output
         output.tokens.extend(delta.tokens)
         output.ending = delta.ending
+        output.prompt = prompt or output.prompt
         self._wake.set()
 
     def end(self, error: Exception | None = None) -> None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+from services.kit.logprobs import TokenLogprobs
+from services.kit.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 
@@ -32,6 +34,7 @@ class Token:
 
     id: int
     text: str  # what it completes; empty while a character or a stop string is incomplete
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Delta:
 
     tokens: tuple[Token, ...]
     ending: Ending | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one per prompt token, with the first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +79,6 @@ Input: TypeAlias = TextInput | TokenInput | ChatInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the next token is drawn."""
-
-    max_tokens: int | None = None  # >= 1; None: the default of the kind of input
-    temperature: float = 1.0  # [0, 2], 0 is greedy
-    top_p: float = 1.0  # (0, 1]
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """One request as a gateway hands it over."""
 
@@ -93,8 +86,10 @@ class Submission:
     generation: int  # how often it was routed, >= 1
     model: str
     input: Input
-    sampling: Sampling = Sampling()
+    sampling: SamplingParams = DEFAULT_SAMPLING
     service_level: ServiceLevel = NO_SERVICE_LEVEL
+    echo: bool = False  # give the prompt back
+    priority: int = 0  # lower is served first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +98,8 @@ class PreparedRequest:
 
     engine_id: str  # id inside the engine: unique, whatever gateways choose
     num_prompt_tokens: int
-    text: str | None = None  # the prompt, where it was rendered from text
+    text: str | None = None  # the prompt, where it was rendered from text or is echoed
+    first_token: str = ""  # the text of the prompt's first token, where the prompt is echoed
     core_request: Any = None  # the engine's own form of it
 
 
@@ -134,6 +130,24 @@ class RejectedError(Exception):
     def __init__(self, rejection: Rejection) -> None:
         super().__init__(rejection.message)
         self.rejection = rejection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeOptions:
+    """How text or a conversation becomes token ids."""
+
+    add_special_tokens: bool = True  # of text only
+    add_generation_prompt: bool = True  # of a conversation only
+    with_texts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenization:
+    """Text or a conversation as token ids."""
+
+    ids: tuple[int, ...]
+    texts: tuple[str, ...] = ()  # the vocabulary's entry of each id, or none
+    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

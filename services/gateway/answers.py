@@ -1,8 +1,8 @@
-"""HTTP responses that generate: an answer as a whole, or as server-sent events."""
+"""HTTP responses that generate: answers as a whole, or as server-sent events."""
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import structlog
 from starlette.responses import JSONResponse, Response
@@ -11,38 +11,37 @@ from starlette.types import Receive, Scope, Send
 from services.gateway import openai_errors
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.errors import CancelledRequestError
+from services.gateway.event_stream import EventStream
 from services.gateway.generation import Generation
 from services.gateway.http_edge import while_connected
 from services.gateway.openai_responses import (
+    DONE_EVENT,
+    Answer,
     AnswerHead,
     ChunkWriter,
     encode_json,
     event,
-    whole_answer,
+    usage_event,
+    whole_answers,
 )
+from services.gateway.side_by_side import side_by_side
 from services.gateway.types import Finish, FinishReason, GenerationRequest
 from services.kit.errors import ServiceError
 
 log = structlog.get_logger()
 
-_EVENT_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies must not hold tokens back
-]
 
-
-class _Answer(Response):
+class _Answers(Response):
     """Generates while it is sent. Errors before the first byte are raised to the app's handlers;
-    when the client goes away the request is aborted.
+    when the client goes away the requests are aborted.
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, request: GenerationRequest, head: AnswerHead
+        self, dispatcher: Dispatcher, requests: Sequence[GenerationRequest], head: AnswerHead
     ) -> None:
         super().__init__()
         self._dispatcher = dispatcher
-        self._request = request
+        self._requests = requests
         self._head = head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,61 +51,82 @@ class _Answer(Response):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-class WholeAnswer(_Answer):
+class WholeAnswers(_Answers):
     """One JSON body at the end. A token counts as delivered when it is taken for the body, so
     that the scheduler sees no deposit where nobody reads.
     """
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        texts: list[str] = []
-        async with self._dispatcher.generate(self._request) as generation:
-            async for tokens in generation.batches():
-                texts.extend(token.text for token in tokens)
-            finish = _uncancelled(generation)
-        body = encode_json(whole_answer(self._head, "".join(texts), finish))
+        async with self._dispatcher.generate_all(self._requests) as generations:
+            answers = await side_by_side([_collected(g) for g in generations])
+        body = encode_json(whole_answers(self._head, answers))
         await Response(body, media_type="application/json")(scope, receive, send)
 
 
-class StreamedAnswer(_Answer):
-    """One event per token. After the status is sent, an error is the last event."""
+async def _collected(generation: Generation) -> Answer:
+    tokens = [token async for batch in generation.batches() for token in batch]
+    generation.ending_taken()
+    return Answer(tokens=tokens, finish=_uncancelled(generation), prompt=generation.prompt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    includes_usage: bool  # token counts before the end
+    keepalive_s: float  # a comment after this time without an event; 0: never
+
+
+class StreamedAnswers(_Answers):
+    """An event per token, each answer at its own pace. After the status is sent, an error is the
+    last event.
+    """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        request: GenerationRequest,
+        requests: Sequence[GenerationRequest],
         head: AnswerHead,
-        *,
-        includes_usage: bool,
+        options: StreamOptions,
     ) -> None:
-        super().__init__(dispatcher, request, head)
-        self._chunks = ChunkWriter(head, includes_usage=includes_usage)
+        super().__init__(dispatcher, requests, head)
+        self._options = options
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._dispatcher.generate(self._request) as generation:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": 200,
-                    "headers": list(_EVENT_STREAM_HEADERS),
-                }
-            )
-            async with aclosing(self._events(generation)) as all_events:
-                async for events in all_events:
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with self._dispatcher.generate_all(self._requests) as generations:
+            stream = EventStream(send)
+            await stream.start()
+            async with stream.kept_alive(self._options.keepalive_s):
+                last = await self._events(generations, stream)
+            await stream.end(last)
 
-    async def _events(self, generation: Generation) -> AsyncGenerator[bytes]:
+    async def _events(self, generations: Sequence[Generation], stream: EventStream) -> bytes:
+        """Write all answers; return the events that end the stream."""
         try:
-            async for tokens in generation.batches():
-                if events := self._chunks.tokens(tokens):
-                    yield events
-            yield self._chunks.ending(_uncancelled(generation))
+            finishes = await side_by_side(
+                [self._write(stream, g, index) for index, g in enumerate(generations)]
+            )
         except ServiceError as error:
             log.info("stream_failed", error_reason=error.reason, detail=str(error))
-            yield event(openai_errors.body_of(error))
+            return event(openai_errors.body_of(error))
         except Exception as error:
             log.exception("stream_crashed")
-            yield event(openai_errors.body_of(error))
+            return event(openai_errors.body_of(error))
+        if self._options.includes_usage:
+            return usage_event(self._head, finishes) + DONE_EVENT
+        return DONE_EVENT
+
+    async def _write(self, stream: EventStream, generation: Generation, index: int) -> Finish:
+        chunks = ChunkWriter(self._head, index, includes_usage=self._options.includes_usage)
+        prompt_is_due = generation.request.echo
+        async for tokens in generation.batches():
+            if prompt_is_due and generation.prompt is not None:
+                prompt_is_due = False
+                await stream.send(chunks.prompt(generation.prompt))
+            if events := chunks.tokens(tokens, as_one=generation.is_lagging):
+                await stream.send(events)
+        finish = _uncancelled(generation)
+        await stream.send(chunks.ending(finish))
+        generation.ending_taken()
+        return finish
 
 
 def _uncancelled(generation: Generation) -> Finish:

@@ -21,6 +21,7 @@ from services.gateway.dispatcher import Dispatcher, DispatchLimits
 from services.gateway.executor_link import ExecutorLink
 from services.gateway.guard import GrpcGuard, HttpGuard
 from services.gateway.http_edge import HttpEdge
+from services.gateway.http_protocol import BoundedHttpProtocol
 from services.gateway.pacer import Pacer, TimerHandle
 from services.gateway.reports import DeliveryReports, NoReports
 from services.gateway.routes import make_app
@@ -36,6 +37,7 @@ from services.kit.transport import Certificates
 logger = structlog.get_logger()
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
+SEND_BUFFER_BYTES = 64 << 10  # of a connection: what it holds counts as delivered, so it is small
 CLOSE_MARGIN_S = 2  # after the drain, for last events to go out before connections are cut
 
 
@@ -81,9 +83,12 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             limits=DispatchLimits(
                 max_live_requests=settings.max_live_requests,
                 submit_timeout_s=settings.submit_timeout_s,
+                max_undelivered_tokens=settings.max_undelivered_tokens,
+                reader_timeout_s=settings.reader_timeout_s,
             ),
             clock=clock.monotonic_s,
         )
+        background = [*linking, tasks.create_task(dispatcher.watch_readers())]
         rpc_server = ServiceServer(
             f"{settings.host}:{settings.grpc_port}",
             [SERVICE_NAME],
@@ -91,8 +96,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             interceptors=[GrpcGuard(keys)],
         )
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
-        app = HttpEdge(HttpGuard(make_app(dispatcher), keys))
-        http_server = _HttpServer(_http_config(app, settings.edge_transport.certificates))
+        app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
+        edge = HttpEdge(HttpGuard(app, keys))
+        http_server = _HttpServer(_http_config(edge, settings.edge_transport.certificates))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
         await rpc_server.mark_serving()
@@ -106,7 +112,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             await _drain(dispatcher, rpc_server, settings.drain_timeout_s)
             http_server.should_exit = True
             await http_serving
-            for task in linking:
+            for task in background:
                 task.cancel()
 
 
@@ -152,7 +158,7 @@ def _http_config(app: HttpEdge, certificates: Certificates | None) -> uvicorn.Co
             tls |= {"ssl_ca_certs": certificates.ca_file, "ssl_cert_reqs": ssl.CERT_REQUIRED}
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -167,6 +173,9 @@ def _listen(host: str, port: int) -> socket.socket:
     """Open the HTTP port (0 picks one). Raises OSError if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=2048)
+    # Connections inherit it; asyncio itself leaves it off for a socket made like this one.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.setblocking(False)
     return listener
 

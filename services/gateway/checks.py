@@ -1,6 +1,14 @@
 """What a request must satisfy beyond the range of each field, whichever edge it came by. Pure."""
 
-from services.gateway.types import ROLE_THAT_MAY_BE_SILENT, ROLES, ChatMessage, ChatPrompt
+from services.gateway.errors import ContextLengthError
+from services.gateway.types import (
+    ROLE_THAT_MAY_BE_SILENT,
+    ROLES,
+    ChatMessage,
+    ChatPrompt,
+    GenerationRequest,
+    TokenPrompt,
+)
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
 
@@ -16,6 +24,21 @@ def check_reading_rate(level: ServiceLevel, *, field: str) -> None:
         raise InvalidRequestError(
             f"{field}: 1 / rate is longer than the time-between-tokens SLO", field=field
         )
+
+
+def check_context(request: GenerationRequest, max_model_len: int) -> None:
+    """Raise ContextLengthError naming what does not fit into `max_model_len` tokens for sure.
+
+    A text's tokens are counted by the executor.
+    """
+    match request.prompt:
+        case TokenPrompt(token_ids) if len(token_ids) >= max_model_len:
+            rule = f"has {len(token_ids)} tokens, and the model's context length is {max_model_len}"
+            raise ContextLengthError(f"prompt: {rule}", field="prompt")
+    max_tokens = request.sampling.max_tokens
+    if max_tokens is not None and max_tokens >= max_model_len:
+        rule = f"must leave room for the prompt in the model's context length of {max_model_len}"
+        raise ContextLengthError(f"max_tokens: {rule}", field="max_tokens")
 
 
 def checked_conversation(turns: list[tuple[str, str]]) -> ChatPrompt:

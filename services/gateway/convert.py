@@ -22,6 +22,8 @@ from services.kit.errors import (
     ServiceError,
     UnavailableError,
 )
+from services.kit.logprobs_proto import logprobs_from_proto, logprobs_to_proto
+from services.kit.sampling_proto import sampling_to_proto
 from services.kit.service_level import service_level_from_proto, service_level_to_proto
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
@@ -63,34 +65,6 @@ def chat_from_proto(messages: Sequence[gen.ChatMessage]) -> types.ChatPrompt:
     return checked_conversation([(message.role, message.content) for message in messages])
 
 
-def _require(condition: bool, field: str, rule: str) -> None:
-    if not condition:
-        raise InvalidRequestError(f"{field}: {rule}", field=field)
-
-
-def sampling_from_proto(sampling: gen.SamplingParams) -> types.SamplingParams:
-    own = types.SamplingParams(
-        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-        temperature=sampling.temperature if sampling.HasField("temperature") else None,
-        top_p=sampling.top_p if sampling.HasField("top_p") else None,
-        stop=tuple(sampling.stop),
-        seed=sampling.seed if sampling.HasField("seed") else None,
-    )
-    _require(own.max_tokens is None or own.max_tokens >= 1, "sampling.max_tokens", "must be >= 1")
-    _require(
-        own.temperature is None or 0 <= own.temperature <= types.MAX_TEMPERATURE,
-        "sampling.temperature",
-        f"must be in [0, {types.MAX_TEMPERATURE:g}]",
-    )
-    _require(own.top_p is None or 0 < own.top_p <= 1, "sampling.top_p", "must be in (0, 1]")
-    _require(
-        len(own.stop) <= types.MAX_STOP_STRINGS and all(own.stop),
-        "sampling.stop",
-        f"must hold at most {types.MAX_STOP_STRINGS} strings, none empty",
-    )
-    return own
-
-
 def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
     own = service_level_from_proto(level, path="service_level")
     check_reading_rate(own, field="service_level.consumption_rate_tps")
@@ -101,7 +75,10 @@ def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
 
 
 def token_to_proto(token: types.Token) -> pb.Token:
-    return pb.Token(index=token.index, id=token.id, text=token.text)
+    if token.logprobs is None:
+        return pb.Token(index=token.index, id=token.id, text=token.text)
+    logprobs = logprobs_to_proto(token.logprobs)
+    return pb.Token(index=token.index, id=token.id, text=token.text, logprobs=logprobs)
 
 
 def finish_to_proto(finish: types.Finish) -> pb.Finish:
@@ -121,18 +98,13 @@ def model_to_proto(model: types.ModelInfo) -> pb.Model:
 
 
 def submit_to_proto(request: types.GenerationRequest, generation: int) -> executor_pb2.Submit:
-    sampling = request.sampling
     submit = executor_pb2.Submit(
         request_id=request.request_id,
         generation=generation,
         model=request.model,
-        sampling=gen.SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            stop=sampling.stop,
-            seed=sampling.seed,
-        ),
+        sampling=sampling_to_proto(request.sampling),
+        echo=request.echo,
+        priority=request.priority,
     )
     if request.service_level != NO_SERVICE_LEVEL:
         submit.service_level.CopyFrom(service_level_to_proto(request.service_level))
@@ -141,11 +113,32 @@ def submit_to_proto(request: types.GenerationRequest, generation: int) -> execut
             submit.text = text
         case types.TokenPrompt(token_ids):
             submit.token_ids.ids.extend(token_ids)
-        case types.ChatPrompt(messages):
-            submit.chat.messages.extend(
-                gen.ChatMessage(role=m.role, content=m.content) for m in messages
-            )
+        case types.ChatPrompt():
+            submit.chat.CopyFrom(_chat_to_proto(request.prompt))
     return submit
+
+
+def _chat_to_proto(prompt: types.ChatPrompt) -> executor_pb2.Chat:
+    return executor_pb2.Chat(
+        messages=[gen.ChatMessage(role=m.role, content=m.content) for m in prompt.messages]
+    )
+
+
+def tokenize_to_proto(
+    model: str, prompt: types.TextPrompt | types.ChatPrompt, options: types.TokenizeOptions
+) -> executor_pb2.TokenizeRequest:
+    request = executor_pb2.TokenizeRequest(
+        model=model,
+        omits_special_tokens=not options.add_special_tokens,
+        omits_generation_prompt=not options.add_generation_prompt,
+        with_texts=options.with_texts,
+    )
+    match prompt:
+        case types.TextPrompt(text):
+            request.text = text
+        case types.ChatPrompt():
+            request.chat.CopyFrom(_chat_to_proto(prompt))
+    return request
 
 
 def registration_to_proto(
@@ -163,6 +156,19 @@ def registration_to_proto(
 
 
 # Executor -> domain
+
+
+def tokenization_from_proto(response: executor_pb2.TokenizeResponse) -> types.Tokenization:
+    return types.Tokenization(
+        ids=tuple(response.ids),
+        texts=tuple(response.texts),
+        max_model_len=response.max_model_len,
+    )
+
+
+def token_from_proto(token: executor_pb2.Token, index: int) -> types.Token:
+    logprobs = logprobs_from_proto(token.logprobs) if token.HasField("logprobs") else None
+    return types.Token(index, token.id, token.text, logprobs)
 
 
 def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ModelInfo:

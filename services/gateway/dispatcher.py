@@ -9,9 +9,12 @@ import structlog
 
 from services.gateway import convert, metrics
 from services.gateway.api_keys import current_caller
+from services.gateway.checks import check_context
 from services.gateway.errors import (
     DuplicateRequestError,
+    ReaderStoppedError,
     TooManyRequestsError,
+    UnknownModelError,
     UnknownRequestError,
 )
 from services.gateway.executor_link import ExecutorLink
@@ -19,16 +22,32 @@ from services.gateway.generation import Generation
 from services.gateway.pacer import Pacer
 from services.gateway.quotas import Quotas
 from services.gateway.reports import DeliveryReports
-from services.gateway.routing import RoutingGenerations, choose_executor
-from services.gateway.types import GenerationRequest, ModelInfo, RequestId
+from services.gateway.routing import Candidate, RoutingGenerations, choose_executor
+from services.gateway.side_by_side import side_by_side
+from services.gateway.types import (
+    ChatPrompt,
+    GenerationRequest,
+    ModelInfo,
+    RequestId,
+    TextPrompt,
+    Tokenization,
+    TokenizeOptions,
+)
 from services.kit import clock as clocks
 from services.kit import rpc
 from services.kit.clock import Clock
-from services.kit.errors import DeadlineError, UnavailableError
+from services.kit.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    ServiceError,
+    UnavailableError,
+)
 from services.kit.progress_ledger import RequestRef
 
 log = structlog.get_logger()
 
+MAX_WATCH_INTERVAL_S = 1.0
 DRAINING_MESSAGE = "the gateway is shutting down"
 
 
@@ -36,6 +55,8 @@ DRAINING_MESSAGE = "the gateway is shutting down"
 class DispatchLimits:
     max_live_requests: int  # >= 1
     submit_timeout_s: float  # for an executor to accept or reject, > 0
+    max_undelivered_tokens: int  # due and not taken by a reader, from which it is held, >= 1
+    reader_timeout_s: float  # for a reader to take what was handed to it, > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +115,28 @@ class Dispatcher:
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Generation]:
-        """Have an executor take `request`; on leaving, whatever is not finished is aborted.
+        """Like `generate_all`, for one request."""
+        async with self.generate_all([request]) as (generation,):
+            yield generation
+
+    @asynccontextmanager
+    async def generate_all(
+        self, requests: Sequence[GenerationRequest]
+    ) -> AsyncIterator[Sequence[Generation]]:
+        """Have executors take all of `requests`, of one model, or none; on leaving, whatever is not
+        finished is aborted.
 
         Raises on entry, before anything reaches a client: OverloadedError above the limit of live
         requests, DuplicateRequestError, UnknownModelError, UnavailableError without an executor,
-        DeadlineError without an answer in time, and what the executor refuses it for.
+        DeadlineError without an answer in time, and what an executor refuses one of them for.
         """
-        generation = self._admit(request)
+        generations = self._admit(requests)
         try:
-            await self._place(generation)
-            yield generation
+            await side_by_side([self._place(generation) for generation in generations])
+            yield generations
         finally:
-            self.drop(generation)
+            for generation in generations:
+                self.drop(generation)
 
     def drop(self, generation: Generation) -> None:
         """Have nothing more to do with a request: abort it unless it is finished. Idempotent."""
@@ -125,13 +156,33 @@ class Dispatcher:
             self._idle.set()
 
     def cancel(self, request_id: RequestId) -> None:
-        """End a live request of the same caller. Raises UnknownRequestError if there is none."""
-        generation = self._live.get(request_id)
-        if generation is None or generation.caller != current_caller():
+        """End a live request of the same caller, all its answers, as cancelled.
+
+        Raises UnknownRequestError if there is none.
+        """
+        named = [
+            generation
+            for generation in self._live.values()
+            if request_id in generation.request.ids and generation.caller == current_caller()
+        ]
+        if not named:
             raise UnknownRequestError(f'no live request has the id "{request_id}"')
-        generation.cancel()
-        for link in self._links.values():
-            link.abort(request_id)
+        for generation in named:
+            generation.cancel()
+            for link in self._links.values():
+                link.abort(generation.request.request_id)
+
+    async def watch_readers(self) -> None:
+        """End requests whose readers take nothing, until cancelled; one loop for all of them."""
+        timeout_s = self._limits.reader_timeout_s
+        while True:
+            await asyncio.sleep(min(timeout_s / 4, MAX_WATCH_INTERVAL_S))
+            now_s = self._clock()
+            for generation in list(self._live.values()):
+                if generation.reader_stopped_for_s(now_s) >= timeout_s:
+                    log.info("reader_stopped", request_id=generation.request.request_id)
+                    generation.give_up(ReaderStoppedError("the reader has stopped reading"))
+                    self.drop(generation)
 
     def start_draining(self) -> None:
         """Refuse new requests from now on."""
@@ -146,40 +197,84 @@ class Dispatcher:
         for generation in list(self._live.values()):
             generation.failed(UnavailableError(DRAINING_MESSAGE))
 
-    def _admit(self, request: GenerationRequest) -> Generation:
+    def _admit(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Make all of `requests` live, or raise why not."""
         if self._is_draining:
             raise UnavailableError(DRAINING_MESSAGE)
-        if len(self._live) >= self._limits.max_live_requests:
-            raise TooManyRequestsError("too many live requests; try again later")
-        request_id = request.request_id
-        if request_id in self._live:
-            raise DuplicateRequestError(request_id)
-        self._quotas.enter(current_caller())
-        generation = Generation(
-            request, pacer=self._pacer, clock=self._clock, arrived_s=self._clock()
+        limit, num_free = (
+            self._limits.max_live_requests,
+            self._limits.max_live_requests - self.num_live,
         )
-        self._live[request_id] = generation
+        if len(requests) > limit:
+            raise InvalidRequestError(f"n: at most {limit} answers can be asked for", field="n")
+        if len(requests) > num_free:
+            raise TooManyRequestsError(limit=limit, num_free=num_free)
+        self._check_context(requests)
+        for request in requests:
+            if request.request_id in self._live:
+                raise DuplicateRequestError(request.request_id)
+        self._quotas.enter(current_caller(), len(requests))
+        return [self._enter(request) for request in requests]
+
+    def _check_context(self, requests: Sequence[GenerationRequest]) -> None:
+        """Raise ContextLengthError for a request that no executor of its model has room for."""
+        lengths = {info.model: info.max_model_len for info in self.models()}
+        for request in requests:
+            if request.model in lengths:
+                check_context(request, lengths[request.model])
+
+    def _enter(self, request: GenerationRequest) -> Generation:
+        generation = Generation(
+            request,
+            pacer=self._pacer,
+            clock=self._clock,
+            arrived_s=self._clock(),
+            max_undelivered_tokens=self._limits.max_undelivered_tokens,
+        )
+        self._live[request.request_id] = generation
         self._idle.clear()
         metrics.LIVE_REQUESTS.inc()
         return generation
 
     async def _place(self, generation: Generation) -> None:
-        """Find an executor that takes the request; one that is unavailable leads to the next."""
+        """Find an executor that takes the request; one that is unavailable or full leads to the
+        next, and the last one's refusal counts.
+        """
         request = generation.request
         tried: set[str] = set()
+        refusal: ServiceError | None = None
         while True:
-            candidates = [c for link in self._links.values() if (c := link.candidate())]
-            chosen = choose_executor(candidates, request.model, excluded=tried)
+            try:
+                chosen = self._choose(request.model, tried)
+            except (UnavailableError, UnknownModelError) as error:
+                raise refusal or error from None
             tried.add(chosen.address)
             try:
                 await self._submit(self._links[chosen.address], generation)
-            except UnavailableError:
-                if self._is_draining or len(tried) == len(self._links):
+            except (UnavailableError, OverloadedError) as error:
+                if self._is_draining:
                     raise
+                refusal = error
                 log.info("request_rerouted", address=chosen.address)
                 generation.reset()
             else:
                 return
+
+    def _choose(self, model: str, tried: set[str]) -> Candidate:
+        candidates = [c for link in self._links.values() if (c := link.candidate())]
+        return choose_executor(candidates, model, excluded=tried)
+
+    async def tokenize(
+        self, model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
+    ) -> Tokenization:
+        """Return a prompt's tokens, from any executor of the model. Raises what `generate_all`
+        does for the model, and InvalidRequestError if the prompt cannot be rendered.
+        """
+        return await self._links[self._choose(model, set()).address].tokenize(prompt, options)
+
+    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+        """Return the text of tokens. Raises as `tokenize` does."""
+        return await self._links[self._choose(model, set()).address].detokenize(ids)
 
     async def _submit(self, link: ExecutorLink, generation: Generation) -> None:
         """Submit to `link` and wait for its answer; record the route if it takes the request."""
@@ -197,7 +292,7 @@ class Dispatcher:
             raise
         ref = RequestRef(info.executor_id, request.request_id, number)
         self._routes[request.request_id] = _Route(link, ref)
-        generation.on_progress = self._note_progress
+        generation.listener = self
         self._reports.register(
             convert.registration_to_proto(
                 request,
@@ -207,9 +302,15 @@ class Dispatcher:
             )
         )
 
-    def _note_progress(self, request_id: RequestId, num_delivered: int) -> None:
+    def progressed(self, request_id: RequestId, num_delivered: int) -> None:
         """Tell executor and tracker how far a reader has come."""
         route = self._routes.get(request_id)
         if route is not None:
             route.link.delivered(request_id, num_delivered)
             self._reports.update(route.ref, num_delivered=num_delivered)
+
+    def lags(self, request_id: RequestId, hold: bool) -> None:
+        """Have the executor hold a request whose reader lags, or go on with it."""
+        route = self._routes.get(request_id)
+        if route is not None and route.link.hold(request_id, hold) and hold:
+            metrics.HOLDS.inc()

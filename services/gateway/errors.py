@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from services.kit.errors import (
     ConflictError,
+    DeadlineError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -39,6 +40,12 @@ class CancelledRequestError(ConflictError):
     reason = "CANCELLED"
 
 
+class ReaderStoppedError(DeadlineError):
+    """The reader has taken nothing for too long; its request is aborted."""
+
+    reason = "READER_TIMEOUT"
+
+
 class ContextLengthError(InvalidRequestError):
     reason = "CONTEXT_LENGTH_EXCEEDED"
 
@@ -48,7 +55,15 @@ class BodyTooLargeError(InvalidRequestError):
 
 
 class TooManyRequestsError(OverloadedError):
+    """The gateway has as many live requests as it may have, or would."""
+
     reason = "TOO_MANY_REQUESTS"
+
+    def __init__(self, *, limit: int, num_free: int) -> None:
+        """`limit` live requests are allowed, `num_free` >= 0 more would be taken now."""
+        super().__init__("too many live requests; try again later")
+        self.limit = limit
+        self.num_free = num_free
 
 
 class KeyLimitError(OverloadedError):

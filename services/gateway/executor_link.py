@@ -1,6 +1,8 @@
 """The connection to one executor: one multiplexed stream, remade whenever it breaks."""
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,9 +17,18 @@ from services.gateway.errors import LinkBrokenError
 from services.gateway.inflight import InflightRequests
 from services.gateway.outbox import Outbox
 from services.gateway.routing import Candidate
-from services.gateway.types import GenerationRequest, ModelInfo, RequestId, RequestSink
+from services.gateway.types import (
+    ChatPrompt,
+    GenerationRequest,
+    ModelInfo,
+    RequestId,
+    RequestSink,
+    TextPrompt,
+    Tokenization,
+    TokenizeOptions,
+)
 from services.kit.clock import Clock
-from services.kit.errors import ServiceError, UnavailableError
+from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
 from services.kit.rpc import make_channel, service_errors
 from services.kit.transport import PLAIN, Transport
 
@@ -40,6 +51,7 @@ class _Session:
     """One life of the stream."""
 
     info: ModelInfo
+    stub: "pb_grpc.ExecutorServiceAsyncStub"
     outbox: Outbox
     inflight: InflightRequests
 
@@ -80,10 +92,9 @@ class ExecutorLink:
 
         Raises UnavailableError while not connected, DuplicateRequestError if the id is in hand.
         """
-        if self._session is None:
-            raise UnavailableError("the executor is not connected")
-        self._session.inflight.add(request.request_id, sink)
-        self._session.outbox.submit(convert.submit_to_proto(request, generation))
+        session = self._connected()
+        session.inflight.add(request.request_id, sink)
+        session.outbox.submit(convert.submit_to_proto(request, generation))
 
     def abort(self, request_id: RequestId) -> None:
         """Have a request ended; its sink hears how. Ignored if it is not in hand."""
@@ -99,6 +110,36 @@ class ExecutorLink:
         """Pass on how far a reader has come; ignored if the request is not in hand."""
         if self._session is not None and request_id in self._session.inflight:
             self._session.outbox.delivered(request_id, num_delivered)
+
+    async def tokenize(
+        self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
+    ) -> Tokenization:
+        """Have the executor tokenise. Raises InvalidRequestError if it cannot be rendered,
+        UnavailableError while not connected.
+        """
+        session = self._connected()
+        request = convert.tokenize_to_proto(session.info.model, prompt, options)
+        with _errors_about("messages" if isinstance(prompt, ChatPrompt) else "prompt"):
+            return convert.tokenization_from_proto(await session.stub.Tokenize(request))
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Have the executor turn tokens into text. Raises as `tokenize` does."""
+        session = self._connected()
+        request = pb.DetokenizeRequest(model=session.info.model, ids=ids)
+        with _errors_about("tokens"):
+            return (await session.stub.Detokenize(request)).text
+
+    def _connected(self) -> _Session:
+        if self._session is None:
+            raise UnavailableError("the executor is not connected")
+        return self._session
+
+    def hold(self, request_id: RequestId, held: bool) -> bool:
+        """Have a request's generation held, or go on. False, and ignored, if it is not in hand."""
+        if self._session is None or request_id not in self._session.inflight:
+            return False
+        self._session.outbox.hold(request_id, held)
+        return True
 
     async def run(self) -> None:
         """Keep the stream open until cancelled. Never raises because of the executor."""
@@ -122,7 +163,7 @@ class ExecutorLink:
                     pb.GetModelInfoRequest(), timeout=MODEL_INFO_TIMEOUT_S, wait_for_ready=True
                 )
                 was_connected = True
-                await self._serve(stub.Stream(), convert.model_info_from_proto(info))
+                await self._serve(stub, convert.model_info_from_proto(info))
         except ServiceError as failure:
             detail = str(failure)
         except Exception:
@@ -136,9 +177,10 @@ class ExecutorLink:
             log.debug("executor_unreachable", address=self.address, detail=detail)
         return was_connected
 
-    async def _serve(self, call: _Call, info: ModelInfo) -> None:
+    async def _serve(self, stub: "pb_grpc.ExecutorServiceAsyncStub", info: ModelInfo) -> None:
         """Carry one stream until it ends."""
-        session = _Session(info, Outbox(self._gateway_id), InflightRequests())
+        call: _Call = stub.Stream()
+        session = _Session(info, stub, Outbox(self._gateway_id), InflightRequests())
         self._session = session
         CONNECTED.labels(self.address).set(1)
         log.info("executor_connected", address=self.address, model=info.model)
@@ -158,6 +200,17 @@ class ExecutorLink:
         if session is not None:
             session.outbox.close()
             session.inflight.fail_all(error)
+
+
+@contextmanager
+def _errors_about(field: str) -> Iterator[None]:
+    """Raise a call's errors as service errors; one about the request is about `field`."""
+    try:
+        with service_errors():
+            yield
+    except InvalidRequestError as error:
+        error.field = field
+        raise
 
 
 async def _write(call: _Call, outbox: Outbox) -> None:

@@ -6,7 +6,9 @@ from typing import Protocol
 
 from services.gateway.api_keys import current_caller
 from services.gateway.delivery import DeliveryRecord
+from services.gateway.errors import ReaderStoppedError
 from services.gateway.pacer import DueToken, Pacer
+from services.gateway.reader import Reader
 from services.gateway.types import (
     Delivery,
     Finish,
@@ -17,17 +19,28 @@ from services.gateway.types import (
 )
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
+from services.kit.logprobs import EchoedPrompt
 from services.pacing.deposit import release_interval_s
 
 
-class ProgressListener(Protocol):
-    """Hears how far a reader has come."""
+class ReaderListener(Protocol):
+    """Hears how one request's reader comes along."""
 
-    def __call__(self, request_id: RequestId, num_delivered: int) -> None: ...
+    def progressed(self, request_id: RequestId, num_delivered: int) -> None:
+        """Take in how many tokens the reader has."""
+
+    def lags(self, request_id: RequestId, hold: bool) -> None:
+        """Take in that generation should be held, or go on again."""
 
 
-def _ignore_progress(request_id: RequestId, num_delivered: int) -> None:
-    """Hear nothing."""
+class _Nobody:
+    """Hears nothing."""
+
+    def progressed(self, request_id: RequestId, num_delivered: int) -> None:
+        """Do nothing."""
+
+    def lags(self, request_id: RequestId, hold: bool) -> None:
+        """Do nothing."""
 
 
 class Generation:
@@ -37,18 +50,31 @@ class Generation:
     """
 
     def __init__(
-        self, request: GenerationRequest, *, pacer: Pacer, clock: Clock, arrived_s: float
+        self,
+        request: GenerationRequest,
+        *,
+        pacer: Pacer,
+        clock: Clock,
+        arrived_s: float,
+        max_undelivered_tokens: int,
     ) -> None:
+        """Ask for a hold when so many tokens are due and not taken, >= 1."""
         self.request = request
         self.finish: Finish | None = None  # set when `batches` has ended
         self.num_prompt_tokens = 0  # known once it is answered
+        self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
+        self.is_lagging = False  # tokens came due while the last batch was being written
         self.caller = current_caller()
-        self.on_progress: ProgressListener = _ignore_progress
+        self.listener: ReaderListener = _Nobody()
         self._clock = clock
         self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         is_paced = request.delivery is Delivery.STREAMED
         interval_s = release_interval_s(request.service_level) if is_paced else 0.0
         self._paced = pacer.open(interval_s, self._release)
+        self._reader = Reader(
+            max_undelivered_tokens=max_undelivered_tokens,
+            on_hold=lambda hold: self.listener.lags(request.request_id, hold),
+        )
         self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
         self._ready: list[DueToken] = []
         self._changed = asyncio.Event()
@@ -66,6 +92,9 @@ class Generation:
     def rejected(self, error: ServiceError) -> None:
         if not self._answer.done():
             self._answer.set_exception(error)
+
+    def echoed(self, prompt: EchoedPrompt) -> None:
+        self.prompt = prompt
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         self._num_generated += len(tokens)
@@ -106,6 +135,12 @@ class Generation:
         self._reason = FinishReason.CANCELLED
         self._changed.set()
 
+    def give_up(self, error: ServiceError) -> None:
+        """End with `error` now, even after the last token: the reader does not take the rest."""
+        self._drop_rest()
+        self._error, self._reason = error, None
+        self._changed.set()
+
     def close(self) -> None:
         """Release nothing more. May be called twice."""
         self._drop_rest()
@@ -118,9 +153,12 @@ class Generation:
         Raises what ended the request abnormally, after its last token.
         """
         while batch := await self._take():
+            self._reader.handed(self._clock())
             yield [due.token for due in batch]
+            self.is_lagging = bool(self._ready)
             self._record.written(batch, self._clock())
-            self.on_progress(self.request.request_id, self._record.num_written)
+            self.listener.progressed(self.request.request_id, self._record.num_written)
+            self._reader.took(len(batch))
         self._record.finish()
         assert self._reason is not None
         self.finish = Finish(
@@ -128,6 +166,15 @@ class Generation:
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._num_generated,
         )
+        self._reader.handed(self._clock())  # what follows the last token is waited for too
+
+    def ending_taken(self) -> None:
+        """Note that the reader has all of this answer, though others to the same call go on."""
+        self._reader.took(0)
+
+    def reader_stopped_for_s(self, now_s: float) -> float:
+        """Return how long the reader has taken nothing of what was handed to it."""
+        return self._reader.stopped_for_s(now_s)
 
     @property
     def num_tokens(self) -> int:
@@ -141,7 +188,9 @@ class Generation:
             return self.finish.reason.value
         if not self.num_prompt_tokens:
             return "refused"
-        return "failed" if self._error is not None else "abandoned"
+        if self._error is None or isinstance(self._error, ReaderStoppedError):
+            return "abandoned"
+        return "failed"
 
     @property
     def _is_over(self) -> bool:
@@ -161,6 +210,7 @@ class Generation:
 
     def _release(self, tokens: Sequence[DueToken]) -> None:
         self._ready.extend(tokens)
+        self._reader.due(len(tokens))
         self._changed.set()
 
     def _drop_rest(self) -> None:

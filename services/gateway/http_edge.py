@@ -89,13 +89,18 @@ async def read_json(request: Request, *, max_bytes: int) -> Any:
         if len(body) > max_bytes:
             raise BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
     try:
-        decoded = json.loads(body)
+        decoded = json.loads(body, parse_constant=_refuse_constant)
         if _SURROGATE_ESCAPE.search(body):  # only a pair of them is a character
             json.dumps(decoded, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         detail = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise InvalidRequestError(f"the body is not valid JSON: {detail}") from None
     return decoded
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse what Python's JSON has beyond JSON."""
+    raise ValueError(f"{name} is no JSON number")
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

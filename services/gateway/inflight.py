@@ -10,6 +10,7 @@ from services.gateway import convert
 from services.gateway.errors import DuplicateRequestError, LinkBrokenError
 from services.gateway.types import RequestSink, Token
 from services.kit.errors import ServiceError
+from services.kit.logprobs_proto import prompt_from_proto
 
 DROPPED_TOKENS = Counter(
     "evenflow_gateway_duplicate_tokens_total", "Tokens that an executor sent twice; dropped."
@@ -113,6 +114,8 @@ class InflightRequests:
         if output.first_token_index > request.num_tokens:
             return self._fail_gap(output, request)
         if tokens := _new_tokens(output, request.num_tokens):
+            if request.sink is not None and output.HasField("prompt") and not request.num_tokens:
+                request.sink.echoed(prompt_from_proto(output.prompt))
             request.num_tokens += len(tokens)
             if request.sink is not None:
                 request.sink.extended(tokens, arrived_s)
@@ -150,6 +153,6 @@ def _new_tokens(output: pb.RequestOutput, num_known: int) -> Sequence[Token]:
     if num_duplicates:
         DROPPED_TOKENS.inc(num_duplicates)
     return [
-        Token(index, token.id, token.text)
+        convert.token_from_proto(token, index)
         for index, token in enumerate(output.tokens[num_duplicates:], num_known)
     ]

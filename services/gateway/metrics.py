@@ -31,6 +31,9 @@ LATE_TOKENS = Counter(
 SLO_VIOLATIONS = Counter(
     "evenflow_request_slo_violations_total", "Requests that missed a bound they stated.", ["type"]
 )
+HOLDS = Counter(
+    "evenflow_gateway_holds_total", "Times that generation was held because its reader lagged."
+)
 LIVE_REQUESTS = Gauge("evenflow_gateway_live_requests", "Requests that are not finished.")
 REQUESTS = Counter("evenflow_gateway_requests_total", "Requests that ended, by how.", ["result"])
 HTTP_SECONDS = Histogram(

@@ -3,7 +3,12 @@
 from types import MappingProxyType
 from typing import Any
 
-from services.gateway.errors import BodyTooLargeError, CancelledRequestError, KeyLimitError
+from services.gateway.errors import (
+    BodyTooLargeError,
+    CancelledRequestError,
+    KeyLimitError,
+    TooManyRequestsError,
+)
 from services.kit import errors
 
 _STATUS_BY_ERROR = MappingProxyType(
@@ -67,4 +72,13 @@ def retry_headers(error: Exception) -> dict[str, str]:
     if isinstance(error, KeyLimitError):
         return {"retry-after": str(error.retry_after_s), **error.headers}
     retry_after_s = _RETRY_AFTER_S.get(http_status(error))
-    return {} if retry_after_s is None else {"retry-after": retry_after_s}
+    if retry_after_s is None:
+        return {}
+    headers = {"retry-after": retry_after_s}
+    if isinstance(error, TooManyRequestsError):
+        headers |= {
+            "x-ratelimit-limit-requests": str(error.limit),
+            "x-ratelimit-remaining-requests": str(error.num_free),
+            "x-ratelimit-reset-requests": f"{retry_after_s}s",
+        }
+    return headers

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from services.gateway.openai_logprobs import chat_logprobs, completion_logprobs
 from services.gateway.types import Finish, ModelInfo, RequestId, Token
+from services.kit.logprobs import EchoedPrompt, TokenLogprobs
 
 DONE_EVENT = b"data: [DONE]\n\n"
 _END_OF_EVENT = "\n\n"
@@ -27,6 +29,11 @@ class AnswerHead:
     request_id: RequestId
     model: str
     created_s: int  # since 1970
+    answers_per_prompt: int = 1  # answer k is one to prompt k // answers_per_prompt
+
+    @property
+    def is_chat(self) -> bool:
+        return self.kind is AnswerKind.CHAT
 
     @property
     def answer_id(self) -> str:
@@ -45,86 +52,142 @@ def event(value: Any) -> bytes:
     return f"data: {encode_json(value)}{_END_OF_EVENT}".encode()
 
 
-def usage(finish: Finish) -> dict[str, int]:
+def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> dict[str, int]:
+    """Return the token counts of all answers, in order; each prompt counts once."""
+    num_prompt_tokens = sum(f.num_prompt_tokens for f in finishes[::answers_per_prompt])
+    num_output_tokens = sum(f.num_output_tokens for f in finishes)
     return {
-        "prompt_tokens": finish.num_prompt_tokens,
-        "completion_tokens": finish.num_output_tokens,
-        "total_tokens": finish.num_prompt_tokens + finish.num_output_tokens,
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
     }
+
+
+def chunk_base(head: AnswerHead) -> dict[str, Any]:
+    """Return what every chunk of an answer begins with."""
+    return {
+        "id": head.answer_id,
+        "object": "chat.completion.chunk" if head.is_chat else "text_completion",
+        "created": head.created_s,
+        "model": head.model,
+    }
+
+
+def usage_event(head: AnswerHead, finishes: Sequence[Finish]) -> bytes:
+    """Return the event that tells the token counts of a stream."""
+    counts = usage(finishes, head.answers_per_prompt)
+    return event(chunk_base(head) | {"choices": [], "usage": counts})
 
 
 class ChunkWriter:
     """Formats one streamed answer. What does not change from token to token is made once."""
 
-    def __init__(self, head: AnswerHead, *, includes_usage: bool) -> None:
-        self._is_chat = head.kind is AnswerKind.CHAT
+    def __init__(self, head: AnswerHead, index: int, *, includes_usage: bool) -> None:
+        """`index` is the answer's number among those to one HTTP request, from 0."""
+        self._is_chat = head.is_chat
+        self._index = index
         self._includes_usage = includes_usage
-        self._head: dict[str, Any] = {
-            "id": head.answer_id,
-            "object": "chat.completion.chunk" if self._is_chat else "text_completion",
-            "created": head.created_s,
-            "model": head.model,
-        }
+        self._head = chunk_base(head)
         self._is_begun = False
+        self._num_characters = 0  # of the tokens whose probabilities were written
         # The text goes between the two halves of a chunk made with a placeholder.
         before, _, after = encode_json(self._chunk("\0")).partition(json.dumps("\0"))
         self._before_text = f"data: {before}"
         self._after_text = f"{after}{_END_OF_EVENT}"
 
-    def tokens(self, tokens: Sequence[Token]) -> bytes:
-        """Return an event per token with text; the first ones follow the chunk with the role."""
-        events = [
-            f"{self._before_text}{encode_json(token.text)}{self._after_text}"
-            for token in tokens
-            if token.text
-        ]
+    def prompt(self, prompt: EchoedPrompt) -> bytes:
+        """Return the event that gives the prompt back; it comes before all others."""
+        return event(self._chunk(prompt.text, self._logprobs(prompt.logprobs)))
+
+    def tokens(self, tokens: Sequence[Token], *, as_one: bool = False) -> bytes:
+        """Return an event per token with text or probabilities, or one for all of them; the first
+        ones follow the chunk with the role.
+        """
+        if tokens and tokens[0].logprobs is not None:
+            groups = [tokens] if as_one else [[token] for token in tokens]
+            return self._begin() + b"".join(map(self._scored, groups))
+        texts = [token.text for token in tokens if token.text]
+        if as_one and texts:
+            texts = ["".join(texts)]
+        events = [f"{self._before_text}{encode_json(text)}{self._after_text}" for text in texts]
         return (self._begin() + "".join(events).encode()) if events else b""
 
     def ending(self, finish: Finish) -> bytes:
-        """Return the events from the finish reason to `[DONE]`."""
-        choice = self._choice({} if self._is_chat else "", finish.reason.value)
-        final = event(self._with_choices([choice]))
-        if self._includes_usage:
-            final += event(self._head | {"choices": [], "usage": usage(finish)})
-        return self._begin() + final + DONE_EVENT
+        """Return the events up to the finish reason."""
+        choice = self._choice({} if self._is_chat else "", None, finish.reason.value)
+        return self._begin() + event(self._with_choices([choice]))
 
     def _begin(self) -> bytes:
         if self._is_begun or not self._is_chat:
             return b""
         self._is_begun = True
-        choice = self._choice({"role": "assistant", "content": ""}, None)
+        choice = self._choice({"role": "assistant", "content": ""}, None, None)
         return event(self._with_choices([choice]))
 
-    def _chunk(self, text: str) -> dict[str, Any]:
-        return self._with_choices(
-            [self._choice({"content": text} if self._is_chat else text, None)]
-        )
+    def _scored(self, tokens: Sequence[Token]) -> bytes:
+        """Return the event of tokens with probabilities, also if they have no text."""
+        text = "".join(token.text for token in tokens)
+        return event(self._chunk(text, self._logprobs([t.logprobs for t in tokens if t.logprobs])))
 
-    def _choice(self, content: dict[str, str] | str, reason: str | None) -> dict[str, Any]:
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        if not logprobs:
+            return None
+        if self._is_chat:
+            return chat_logprobs(logprobs)
+        written = completion_logprobs(logprobs, first_offset=self._num_characters)
+        self._num_characters += sum(map(len, written["tokens"]))
+        return written
+
+    def _chunk(self, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+        content = {"content": text} if self._is_chat else text
+        return self._with_choices([self._choice(content, logprobs, None)])
+
+    def _choice(
+        self, content: dict[str, str] | str, logprobs: dict[str, Any] | None, reason: str | None
+    ) -> dict[str, Any]:
         name = "delta" if self._is_chat else "text"
-        return {"index": 0, name: content, "logprobs": None, "finish_reason": reason}
+        return {"index": self._index, name: content, "logprobs": logprobs, "finish_reason": reason}
 
     def _with_choices(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head | {"choices": choices}
         return chunk | {"usage": None} if self._includes_usage else chunk
 
 
-def whole_answer(head: AnswerHead, text: str, finish: Finish) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer as a whole."""
+
+    tokens: Sequence[Token]
+    finish: Finish
+    prompt: EchoedPrompt | None = None  # given back before the answer
+
+
+def whole_answers(head: AnswerHead, answers: Sequence[Answer]) -> dict[str, Any]:
     """Return the body of a response that is not streamed."""
-    choice: dict[str, Any] = {"index": 0}
-    if head.kind is AnswerKind.CHAT:
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-    else:
-        choice["text"] = text
-    choice |= {"logprobs": None, "finish_reason": finish.reason.value}
     return {
         "id": head.answer_id,
-        "object": "chat.completion" if head.kind is AnswerKind.CHAT else "text_completion",
+        "object": "chat.completion" if head.is_chat else "text_completion",
         "created": head.created_s,
         "model": head.model,
-        "choices": [choice],
-        "usage": usage(finish),
+        "choices": [_whole_choice(head, k, answer) for k, answer in enumerate(answers)],
+        "usage": usage([answer.finish for answer in answers], head.answers_per_prompt),
     }
+
+
+def _whole_choice(head: AnswerHead, index: int, answer: Answer) -> dict[str, Any]:
+    text = "".join(token.text for token in answer.tokens)
+    logprobs = [token.logprobs for token in answer.tokens if token.logprobs is not None]
+    if answer.prompt is not None:
+        text = answer.prompt.text + text
+        logprobs = [*answer.prompt.logprobs, *logprobs]
+    choice: dict[str, Any] = {"index": index}
+    if head.is_chat:
+        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        written = chat_logprobs(logprobs) if logprobs else None
+    else:
+        choice["text"] = text
+        written = completion_logprobs(logprobs) if logprobs else None
+    return choice | {"logprobs": written, "finish_reason": answer.finish.reason.value}
 
 
 def model_entry(model: ModelInfo, created_s: int) -> dict[str, Any]:

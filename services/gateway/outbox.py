@@ -12,14 +12,15 @@ DELIVERED_INTERVAL_S = 0.05  # at most one report of reader progress in this tim
 class Outbox:
     """Orders submits and aborts, and merges delivered counts into one message per interval.
 
-    Bounded without a limit of its own: a live request has at most one submit, one abort and one
-    count in it.
+    Bounded without a limit of its own: a live request has at most one submit, one abort, one hold
+    and one count in it.
     """
 
     def __init__(self, gateway_id: str) -> None:
         self._commands: deque[pb.StreamRequest] = deque(
             [pb.StreamRequest(hello=pb.Hello(gateway_id=gateway_id))]
         )
+        self._holds: dict[str, bool] = {}
         self._delivered: dict[str, int] = {}
         self._delivered_timer: asyncio.TimerHandle | None = None
         self._delivered_is_due = False
@@ -31,6 +32,11 @@ class Outbox:
 
     def abort(self, request_id: str) -> None:
         self._commands.append(pb.StreamRequest(abort=pb.Abort(request_id=request_id)))
+        self._changed.set()
+
+    def hold(self, request_id: str, held: bool) -> None:
+        """Have a request held or let go; the newest word counts."""
+        self._holds[request_id] = held
         self._changed.set()
 
     def delivered(self, request_id: str, num_delivered: int) -> None:
@@ -56,9 +62,22 @@ class Outbox:
             self._changed.clear()
             while self._commands:
                 yield self._commands.popleft()
+            if self._holds:
+                yield self._take_holds()
             if self._delivered_is_due:
                 yield self._take_delivered()
             await self._changed.wait()
+
+    def _take_holds(self) -> pb.StreamRequest:
+        holds, self._holds = self._holds, {}
+        return pb.StreamRequest(
+            hold=pb.Hold(
+                requests=[
+                    pb.RequestHold(request_id=request_id, held=held)
+                    for request_id, held in holds.items()
+                ]
+            )
+        )
 
     def _take_delivered(self) -> pb.StreamRequest:
         counts, self._delivered = self._delivered, {}

@@ -23,16 +23,16 @@ class Quotas:
         self._num_live: Counter[str] = Counter()
         self._windows = FixedWindowRateLimiter(MemoryStorage())
 
-    def enter(self, caller: ApiKey | None) -> None:
-        """Count a new request of `caller`. Raises KeyLimitError, and then counts nothing."""
+    def enter(self, caller: ApiKey | None, num_requests: int = 1) -> None:
+        """Count new requests of `caller`. Raises KeyLimitError, and then counts none."""
         if caller is None:
             return
         most = caller.max_live_requests
-        if most is not None and self._num_live[caller.name] >= most:
+        if most is not None and self._num_live[caller.name] + num_requests > most:
             raise KeyLimitError(f"this API key may have {most} requests at a time")
         if caller.tokens_per_minute is not None:
             self._check_tokens(caller.name, caller.tokens_per_minute)
-        self._num_live[caller.name] += 1
+        self._num_live[caller.name] += num_requests
 
     def leave(self, caller: ApiKey | None, num_tokens: int) -> None:
         """Count a request of `caller` as ended, with its prompt's and its output's tokens."""

@@ -10,7 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from services.gateway import openai_errors
-from services.gateway.answers import StreamedAnswer, WholeAnswer, error_response
+from services.gateway.answers import (
+    StreamedAnswers,
+    StreamOptions,
+    WholeAnswers,
+    error_response,
+)
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.errors import UnknownModelError
 from services.gateway.http_edge import read_json
@@ -18,11 +23,14 @@ from services.gateway.openai_api import (
     BodyT,
     ChatCompletionBody,
     CompletionBody,
+    DetokenizeBody,
+    RequestBody,
+    TokenizeBody,
     parse_body,
-    to_generation_request,
 )
+from services.gateway.openai_requests import to_generation_requests
 from services.gateway.openai_responses import AnswerHead, AnswerKind, model_entry
-from services.gateway.types import RequestId
+from services.gateway.types import RequestId, TokenizeOptions
 from services.kit.clock import wall_s
 from services.kit.errors import ServiceError
 from services.kit.rpc import current_request_id
@@ -35,8 +43,9 @@ _SCHEMA_REF = "#/components/schemas/{model}"
 class OpenAiRoutes:
     """Handlers of the API, bound to one dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, *, keepalive_s: float) -> None:
         self._dispatcher = dispatcher
+        self._keepalive_s = keepalive_s
         self._started_s = int(wall_s())
 
     async def chat_completions(self, request: Request) -> Response:
@@ -70,20 +79,48 @@ class OpenAiRoutes:
     async def metrics(self, request: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._body(request, TokenizeBody)
+        options = TokenizeOptions(
+            add_special_tokens=body.add_special_tokens,
+            add_generation_prompt=body.add_generation_prompt,
+            with_texts=body.return_token_strs,
+        )
+        tokens = await self._dispatcher.tokenize(body.model, body.checked_prompt(), options)
+        return JSONResponse(
+            {
+                "count": len(tokens.ids),
+                "max_model_len": tokens.max_model_len,
+                "tokens": tokens.ids,
+                "token_strs": tokens.texts if body.return_token_strs else None,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._body(request, DetokenizeBody)
+        text = await self._dispatcher.detokenize(body.model, body.tokens)
+        return JSONResponse({"prompt": text})
+
     async def _answer(
-        self, request: Request, body_class: type[BodyT], kind: AnswerKind
+        self, request: Request, body_class: type[RequestBody], kind: AnswerKind
     ) -> Response:
-        body = parse_body(body_class, await read_json(request, max_bytes=self._body_limit()))
+        body = await self._body(request, body_class)
         request_id = RequestId(current_request_id())
-        generation_request = to_generation_request(body, request.headers, request_id)
+        requests = to_generation_requests(body, request.headers, request_id)
         head = AnswerHead(
-            kind=kind, request_id=request_id, model=body.model, created_s=int(time.time())
+            kind=kind,
+            request_id=request_id,
+            model=body.model,
+            created_s=int(time.time()),
+            answers_per_prompt=body.n,
         )
         if not body.stream:
-            return WholeAnswer(self._dispatcher, generation_request, head)
-        return StreamedAnswer(
-            self._dispatcher, generation_request, head, includes_usage=body.includes_usage
-        )
+            return WholeAnswers(self._dispatcher, requests, head)
+        options = StreamOptions(includes_usage=body.includes_usage, keepalive_s=self._keepalive_s)
+        return StreamedAnswers(self._dispatcher, requests, head, options)
+
+    async def _body(self, request: Request, body_class: type[BodyT]) -> BodyT:
+        return parse_body(body_class, await read_json(request, max_bytes=self._body_limit()))
 
     def _body_limit(self) -> int:
         """Return how many bytes a body may have: room for the longest prompt there is."""
@@ -91,33 +128,33 @@ class OpenAiRoutes:
         return max(MIN_BODY_LIMIT_BYTES, BODY_BYTES_PER_CONTEXT_TOKEN * longest)
 
 
-def make_app(dispatcher: Dispatcher) -> FastAPI:
-    """Return the HTTP application; `HttpEdge` goes around it."""
-    routes = OpenAiRoutes(dispatcher)
+def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
+    """Return the HTTP application; `HttpEdge` goes around it.
+
+    A stream without an event for `keepalive_s` gets a comment; 0: never.
+    """
+    routes = OpenAiRoutes(dispatcher, keepalive_s=keepalive_s)
     app = FastAPI(
         title="Evenflow",
         description="OpenAI-compatible API with per-token latency SLOs and paced streams.",
         redirect_slashes=False,
         exception_handlers={Exception: _error, ServiceError: _error, HTTPException: _http_error},
     )
-    app.add_api_route(
-        "/v1/chat/completions",
-        routes.chat_completions,
-        methods=["POST"],
-        openapi_extra=_json_body(ChatCompletionBody),
-    )
-    app.add_api_route(
-        "/v1/completions",
-        routes.completions,
-        methods=["POST"],
-        openapi_extra=_json_body(CompletionBody),
-    )
+    posts: list[tuple[str, Any, type[BaseModel]]] = [
+        ("/v1/chat/completions", routes.chat_completions, ChatCompletionBody),
+        ("/v1/completions", routes.completions, CompletionBody),
+        ("/tokenize", routes.tokenize, TokenizeBody),
+        ("/detokenize", routes.detokenize, DetokenizeBody),
+    ]
+    for path, handler, body_class in posts:
+        described = _json_body(body_class)
+        app.add_api_route(path, handler, methods=["POST"], openapi_extra=described)
     app.add_api_route("/v1/models", routes.list_models)
     app.add_api_route("/v1/models/{model_id:path}", routes.get_model)
     app.add_api_route("/health", routes.health)
     app.add_api_route("/ready", routes.ready)
     app.add_api_route("/metrics", routes.metrics)
-    _add_schemas(app, ChatCompletionBody, CompletionBody)
+    _add_schemas(app, *(body_class for _, _, body_class in posts))
     return app
 
 

@@ -1,6 +1,7 @@
 """gRPC edge of the gateway: check, convert, delegate. No state, no policy."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
@@ -8,7 +9,19 @@ from services.gateway import convert
 from services.gateway.dispatcher import Dispatcher
 from services.gateway.types import Finish, GenerationRequest, Prompt, RequestId, Token
 from services.kit.errors import InvalidRequestError
+from services.kit.logprobs import EchoedPrompt
+from services.kit.logprobs_proto import prompt_to_proto
 from services.kit.rpc import REQUEST_ID_KEY, Context, current_request_id
+from services.kit.sampling_proto import sampling_from_proto
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one message of an answer says."""
+
+    tokens: Sequence[Token]
+    finish: Finish | None = None
+    prompt: EchoedPrompt | None = None
 
 
 class GatewayServicer(pb_grpc.GatewayServiceServicer):
@@ -18,21 +31,23 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        checked = _to_generation_request(request, convert.prompt_from_proto(request))
-        async for tokens, finish in self._stream(checked, context):
+        prompt = convert.prompt_from_proto(request)
+        checked = replace(_to_generation_request(request, prompt), echo=request.echo)
+        async for part in self._stream(checked, context):
             yield pb.GenerateResponse(
-                tokens=map(convert.token_to_proto, tokens),
-                finish=convert.finish_to_proto(finish) if finish else None,
+                tokens=map(convert.token_to_proto, part.tokens),
+                finish=convert.finish_to_proto(part.finish) if part.finish else None,
+                prompt=prompt_to_proto(part.prompt) if part.prompt else None,
             )
 
     async def Chat(
         self, request: pb.ChatRequest, context: Context
     ) -> AsyncIterator[pb.ChatResponse]:
         checked = _to_generation_request(request, convert.chat_from_proto(request.messages))
-        async for tokens, finish in self._stream(checked, context):
+        async for part in self._stream(checked, context):
             yield pb.ChatResponse(
-                tokens=map(convert.token_to_proto, tokens),
-                finish=convert.finish_to_proto(finish) if finish else None,
+                tokens=map(convert.token_to_proto, part.tokens),
+                finish=convert.finish_to_proto(part.finish) if part.finish else None,
             )
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
@@ -46,17 +61,20 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
     ) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=map(convert.model_to_proto, self._dispatcher.models()))
 
-    async def _stream(
-        self, request: GenerationRequest, context: Context
-    ) -> AsyncIterator[tuple[Sequence[Token], Finish | None]]:
-        """Yield token batches, then the ending. A call that ends early aborts the request."""
+    async def _stream(self, request: GenerationRequest, context: Context) -> AsyncIterator[_Part]:
+        """Yield token batches, the first one with an echo, then the ending.
+
+        A call that ends early aborts the request.
+        """
         await context.send_initial_metadata(((REQUEST_ID_KEY, request.request_id),))
         async with self._dispatcher.generate(request) as generation:
             # A cancelled call does not close this generator before it is collected.
             context.add_done_callback(lambda _: self._dispatcher.drop(generation))  # type: ignore[arg-type]
+            is_first = True
             async for tokens in generation.batches():
-                yield tokens, None
-            yield (), generation.finish
+                yield _Part(tokens, prompt=generation.prompt if is_first else None)
+                is_first = False
+            yield _Part((), finish=generation.finish)
 
 
 def _to_generation_request(
@@ -66,6 +84,7 @@ def _to_generation_request(
         request_id=RequestId(current_request_id()),
         model=convert.model_from_proto(request.model),
         prompt=prompt,
-        sampling=convert.sampling_from_proto(request.sampling),
+        sampling=sampling_from_proto(request.sampling, path="sampling"),
         service_level=convert.checked_service_level(request.service_level),
+        priority=request.priority,
     )

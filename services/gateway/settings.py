@@ -33,6 +33,12 @@ class GatewaySettings(ServiceSettings):
     max_live_requests: int = Field(default=1024, ge=1)  # above it: 429
     api_keys_file: FilePath | None = None  # TOML; unset: nobody is asked for a key
     submit_timeout_s: float = Field(default=30.0, gt=0)  # for an executor to accept or reject
+    sse_keepalive_s: float = Field(default=15.0, ge=0)  # comment in a silent stream; 0: none
+    # Tokens that are due and that a reader has not taken, from which its generation is held.
+    max_undelivered_tokens: int = Field(default=256, ge=1)
+    # A reader that takes nothing for so long is given up; shorter than the executor's
+    # EVENFLOW_EXECUTOR_KV_MAX_PAUSE_S, after which a hold ends by itself.
+    reader_timeout_s: float = Field(default=30.0, gt=0)
     tracker_flush_timeout_s: float = Field(default=2.0, ge=0)  # for last counts at shutdown
 
     # PEM files of the public edge, HTTP and gRPC; unset: plain text. With a CA, clients must show

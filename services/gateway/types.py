@@ -6,15 +6,13 @@ from enum import Enum
 from typing import NewType, Protocol, TypeAlias
 
 from services.kit.errors import ServiceError
+from services.kit.logprobs import EchoedPrompt, TokenLogprobs
+from services.kit.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 RequestId = NewType("RequestId", str)
 
-# Limits of the sampling parameters, shared by the HTTP and the gRPC edge.
-MAX_TEMPERATURE = 2.0
-MAX_STOP_STRINGS = 4
-MAX_TOKENS = 2**31 - 1
-MAX_TOKEN_ID = 2**31 - 1
+MAX_ANSWERS = 128  # of one HTTP request
 ROLES = ("system", "developer", "user", "assistant")
 ROLE_THAT_MAY_BE_SILENT = "assistant"
 
@@ -34,7 +32,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    token_ids: tuple[int, ...]  # at least one, each in [0, MAX_TOKEN_ID]
+    token_ids: tuple[int, ...]  # at least one, each in [0, 2^31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +41,6 @@ class ChatPrompt:
 
 
 Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are drawn; None leaves the choice to the executor (OpenAI's default)."""
-
-    max_tokens: int | None = None  # output tokens at most, >= 1
-    temperature: float | None = None  # in [0, MAX_TEMPERATURE]
-    top_p: float | None = None  # in (0, 1]
-    stop: tuple[str, ...] = ()  # at most MAX_STOP_STRINGS, none empty
-    seed: int | None = None  # signed 64 bit
 
 
 class Delivery(Enum):
@@ -70,9 +57,17 @@ class GenerationRequest:
     request_id: RequestId
     model: str
     prompt: Prompt
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = DEFAULT_SAMPLING
     service_level: ServiceLevel = NO_SERVICE_LEVEL
     delivery: Delivery = Delivery.STREAMED
+    echo: bool = False  # give the prompt back
+    priority: int = 0  # lower is served first
+    parent_id: RequestId | None = None  # the client's name for it, where it is one of several
+
+    @property
+    def ids(self) -> tuple[RequestId | None, ...]:
+        """Return what a client may call it."""
+        return (self.request_id, self.parent_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +77,7 @@ class Token:
     index: int  # in the output, from 0
     id: int  # in the model's vocabulary
     text: str  # that it completes; may be empty
+    logprobs: TokenLogprobs | None = None
 
 
 class FinishReason(Enum):
@@ -117,9 +113,30 @@ class RequestSink(Protocol):
 
     def rejected(self, error: ServiceError) -> None: ...
 
+    def echoed(self, prompt: EchoedPrompt) -> None:
+        """Take the prompt, before the first token, if it is to be given back."""
+
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         """Take the next tokens, none missing, none twice, and when they came in."""
 
     def ended(self, reason: FinishReason) -> None: ...
 
     def failed(self, error: ServiceError) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeOptions:
+    """How text or a conversation becomes token ids."""
+
+    add_special_tokens: bool = True  # of text only
+    add_generation_prompt: bool = True  # of a conversation only
+    with_texts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenization:
+    """Text or a conversation as token ids."""
+
+    ids: tuple[int, ...]
+    texts: tuple[str, ...]  # the vocabulary's entry of each id, or none
+    max_model_len: int

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from services.kit import errors
@@ -174,6 +175,8 @@ class ServiceInterceptor(aio.ServerInterceptor):
         if handler is None or method.startswith(QUIET_METHODS):
             return handler
         codec = (handler.request_deserializer, handler.response_serializer)
+        if handler.request_deserializer and not handler.request_streaming:
+            codec = (_forgiving(handler.request_deserializer), handler.response_serializer)
         if handler.unary_unary:
             served = self._unary(method, handler.unary_unary)
             return grpc.unary_unary_rpc_method_handler(served, *codec)
@@ -192,7 +195,7 @@ class ServiceInterceptor(aio.ServerInterceptor):
         async def call(request: Any, context: Context) -> Any:
             with self.live_calls.one_more():
                 async with _served(method, context, routine=True):
-                    return await behavior(request, context)
+                    return await behavior(_decoded(request), context)
 
         return call
 
@@ -203,12 +206,35 @@ class ServiceInterceptor(aio.ServerInterceptor):
             with self.live_calls.one_more():
                 async with (
                     _served(method, context, routine=False),
-                    aclosing(behavior(request, context)) as responses,
+                    aclosing(behavior(_decoded(request), context)) as responses,
                 ):
                     async for response in responses:
                         yield response
 
         return call
+
+
+class _Undecodable:
+    """Stands for a message that is none, until the call has begun and can be refused."""
+
+
+def _forgiving(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Leave what cannot be decoded to `_decoded`: gRPC itself would call it an unknown error."""
+
+    def deserialize(message: bytes) -> Any:
+        try:
+            return deserializer(message)
+        except DecodeError:
+            return _Undecodable()
+
+    return deserialize
+
+
+def _decoded(request: Any) -> Any:
+    """Return the request. Raises InvalidRequestError if it could not be decoded."""
+    if isinstance(request, _Undecodable):
+        raise errors.InvalidRequestError("the message cannot be decoded")
+    return request
 
 
 class OutgoingInterceptor(aio.UnaryUnaryClientInterceptor):

@@ -25,16 +25,15 @@ BACKGROUND = ("planner", "tracker", "redis")  # off the tokens' path
 NUM_TOKENS = 600
 MANY_TOKENS = 1_900  # more than are generated before the fault: some 30 s
 SLOW_TPS = 10.0
+DEAD_S = 1.0
 GIVEN_UP_S = 5 * KEEPALIVE_S  # one and a half, and slack
 
 
-def restart(stack: Stack, name: str) -> None:
-    if name == "redis":
-        stack.redis.kill()
-        stack.redis.start()
-    else:
-        stack.kill(name)
-        stack.start(name)
+def die(stack: Stack, name: str) -> None:
+    """Kill a process, leave it dead for a while, start it again."""
+    stack.redis.kill() if name == "redis" else stack.kill(name)
+    time.sleep(DEAD_S)
+    stack.redis.start() if name == "redis" else stack.launch(name)
 
 
 def hang(stack: Stack, name: str) -> None:
@@ -53,7 +52,7 @@ def undisturbed(stack: Stack) -> list[Received]:
 @pytest.mark.parametrize(
     ("fault", "life_s"),
     [
-        pytest.param(restart, 15.0, id="die"),
+        pytest.param(die, 15.0, id="die"),
         pytest.param(hang, 3 * HANG_S + 9.0, id="hang"),
     ],
 )
@@ -75,6 +74,8 @@ async def test_planner_tracker_and_redis_may(
         during.append((name, start_s, time.monotonic()))
     assert not task.done()  # the faults fell into the streams' life
     pairs = await task
+    for name in ("planner", "tracker"):
+        await asyncio.to_thread(stack.wait_serving, name)
 
     for pair, reference in zip(pairs, undisturbed, strict=True):
         assert_complete(pair, reference, NUM_TOKENS)

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from evenflow.executor.v1 import executor_pb2 as pb
-from tests.executor_client import GatewayStream
+from tests.executor_client import GatewayStream, check_hold
 from tests.executor_process import ExecutorProcess
 from tests.executor_stock import answers_of_stock_vllm
 
@@ -100,3 +100,9 @@ async def test_a_prompt_larger_than_the_pool_gets_the_tokens_of_a_roomy_engine(
     assert metrics["vllm:evenflow_kv_h2d_bytes_total"] > 0
     assert metrics["vllm:evenflow_kv_d2h_bytes_total"] > 0
     assert metrics["vllm:evenflow_kv_step_stall_s_count"] > 0
+
+
+async def test_a_held_request_waits_with_its_deposit_and_goes_on_where_it_was(
+    gateway: GatewayStream,
+) -> None:
+    await check_hold(gateway, prompt=PROMPT * 20)

@@ -152,3 +152,37 @@ def test_states_follow_the_request_through_the_scheduler(scheduler: Any) -> None
     assert observation.num_steps == 1
     assert observation.observed_step_s > 0
     assert observation.num_free_pool_blocks < observation.num_pool_blocks == NUM_BLOCKS - 1
+
+
+def test_a_held_request_is_passed_over_until_it_is_let_go(scheduler: Any) -> None:
+    fast = RequestTag(service_level=ServiceLevel(consumption_rate_tps=1e6))
+    scheduler.add_request(make_request("held", fast))
+    scheduler.add_request(make_request("other", None))
+    run_step(scheduler)
+
+    scheduler.hold({"held": True, "never here": True})
+    for _ in range(3):
+        run_step(scheduler)
+    held = observed(scheduler)["held"]
+    assert held.state is RequestState.PAUSED
+    assert (held.num_generated_tokens, held.num_deposited_tokens) == (1, 1)
+    assert observed(scheduler)["other"].num_generated_tokens == 4
+
+    scheduler.hold({"held": False})
+    run_step(scheduler)
+    held = observed(scheduler)["held"]
+    assert held.state is RequestState.DECODING
+    assert (held.num_generated_tokens, held.num_deposited_tokens) == (2, 0)
+
+
+def test_a_held_request_that_is_aborted_leaves_nothing(scheduler: Any) -> None:
+    scheduler.add_request(make_request("held", None))
+    run_step(scheduler)
+    scheduler.hold({"held": True})
+    run_step(scheduler)
+    scheduler.finish_requests("held", RequestStatus.FINISHED_ABORTED)
+    scheduler.add_request(make_request("held", None))
+    run_step(scheduler)
+
+    assert observed(scheduler)["held"].num_generated_tokens == 1
+    scheduler.check_integrity()

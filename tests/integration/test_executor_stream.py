@@ -1,8 +1,9 @@
 """One real engine behind a real channel: tokens, endings, refusals, aborts."""
 
 import asyncio
+import json
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.executor_client import MODEL, Answer, GatewayStream
+from tests.executor_client import MODEL, Answer, GatewayStream, check_hold
 from tests.executor_process import MAX_MODEL_LEN, MAX_NUM_SEQS, ExecutorProcess
 from tests.executor_stock import answers_of_stock_vllm
 
@@ -33,6 +34,32 @@ REQUESTS: dict[str, dict[str, Any]] = {
             {"role": "user", "content": "What is a lambda?"},
         ],
         "sampling": GREEDY,
+    },
+    "likely": {
+        "prompt": PROMPT,
+        "sampling": {"temperature": 1, "seed": 5, "max_tokens": 24, "logprobs": 3},
+    },
+    "every-parameter": {
+        "prompt": PROMPT,
+        "sampling": {
+            "temperature": 1.2,
+            "seed": 9,
+            "max_tokens": 64,
+            "top_k": 50,
+            "top_p": 0.95,
+            "min_p": 0.02,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.7,
+            "repetition_penalty": 1.3,
+            "logit_bias": {300: 5.0, 301: -100.0},
+            "min_tokens": 20,
+            "stop_token_ids": list(range(310, 420)),
+            "ignore_eos": True,
+        },
+    },
+    "echo": {
+        "prompt": PROMPT,
+        "sampling": {"temperature": 0, "max_tokens": 4, "logprobs": 2, "prompt_logprobs": 2},
     },
 }
 
@@ -67,7 +94,9 @@ async def ask_as_stock(gateway: GatewayStream, name: str) -> Answer:
         prompt: dict[str, Any] = {"chat": pb.Chat(messages=turns)}
     else:
         prompt = {"text": request["prompt"]}
-    return await gateway.ask(name, **prompt, sampling=request["sampling"])
+    sampling = dict(request["sampling"])
+    is_echo = sampling.pop("prompt_logprobs", None) is not None
+    return await gateway.ask(name, **prompt, sampling=sampling, echo=is_echo)
 
 
 async def wait_idle(gateway: GatewayStream) -> pb.GetLoadResponse:
@@ -91,6 +120,180 @@ async def test_tokens_are_those_of_stock_vllm(
     assert answer.finish_reason == stock[name]["finish_reason"].upper()
 
 
+def places(
+    scored: Sequence[gen.TokenLogprobs],
+) -> list[dict[str, tuple[float, str]]]:
+    """Return what the executor sent as the stock engine's answers have it, in JSON."""
+    return [
+        {str(one.id): (one.logprob, one.token) for one in (place.chosen, *place.top)}
+        for place in scored
+    ]
+
+
+def near(expected: dict[str, list[Any]]) -> dict[str, Any]:
+    return {id: (pytest.approx(p, abs=1e-5), text) for id, (p, text) in expected.items()}
+
+
+async def test_probabilities_are_those_of_stock_vllm(
+    stock: dict[str, dict[str, Any]], gateway: GatewayStream
+) -> None:
+    answer = await ask_as_stock(gateway, "likely")
+
+    scored = [token.logprobs for token in answer.tokens]
+    assert places(scored) == [near(place) for place in stock["likely"]["logprobs"]]
+    assert [place.chosen.id for place in scored] == answer.ids
+    assert {len(place.top) for place in scored} == {3}
+    for place in scored:
+        assert [one.logprob for one in place.top] == sorted(
+            (one.logprob for one in place.top), reverse=True
+        )
+
+
+async def test_a_prompt_comes_back_with_its_probabilities(
+    stock: dict[str, dict[str, Any]], gateway: GatewayStream
+) -> None:
+    answer = await ask_as_stock(gateway, "echo")
+
+    assert answer.prompt is not None
+    assert answer.prompt.text == PROMPT
+    first, *rest = answer.prompt.logprobs
+    assert not first.chosen.HasField("logprob")
+    assert first.chosen.token == ""  # the tokeniser put it there
+    assert places(rest) == [near(place) for place in stock["echo"]["prompt_logprobs"][1:]]
+    assert "".join(place.chosen.token for place in rest) == PROMPT
+    assert len(answer.tokens) == 4
+
+
+async def test_a_prompt_of_token_ids_comes_back_as_text(gateway: GatewayStream) -> None:
+    ids = (await gateway.stub.Tokenize(pb.TokenizeRequest(model=MODEL, text=PROMPT))).ids
+    answer = await gateway.ask("ids", token_ids=gen.TokenIds(ids=ids[1:]), echo=True)
+
+    assert answer.prompt == gen.EchoedPrompt(text=PROMPT)
+
+
+async def test_the_seed_that_vllm_takes_for_none_is_a_seed(gateway: GatewayStream) -> None:
+    sampling = {"temperature": 2, "seed": -1, "max_tokens": 24}
+    answers = [await gateway.ask(f"r{k}", text=PROMPT, sampling=sampling) for k in range(2)]
+
+    assert answers[0].ids == answers[1].ids
+
+
+FORMS: dict[str, tuple[gen.StructuredOutputs, Callable[[str], object]]] = {
+    "schema": (
+        # No object: this model would fill one with blanks, which JSON allows without end.
+        gen.StructuredOutputs(json_schema='{"enum": ["red", 42, null]}'),
+        lambda text: json.loads(text) in ("red", 42, None),
+    ),
+    "regex": (
+        gen.StructuredOutputs(regex="(ab){3}c"),
+        lambda text: text == "abababc",
+    ),
+    "choice": (
+        gen.StructuredOutputs(choice=gen.Choices(texts=["yes", "no"])),
+        lambda text: text in ("yes", "no"),
+    ),
+    "grammar": (
+        gen.StructuredOutputs(grammar='root ::= "x" | "y"'),
+        lambda text: text in ("x", "y"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+async def test_an_answer_keeps_to_its_form(gateway: GatewayStream, name: str) -> None:
+    form, holds = FORMS[name]
+    sampling = gen.SamplingParams(temperature=1, seed=1, max_tokens=200, structured_outputs=form)
+    answer = await gateway.ask(name, text=PROMPT, sampling=sampling)
+
+    assert answer.finish_reason == "STOP"
+    assert holds(answer.text), answer.text
+
+
+async def test_an_untrained_model_writes_json_when_it_must(gateway: GatewayStream) -> None:
+    form = gen.StructuredOutputs(json_object=True)
+    sampling = gen.SamplingParams(temperature=1, seed=2, max_tokens=400, structured_outputs=form)
+    answer = await gateway.ask("object", text=PROMPT, sampling=sampling)
+
+    assert answer.text.lstrip().startswith("{")
+    if answer.finish_reason == "STOP":
+        assert isinstance(json.loads(answer.text), dict)
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        (gen.StructuredOutputs(json_schema='{"type": "no such type"}'), "response_format"),
+        (gen.StructuredOutputs(json_schema="{"), "response_format"),
+        (gen.StructuredOutputs(json_schema="[" * 500), "response_format"),
+        (gen.StructuredOutputs(json_schema='{"$ref": "#/nowhere"}'), "response_format"),
+        (gen.StructuredOutputs(regex="("), "structured_outputs.regex"),
+        (gen.StructuredOutputs(grammar="root ::= nowhere"), "structured_outputs.grammar"),
+    ],
+)
+async def test_a_form_that_makes_no_sense_is_refused(
+    gateway: GatewayStream, form: gen.StructuredOutputs, field: str
+) -> None:
+    sampling = gen.SamplingParams(structured_outputs=form, max_tokens=4)
+    answer = await gateway.ask("bad", text=PROMPT, sampling=sampling)
+
+    assert answer.reject_code == "INVALID_ARGUMENT"
+    assert answer.rejected is not None
+    assert answer.rejected.field == field
+
+
+async def test_text_becomes_tokens_and_text_again(gateway: GatewayStream) -> None:
+    request = pb.TokenizeRequest(model=MODEL, text=PROMPT, with_texts=True)
+    tokens = await gateway.stub.Tokenize(request)
+    request.omits_special_tokens = True
+    bare = await gateway.stub.Tokenize(request)
+    back = await gateway.stub.Detokenize(pb.DetokenizeRequest(model=MODEL, ids=bare.ids))
+    answer = await gateway.ask("text", text=PROMPT)
+
+    assert list(tokens.ids[1:]) == list(bare.ids)  # the first one begins every text
+    assert len(tokens.ids) == len(tokens.texts) == answer.num_prompt_tokens
+    assert tokens.max_model_len == MAX_MODEL_LEN
+    assert back.text == PROMPT
+
+
+async def test_a_conversation_becomes_the_tokens_of_its_prompt(gateway: GatewayStream) -> None:
+    chat = pb.Chat(messages=[gen.ChatMessage(role="user", content="What is a lambda?")])
+    request = pb.TokenizeRequest(model=MODEL, chat=chat)
+    tokens = await gateway.stub.Tokenize(request)
+    request.omits_generation_prompt = True
+    open_ended = await gateway.stub.Tokenize(request)
+    answer = await gateway.ask("chat", chat=chat, sampling=GREEDY)
+
+    assert len(tokens.ids) == answer.num_prompt_tokens
+    assert len(open_ended.ids) < len(tokens.ids)
+    assert list(open_ended.ids) == list(tokens.ids[: len(open_ended.ids)])
+
+
+async def test_a_text_longer_than_the_context_is_tokenised(gateway: GatewayStream) -> None:
+    request = pb.TokenizeRequest(model=MODEL, text="word " * 2 * MAX_MODEL_LEN)
+
+    assert len((await gateway.stub.Tokenize(request)).ids) > MAX_MODEL_LEN
+
+
+@pytest.mark.parametrize(
+    ("call", "request_", "code"),
+    [
+        ("Tokenize", pb.TokenizeRequest(model=MODEL), "INVALID_ARGUMENT"),
+        ("Tokenize", pb.TokenizeRequest(model=MODEL, chat=pb.Chat()), "INVALID_ARGUMENT"),
+        ("Tokenize", pb.TokenizeRequest(model="other", text="x"), "NOT_FOUND"),
+        ("Detokenize", pb.DetokenizeRequest(model=MODEL, ids=[999_999]), "INVALID_ARGUMENT"),
+        ("Detokenize", pb.DetokenizeRequest(model=MODEL, ids=[-1]), "INVALID_ARGUMENT"),
+        ("Detokenize", pb.DetokenizeRequest(model="other", ids=[1]), "NOT_FOUND"),
+    ],
+)
+async def test_what_has_no_tokens_is_refused(
+    gateway: GatewayStream, call: str, request_: Any, code: str
+) -> None:
+    with pytest.raises(aio.AioRpcError) as refused:
+        await getattr(gateway.stub, call)(request_)
+
+    assert refused.value.code().name == code
+
+
 async def test_greedy_tokens_stay_the_same_in_a_mixed_batch(
     stock: dict[str, dict[str, Any]], gateway: GatewayStream
 ) -> None:
@@ -108,6 +311,12 @@ async def test_the_chat_template_is_applied(gateway: GatewayStream) -> None:
 
     assert chat.num_prompt_tokens == text.num_prompt_tokens
     assert chat.ids == text.ids
+
+
+async def test_a_held_request_waits_with_its_deposit_and_goes_on_where_it_was(
+    gateway: GatewayStream,
+) -> None:
+    await check_hold(gateway, prompt=PROMPT * 20)
 
 
 async def test_token_ids_are_taken_as_they_are(gateway: GatewayStream) -> None:
@@ -176,6 +385,20 @@ async def test_unset_max_tokens_is_16_for_text_and_the_rest_of_the_context_for_c
     [
         ({"text": "hi", "model": "gpt"}, "UNKNOWN_MODEL", "model"),
         ({"text": "hi", "sampling": {"top_p": 2}}, "INVALID_ARGUMENT", "top_p"),
+        ({"text": "hi", "sampling": {"logprobs": 21}}, "INVALID_ARGUMENT", "logprobs"),
+        ({"text": "hi", "sampling": {"min_tokens": 17}}, "INVALID_ARGUMENT", "min_tokens"),
+        (
+            {"text": "hi", "sampling": {"stop_token_ids": [999_999]}},
+            "INVALID_ARGUMENT",
+            "stop_token_ids",
+        ),
+        (
+            {"text": "hi", "sampling": {"logit_bias": {999_999: 1}}},
+            "INVALID_ARGUMENT",
+            "logit_bias",
+        ),
+        ({"text": "hi", "priority": 1}, "INVALID_ARGUMENT", "priority"),
+        ({"chat": "hi", "echo": True}, "INVALID_ARGUMENT", "echo"),
         ({"token_ids": gen.TokenIds(ids=[999_999])}, "INVALID_ARGUMENT", "prompt"),
         ({"token_ids": gen.TokenIds(ids=[-1])}, "INVALID_ARGUMENT", "prompt"),
         ({"text": "hi", "sampling": {"max_tokens": MAX_MODEL_LEN}}, "CONTEXT_LENGTH", "max_tokens"),
@@ -361,7 +584,7 @@ async def observe(
 async def test_the_scheduler_sees_the_deposit_of_a_slow_reader(gateway: GatewayStream) -> None:
     level = gen.ServiceLevel(consumption_rate_tps=0.001)  # the second token is due in 1,000 s
     answer = await gateway.submit(
-        "slow", text=PROMPT, sampling={"max_tokens": 1900}, service_level=level
+        "slow", text=PROMPT, sampling={**GREEDY, "max_tokens": 1900}, service_level=level
     )
     await gateway.wait(answer.started)
     counts = [
@@ -391,7 +614,7 @@ async def test_a_gateway_that_comes_back_finds_nothing_of_its_readers(
     executor: ExecutorProcess,
 ) -> None:
     async with GatewayStream(executor.address) as gateway:
-        answer = await gateway.submit("r", text=PROMPT, sampling={"max_tokens": 1900})
+        answer = await gateway.submit("r", text=PROMPT, sampling={**GREEDY, "max_tokens": 1900})
         await gateway.wait(answer.started)
     async with GatewayStream(executor.address) as gateway:
         counts = [pb.DeliveredCount(request_id="r", num_delivered_tokens=3)]

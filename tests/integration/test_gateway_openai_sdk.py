@@ -141,7 +141,7 @@ async def test_an_error_inside_a_stream_is_raised(sdk, executor) -> None:
 
 async def test_errors_are_the_sdk_s_classes(client, sdk, executor) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
+        await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, n=0)
     with pytest.raises(openai.NotFoundError) as unknown:
         await sdk.chat.completions.create(model="other", messages=MESSAGES)
     await executor.kill()

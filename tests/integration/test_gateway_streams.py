@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -271,3 +272,75 @@ async def test_a_drain_that_takes_too_long_ends_streams_with_an_error(executor) 
     *_, held_back, last = answer.text.strip().split("\n\n")
     assert " world" in held_back  # what was generated goes out first
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+
+
+KEEPALIVE = ": keep-alive"
+
+
+async def test_a_silent_stream_is_kept_alive_by_comments(executor) -> None:
+    executor.script.generating.clear()  # as during a long prefill
+    async with gateway_for(executor, sse_keepalive_s=0.05) as client:
+        await client.wait_ready()
+        async with client.http.stream(
+            "POST", "/v1/chat/completions", json=stream_body()
+        ) as response:
+            lines = response.aiter_lines()
+            first = [await anext(lines) for _ in range(4)]
+            executor.script.generating.set()
+            rest = [line async for line in lines]
+
+    assert first == [KEEPALIVE, "", KEEPALIVE, ""]
+    # Comments aside, the stream is the one that it would have been.
+    events = [line for line in rest if line and line != KEEPALIVE]
+    assert len(events) == 6  # the role, three tokens, the reason and the end
+    assert events[-1] == "data: [DONE]"
+
+
+async def test_without_an_interval_nothing_keeps_a_stream_alive(executor) -> None:
+    executor.script.generating.clear()
+    async with gateway_for(executor, sse_keepalive_s=0) as client:
+        await client.wait_ready()
+        answer = asyncio.create_task(client.http.post("/v1/chat/completions", json=stream_body()))
+        await executor.until(lambda: len(executor.submits) == 1)
+        await asyncio.sleep(0.2)  # a comment per turn of the loop would be seen by now
+        executor.script.generating.set()
+        text = (await answer).text
+
+    assert text.startswith("data: ")
+    assert KEEPALIVE not in text
+
+
+async def test_a_reader_behind_gets_several_tokens_in_one_event(client, executor) -> None:
+    texts = [f"{k:03d}" + "x" * 50_000 for k in range(200)]  # more than any buffer takes
+    executor.script = Script(texts=texts)
+    request = json.dumps(stream_body()).encode()
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", client.gateway.http_port, limit=1 << 16
+    )
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        + f"content-length: {len(request)}\r\n\r\n".encode()
+        + request
+    )
+    await executor.until(lambda: sum(executor.delivered.values()) > 0)
+    generation = client.gateway.dispatcher._live.copy().popitem()[1]
+    await until(lambda: generation._num_generated == len(texts))  # the socket is full by now
+
+    raw = await reader.read()
+    writer.close()
+
+    chunks = [json.loads(piece) for piece in re.findall(rb"data: (\{.*?\})\n\n", dechunked(raw))]
+    pieces = [c["choices"][0]["delta"].get("content", "") for c in chunks]
+    assert "".join(pieces) == "".join(texts)
+    assert len([piece for piece in pieces if piece]) < len(texts)
+
+
+def dechunked(response: bytes) -> bytes:
+    """Return the body of a response in chunks."""
+    _, _, rest = response.partition(b"\r\n\r\n")
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+    return body

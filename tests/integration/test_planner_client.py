@@ -9,7 +9,9 @@ import pytest
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from services.executor.controller.planner_client import Answer, PlannerClient
+from services.kit.transport import Transport
 from services.placement.types import Snapshot
+from tests.certificates import Authority
 from tests.processes import wait_until
 from tests.redis_server import free_port
 from tests.scripted_planner import ScriptedPlanner, keep_everything, scripted_planner
@@ -205,3 +207,37 @@ def resident(request: pb.Snapshot) -> pb.Plan:
         status=pb.PLAN_STATUS_OPTIMAL,
         placements=[pb.Placement(request_id=entry.request_id) for entry in request.requests],
     )
+
+
+def test_several_planners_under_one_name_are_asked_in_turn() -> None:
+    with scripted_planner() as first, scripted_planner() as second:
+        client = PlannerClient(f"ipv4:{first.address},{second.address}", timeout_s=10.0)
+        num_asked = 0
+        while not (first.snapshots and second.snapshots) and num_asked < 100:
+            client.post(snapshot(num_asked))
+            assert next_answer(client).failure == ""
+            num_asked += 1
+        before = len(first.snapshots), len(second.snapshots)
+        for epoch in range(4):
+            client.post(snapshot(epoch))
+            next_answer(client)
+        client.close()
+
+        assert (len(first.snapshots), len(second.snapshots)) == (before[0] + 2, before[1] + 2)
+
+
+def test_a_planner_with_certificates_answers_whoever_has_one_too(tmp_path) -> None:
+    authority = Authority(tmp_path)
+    with scripted_planner(authority.issue("planner")) as planner:
+        transport = Transport(certificates=authority.issue("executor"))
+        known = PlannerClient(planner.address, timeout_s=10.0, transport=transport)
+        stranger = PlannerClient(planner.address, timeout_s=10.0)
+        known.post(snapshot(1))
+        stranger.post(snapshot(2))
+        answers = next_answer(known), next_answer(stranger)
+        known.close()
+        stranger.close()
+
+    assert (answers[0].epoch, answers[0].failure) == (1, "")
+    assert (answers[1].epoch, answers[1].failure) == (2, "UNAVAILABLE")
+    assert [received.epoch for received in planner.snapshots] == [1]

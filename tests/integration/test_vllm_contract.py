@@ -3,16 +3,18 @@
 import dataclasses
 import inspect
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config.scheduler import SchedulerPolicy
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers import BaseRenderer
-from vllm.renderers.params import ChatParams
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.renderers.params import ChatParams, TokenizeParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest, FinishReason
@@ -30,7 +32,10 @@ from services.executor.collector import FINISH_REASONS, StepCollector
 from services.executor.engine_config import ASYNC_SCHEDULER, PASSED_ON, SYNC_SCHEDULER
 from services.executor.kv import engine_calls
 from services.executor.kv.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
+from services.executor.sampling import UNSEEDED
 from services.executor.settings import ExecutorSettings
+from services.kit.sampling_params import AnswerForm
+from services.kit.sampling_params import SamplingParams as OurSamplingParams
 
 
 def parameters(function: Any) -> list[str]:
@@ -99,7 +104,9 @@ def test_the_output_loop_only_puts_and_never_waits_for_a_collector() -> None:
 def test_outputs_have_the_fields_that_the_collector_reads() -> None:
     assert "outputs" in parameters(RequestOutput.__init__)
     names = {field.name for field in dataclasses.fields(CompletionOutput)}
-    assert {"text", "token_ids", "finish_reason"} <= names
+    assert {"text", "token_ids", "finish_reason", "logprobs"} <= names
+    assert {"prompt_token_ids", "prompt_logprobs"} <= set(parameters(RequestOutput.__init__))
+    assert {"logprob", "decoded_token"} <= {field.name for field in dataclasses.fields(Logprob)}
 
 
 def test_every_finish_reason_of_vllm_has_an_ending() -> None:
@@ -141,6 +148,31 @@ def test_sampling_parameters_carry_plain_extra_arguments() -> None:
     assert params.clone().extra_args == {"evenflow": {"generation": 1}}
     assert "sampling_params" in parameters(EngineCoreRequest)
     assert "sampling_params" in parameters(Request.__init__)
+
+
+def test_sampling_parameters_have_our_names() -> None:
+    names = {field.name for field in dataclasses.fields(OurSamplingParams)}
+    assert names <= set(SamplingParams.__struct_fields__)
+    forms = {field.name for field in dataclasses.fields(StructuredOutputsParams)}
+    assert {form.value for form in AnswerForm} <= forms
+
+
+def test_a_seed_of_minus_one_is_none_to_vllm() -> None:
+    assert SamplingParams(seed=UNSEEDED).seed is None
+
+
+def test_priorities_reach_the_scheduler() -> None:
+    assert "priority" in parameters(InputProcessor.process_inputs)
+    assert "priority" in parameters(Request.__init__)
+    assert get_args(SchedulerPolicy) == ("fcfs", "priority")
+
+
+def test_text_and_token_ids_are_converted_without_a_serving_layer() -> None:
+    assert "prompt" in parameters(BaseRenderer.tokenize_prompt_async)
+    names = {field.name for field in dataclasses.fields(TokenizeParams)}
+    assert {"max_total_tokens", "add_special_tokens", "needs_detokenization"} <= names
+    for name in ("default_cmpl_tok_params", "default_chat_tok_params"):
+        assert hasattr(BaseRenderer, name)
 
 
 def test_stat_loggers_get_the_figures_that_we_show() -> None:

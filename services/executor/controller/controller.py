@@ -52,6 +52,10 @@ class Controller:
         """Add to the loop's own part of the present step, on the engine's thread."""
         self._own_s += seconds
 
+    def hold(self, request_id: str, *, held: bool) -> None:
+        """Keep a request from running while its reader has stopped; no plan lets it run."""
+        self.note(*self._plans.hold(request_id, held=held, now_s=self._now_s()))
+
     def before_schedule(self) -> None:
         """Carry out what has come, and end pauses that nobody else ends."""
         begin_s = self._now_s()

@@ -87,6 +87,18 @@ class PlanKeeper:
             return [self._resume(request_id, now_s)]
         return []
 
+    def hold(self, request_id: str, *, held: bool, now_s: float) -> list[Trigger]:
+        """Pause a request for as long as its reader has stopped, whatever plans say."""
+        entry = self._ledger.entries.get(request_id)
+        if entry is None or entry.on_hold == held:
+            return []
+        entry.on_hold = held
+        if not held:
+            return [self._resume(request_id, now_s)]
+        if self._engine.pause(request_id):
+            self._ledger.paused(request_id, now_s)
+        return [Trigger.HELD]
+
     def _resume(self, request_id: str, now_s: float) -> Trigger:
         self._engine.resume(request_id)
         self._ledger.resumed(request_id, now_s)
@@ -117,6 +129,7 @@ class PlanKeeper:
         for request_id, entry, paused_s in list(self._ledger.pauses()):
             if not self._engine.is_paused(request_id):
                 self._ledger.resumed(request_id, now_s)  # somebody else has ended it
+                entry.on_hold = False
                 due.append(Trigger.RESUMED)
                 continue
             if entry.on_hold:

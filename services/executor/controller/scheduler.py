@@ -114,6 +114,9 @@ class ControlledSchedulerMixin(LayerwiseSchedulerMixin):
             request.request_id, self.buffers[request.request_id], time.monotonic() - waited_s
         )
 
+    def hold_back(self, request_id: str, *, held: bool) -> None:
+        self.controller.hold(request_id, held=held)
+
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
         self._forget_progress(request.request_id)

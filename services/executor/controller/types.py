@@ -15,6 +15,7 @@ class Trigger(Enum):
     FINISHED = "finished"
     ABORTED = "aborted"
     PREEMPTED = "preempted"
+    HELD = "held"  # its reader has stopped: it does not run
     RESUMED = "resumed"  # a pause has ended
     PAUSE_ENDABLE = "pause_endable"  # a pause has lasted `min_pause_s`
     MISMATCH = "mismatch"  # steps take another time than predicted

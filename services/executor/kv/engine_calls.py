@@ -9,18 +9,25 @@ from typing import Any
 from vllm.v1.engine.core import EngineCore
 
 DELIVER = "evenflow_deliver"
+HOLD = "evenflow_hold"
 OBSERVE = "evenflow_observe"
 
 
 def install() -> None:
     """Add our calls to EngineCore in this process. Idempotent."""
     setattr(EngineCore, DELIVER, _deliver)
+    setattr(EngineCore, HOLD, _hold)
     setattr(EngineCore, OBSERVE, _observe)
 
 
 def _deliver(core: Any, counts: dict[str, int]) -> None:
     """Take over how many tokens each reader has; see `ReaderStateMixin.deliver`."""
     core.scheduler.deliver(counts)
+
+
+def _hold(core: Any, holds: dict[str, bool]) -> None:
+    """Hold requests back or let them go on; see `ReaderStateMixin.hold`."""
+    core.scheduler.hold(holds)
 
 
 def _observe(core: Any) -> dict[str, Any]:

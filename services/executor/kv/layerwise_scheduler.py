@@ -186,6 +186,12 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         """Let a paused or parked request run again as soon as there is room."""
         self.control.resume(request_id)
 
+    def hold_back(self, request_id: str, *, held: bool) -> None:
+        if held:
+            self.pause(request_id)
+        else:
+            self.resume(request_id)
+
     def set_deposits(self, num_tokens: Mapping[str, int]) -> None:
         """Say how many tokens each reader has in hand: who has most is mirrored first."""
         self.transfers.write_through.set_deposits(num_tokens)

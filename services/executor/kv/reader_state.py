@@ -68,6 +68,21 @@ class ReaderStateMixin:
             if buffer is not None:
                 buffer.deliver(num_delivered, now_s)
 
+    def hold(self, holds: dict[str, bool]) -> None:
+        """Hold requests whose readers have stopped, or let them go on; by the engine's ids.
+
+        Ids of requests that are gone or were never here are ignored.
+        """
+        for request_id, held in holds.items():
+            buffer = self.buffers.get(request_id)
+            if buffer is not None:
+                buffer.on_hold = held
+                self.hold_back(request_id, held=held)
+
+    def hold_back(self, request_id: str, *, held: bool) -> None:
+        """Keep a live request from running from the next step on, or let it run again."""
+        raise NotImplementedError
+
     def observe(self) -> dict[str, Any]:
         """Return an `EngineObservation` as plain data."""
         now_s = time.monotonic()

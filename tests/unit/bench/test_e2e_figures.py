@@ -1,5 +1,7 @@
 """Figures of the end-to-end benchmark, by hand."""
 
+from xml.etree import ElementTree
+
 import pytest
 
 from bench.e2e.figures import (
@@ -10,6 +12,8 @@ from bench.e2e.figures import (
     why_not_counted,
 )
 from bench.e2e.records import RequestRecord, RunKey, RunRecord, Sample, load, save
+from bench.e2e.report import plot, rows_of
+from bench.e2e.svg import PANEL_HEIGHT
 from bench.e2e.trace import poisson_trace
 
 
@@ -111,3 +115,19 @@ def test_quantiles_at_their_boundaries() -> None:
     assert quantile([], 0.5) == 0.0
     assert quantile([3.0, 1.0, 2.0], 0.0) == 1.0
     assert quantile([3.0, 1.0, 2.0], 1.0) == 3.0
+
+
+def test_the_plot_has_a_bar_of_the_right_height_for_every_share() -> None:
+    # Of three gaps one exceeds S as generated, and none with the deposit.
+    rows = rows_of([make_run(make_request(1.0, 1.2, 1.4, 3.9))])
+
+    root = ElementTree.fromstring(plot(rows))  # our own text
+    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("width") == "31.5"]
+    heights = [float(bar.get("height", "")) for bar in bars]
+
+    assert heights == pytest.approx([PANEL_HEIGHT * 2 / 3, PANEL_HEIGHT], abs=0.05)
+    assert "orbitflow" in "".join(root.itertext())
+
+
+def test_a_system_without_figures_is_left_out_of_the_plot() -> None:
+    assert "orbitflow" not in plot(rows_of([make_run(make_request())]))

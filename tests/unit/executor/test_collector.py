@@ -4,8 +4,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.executor.collector import StepCollector, to_delta
+from services.executor.collector import Reporting, StepCollector, to_delta
 from services.executor.types import Delta, Failure, FinishReason, Token
+from services.kit.logprobs import Logprob, TokenLogprobs
+
+
+@dataclass
+class FakeLogprob:
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
 
 
 @dataclass
@@ -13,11 +21,14 @@ class FakeCompletion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    logprobs: list[dict[int, FakeLogprob]] | None = None
 
 
 @dataclass
 class FakeOutput:
     outputs: list[FakeCompletion]
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[int, FakeLogprob] | None] | None = None
 
 
 def make_output(*ids: int, text: str = "", finish_reason: str | None = None) -> FakeOutput:
@@ -78,3 +89,51 @@ def test_steps_stay_apart_however_fast_they_come() -> None:
         collector.put(make_output(id, text=str(id)))
 
     assert [delta.tokens for delta in deltas] == [(Token(i, str(i)),) for i in range(3)]
+
+
+def make_place(*entries: tuple[int, float, str]) -> dict[int, FakeLogprob]:
+    """Return a place as vLLM gives it: the chosen token first, then the likeliest by rank."""
+    return {id: FakeLogprob(logprob, 1, text) for id, logprob, text in entries}
+
+
+def scored(id: int, logprob: float, text: str) -> Logprob:
+    return Logprob(id, text, logprob)
+
+
+def test_the_likeliest_tokens_come_in_order_without_a_chosen_one_that_is_none_of_them() -> None:
+    output = make_output(5, 6, text="hi")
+    output.outputs[0].logprobs = [
+        make_place((5, -3.0, "a"), (1, -0.5, "b"), (2, -1.5, "c")),  # chosen beside the two asked
+        make_place((6, -1.0, "d"), (3, -0.4, "e")),  # chosen as one of the two
+    ]
+
+    first, second = to_delta(output, Reporting(num_logprobs=2)).tokens
+
+    assert first.logprobs == TokenLogprobs(
+        scored(5, -3.0, "a"), (scored(1, -0.5, "b"), scored(2, -1.5, "c"))
+    )
+    assert second.logprobs == TokenLogprobs(
+        scored(6, -1.0, "d"), (scored(3, -0.4, "e"), scored(6, -1.0, "d"))
+    )
+
+
+def test_what_cannot_be_has_a_finite_probability() -> None:
+    output = make_output(5)
+    output.outputs[0].logprobs = [make_place((5, float("-inf"), "a"))]
+
+    (token,) = to_delta(output, Reporting(num_logprobs=0)).tokens
+
+    assert token.logprobs == TokenLogprobs(scored(5, -9999.0, "a"), ())  # JSON has no infinity
+
+
+def test_a_prompt_is_scored_from_its_second_token_on() -> None:
+    output = make_output(5)
+    output.prompt_token_ids = [7, 8]
+    output.prompt_logprobs = [None, make_place((8, -2.0, "b"), (9, -1.0, "c"))]
+
+    delta = to_delta(output, Reporting(num_logprobs=1, first_prompt_token="a"))
+
+    assert delta.prompt_logprobs == (
+        TokenLogprobs(Logprob(7, "a", None)),
+        TokenLogprobs(scored(8, -2.0, "b"), (scored(9, -1.0, "c"),)),
+    )

@@ -21,13 +21,13 @@ from services.executor.types import (
     FinishReason,
     RejectCode,
     Rejection,
-    Sampling,
     Submission,
     TextInput,
     Token,
     TokenInput,
 )
 from services.kit.errors import InvalidRequestError
+from services.kit.sampling_params import DEFAULT_SAMPLING
 from services.pacing.types import ServiceLevel
 
 
@@ -40,7 +40,7 @@ def test_unset_sampling_means_openai_defaults() -> None:
     submission = convert.submission_from_proto(make_submit())
 
     assert isinstance(submission, Submission)
-    assert submission.sampling == Sampling(max_tokens=None, temperature=1.0, top_p=1.0)
+    assert submission.sampling == DEFAULT_SAMPLING
     assert submission.service_level == ServiceLevel()
 
 

@@ -14,6 +14,7 @@ from services.executor.progress import Phase
 from services.executor.session import Session
 from services.executor.step_stream import Frame
 from services.executor.types import (
+    ChatInput,
     Delta,
     EngineLoad,
     Failure,
@@ -26,8 +27,11 @@ from services.executor.types import (
     Submission,
     TextInput,
     Token,
+    Tokenization,
+    TokenizeOptions,
 )
-from services.kit.errors import UnavailableError
+from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
+from services.kit.logprobs import EchoedPrompt, Logprob, TokenLogprobs
 
 
 def make_observed_request(request_id: str) -> RequestObservation:
@@ -44,6 +48,7 @@ def make_observed_request(request_id: str) -> RequestObservation:
     )
 
 
+SCORES = (TokenLogprobs(Logprob(0, "x", None)),)
 TOO_LONG = Rejection(code=RejectCode.CONTEXT_LENGTH, field="prompt", message="too long")
 
 
@@ -54,6 +59,7 @@ class FakeEngine:
     sinks: dict[str, DeltaSink] = field(default_factory=dict)
     render_gate: asyncio.Event = field(default_factory=asyncio.Event)
     delivered: dict[str, int] = field(default_factory=dict)
+    holds: list[tuple[str, bool]] = field(default_factory=list)
 
     async def prepare(self, submission: Submission) -> PreparedRequest:
         assert isinstance(submission.input, TextInput)
@@ -64,7 +70,9 @@ class FakeEngine:
                 raise RejectedError(TOO_LONG)
             case "crash":
                 raise RuntimeError("a bug")
-        return PreparedRequest(engine_id=f"{submission.request_id}-x", num_prompt_tokens=7)
+        return PreparedRequest(
+            engine_id=f"{submission.request_id}-x", num_prompt_tokens=7, text="the prompt"
+        )
 
     async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None:
         self.sinks[prepared.engine_id] = sink
@@ -81,6 +89,9 @@ class FakeEngine:
     def deliver(self, engine_id: str, num_delivered: int) -> None:
         self.delivered[engine_id] = num_delivered
 
+    def hold(self, engine_id: str, held: bool) -> None:
+        self.holds.append((engine_id, held))
+
     async def observe(self) -> EngineObservation:
         return EngineObservation(
             requests=tuple(make_observed_request(engine_id) for engine_id in (*self.sinks, "ended"))
@@ -88,6 +99,17 @@ class FakeEngine:
 
     def load(self) -> EngineLoad:
         return EngineLoad(num_running_reqs=len(self.sinks))
+
+    async def tokenize(
+        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+    ) -> Tokenization:
+        assert isinstance(prompt, TextInput)
+        if prompt.text == "long":
+            raise RejectedError(TOO_LONG)
+        return Tokenization(ids=tuple(map(ord, prompt.text)), max_model_len=8)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
 
     def model_info(self, model_id: str) -> ModelInfo:
         raise NotImplementedError
@@ -400,3 +422,73 @@ async def test_a_watch_ends_when_the_front_has_drained(front: Front, session: Se
 async def test_an_engine_that_loads_cannot_be_watched() -> None:
     with pytest.raises(UnavailableError):
         await anext(Front(model_id="m", max_num_reqs=1).observations(0.0))
+
+
+async def test_a_prompt_goes_back_with_the_first_token_and_never_again(
+    engine: FakeEngine, session: Session
+) -> None:
+    session.submit(make_submission(echo=True))
+    await settle()
+    engine.sinks["r-x"](Delta((Token(1, "a"),), None, SCORES))
+    first = await next_frame(session)
+    # A prompt that is computed again is scored again.
+    engine.sinks["r-x"](Delta((Token(2, "b"),), None, SCORES))
+    second = await next_frame(session)
+
+    assert first.outputs["r"].prompt == EchoedPrompt("the prompt", SCORES)
+    assert second.outputs["r"].prompt is None
+
+
+async def test_a_prompt_goes_back_although_the_writer_lags(
+    engine: FakeEngine, session: Session
+) -> None:
+    session.submit(make_submission(echo=True))
+    await settle()
+    engine.generate("r", 1)
+    engine.generate("r", 2)
+
+    output = (await next_frame(session)).outputs["r"]
+
+    assert output.prompt == EchoedPrompt("the prompt")
+    assert len(output.tokens) == 2
+
+
+async def test_a_prompt_that_nobody_asked_for_stays(engine: FakeEngine, session: Session) -> None:
+    session.submit(make_submission())
+    await settle()
+    engine.generate("r", 1)
+
+    assert (await next_frame(session)).outputs["r"].prompt is None
+
+
+async def test_a_front_tokenises_for_its_model_alone(front: Front) -> None:
+    prompt, options = TextInput(text="hi"), TokenizeOptions()
+
+    assert (await front.tokenize("m", prompt, options)).ids == (104, 105)
+    assert await front.detokenize("m", [104]) == "h"
+    with pytest.raises(NotFoundError):
+        await front.tokenize("other", prompt, options)
+    with pytest.raises(NotFoundError):
+        await front.detokenize("other", [1])
+
+
+async def test_what_the_engine_cannot_tokenise_names_its_field(front: Front) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await front.tokenize("m", TextInput(text="long"), TokenizeOptions())
+
+    assert caught.value.field == "prompt"
+
+
+async def test_a_front_without_an_engine_tokenises_nothing() -> None:
+    with pytest.raises(UnavailableError):
+        await Front(model_id="m", max_num_reqs=1).detokenize("m", [1])
+
+
+async def test_a_hold_reaches_the_engine_under_its_own_id(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a", "slow")  # the engine has yet to hear of the second
+    session.hold([("a", True), ("slow", True), ("never here", True)])
+    session.hold([("a", False)])
+
+    assert engine.holds == [("a-x", True), ("a-x", False)]

@@ -74,3 +74,12 @@ def test_a_token_is_late_when_the_deposit_does_not_cover_its_gap(
     buffer.generated(num_first + 1, now_s=4.0)  # in time if due at 4 or later
 
     assert buffer.num_late == num_late
+
+
+def test_a_reader_that_has_stopped_takes_nothing() -> None:
+    buffer = make_buffer()  # due at 0, 1, 2, ...
+    buffer.generated(10, now_s=0.0)
+    buffer.deliver(3, now_s=2.0)
+    buffer.on_hold = True
+
+    assert buffer.num_deposited(100.0) == 7

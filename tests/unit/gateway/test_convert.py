@@ -12,7 +12,6 @@ from services.gateway.types import (
     FinishReason,
     GenerationRequest,
     RequestId,
-    SamplingParams,
     TextPrompt,
     TokenPrompt,
 )
@@ -20,44 +19,6 @@ from services.kit.errors import InvalidRequestError
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"max_tokens": 0}, "sampling.max_tokens"),
-        ({"temperature": -0.1}, "sampling.temperature"),
-        ({"temperature": 2.1}, "sampling.temperature"),
-        ({"temperature": NAN}, "sampling.temperature"),
-        ({"top_p": 0}, "sampling.top_p"),
-        ({"top_p": 1.1}, "sampling.top_p"),
-        ({"top_p": NAN}, "sampling.top_p"),
-        ({"stop": ["a"] * 5}, "sampling.stop"),
-        ({"stop": [""]}, "sampling.stop"),
-    ],
-)
-def test_a_sampling_field_out_of_range_is_named(fields, field) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        convert.sampling_from_proto(gen.SamplingParams(**fields))
-
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"max_tokens": 1},
-        {"temperature": 0.0},
-        {"temperature": 2.0},
-        {"top_p": 1.0},
-        {"stop": ("a", "b", "c", "d")},
-        {"seed": -1},
-        {"seed": 0},
-    ],
-)
-def test_sampling_fields_in_range_are_taken_as_they_are(fields) -> None:
-    assert convert.sampling_from_proto(gen.SamplingParams(**fields)) == SamplingParams(**fields)
 
 
 @pytest.mark.parametrize("name", ["slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps"])

@@ -10,6 +10,7 @@ from services.gateway.errors import DuplicateRequestError, EngineFailedError, Li
 from services.gateway.inflight import InflightRequests
 from services.gateway.types import FinishReason, Token
 from services.kit.errors import OverloadedError, ServiceError
+from services.kit.logprobs import EchoedPrompt
 
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
 CANCELLED = pb.Ending(finish_reason=gen.FINISH_REASON_CANCELLED)
@@ -21,6 +22,7 @@ class Sink:
     def __init__(self) -> None:
         self.num_prompt_tokens: int | None = None
         self.tokens: list[Token] = []
+        self.prompts: list[EchoedPrompt] = []
         self.arrived_s: list[float] = []
         self.endings: list[FinishReason | type[ServiceError]] = []
 
@@ -29,6 +31,9 @@ class Sink:
 
     def rejected(self, error: ServiceError) -> None:
         self.endings.append(type(error))
+
+    def echoed(self, prompt: EchoedPrompt) -> None:
+        self.prompts.append(prompt)
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         self.tokens += tokens
@@ -238,3 +243,17 @@ def test_a_lost_stream_fails_everything_once(requests, sink) -> None:
 
     assert sink.endings == [LinkBrokenError]
     assert len(requests) == 0
+
+
+def test_an_echo_is_heard_once_and_with_the_first_token(executor, sink) -> None:
+    echo = gen.EchoedPrompt(text="Hi")
+    first = make_output(0, "x")
+    first.prompt.CopyFrom(echo)
+    again = make_output(1, "y")
+    again.prompt.CopyFrom(echo)
+
+    executor.send(first)
+    executor.send(again)
+
+    assert sink.prompts == [EchoedPrompt("Hi")]
+    assert sink.text == "xy"

@@ -1,41 +1,56 @@
 """What the OpenAI endpoints take, parameter by parameter, and whom they blame."""
 
+import json
+import re
 from typing import Any
 
 import pytest
 
-from services.gateway.openai_api import (
-    ChatCompletionBody,
-    CompletionBody,
-    parse_body,
-    to_generation_request,
-)
+from services.gateway.openai_api import ChatCompletionBody, CompletionBody, parse_body
+from services.gateway.openai_requests import to_generation_requests
 from services.gateway.types import (
     ChatMessage,
     ChatPrompt,
     Delivery,
     GenerationRequest,
     RequestId,
-    SamplingParams,
     TextPrompt,
     TokenPrompt,
 )
 from services.kit.errors import InvalidRequestError
+from services.kit.sampling_params import (
+    DEFAULT_SAMPLING,
+    AnswerForm,
+    SamplingParams,
+    StructuredOutputs,
+)
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def chat(headers: dict[str, str] | None = None, /, **parameters: Any) -> GenerationRequest:
+    (request,) = all_of_chat(headers, **parameters)
+    return request
+
+
+def all_of_chat(
+    headers: dict[str, str] | None = None, /, **parameters: Any
+) -> list[GenerationRequest]:
     body = {"model": "m", "messages": MESSAGES} | parameters
-    return to_generation_request(
+    return to_generation_requests(
         parse_body(ChatCompletionBody, body), headers or {}, RequestId("r")
     )
 
 
 def complete(**parameters: Any) -> GenerationRequest:
+    (request,) = all_of_completion(**parameters)
+    return request
+
+
+def all_of_completion(request_id: str = "r", /, **parameters: Any) -> list[GenerationRequest]:
     body = {"model": "m", "prompt": "Hi"} | parameters
-    return to_generation_request(parse_body(CompletionBody, body), {}, RequestId("r"))
+    return to_generation_requests(parse_body(CompletionBody, body), {}, RequestId(request_id))
 
 
 def test_a_minimal_request_leaves_all_choices_to_the_executor() -> None:
@@ -43,7 +58,7 @@ def test_a_minimal_request_leaves_all_choices_to_the_executor() -> None:
         request_id=RequestId("r"),
         model="m",
         prompt=ChatPrompt((ChatMessage(role="user", content="Hi"),)),
-        sampling=SamplingParams(),
+        sampling=DEFAULT_SAMPLING,
         service_level=NO_SERVICE_LEVEL,
         delivery=Delivery.WHOLE,
     )
@@ -61,6 +76,18 @@ def test_a_minimal_request_leaves_all_choices_to_the_executor() -> None:
         ("seed", 0),
         ("seed", -(2**63)),
         ("seed", 2**63 - 1),
+        ("top_k", 1),
+        ("min_p", 0),
+        ("min_p", 1),
+        ("presence_penalty", -2),
+        ("presence_penalty", 2),
+        ("frequency_penalty", -2),
+        ("frequency_penalty", 0.5),
+        ("repetition_penalty", 0.01),
+        ("repetition_penalty", 10),
+        ("min_tokens", 0),
+        ("min_tokens", 7),
+        ("ignore_eos", True),
     ],
 )
 def test_a_value_in_range_is_taken(parameter, value) -> None:
@@ -84,14 +111,138 @@ def test_stop_is_one_string_or_up_to_four(stop, expected) -> None:
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ("Hi", TextPrompt("Hi")),
-        (["Hi"], TextPrompt("Hi")),
-        ([0, 7], TokenPrompt((0, 7))),
-        ([[0, 7]], TokenPrompt((0, 7))),
+        ("Hi", [TextPrompt("Hi")]),
+        (["Hi"], [TextPrompt("Hi")]),
+        (["a", "b"], [TextPrompt("a"), TextPrompt("b")]),
+        ([0, 7], [TokenPrompt((0, 7))]),
+        ([[0, 7]], [TokenPrompt((0, 7))]),
+        ([[0, 7], [1]], [TokenPrompt((0, 7)), TokenPrompt((1,))]),
+        (["a", [1]], [TextPrompt("a"), TokenPrompt((1,))]),
     ],
 )
-def test_a_prompt_is_text_or_token_ids_or_a_list_of_one(prompt, expected) -> None:
-    assert complete(prompt=prompt).prompt == expected
+def test_a_prompt_is_text_or_token_ids_or_a_list_of_these(prompt, expected) -> None:
+    assert [request.prompt for request in all_of_completion(prompt=prompt)] == expected
+
+
+def test_several_answers_are_requests_of_their_own_prompt_by_prompt() -> None:
+    requests = all_of_completion(prompt=["a", "b"], n=2, seed=2**63 - 1)
+
+    assert [request.request_id for request in requests] == ["r", "r.1", "r.2", "r.3"]
+    assert {request.parent_id for request in requests} == {"r"}
+    assert [request.prompt for request in requests] == [TextPrompt(text) for text in "aabb"]
+    # The answers to one prompt differ by their seeds, which stay within 64 bits.
+    first, second = 2**63 - 1, -(2**63)
+    assert [request.sampling.seed for request in requests] == [first, second, first, second]
+
+
+def test_without_a_seed_several_answers_have_none() -> None:
+    assert [request.sampling.seed for request in all_of_chat(n=2)] == [None, None]
+
+
+def test_one_answer_has_no_parent() -> None:
+    assert chat().parent_id is None
+
+
+def test_as_many_answers_as_allowed_are_taken_over_all_prompts() -> None:
+    assert len(all_of_completion(prompt=["a", "b"], n=64)) == 128
+    with pytest.raises(InvalidRequestError) as caught:
+        all_of_completion(prompt=["a", "b"], n=65)
+    assert caught.value.field == "n"
+    with pytest.raises(InvalidRequestError) as caught:
+        all_of_completion(prompt=["a"] * 129)
+    assert caught.value.field == "prompt"
+
+
+def test_an_id_must_leave_room_for_the_number_of_an_answer() -> None:
+    longest = all_of_completion("x" * 124, n=128)[-1]
+    assert len(longest.request_id) == 128
+    assert len(all_of_completion("x" * 128)) == 1
+    with pytest.raises(InvalidRequestError) as caught:
+        all_of_completion("x" * 125, n=2)
+    assert caught.value.field == "x-request-id"
+
+
+def test_a_negative_top_k_is_vllms_way_to_say_all() -> None:
+    assert chat(top_k=-1).sampling.top_k == chat(top_k=0).sampling.top_k == 0
+
+
+def test_biased_and_stopping_tokens_are_taken() -> None:
+    sampling = chat(logit_bias={"5": -100, "7": 0.5}, stop_token_ids=[0, 2**31 - 1], priority=-3)
+    assert sampling.priority == -3
+    assert sampling.sampling == SamplingParams(
+        logit_bias={5: -100, 7: 0.5}, stop_token_ids=(0, 2**31 - 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "num_logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_chat_asks_for_probabilities_in_two_parameters(parameters, num_logprobs) -> None:
+    assert chat(**parameters).sampling.logprobs == num_logprobs
+
+
+@pytest.mark.parametrize("num_logprobs", [None, 0, 20])
+def test_completions_ask_for_probabilities_in_one(num_logprobs) -> None:
+    assert complete(logprobs=num_logprobs).sampling.logprobs == num_logprobs
+
+
+@pytest.mark.parametrize("value", [True, 21, -1])
+def test_what_is_no_number_of_probabilities_is_refused(value) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        complete(logprobs=value)
+    assert caught.value.field == "logprobs"
+
+
+def test_a_completion_may_give_its_prompt_back() -> None:
+    assert complete(echo=True).echo
+    assert not complete().echo
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [None, 1]}, "b": {"const": None}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "outputs"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        (
+            {"response_format": {"type": "json_object"}},
+            StructuredOutputs(form=AnswerForm.JSON_OBJECT),
+        ),
+        (
+            # A null means something in a schema.
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            StructuredOutputs(form=AnswerForm.JSON_SCHEMA, text=json.dumps(SCHEMA)),
+        ),
+        (
+            {"structured_outputs": {"regex": "a+"}},
+            StructuredOutputs(form=AnswerForm.REGEX, text="a+"),
+        ),
+        (
+            {"structured_outputs": {"choice": ["a", "b"], "regex": None}},
+            StructuredOutputs(form=AnswerForm.CHOICE, choices=("a", "b")),
+        ),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "a"'}},
+            StructuredOutputs(form=AnswerForm.GRAMMAR, text='root ::= "a"'),
+        ),
+    ],
+)
+def test_the_form_of_an_answer_is_asked_for_in_two_ways(parameters, outputs) -> None:
+    for call in (chat, complete):
+        assert call(**parameters).sampling.structured_outputs == outputs
 
 
 def test_text_parts_form_one_text() -> None:
@@ -131,16 +282,72 @@ def test_text_parts_form_one_text() -> None:
         ("model", ""),
         ("model", 3),
         ("evenflow", 1),
-        # What OpenAI allows beyond this, and what nobody knows.
-        ("n", 1),
-        ("logprobs", True),
-        ("logit_bias", {}),
-        ("presence_penalty", 0),
-        ("frequency_penalty", 0.5),
+        ("n", 0),
+        ("n", 129),
+        ("n", 1.0),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", "1"),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 10.1),
+        ("repetition_penalty", float("inf")),
+        ("min_tokens", -1),
+        ("logit_bias", []),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"1.0": 1}),
+        ("logit_bias", {"9999999999": 1}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": -101}),
+        ("logit_bias", {"1": float("nan")}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", {"1": None}),
+        ("logit_bias", {str(id): 0 for id in range(1025)}),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [2**31]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", [0] * 129),
+        ("ignore_eos", 1),
+        ("priority", 1.5),
+        ("priority", 2**31),
+        ("response_format", "json"),
+        ("response_format", {"type": "xml"}),
+        ("structured_outputs", {}),
+        ("structured_outputs", {"regex": "a", "choice": ["b"]}),
+        ("structured_outputs", {"json": {}}),
+        ("structured_outputs", {"regex": ""}),
+        ("structured_outputs", {"choice": []}),
+        ("structured_outputs", {"choice": ["a", ""]}),
+        ("structured_outputs", {"choice": ["a"] * 1025}),
+        ("structured_outputs", {"grammar": "x" * ((64 << 10) + 1)}),
+        # What OpenAI or vLLM allow beyond this, and what nobody knows.
         ("user", "u"),
+        ("metadata", {}),
+        ("store", False),
         ("suffix", "s"),
         ("best_of", 1),
-        ("echo", False),
+        ("tools", []),
+        ("tool_choice", "none"),
+        ("parallel_tool_calls", True),
+        ("functions", []),
+        ("reasoning_effort", "low"),
+        ("modalities", ["text"]),
+        ("audio", {}),
+        ("prediction", {}),
+        ("service_tier", "auto"),
+        ("web_search_options", {}),
+        ("use_beam_search", True),
+        ("bad_words", ["x"]),
+        ("allowed_token_ids", [1]),
+        ("prompt_logprobs", 1),
+        ("skip_special_tokens", False),
+        ("truncate_prompt_tokens", 1),
         ("no_such_parameter", 1),
     ],
 )
@@ -149,7 +356,7 @@ def test_a_parameter_at_fault_is_named(parameter, value) -> None:
         with pytest.raises(InvalidRequestError) as caught:
             call(**{parameter: value})
 
-        assert caught.value.field.split("[")[0] == parameter
+        assert re.split(r"[.\[]", caught.value.field)[0] == parameter
         assert parameter in str(caught.value)
 
 
@@ -178,8 +385,31 @@ def test_a_parameter_at_fault_is_named(parameter, value) -> None:
             {"stream": True, "stream_options": {"include_usage": 1}},
             "stream_options.include_usage",
         ),
-        ({"tools": []}, "tools"),
-        ({"response_format": {"type": "text"}}, "response_format"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"echo": False}, "echo"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": []}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"description": "x" * (64 << 10)}},
+                }
+            },
+            "response_format",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
         ({"evenflow": {"slo_ttft_ms": 0}}, "evenflow.slo_ttft_ms"),
         ({"evenflow": {"slo_tpot_ms": -1}}, "evenflow.slo_tpot_ms"),
         ({"evenflow": {"slo_tbt_ms": float("inf")}}, "evenflow.slo_tbt_ms"),
@@ -201,9 +431,9 @@ def test_a_nested_fault_is_named_by_its_path(parameters, field) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    ["", [], [""], ["a", "b"], [[1, 2], [3]], [[]], [1, -1], [1, 2**31], [True], [1.0], {}, 7],
+    ["", [], [""], ["a", 1], [1, "a"], [[]], [1, -1], [1, 2**31], [True], [1.0], {}, 7, [[[1]]]],
 )
-def test_what_is_not_one_prompt_is_refused(prompt) -> None:
+def test_what_is_no_prompt_is_refused(prompt) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         complete(prompt=prompt)
 
@@ -232,7 +462,9 @@ def test_each_endpoint_refuses_the_other_s_input(body_class) -> None:
 
 
 def test_null_is_the_same_as_absent_even_for_what_is_not_supported() -> None:
-    nulls = dict.fromkeys(["temperature", "stop", "stream_options", "evenflow", "tools", "n"])
+    nulls = dict.fromkeys(
+        ["temperature", "stop", "stream_options", "evenflow", "tools", "n", "logit_bias"]
+    )
 
     assert chat(**nulls) == chat()
     assert chat(evenflow={"slo_ttft_ms": None}) == chat()

@@ -278,7 +278,7 @@ def test_of_a_batch_that_is_all_paused_one_runs_at_once() -> None:
 
 def test_a_reader_that_has_stopped_is_not_resumed() -> None:
     loop = planned(place("a"), place("b", paused=True))
-    loop.controller.ledger.entries["b"].on_hold = True
+    loop.controller.hold("b", held=True)
     loop.controller.note(Trigger.FINISHED)
     loop.step()
 
@@ -286,6 +286,52 @@ def test_a_reader_that_has_stopped_is_not_resumed() -> None:
     loop.steps(600)
 
     assert loop.engine.paused == {"b"}
+
+
+def test_a_hold_stops_a_request_that_the_plan_lets_run_and_asks() -> None:
+    loop = planned(place("a"), place("b"))
+    asked = len(loop.planner.asked)
+
+    loop.controller.hold("b", held=True)
+    loop.controller.hold("b", held=True)
+    loop.step()
+
+    assert loop.engine.paused == {"b"}
+    assert loop.triggers["held"] == 1
+    assert len(loop.planner.asked) == asked + 1
+
+
+def test_who_is_let_go_runs_again_though_a_plan_has_paused_it() -> None:
+    loop = planned(place("a"), place("b", paused=True))
+    loop.controller.hold("b", held=True)
+    loop.step()
+
+    loop.controller.hold("b", held=False)
+    loop.step()
+
+    assert loop.engine.paused == set()
+    assert not loop.controller.ledger.entries["b"].on_hold
+
+
+def test_a_hold_that_the_engine_has_ended_is_over() -> None:
+    """Its author may have died: the engine ends every hold after a while."""
+    loop = planned(place("a"), place("b"))
+    loop.controller.hold("b", held=True)
+    loop.step()
+
+    loop.engine.resume("b")
+    loop.step()
+    loop.controller.hold("b", held=True)
+
+    assert loop.engine.paused == {"b"}
+
+
+def test_a_hold_of_a_request_that_is_gone_changes_nothing() -> None:
+    loop = planned(place("a"), place("b"))
+    loop.controller.hold("never here", held=True)
+
+    assert loop.engine.paused == set()
+    assert "held" not in loop.triggers
 
 
 def test_requests_that_ended_meanwhile_are_skipped() -> None:

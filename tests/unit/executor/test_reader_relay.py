@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from services.executor.delivery_relay import INTERVAL_S, DeliveryRelay
+from services.executor.reader_relay import INTERVAL_S, ReaderRelay
 
 Calls = asyncio.Queue[dict[str, int]]
 
@@ -12,8 +12,8 @@ Calls = asyncio.Queue[dict[str, int]]
 @asynccontextmanager
 async def running(
     call: Callable[[dict[str, int]], Awaitable[object]],
-) -> AsyncIterator[DeliveryRelay]:
-    relay = DeliveryRelay(call)
+) -> AsyncIterator[ReaderRelay[int]]:
+    relay = ReaderRelay(call)
     task = asyncio.create_task(relay.run())
     try:
         yield relay

@@ -1,0 +1,69 @@
+"""Sampling parameters as vLLM takes them."""
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams as VllmSamplingParams
+
+from services.executor.service_level import RequestTag, to_extra_args
+from services.executor.types import Submission
+from services.kit.sampling_params import AnswerForm, SamplingParams, StructuredOutputs
+
+UNSEEDED = -1  # what vLLM takes for "not seeded", although it is a seed
+SEED_OF_UNSEEDED = 2**63 - 1
+
+
+def to_vllm_sampling(submission: Submission, max_tokens: int) -> VllmSamplingParams:
+    """Return vLLM's parameters; VLLMValidationError names what vLLM does not take."""
+    sampling = submission.sampling
+    if sampling.min_tokens > max_tokens:
+        raise VLLMValidationError(
+            f"min_tokens: must be at most {max_tokens}, what the answer may have",
+            parameter="min_tokens",
+        )
+    outputs = sampling.structured_outputs
+    return VllmSamplingParams(
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias) or None,
+        min_tokens=sampling.min_tokens,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        seed=SEED_OF_UNSEEDED if sampling.seed == UNSEEDED else sampling.seed,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.logprobs if submission.echo else None,
+        structured_outputs=None if outputs is None else _to_vllm_outputs(outputs),
+        extra_args=to_extra_args(_tag(submission)),
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def blamed_parameter(error: Exception, sampling: SamplingParams) -> str:
+    """Return the parameter that vLLM's complaint is about, where it names none itself; else "".
+
+    What it does not name is what compiles a grammar.
+    """
+    is_named = getattr(error, "parameter", None)
+    if is_named or sampling.structured_outputs is None:
+        return ""
+    return sampling.structured_outputs.parameter
+
+
+def _tag(submission: Submission) -> RequestTag:
+    return RequestTag(service_level=submission.service_level, generation=submission.generation)
+
+
+def _to_vllm_outputs(outputs: StructuredOutputs) -> StructuredOutputsParams:
+    match outputs.form:
+        case AnswerForm.JSON_OBJECT:
+            return StructuredOutputsParams(json_object=True)
+        case AnswerForm.CHOICE:
+            return StructuredOutputsParams(choice=list(outputs.choices))
+        case form:
+            return StructuredOutputsParams(**{form.value: outputs.text})

@@ -1,0 +1,64 @@
+"""HTTP/1.1 on one connection, as uvicorn reads it, with bounded heads and refusals in JSON."""
+
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.gateway import openai_errors
+from services.gateway.openai_responses import encode_json
+
+MAX_HEAD_BYTES = 64 << 10  # request line and headers
+
+
+class _HeadTooLargeError(Exception):
+    """Stops the parser."""
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Refuses a request whose head is too large with 431, however slowly it comes, and what is no
+    HTTP with 400. The connection ends with either.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_in_head = False
+        self._num_head_bytes = 0  # of the head that is being read
+        self._is_too_large = False
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head = self._is_in_head
+        super().data_received(data)
+        if was_in_head and self._is_in_head:  # all of it belongs to one unfinished head
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse(431)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head, self._num_head_bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEAD_BYTES:
+            self._is_too_large = True
+            raise _HeadTooLargeError
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser stopped at."""
+        self._refuse(431 if self._is_too_large else 400)
+
+    def _refuse(self, status: int) -> None:
+        reason = HTTPStatus(status).phrase
+        message = f"{reason.lower()}: the head may have {MAX_HEAD_BYTES} bytes"
+        if status == HTTPStatus.BAD_REQUEST:
+            message = "the request is not valid HTTP"
+        body = encode_json(openai_errors.error_body(status, message)).encode()
+        head = (
+            f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

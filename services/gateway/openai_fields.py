@@ -1,0 +1,181 @@
+"""The parts that bodies of the OpenAI API are made of: how each is written in JSON."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+
+from services.gateway import types
+from services.kit import sampling_params as limits
+
+
+class StrictBody(BaseModel):
+    """An object with no members but the listed ones; a null is the same as an absent one."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: member for name, member in value.items() if member is not None}
+
+
+def _stop_strings(value: object) -> object:
+    """Take one string for a list of one."""
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
+        raise ValueError("must be a non-empty string or a list of them")
+    if len(strings) > limits.MAX_STOP_STRINGS:
+        raise ValueError(f"must hold at most {limits.MAX_STOP_STRINGS} strings")
+    return tuple(strings)
+
+
+def _joined_text(value: object) -> object:
+    """Take a list of text parts for the text that they form."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of text parts")
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise ValueError('only parts of type "text" are supported')
+        stated = {name for name, member in part.items() if member is not None}
+        if stated != {"type", "text"} or not isinstance(part["text"], str):
+            raise ValueError('a text part has "type" and a string "text"')
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _prompts(value: object) -> object:
+    """Take a text or a list of token ids, or a list of them, for one prompt or several."""
+    is_several = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
+    prompts = value if is_several else [value]
+    assert isinstance(prompts, list)
+    if len(prompts) > types.MAX_ANSWERS:
+        raise ValueError(f"must hold at most {types.MAX_ANSWERS} prompts")
+    return tuple(map(_prompt, prompts))
+
+
+def _prompt(value: object) -> types.Prompt:
+    if isinstance(value, str) and value:
+        return types.TextPrompt(value)
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        if min(value) < 0 or max(value) > limits.MAX_TOKEN_ID:
+            raise ValueError("a token id is out of range")
+        return types.TokenPrompt(tuple(value))
+    raise ValueError(
+        "must be a non-empty string or a non-empty list of token ids, or a list of them"
+    )
+
+
+def _token_biases(value: object) -> object:
+    """Take the ids, which JSON writes as strings, for numbers."""
+    if not isinstance(value, dict) or len(value) > limits.MAX_BIASED_TOKENS:
+        raise ValueError(f"must be an object of at most {limits.MAX_BIASED_TOKENS} token ids")
+    biases: dict[int, float] = {}
+    for id, bias in value.items():
+        if not (id.isascii() and id.isdecimal() and len(id) <= 10):
+            raise ValueError(f'"{id[:20]}" is not a token id')
+        if type(bias) not in (int, float):
+            raise ValueError("each value must be a number")
+        biases[int(id)] = bias
+    return biases
+
+
+_ID_SCHEMA = {"type": "integer", "minimum": 0, "maximum": limits.MAX_TOKEN_ID}
+_ONE_PROMPT = [{"type": "string", "minLength": 1}, {"type": "array", "items": _ID_SCHEMA}]
+_PROMPT_SCHEMA = {"oneOf": [*_ONE_PROMPT, {"type": "array", "items": {"oneOf": _ONE_PROMPT}}]}
+_BIAS_SCHEMA = {"type": "object", "additionalProperties": {"type": "number"}}
+_STRINGS_SCHEMA = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+Stop = Annotated[tuple[str, ...], BeforeValidator(_stop_strings), WithJsonSchema(_STRINGS_SCHEMA)]
+Text = Annotated[str, BeforeValidator(_joined_text)]
+Prompts = Annotated[Any, BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
+TokenIds = Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)]
+TokenBiases = Annotated[Any, BeforeValidator(_token_biases), WithJsonSchema(_BIAS_SCHEMA)]
+Penalty = Annotated[
+    float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY, allow_inf_nan=False)
+]
+NumLogprobs = Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)]
+Bound = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
+
+
+class Message(StrictBody):
+    role: str
+    content: Text = ""
+
+
+class StreamOptions(StrictBody):
+    include_usage: bool = False
+
+
+class ServiceLevelBody(StrictBody):
+    """The extension object `evenflow`; milliseconds only here and in the headers."""
+
+    slo_ttft_ms: Bound = None
+    slo_tpot_ms: Bound = None
+    slo_tbt_ms: Bound = None
+    consumption_rate_tps: Bound = None
+    pace_tail: bool = False
+
+
+class JsonSchema(StrictBody):
+    """`strict` is taken and always so: what is drawn keeps to the schema."""
+
+    name: str = ""
+    description: str = ""
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool = True
+
+
+class ResponseFormat(StrictBody):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError('json_schema goes with type "json_schema", and only with it')
+        return self
+
+    def outputs(self) -> limits.StructuredOutputs | None:
+        """Return what the answer must look like; None for anything."""
+        if self.json_schema is not None:
+            text = json.dumps(self.json_schema.schema_, ensure_ascii=False)
+            return limits.StructuredOutputs(form=limits.AnswerForm.JSON_SCHEMA, text=text)
+        if self.type == "json_object":
+            return limits.StructuredOutputs(form=limits.AnswerForm.JSON_OBJECT)
+        return None
+
+
+class StructuredOutputsBody(StrictBody):
+    """vLLM's extension, less what `response_format` says."""
+
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "StructuredOutputsBody":
+        if len(self.model_fields_set) != 1:
+            raise ValueError("must have one of regex, choice and grammar")
+        return self
+
+    def outputs(self) -> limits.StructuredOutputs:
+        """Return what the answer must look like."""
+        (name,) = self.model_fields_set
+        form = limits.AnswerForm(name)
+        if form is limits.AnswerForm.CHOICE:
+            return limits.StructuredOutputs(form=form, choices=tuple(self.choice or ()))
+        return limits.StructuredOutputs(form=form, text=getattr(self, name))

@@ -1,0 +1,203 @@
+"""The `evenflow` command: what would policy P do with this model, GPU, link and traffic?"""
+
+import json
+from dataclasses import asdict, replace
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from services.placement.presets import PRESETS
+from simulator.compose import run_policy
+from simulator.deployment import Deployment
+from simulator.figures import DEFINITIONS
+from simulator.grid import Arrivals, Cell, Workload, run_cells
+from simulator.hardware import assumptions, data_file, device, device_names, model, model_names
+from simulator.planning import PlanningOptions
+from simulator.records import RunRecord
+from simulator.sizing import Readers, Trial, largest_held
+from simulator.tables import print_rows
+from simulator.workload import (
+    ArrivingRequest,
+    published_lengths,
+    read_jsonl,
+    read_orbitflow,
+)
+
+app = typer.Typer(
+    help="Policies in virtual time: no GPU needed.", no_args_is_help=True, add_completion=False
+)
+
+ModelName = Enum("ModelName", {name: name for name in model_names()}, type=str)  # type: ignore[misc]
+DeviceName = Enum("DeviceName", {name: name for name in device_names()}, type=str)  # type: ignore[misc]
+PolicyName = Enum("PolicyName", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
+LengthsName = Enum(  # type: ignore[misc]
+    "LengthsName", {name: name for name in data_file("lengths.toml")["lengths"]}, type=str
+)
+DEFAULT_POLICIES = [PolicyName("vllm"), PolicyName("dynamic-heuristic"), PolicyName("orbitflow")]
+
+ModelOption = Annotated[ModelName, typer.Option("--model", help="see simulator/data/models.toml")]
+DeviceOption = Annotated[DeviceName, typer.Option("--device", help="see data/devices.toml")]
+PoliciesOption = Annotated[list[PolicyName], typer.Option("--policy", help="repeatable")]
+GpusOption = Annotated[int, typer.Option(min=1, help="tensor-parallel GPUs")]
+PoolOption = Annotated[int, typer.Option(min=0, help="KV pool in tokens; 0: what memory holds")]
+HostOption = Annotated[float, typer.Option(min=0, help="host memory for KV, GB")]
+SeqsOption = Annotated[int, typer.Option(min=1, help="requests in one step")]
+BatchedOption = Annotated[int, typer.Option(min=1, help="tokens in one step")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="write everything here")]
+
+
+def _deployment(
+    model_name: ModelName, device_name: DeviceName, gpus: int, pool_tokens: int, host_gb: float
+) -> Deployment:
+    deployment = Deployment(
+        model=model(model_name.value),
+        device=device(device_name.value),
+        assumptions=assumptions(),
+        num_devices=gpus,
+        pool_tokens=pool_tokens or None,
+        host_memory_bytes=int(host_gb * 1e9),
+    )
+    try:
+        deployment.shape()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return deployment
+
+
+@app.command()
+def simulate(
+    model_name: ModelOption,
+    device_name: DeviceOption,
+    policy: PoliciesOption = DEFAULT_POLICIES,
+    rate: Annotated[list[float], typer.Option(help="requests per second, repeatable")] = [0.1],
+    slo_scale: Annotated[list[float], typer.Option(help="x base SLO, repeatable")] = [1.5],
+    tbt_ms: Annotated[float, typer.Option(min=0, help="TBT SLO instead of a scale")] = 0.0,
+    lengths: Annotated[LengthsName, typer.Option(help="data set")] = LengthsName("sharegpt"),
+    trace: Annotated[Path | None, typer.Option(help="JSONL, or OrbitFlow's JSON")] = None,
+    trace_step_ms: Annotated[float, typer.Option(help="of OrbitFlow's arrival steps")] = 36.0,
+    num_requests: Annotated[int, typer.Option(min=1)] = 60,
+    cv: Annotated[float, typer.Option(min=0.01, help="of gaps; 1: Poisson")] = 1.0,
+    burst: Annotated[int, typer.Option(min=0, help="requests at once instead")] = 0,
+    gpus: GpusOption = 1,
+    pool_tokens: PoolOption = 0,
+    host_gb: HostOption = 256.0,
+    max_num_seqs: SeqsOption = 16,
+    max_num_batched_tokens: BatchedOption = 2_048,
+    seed: int = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    json_path: JsonOption = None,
+) -> None:
+    """Run policies x rates x SLOs on one workload, and print attainment and latency."""
+    deployment = replace(
+        _deployment(model_name, device_name, gpus, pool_tokens, host_gb),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    base_s = deployment.base_tbt_s()
+    slos_s = [tbt_ms / 1e3] if tbt_ms else [scale * base_s for scale in slo_scale]
+    workload = Workload(
+        lengths=None if trace else published_lengths(lengths.value),
+        trace=tuple(_read_trace(trace, trace_step_ms / 1e3)) if trace else (),
+        num_requests=num_requests,
+        arrivals=Arrivals(cv=cv, burst=burst),
+    )
+    rates = [_trace_rate(workload.trace)] if trace else rate
+    cells = [
+        Cell(
+            deployment=deployment,
+            workload=workload,
+            policy=one.value,
+            rate_per_s=per_s,
+            slo_tbt_s=slo_s,
+            seed=seed,
+        )
+        for slo_s in slos_s
+        for per_s in rates
+        for one in policy
+    ]
+    rows = run_cells(cells, jobs=jobs)
+    tokens = deployment.shape().num_blocks // deployment.shape().num_groups * deployment.block_size
+    title = (
+        f"{model_name.value} on {gpus} x {device_name.value}, pool of {tokens} tokens, "
+        f"base SLO {1e3 * base_s:.1f} ms"
+    )
+    print_rows(rows, title, Console())
+    _write(json_path, deployment, {"base_slo_s": base_s, "cells": rows})
+
+
+def _read_trace(path: Path, step_s: float) -> list[ArrivingRequest]:
+    try:
+        return read_orbitflow(path, step_s=step_s) if path.suffix == ".json" else read_jsonl(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise typer.BadParameter(f"{path}: {error}") from error
+
+
+def _trace_rate(trace: tuple[ArrivingRequest, ...]) -> float:
+    span_s = trace[-1].arrival_s - trace[0].arrival_s
+    return round((len(trace) - 1) / span_s, 4) if span_s else float("inf")
+
+
+@app.command()
+def size(
+    model_name: ModelOption,
+    device_name: DeviceOption,
+    context: Annotated[int, typer.Option(min=1, help="prompt tokens of each question")],
+    policy: PoliciesOption = DEFAULT_POLICIES,
+    reading_rate: Annotated[float, typer.Option(min=0.1, help="tokens per second")] = 20.0,
+    attainment: Annotated[float, typer.Option(min=0, max=1, help="of tokens and TTFT")] = 0.95,
+    answer: Annotated[int, typer.Option(min=2, help="tokens of each answer")] = 1_024,
+    ttft_s: Annotated[float, typer.Option(help="bound on the first token")] = 30.0,
+    questions: Annotated[int, typer.Option(min=1, help="of each reader")] = 2,
+    max_readers: Annotated[int, typer.Option(min=1)] = 64,
+    gpus: GpusOption = 1,
+    pool_tokens: PoolOption = 0,
+    host_gb: HostOption = 256.0,
+    max_num_batched_tokens: BatchedOption = 2_048,
+    seed: int = 0,
+    json_path: JsonOption = None,
+) -> None:
+    """Find how many readers are held at once: each asks, reads the answer, asks again."""
+    deployment = replace(
+        _deployment(model_name, device_name, gpus, pool_tokens, host_gb),
+        max_num_seqs=max_readers,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=context + answer,
+    )
+    readers = Readers(
+        num_prompt_tokens=context,
+        num_output_tokens=answer,
+        consumption_rate_tps=reading_rate,
+        num_questions=questions,
+        attainment=attainment,
+        ttft_s=ttft_s,
+    )
+    console, answers = Console(), {}
+    for one in policy:
+        trials: list[Trial] = []
+
+        def run(requests: list[ArrivingRequest], name: str = one.value) -> RunRecord:
+            return run_policy(deployment, requests, PlanningOptions(policy=name), seed=seed)
+
+        most = largest_held(run, readers, max_readers=max_readers, tried=trials.append)
+        bound = " or more" if most == max_readers else ""
+        console.print(f"{one.value:20} {most} readers{bound}")
+        answers[one.value] = {"readers": most, "trials": [asdict(trial) for trial in trials]}
+    _write(json_path, deployment, {"question": asdict(readers), "answers": answers})
+
+
+def _write(path: Path | None, deployment: Deployment, found: dict[str, Any]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = {"definitions": DEFINITIONS, "deployment": asdict(deployment), **found}
+        path.write_text(json.dumps(whole, indent=1))
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

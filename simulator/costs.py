@@ -1,0 +1,103 @@
+"""How long a step computes: by a roofline, or by a measured linear profile."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from simulator.hardware import BYTES_PER_ELEMENT, Assumptions, Device, Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoad:
+    """What one step computes."""
+
+    num_decodes: int = 0  # requests that compute one token, >= 0
+    num_context_tokens: int = 0  # KV tokens that these read, over all of them, >= 0
+    chunks: Sequence[tuple[int, int]] = ()  # of prompts: (tokens computed, tokens before them)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(chunk for chunk, _ in self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decodes + self.num_prefill_tokens
+
+
+class Costs(Protocol):
+    """Times without noise, and without copies."""
+
+    def layer_s(self, load: StepLoad) -> float:
+        """Return the compute time of one layer, > 0."""
+
+    def outside_s(self, load: StepLoad) -> float:
+        """Return the time outside the layers, >= 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCosts:
+    """What the emulated device of the executor takes, and what a `Profile` says."""
+
+    layer_base_s: float  # > 0
+    per_token_s: float = 0.0  # per token of the step and layer, >= 0
+    per_context_token_s: float = 0.0  # per KV token read and layer, >= 0
+    outside_step_s: float = 0.0  # >= 0
+
+    def layer_s(self, load: StepLoad) -> float:
+        read = load.num_context_tokens + sum(before for _, before in load.chunks)
+        tokens_s = self.per_token_s * load.num_tokens
+        return self.layer_base_s + tokens_s + self.per_context_token_s * read
+
+    def outside_s(self, load: StepLoad) -> float:
+        return self.outside_step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """A model on `num_devices` GPUs by tensor parallelism.
+
+    Matrix products take the longer of their FLOPs and of reading the weights, attention the longer
+    of its FLOPs and of reading K and V, each at a fixed share of the device's peak. Two all-reduces
+    per layer follow each other and the compute: nothing of them overlaps.
+    """
+
+    model: Model
+    device: Device
+    assumptions: Assumptions
+    num_devices: int = 1  # >= 1
+
+    def layer_s(self, load: StepLoad) -> float:
+        model = self.model
+        products_s = self._products_s(model.num_layer_parameters, load.num_tokens)
+        pairs = load.num_context_tokens
+        read_tokens = load.num_context_tokens
+        for chunk, before in load.chunks:
+            pairs += chunk * before + chunk * (chunk + 1) // 2
+            read_tokens += before + chunk
+        flops = 4 * pairs * model.num_attention_heads * model.head_dim
+        attention_s = self._longer_s(flops, read_tokens * model.kv_bytes_per_token)
+        reduce_s = 2 * self._all_reduce_s(load.num_tokens)
+        return products_s + attention_s + reduce_s + self.assumptions.layer_overhead_s
+
+    def outside_s(self, load: StepLoad) -> float:
+        """Return the head, for one token per request, and the fixed part."""
+        num_rows = load.num_decodes + len(load.chunks)
+        head_s = self._products_s(self.model.num_head_parameters, num_rows)
+        return self.assumptions.outside_s + head_s
+
+    def _products_s(self, num_parameters: int, num_rows: int) -> float:
+        return self._longer_s(2 * num_parameters * num_rows, num_parameters * BYTES_PER_ELEMENT)
+
+    def _longer_s(self, flops: float, num_bytes: float) -> float:
+        given, device = self.assumptions, self.device
+        flops_s = flops / (device.flops_per_s * given.flops_efficiency)
+        bytes_s = num_bytes / (device.memory_bytes_per_s * given.memory_efficiency)
+        return max(flops_s, bytes_s) / self.num_devices
+
+    def _all_reduce_s(self, num_tokens: int) -> float:
+        if self.num_devices == 1:
+            return 0.0
+        num_bytes = num_tokens * self.model.hidden_size * BYTES_PER_ELEMENT
+        share = 2 * (self.num_devices - 1) / self.num_devices
+        rate = self.device.peer_bytes_per_s * self.assumptions.link_efficiency
+        return self.assumptions.all_reduce_latency_s + share * num_bytes / rate

@@ -1,0 +1,406 @@
+"""One engine in virtual time: `handle(event)` returns the events that follow from it.
+
+It reads no clock and draws only from its own seeded generator: the same events and seed give the
+same run, to the bit.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from services.placement.types import EngineShape, Plan, Snapshot
+from simulator.copies import Lane
+from simulator.costs import Costs, StepLoad
+from simulator.events import Arrived, Event, PlanCame, StepEnded, Woke
+from simulator.learner import Learner, LinkMeter, MeasuredStep
+from simulator.mirroring import order_saves
+from simulator.placing import place, start_restores
+from simulator.planning import Planning, PlanningOptions, Policy, Reason
+from simulator.records import Outcome, Totals
+from simulator.requests import LiveRequest, live_request
+from simulator.scheduler import Scheduler, Turn
+from simulator.snapshots import Measured, Question, snapshot_of
+from simulator.step import StagedRequest, StepRun, StepTimes, StepWork
+
+CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What an engine runs on."""
+
+    costs: Costs
+    link_bytes_per_s: float  # of all GPUs together, each direction
+    copy_overhead_s: float = 0.0  # per copy
+    chunk_bytes: int = 4 << 20  # of one copy at most, over all GPUs
+    copy_slowdown_frac: float = 0.0  # of compute beside a copy to the GPU
+    compute_noise_frac: float = 0.0  # standard deviation, per step
+    link_noise_frac: float = 0.0  # standard deviation, per step
+
+    def lane(self) -> Lane:
+        return Lane(
+            bytes_per_s=self.link_bytes_per_s,
+            copy_overhead_s=self.copy_overhead_s,
+            chunk_bytes=self.chunk_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brain:
+    """Who decides, and what it learns from."""
+
+    options: PlanningOptions
+    policy: Policy
+    learner: Learner
+
+
+@dataclass(slots=True, kw_only=True)
+class _StepUnderWay:
+    turns: list[Turn]
+    load: StepLoad
+    start_s: float
+    times: StepTimes
+    undisturbed: bool  # no copies beside those that it waited for
+    plan_asked: bool = False
+    ids: frozenset[str] = field(default_factory=frozenset)
+
+
+class Engine:
+    """Scheduler, lanes, and the loop around the policy."""
+
+    def __init__(
+        self, shape: EngineShape, machine: Machine, brain: Brain, *, offloads: bool, seed: int
+    ) -> None:
+        """`offloads`: whether KV may leave the pool at all."""
+        self.shape, self.machine = shape, machine
+        self.scheduler = Scheduler(shape, offloads=offloads)
+        self.planning = Planning(brain.options)
+        self.outcomes: list[Outcome] = []
+        self.totals = Totals()
+        self.h2d, self.d2h = machine.lane(), machine.lane()
+        self._meters = [
+            LinkMeter(lane, calibrated_bytes_per_s=machine.link_bytes_per_s)
+            for lane in (self.h2d, self.d2h)
+        ]
+        self._policy, self._learner = brain.policy, brain.learner
+        self._rng = random.Random(seed)
+        self._inbox: PlanCame | None = None
+        self._step: _StepUnderWay | None = None
+        self._step_number = 0  # of the newest step that began, from 1
+        self._last_ids: frozenset[str] = frozenset()
+        self._last_completion_s: float | None = None
+
+    def handle(self, event: Event) -> list[Event]:
+        """Take in one event, not earlier than those before it; return what follows from it."""
+        now_s = event.time_s
+        match event:
+            case Arrived():
+                self._arrived(event)
+            case StepEnded():
+                self._end_step(now_s)
+            case PlanCame():
+                self._inbox = event
+            case Woke():
+                pass
+        return [] if self._step is not None else self._start_step(now_s)
+
+    def _arrived(self, event: Arrived) -> None:
+        request = live_request(event.request, self.scheduler.geometry)
+        if self.scheduler.fits_alone(request):
+            self.scheduler.waiting.append(request)
+        else:
+            self._leave(request, rejected=True)
+
+    # -- the beginning of a step -------------------------------------------------------------
+
+    def _start_step(self, now_s: float) -> list[Event]:
+        scheduler = self.scheduler
+        self._take_in_copies(now_s)
+        self._take_plan(now_s)
+        self._look_after_pauses(now_s)
+        num_admitted = scheduler.num_admitted
+        turns = scheduler.schedule(now_s)
+        while not turns and (paused := [r for r in scheduler.running if r.is_paused]):
+            self._resume(max(paused, key=lambda r: now_s - (r.paused_s or 0.0)), now_s)
+            turns = scheduler.schedule(now_s)
+        for _ in [*scheduler.preempted, *range(scheduler.num_admitted - num_admitted)]:
+            self.planning.note(Reason.BATCH)
+        scheduler.preempted.clear()
+        if not turns:
+            return self._rest(now_s)
+        self._step_number += 1
+        start_restores(scheduler, self.h2d, now_s)
+        asked = self._ask(now_s)
+        return [StepEnded(time_s=self._run(turns, now_s)), *asked]
+
+    def _take_in_copies(self, now_s: float) -> None:
+        self.h2d.advance(now_s)
+        self.d2h.advance(now_s)
+        for request in self.scheduler.running:
+            kv = request.kv
+            saved, restored = kv.take_in_saves(), kv.take_in_restores()
+            if saved or restored:
+                self.scheduler.refresh(request)
+            lag = kv.num_full_blocks - kv.num_host_blocks
+            decodes = kv.mirrored and request.num_output_tokens > 0
+            if not request.caught_up and decodes and lag <= CAUGHT_UP_BLOCKS:
+                request.caught_up = True
+                self.planning.note(Reason.BATCH)
+
+    def _rest(self, now_s: float) -> list[Event]:
+        """Nobody can run: come back when a copy has ended, or not at all."""
+        if not self.scheduler.running and not self.scheduler.waiting:
+            return []
+        ends = [end for lane in (self.d2h, self.h2d) if (end := lane.begin(now_s)) is not None]
+        if ends:
+            return [Woke(time_s=min(ends))]
+        # Nothing changes by itself: the first in line fits nowhere.
+        stuck = (self.scheduler.waiting or self.scheduler.running)[0]
+        if stuck in self.scheduler.waiting:
+            self.scheduler.waiting.remove(stuck)
+        else:
+            self.scheduler.running.remove(stuck)
+        self._leave(stuck, rejected=True)
+        return [Woke(time_s=now_s)]
+
+    # -- plans and pauses ----------------------------------------------------------------------
+
+    def _take_plan(self, now_s: float) -> None:
+        came, self._inbox = self._inbox, None
+        if came is None:
+            return
+        if self.planning.judge(
+            came.plan,
+            asked_step=came.asked_step,
+            step=self._step_number,
+            scheduler=self.scheduler,
+        ):
+            self._carry_out(came.plan, now_s)
+
+    def _carry_out(self, plan: Plan, now_s: float) -> None:
+        placed = {placement.request_id: placement for placement in plan.placements}
+        here = [(r, placed[r.request_id]) for r in self.scheduler.running if r.request_id in placed]
+        for request, placement in here:
+            if placement.paused and not request.is_paused:
+                request.pause(now_s)
+            elif not placement.paused and request.is_paused:
+                self._resume(request, now_s)
+        awake = [(r, p) for r, p in here if not p.paused and not r.kv.asleep]
+        # Who gives most up goes first.
+        awake.sort(key=lambda pair: len(pair[0].kv.offloaded) - len(pair[1].offloaded_layers))
+        for request, placement in awake:
+            place(request, placement, self.scheduler)
+
+    def _resume(self, request: LiveRequest, now_s: float) -> None:
+        request.resume(now_s)
+        self.planning.note(Reason.BATCH)
+
+    def _look_after_pauses(self, now_s: float) -> None:
+        parameters = self.planning.options.parameters
+        for request in self.scheduler.running:
+            if request.paused_s is None:
+                continue
+            age_s = now_s - request.paused_s
+            if age_s >= parameters.max_pause_s:
+                self._resume(request, now_s)
+            elif age_s >= parameters.min_pause_s and not request.pause_endable_noted:
+                request.pause_endable_noted = True
+                self.planning.note(Reason.BATCH)
+
+    def _ask(self, now_s: float) -> list[Event]:
+        if not self.planning.wants_to_ask(self._step_number):
+            return []
+        snapshot = self.snapshot(now_s)
+        if snapshot is None:
+            return []
+        plan = self._policy(snapshot)
+        ready_s = now_s + self.planning.options.plan_latency_s
+        return [PlanCame(time_s=ready_s, plan=plan, asked_step=self._step_number)]
+
+    def snapshot(self, now_s: float) -> Snapshot | None:
+        """Begin a question; None while too little has been measured."""
+        profile = self._learner.profile()
+        if profile is None:
+            return None
+        options = self.planning.options
+        h2d, d2h = self._meters
+        returning = sum(
+            job.num_left_bytes for r in self.scheduler.running for job in r.kv.restoring.values()
+        )
+        out = d2h.link(num_queued_bytes=self.d2h.num_queued_bytes)
+        return snapshot_of(
+            self.scheduler,
+            Question(
+                epoch=self.planning.asked(),
+                policy=options.policy,
+                seed=options.seed,
+                parameters=options.parameters,
+            ),
+            Measured(
+                profile=profile,
+                h2d=h2d.link(num_queued_bytes=returning),
+                d2h=out,
+                num_write_through_blocks=int(
+                    out.bytes_per_s * profile.mean_tpot_s / self.shape.block_bytes
+                ),
+                last_completion_s=self._last_completion_s,
+            ),
+            self._learner,
+            now_s,
+        )
+
+    # -- the step --------------------------------------------------------------------------------
+
+    def _run(self, turns: list[Turn], now_s: float) -> float:
+        """Begin a step; return when it ends."""
+        load = load_of(turns)
+        noise = self._noise(self.machine.compute_noise_frac)
+        rate = self.machine.link_bytes_per_s * self._noise(self.machine.link_noise_frac)
+        self.h2d.bytes_per_s = self.d2h.bytes_per_s = rate
+        layer_s = self.machine.costs.layer_s(load) * noise
+        sizes = [len(self.shape.layers_of(group)) for group in range(self.shape.num_groups)]
+        work = StepWork(
+            compute_s=[size * layer_s for size in sizes],
+            outside_s=self.machine.costs.outside_s(load) * noise,
+            staged=staged_of(turns, self.shape),
+        )
+        quiet = self.h2d.num_queued_bytes == 0
+        run = StepRun(work, self.h2d, copy_slowdown_frac=self.machine.copy_slowdown_frac)
+        times = run.run(now_s)
+        self._step = _StepUnderWay(
+            turns=turns,
+            load=load,
+            start_s=now_s,
+            times=times,
+            undisturbed=quiet,
+            ids=frozenset(turn.request.request_id for turn in turns),
+        )
+        return times.end_s
+
+    def _noise(self, frac: float) -> float:
+        """Return a lognormal factor of mean 1."""
+        if not frac:
+            return 1.0
+        return math.exp(self._rng.gauss(-frac * frac / 2.0, frac))
+
+    def _end_step(self, now_s: float) -> None:
+        step, self._step = self._step, None
+        assert step is not None
+        self._sum_up(step, now_s)
+        num_outputs = 0
+        for turn in step.turns:
+            request = turn.request
+            first = not request.generated_s
+            if request.step_ended(now_s):
+                num_outputs += 1
+                if first or not turn.is_decode:
+                    self.planning.note(Reason.BATCH)
+            self._save(request, now_s)
+        self._measure(step, now_s, num_outputs)
+        for request in [t.request for t in step.turns if t.request.is_finished]:
+            self.scheduler.running.remove(request)
+            self._last_completion_s = now_s
+            self._learner.answer_ended(request.num_output_tokens)
+            self._leave(request)
+            self.planning.note(Reason.BATCH)
+
+    def _save(self, request: LiveRequest, now_s: float) -> None:
+        self.d2h.advance(now_s)
+        order_saves(request.kv, self.d2h, self.shape.block_bytes, now_s)
+
+    def _leave(self, request: LiveRequest, *, rejected: bool = False) -> None:
+        request.kv.cancel_copies()
+        self.scheduler.release(request)
+        self.outcomes.append(
+            Outcome(
+                request_id=request.request_id,
+                arrival_s=request.spec.arrival_s,
+                num_prompt_tokens=request.spec.num_prompt_tokens,
+                num_output_tokens=request.spec.num_output_tokens,
+                level=request.spec.level,
+                generated_s=tuple(request.generated_s),
+                num_pauses=request.num_pauses,
+                paused_s=request.paused_total_s,
+                num_preemptions=request.num_preemptions,
+                rejected=rejected,
+            )
+        )
+
+    # -- measuring -------------------------------------------------------------------------------
+
+    def _measure(self, step: _StepUnderWay, now_s: float, num_outputs: int) -> None:
+        for meter in self._meters:
+            meter.sample()
+        step_s = now_s - step.start_s
+        self._learner.add(
+            MeasuredStep(
+                step_s=step_s,
+                layer_s=step.times.compute_s / self.shape.num_layers,
+                stall_s=sum(step.times.stalls_s),
+                num_tokens=step.load.num_tokens,
+                num_context_tokens=step.load.num_context_tokens
+                + sum(before for _, before in step.load.chunks),
+                num_prefill_tokens=step.load.num_prefill_tokens,
+                num_output_tokens=num_outputs,
+            )
+        )
+        if step.ids != self._last_ids:
+            self._last_ids = step.ids
+            self.planning.batch_changed()
+        elif step.undisturbed and not step.load.chunks:
+            self.planning.measured(step_s, step=self._step_number)
+
+    def _sum_up(self, step: _StepUnderWay, now_s: float) -> None:
+        totals, scheduler = self.totals, self.scheduler
+        seconds = now_s - step.start_s
+        totals.num_steps += 1
+        totals.num_decode_steps += not step.load.chunks
+        totals.busy_s += seconds
+        totals.compute_s += step.times.compute_s
+        totals.stall_s += sum(step.times.stalls_s)
+        totals.pool_used_s += seconds * (1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks)
+        if scheduler.host.num_blocks:
+            used = 1.0 - scheduler.host.num_free / scheduler.host.num_blocks
+            totals.host_used_s += seconds * used
+        offloaded = sum(len(request.kv.offloaded) for request in scheduler.running)
+        totals.offloaded_s += seconds * offloaded / (len(scheduler.running) * self.shape.num_groups)
+        totals.paused_s += seconds * sum(request.is_paused for request in scheduler.running)
+
+    def close(self) -> None:
+        """Complete the totals."""
+        self.totals.h2d_bytes = self.h2d.counts.carried_bytes
+        self.totals.d2h_bytes = self.d2h.counts.carried_bytes
+        self.totals.num_guard_offloads = self.scheduler.num_guard_offloads
+        counts = asdict(self.planning.counts)
+        reasons = {f"reason_{name}": n for name, n in counts.pop("reasons").items()}
+        self.totals.plans = counts | reasons
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if blocks, host slots, bytes or requests do not add up."""
+        self.scheduler.check_integrity()
+        self.h2d.check_integrity()
+        self.d2h.check_integrity()
+
+
+def load_of(turns: Sequence[Turn]) -> StepLoad:
+    """Return what a step computes."""
+    decodes = [turn for turn in turns if turn.is_decode]
+    return StepLoad(
+        num_decodes=len(decodes),
+        num_context_tokens=sum(turn.num_before + 1 for turn in decodes),
+        chunks=tuple((t.num_tokens, t.num_before) for t in turns if not t.is_decode),
+    )
+
+
+def staged_of(turns: Sequence[Turn], shape: EngineShape) -> list[StagedRequest]:
+    """Return what a step copies in: of offloaded groups all that is on the host."""
+    return [
+        StagedRequest(
+            offloaded=turn.request.kv.offloaded,
+            num_buffers=turn.request.kv.num_buffers,
+            group_bytes=turn.request.kv.num_host_blocks * shape.block_bytes,
+        )
+        for turn in turns
+        if turn.request.kv.offloaded
+    ]

@@ -1,0 +1,41 @@
+"""What happens at an instant of virtual time."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from services.placement.types import Plan
+from simulator.workload import ArrivingRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A request reaches the engine."""
+
+    time_s: float
+    request: ArrivingRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnded:
+    """The step under way is over."""
+
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCame:
+    """The policy has answered."""
+
+    time_s: float
+    plan: Plan
+    asked_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Woke:
+    """Nobody could run, and now somebody may: a copy has ended, or a pause."""
+
+    time_s: float
+
+
+Event: TypeAlias = Arrived | StepEnded | PlanCame | Woke

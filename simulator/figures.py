@@ -1,0 +1,161 @@
+"""Figures of a run, by the project's definitions."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s, violates_delivered_tbt
+from services.pacing.deposit import due_times_s, release_interval_s
+from simulator.records import Outcome, RunRecord
+
+DEFINITIONS: Mapping[str, str] = {
+    "S": "1 / reading rate, else the TBT SLO, else the TPOT SLO of a request",
+    "tbt": "share of tokens after the first that come at most S + "
+    f"{DELIVERY_TOLERANCE_S * 1e3:g} ms after the one before, as generated: pauses, other "
+    "requests' prompts and preemptions included",
+    "tbt_deposit": "share of tokens after the first that are there by d_{k-1} + S + "
+    f"{DELIVERY_TOLERANCE_S * 1e3:g} ms, d_k = max(g_k, d_{{k-1}} + S): behind Token-Deposit",
+    "tpot": "share of requests whose mean time per token after the first is at most S, as "
+    "generated",
+    "tpot_deposit": "the same with every token at its due time",
+    "rejected": "requests larger than the engine can ever hold; all their tokens count as late",
+    "p50_s, p95_s, p99_s": "quantiles of the generated gaps, in seconds",
+    "ttft_s, ttft_p95_s": "from the arrival to the first token, in seconds",
+    "tokens_per_s, requests_per_min": "of complete requests, from the first arrival to the last "
+    "token",
+    "pool, host, offloaded, paused": "used share of the pool, of the host pool, share of running "
+    "requests' layer groups on the host, number of paused requests; means over busy time",
+    "stall": "share of busy time in which layers waited for copies",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promptness:
+    """One request against its own S."""
+
+    num_gaps: int  # tokens after the first
+    num_in_time: int
+    num_in_time_deposit: int
+    tpot_met: bool | None  # None below two tokens
+    tpot_met_deposit: bool | None
+
+
+def promptness(outcome: Outcome) -> Promptness | None:
+    """Return how prompt one request was; None if it was promised nothing."""
+    interval_s = release_interval_s(outcome.level)
+    if interval_s <= 0.0:
+        return None
+    num_gaps = outcome.num_output_tokens - 1
+    if outcome.rejected:
+        met = False if num_gaps else None
+        return Promptness(
+            num_gaps=num_gaps,
+            num_in_time=0,
+            num_in_time_deposit=0,
+            tpot_met=met,
+            tpot_met_deposit=met,
+        )
+    generated_s = outcome.generated_s
+    due_s = due_times_s(generated_s, interval_s)
+    written_s = delivered_s(outcome)
+    return Promptness(
+        num_gaps=num_gaps,
+        num_in_time=_num_in_time(generated_s[:-1], generated_s[1:], interval_s),
+        num_in_time_deposit=_num_in_time(due_s[:-1], generated_s[1:], interval_s),
+        tpot_met=_meets(tpot_s(generated_s), interval_s),
+        tpot_met_deposit=_meets(tpot_s(written_s), interval_s),
+    )
+
+
+def delivered_s(outcome: Outcome) -> list[float]:
+    """Return when each token reaches the reader behind the gateway's deposit."""
+    generated_s, level = outcome.generated_s, outcome.level
+    flushed_s = float("inf") if level.pace_tail or not generated_s else generated_s[-1]
+    return due_times_s(generated_s, release_interval_s(level), flushed_s=flushed_s)
+
+
+def _num_in_time(before_s: Sequence[float], written_s: Sequence[float], interval_s: float) -> int:
+    return sum(
+        not violates_delivered_tbt(written, before, interval_s)
+        for before, written in zip(before_s, written_s, strict=True)
+    )
+
+
+def _meets(tpot: float | None, interval_s: float) -> bool | None:
+    # Due times are sums of S: their mean may be S and an ulp.
+    return None if tpot is None else tpot <= interval_s * (1.0 + 1e-9)
+
+
+def figures(run: RunRecord) -> dict[str, float]:
+    """Return every figure that the run has something to say about."""
+    judged = [one for outcome in run.outcomes if (one := promptness(outcome)) is not None]
+    done = [outcome for outcome in run.outcomes if outcome.generated_s]
+    found: dict[str, float] = {
+        "requests": len(run.outcomes),
+        "rejected": sum(outcome.rejected for outcome in run.outcomes),
+    }
+    if judged:
+        found["tbt"] = _share((r.num_in_time, r.num_gaps) for r in judged)
+        found["tbt_deposit"] = _share((r.num_in_time_deposit, r.num_gaps) for r in judged)
+        tpots = [(r.tpot_met, r.tpot_met_deposit) for r in judged if r.tpot_met is not None]
+        found["tpot"] = _share((bool(met), 1) for met, _ in tpots)
+        found["tpot_deposit"] = _share((bool(met), 1) for _, met in tpots)
+    if done:
+        found |= _latencies(done) | _rates(done)
+    return found | _totals(run)
+
+
+def _latencies(done: Sequence[Outcome]) -> dict[str, float]:
+    gaps_s = sorted(b - a for outcome in done for a, b in pairwise(outcome.generated_s))
+    ttfts_s = sorted(outcome.generated_s[0] - outcome.arrival_s for outcome in done)
+    return {
+        "p50_s": quantile(gaps_s, 0.5),
+        "p95_s": quantile(gaps_s, 0.95),
+        "p99_s": quantile(gaps_s, 0.99),
+        "ttft_s": statistics.fmean(ttfts_s),
+        "ttft_p95_s": quantile(ttfts_s, 0.95),
+        "e2e_s": statistics.fmean(o.generated_s[-1] - o.arrival_s for o in done),
+    }
+
+
+def _rates(done: Sequence[Outcome]) -> dict[str, float]:
+    seconds = max(o.generated_s[-1] for o in done) - min(o.arrival_s for o in done)
+    num_tokens = sum(len(outcome.generated_s) for outcome in done)
+    return {
+        "output_tokens": num_tokens,
+        "tokens_per_s": num_tokens / seconds,
+        "requests_per_min": 60.0 * len(done) / seconds,
+    }
+
+
+def _totals(run: RunRecord) -> dict[str, float]:
+    totals, busy_s = run.totals, run.totals.busy_s or 1.0
+    return {
+        "pool": totals.pool_used_s / busy_s,
+        "host": totals.host_used_s / busy_s,
+        "offloaded": totals.offloaded_s / busy_s,
+        "paused": totals.paused_s / busy_s,
+        "stall": totals.stall_s / busy_s,
+        "h2d_bytes": totals.h2d_bytes,
+        "d2h_bytes": totals.d2h_bytes,
+        "pauses": sum(outcome.num_pauses for outcome in run.outcomes),
+        "preemptions": sum(outcome.num_preemptions for outcome in run.outcomes),
+        "steps": totals.num_steps,
+        "events": run.num_events,
+        "end_s": run.end_s,
+        **{f"plans_{name}": count for name, count in totals.plans.items()},
+    }
+
+
+def quantile(ordered: Sequence[float], frac: float) -> float:
+    """Return the value that `frac` of ascending values do not exceed; 0 without values."""
+    return ordered[min(len(ordered) - 1, int(frac * len(ordered)))] if ordered else 0.0
+
+
+def _share(parts: Iterable[tuple[float, float]]) -> float:
+    """Return the sum of the first numbers / the sum of the second; 1 for nothing at all."""
+    met, total = 0.0, 0.0
+    for part, whole in parts:
+        met, total = met + part, total + whole
+    return met / total if total else 1.0

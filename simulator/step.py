@@ -1,0 +1,102 @@
+"""One step of the engine: its layers, and the copies that these wait for.
+
+An event simulation, not a formula. The copy of an offloaded layer group may begin when one of its
+request's staging buffers is free: the first m at the start of the step, each later one when the
+group m places before it has been computed. The queue is ordered by the group that needs the data.
+A group is computed when all copies for it are there. While a chunk is under way to the GPU,
+compute is slower by a fixed share.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.copies import CopyJob, Lane
+
+LOAD = 0  # priority of what a step waits for
+RESTORE = 1  # of layers that come back: after everything a step waits for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedRequest:
+    """One request whose KV is partly on the host."""
+
+    offloaded: Sequence[int]  # layer groups, ascending
+    num_buffers: int  # staging buffers, >= 1
+    group_bytes: int  # of one group, copied in every step, >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What one step does."""
+
+    compute_s: Sequence[float]  # per layer group, without copies beside it
+    outside_s: float  # after the layers
+    staged: Sequence[StagedRequest] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """How one step went."""
+
+    end_s: float
+    compute_s: float  # of all layers, slower where copies ran beside them
+    stalls_s: tuple[float, ...]  # before each layer group
+
+
+class StepRun:
+    """One step on one lane, which it advances up to its own end."""
+
+    def __init__(self, work: StepWork, lane: Lane, *, copy_slowdown_frac: float) -> None:
+        self._work, self._lane = work, lane
+        self._slowdown = 1.0 + copy_slowdown_frac
+        num_groups = len(work.compute_s)
+        self._awaited: list[list[CopyJob]] = [[] for _ in range(num_groups)]
+        self._released: list[list[tuple[int, int]]] = [[] for _ in range(num_groups + 1)]
+        for request in work.staged:
+            for place, group in enumerate(request.offloaded):
+                first = place < request.num_buffers
+                after = 0 if first else request.offloaded[place - request.num_buffers] + 1
+                self._released[after].append((group, request.group_bytes))
+
+    def run(self, start_s: float) -> StepTimes:
+        """Return how the step goes that starts at `start_s`."""
+        self._lane.advance(start_s)
+        now_s, compute_s, stalls_s = start_s, 0.0, []
+        for group, work_s in enumerate(self._work.compute_s):
+            self._release(group, now_s)
+            ready_s = self._wait(group, now_s)
+            stalls_s.append(ready_s - now_s)
+            now_s = self._compute(work_s, ready_s)
+            compute_s += now_s - ready_s
+        end_s = now_s + self._work.outside_s
+        self._lane.advance(end_s)
+        return StepTimes(end_s=end_s, compute_s=compute_s, stalls_s=tuple(stalls_s))
+
+    def _release(self, num_computed: int, now_s: float) -> None:
+        """Queue the copies whose buffers are free once so many groups have been computed."""
+        for group, num_bytes in self._released[num_computed]:
+            job = CopyJob(num_bytes=num_bytes, priority=(LOAD, group))
+            self._lane.submit(job, now_s)
+            self._awaited[group].append(job)
+
+    def _wait(self, group: int, now_s: float) -> float:
+        for job in self._awaited[group]:
+            while job.done_s is None:
+                self._lane.begin(now_s)
+                self._lane.finish()
+            now_s = max(now_s, job.done_s)
+        return now_s
+
+    def _compute(self, work_s: float, now_s: float) -> float:
+        """Return when `work_s` of compute has been done from `now_s` on."""
+        lane = self._lane
+        while work_s > 0.0 and (chunk_end_s := lane.begin(now_s)) is not None:
+            beside_s = work_s * self._slowdown
+            if chunk_end_s > now_s + beside_s:
+                return now_s + beside_s
+            lane.finish()
+            work_s = max(0.0, work_s - (chunk_end_s - now_s) / self._slowdown)
+            now_s = max(now_s, chunk_end_s)
+        end_s = now_s + work_s
+        lane.advance(end_s)
+        return end_s

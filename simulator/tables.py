@@ -1,0 +1,59 @@
+"""Tables for a terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+Row = Mapping[str, float | str]
+WIDE = 160  # columns of a terminal that has room for every figure
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _ms(value: float) -> str:
+    return f"{1e3 * value:.0f}"
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}"
+
+
+Column = tuple[str, str, Callable[[float], str]]
+COLUMNS: Sequence[Column] = (
+    ("rate_per_s", "req/s", lambda value: f"{value:g}"),
+    ("slo_tbt_s", "SLO ms", _ms),
+    ("tbt", "TBT %", _percent),
+    ("tbt_deposit", "TBT+D %", _percent),
+    ("tpot_deposit", "TPOT+D %", _percent),
+    ("p99_s", "P99 ms", _ms),
+    ("ttft_s", "TTFT s", lambda value: f"{value:.2f}"),
+    ("tokens_per_s", "tok/s", _count),
+)
+MORE_COLUMNS: Sequence[Column] = (
+    ("tpot", "TPOT %", _percent),
+    ("p95_s", "P95 ms", _ms),
+    ("pool", "pool %", _percent),
+    ("stall", "stall %", _percent),
+    ("pauses", "pauses", _count),
+    ("preemptions", "preempt", _count),
+    ("rejected", "reject", _count),
+)
+
+
+def print_rows(rows: Sequence[Row], title: str, console: Console) -> None:
+    """Print one line per cell; "+D" is behind Token-Deposit. Narrow terminals get fewer figures."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=WIDE)
+    columns = [*COLUMNS, *(MORE_COLUMNS if console.width >= WIDE else ())]
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for _, heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [shown(float(row[name])) if name in row else "-" for name, _, shown in columns]
+        table.add_row(str(row["policy"]), *cells)
+    console.print(table)

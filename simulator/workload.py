@@ -1,0 +1,171 @@
+"""Requests that arrive: drawn from distributions, or read from a trace."""
+
+import json
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.placement.types import RequestId
+from simulator.hardware import data_file
+
+DEFAULT_SIGMA = 1.0  # of a lognormal length of which only the mean is published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivingRequest:
+    """One request of a workload. Its answer has exactly its limit's length."""
+
+    request_id: RequestId
+    arrival_s: float  # after the start, >= 0
+    num_prompt_tokens: int  # >= 1
+    num_output_tokens: int  # >= 1
+    level: ServiceLevel = NO_SERVICE_LEVEL
+    priority: int = 0  # lower is served first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """A lognormal number of tokens, cut off at its ends."""
+
+    mean: float  # of the distribution before it is cut off, >= 1
+    median: float | None = None  # < mean; None: sigma is DEFAULT_SIGMA
+    smallest: int = 1
+    largest: int = 1 << 20
+
+    def draw(self, rng: random.Random) -> int:
+        """Return one length. A mean equal to the median is a constant."""
+        sigma = DEFAULT_SIGMA
+        if self.median is not None:
+            sigma = math.sqrt(2.0 * math.log(self.mean / self.median))
+        value = rng.lognormvariate(math.log(self.mean) - sigma * sigma / 2.0, sigma)
+        return min(self.largest, max(self.smallest, round(value)))
+
+
+def published_lengths(name: str) -> tuple[Lengths, Lengths]:
+    """Return prompt and output lengths of a data set. Raises KeyError for an unknown name."""
+    row = data_file("lengths.toml")["lengths"][name]
+
+    def side(kind: str) -> Lengths:
+        largest = row.get(f"{kind}_max", Lengths(mean=1.0).largest)
+        return Lengths(mean=row[f"{kind}_mean"], median=row.get(f"{kind}_median"), largest=largest)
+
+    return side("prompt"), side("output")
+
+
+def constant_length(num_tokens: int) -> Lengths:
+    return Lengths(mean=num_tokens, median=num_tokens)
+
+
+# -- arrivals --------------------------------------------------------------------------------------
+
+
+def gamma_gaps(rng: random.Random, *, rate_per_s: float, cv: float) -> Iterator[float]:
+    """Yield gaps between arrivals with mean 1 / rate and this coefficient of variation.
+
+    cv = 1 is a Poisson process, larger ones come in bursts.
+    """
+    shape = 1.0 / (cv * cv)
+    while True:
+        yield rng.gammavariate(shape, 1.0 / (rate_per_s * shape))
+
+
+def burst_gaps(*, rate_per_s: float, size: int) -> Iterator[float]:
+    """Yield gaps of `size` requests that come at once, every size / rate seconds."""
+    while True:
+        yield from [0.0] * (size - 1)
+        yield size / rate_per_s
+
+
+def drawn_requests(
+    gaps_s: Iterable[float],
+    lengths: tuple[Lengths, Lengths],
+    *,
+    num_requests: int,
+    seed: int,
+    level: ServiceLevel = NO_SERVICE_LEVEL,
+) -> list[ArrivingRequest]:
+    """Return requests whose lengths depend on the seed only, not on how they arrive."""
+    rng, arrival_s, requests = random.Random(seed), 0.0, []
+    for number, gap_s in zip(range(num_requests), gaps_s, strict=False):
+        requests.append(
+            ArrivingRequest(
+                request_id=RequestId(f"r{number}"),
+                arrival_s=arrival_s,
+                num_prompt_tokens=lengths[0].draw(rng),
+                num_output_tokens=lengths[1].draw(rng),
+                level=level,
+            )
+        )
+        arrival_s += gap_s
+    return requests
+
+
+# -- traces ----------------------------------------------------------------------------------------
+
+
+def read_jsonl(path: Path) -> list[ArrivingRequest]:
+    """Read our own format: one object per line, fields as in `ArrivingRequest` and `ServiceLevel`.
+
+    `request_id`, `priority` and the service level may be absent. Raises ValueError naming the line.
+    """
+    requests = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        if line.strip():
+            try:
+                requests.append(_from_object(json.loads(line), number))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}:{number}: {error!r}") from error
+    return sorted(requests, key=lambda request: request.arrival_s)
+
+
+def _from_object(row: dict[str, Any], number: int) -> ArrivingRequest:
+    own = ("request_id", "arrival_s", "num_prompt_tokens", "num_output_tokens", "priority")
+    fields = {name: row[name] for name in own if name in row}
+    level = {name: value for name, value in row.items() if name not in own}
+    fields.setdefault("request_id", f"r{number}")
+    request = ArrivingRequest(**fields, level=ServiceLevel(**level))
+    if min(request.num_prompt_tokens, request.num_output_tokens) < 1 or request.arrival_s < 0:
+        raise ValueError("lengths must be at least 1, the arrival at least 0")
+    return request
+
+
+def write_jsonl(requests: Iterable[ArrivingRequest], path: Path) -> None:
+    """Write our own format."""
+    with path.open("w") as file:
+        for request in requests:
+            row = {
+                "request_id": request.request_id,
+                "arrival_s": request.arrival_s,
+                "num_prompt_tokens": request.num_prompt_tokens,
+                "num_output_tokens": request.num_output_tokens,
+                "priority": request.priority,
+                **{
+                    name: getattr(request.level, name)
+                    for name in ServiceLevel.__dataclass_fields__
+                    if getattr(request.level, name) not in (None, False)
+                },
+            }
+            file.write(json.dumps(row) + "\n")
+
+
+def read_orbitflow(path: Path, *, step_s: float) -> list[ArrivingRequest]:
+    """Read a trace of OrbitFlow's artefact, whose arrivals count engine steps of `step_s`."""
+    rows = json.loads(path.read_text())["requests"]
+    requests = [
+        ArrivingRequest(
+            request_id=RequestId(name),
+            arrival_s=row["arrival_time"] * step_s,
+            num_prompt_tokens=row["input_length"],
+            num_output_tokens=row["output_length"],
+        )
+        for name, row in rows.items()
+    ]
+    return sorted(requests, key=lambda request: request.arrival_s)
+
+
+def with_level(requests: Iterable[ArrivingRequest], level: ServiceLevel) -> list[ArrivingRequest]:
+    return [replace(request, level=level) for request in requests]

@@ -1,0 +1,73 @@
+"""One engine in this process, whose controller asks one planner after another."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from services.executor.controller.options import ControllerOptions
+from services.executor.controller.planner_client import PlannerClient
+from tests.exact.harness import StepRunner
+
+
+@contextmanager
+def asking(
+    runner: StepRunner, address: str, *, timeout_s: float = 30.0, **options: Any
+) -> Iterator[Any]:
+    """Let the engine's controller ask another planner, with other options, for a while."""
+    before = runner.case.controller
+    assert before is not None
+    client = PlannerClient(address, timeout_s=timeout_s)
+    log_stats, runner.scheduler.log_stats = runner.scheduler.log_stats, False  # counts add up
+    swap_controller(runner, replace(before, **options), client)
+    try:
+        yield runner.scheduler.controller
+    finally:
+        client.close()
+        runner.scheduler.log_stats = log_stats
+        swap_controller(runner, before, None)
+
+
+def swap_controller(
+    runner: StepRunner, options: ControllerOptions, client: PlannerClient | None
+) -> None:
+    """Start with a new controller, which knows the calibrated link and nothing else."""
+    before = runner.scheduler.controller.meter
+    runner.scheduler.set_up(options, client)
+    after = runner.scheduler.controller.meter
+    after._h2d, after._d2h = before._h2d, before._d2h
+
+
+class Trace:
+    """The counters of the loop, step by step."""
+
+    def __init__(self, controller: Any) -> None:
+        self._counts = controller.counts
+        self.triggers: list[dict[str, int]] = []
+        self.plans: list[dict[str, int]] = []
+
+    def __call__(self, scheduler: Any, step: int) -> None:
+        self.triggers.append(dict(self._counts.triggers))
+        self.plans.append(dict(self._counts.plans))
+
+    def rises(self, series: list[dict[str, int]], name: str, *, since: int) -> list[int]:
+        """Return the steps after `since` before which a counter had grown, counted from it."""
+        values = [entry.get(name, 0) for entry in series]
+        return [n - since for n in range(since + 1, len(values)) if values[n] > values[n - 1]]
+
+
+class TokenTimes:
+    """When each request's tokens were there, seconds of the monotonic clock, to a step's length.
+
+    Tokens of a request's last step are not seen: it is gone before the next.
+    """
+
+    def __init__(self) -> None:
+        self.generated_s: dict[str, list[float]] = {}
+
+    def __call__(self, scheduler: Any, step: int) -> None:
+        now_s = time.monotonic()
+        for request in scheduler.running:
+            times_s = self.generated_s.setdefault(request.request_id, [])
+            times_s.extend([now_s] * (request.num_output_tokens - len(times_s)))

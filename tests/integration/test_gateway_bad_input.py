@@ -1,0 +1,354 @@
+"""Bad input at both edges: refused in the right shape, by the right name, before the executor."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from grpc import aio
+
+from evenflow.gateway.v1 import gateway_pb2 as pb
+from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
+from evenflow.gateway.v1 import generation_pb2 as gen
+from services.gateway.http_protocol import MAX_HEAD_BYTES
+from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, FakeExecutor
+from tests.gateways import Client, chat_body, gateway_for
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CONTEXT_LENGTH = 4096  # of the fake executor's model
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def executor() -> AsyncIterator[FakeExecutor]:
+    executor = FakeExecutor(max_model_len=CONTEXT_LENGTH)
+    await executor.start()
+    yield executor
+    await executor.kill()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def nothing_reached_the_executor(executor: FakeExecutor) -> Any:
+    executor.submits.clear()
+    yield
+    assert executor.submits == []
+
+
+@pytest.fixture
+def stub(client: Client) -> Any:
+    return pb_grpc.GatewayServiceStub(client.channel)
+
+
+def completion_body(**overrides: object) -> dict[str, object]:
+    body: dict[str, object] = {"model": MODEL, "prompt": "Hi"}
+    return body | overrides
+
+
+async def post(
+    client: Client, path: str, content: bytes, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Return status and error, having checked the shape."""
+    response = await client.http.post(path, content=content, headers=headers)
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    return response.status_code, error_in(response.content)
+
+
+def error_in(body: bytes) -> dict[str, Any]:
+    decoded = json.loads(body)
+    assert list(decoded) == ["error"]
+    error: dict[str, Any] = decoded["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def turn(role: object = "user", content: object = "Hi") -> list[dict[str, object]]:
+    return [{"role": role, "content": content}]
+
+
+# What both endpoints refuse.
+SHARED: list[tuple[dict[str, object], str]] = [
+    ({"model": 5}, "model"),
+    ({"model": None}, "model"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": CONTEXT_LENGTH}, "max_tokens"),
+    ({"max_tokens": 2**31}, "max_tokens"),
+    ({"max_tokens": "9"}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": [None]}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"n": 0}, "n"),
+    ({"n": 1000}, "n"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"evenflow": {"slo_tbt_ms": 0}}, "evenflow.slo_tbt_ms"),
+    ({"evenflow": {"slo_ttft_ms": "1"}}, "evenflow.slo_ttft_ms"),
+    (
+        {"evenflow": {"consumption_rate_tps": 9, "slo_tbt_ms": 100}},
+        "evenflow.consumption_rate_tps",
+    ),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"tools": []}, "tools"),
+    ({"no_such_parameter": 1}, "no_such_parameter"),
+]
+CHAT_ONLY: list[tuple[dict[str, object], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": turn(role="wizard")}, "messages[0].role"),
+    ({"messages": turn(role=5)}, "messages[0].role"),
+    ({"messages": turn(content=5)}, "messages[0].content"),
+    ({"messages": turn(content="")}, "messages[0].content"),
+    ({"messages": ["Hi"]}, "messages[0]"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+]
+COMPLETIONS_ONLY: list[tuple[dict[str, object], str]] = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": {"text": "Hi"}}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [1] * CONTEXT_LENGTH}, "prompt"),
+    ({"prompt": ["a"] * 129}, "prompt"),
+    ({"logprobs": True}, "logprobs"),
+]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("path", "fault", "param"),
+    [
+        *((CHAT, fault, param) for fault, param in SHARED + CHAT_ONLY),
+        *((COMPLETIONS, fault, param) for fault, param in SHARED + COMPLETIONS_ONLY),
+    ],
+)
+async def test_a_parameter_at_fault_is_a_400_that_names_it(
+    client, path, fault, param, stream
+) -> None:
+    make_body = chat_body if path == CHAT else completion_body
+    body = make_body(stream=stream) | fault
+    if "stream_options" in fault:
+        body["stream"] = False
+
+    status, error = await post(client, path, json.dumps(body).encode())
+
+    assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert param in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff",
+        b'{"model": "\xc3\x28"}',  # a cut character
+        b'{"model": "\\ud800"}',  # half of one
+        b'{"temperature": NaN}',
+        b'{"temperature": Infinity}',
+        b"[" * 100_000,
+    ],
+)
+async def test_what_is_no_json_object_is_a_400(client, path, content) -> None:
+    status, error = await post(client, path, content)
+
+    assert (status, error["param"], error["code"]) == (400, None, "invalid_request")
+
+
+@pytest.mark.parametrize("name", ["x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-tbt-ms"])
+@pytest.mark.parametrize("value", ["", "soon", "0", "-5", "nan", "inf", "1e999", "0x10", "\u0661"])
+async def test_a_bound_that_is_no_number_above_0_is_a_400(client, name, value) -> None:
+    headers = {name: value.encode()}  # type: ignore[dict-item]
+    status, error = await post(client, CHAT, json.dumps(chat_body()).encode(), headers)
+
+    assert (status, error["param"]) == (400, name)
+
+
+async def test_a_reader_slower_than_the_bound_between_tokens_is_a_400(client) -> None:
+    headers = {"x-consumption-rate-tps": "9.9", "x-slo-tbt-ms": "100"}
+    status, error = await post(client, CHAT, json.dumps(chat_body()).encode(), headers)
+
+    assert (status, error["param"]) == (400, "x-consumption-rate-tps")
+
+
+async def test_an_unknown_model_is_a_404(client) -> None:
+    status, error = await post(client, CHAT, json.dumps(chat_body(model="other")).encode())
+
+    assert (status, error["param"], error["code"]) == (404, "model", "model_not_found")
+
+
+async def test_too_large_a_body_is_a_413(client) -> None:
+    body = json.dumps(chat_body(messages=turn(content="x" * (1 << 20)))).encode()
+    status, error = await post(client, CHAT, body)
+
+    assert (status, error["param"], error["code"]) == (413, None, "request_too_large")
+
+
+async def exchange(client: Client, *pieces: bytes) -> tuple[int, dict[str, Any]]:
+    """Send raw bytes, and return status and error of what comes back before the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.gateway.http_port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await client.http.get("/health")  # meanwhile the gateway reads the piece
+        async with asyncio.timeout(EVENT_TIMEOUT_S):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+    assert b"content-type: application/json" in head
+    return int(head.split()[1]), error_in(body)
+
+
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([POST + b"x-y: " + b"a" * MAX_HEAD_BYTES + b"\r\n\r\n"], id="one"),
+        pytest.param([POST + b"x-y: a\r\n" * (MAX_HEAD_BYTES // 4) + b"\r\n"], id="many"),
+        pytest.param([b"GET /" + b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n"], id="path"),
+        # Never ends: what is held of it must end all the same.
+        pytest.param([POST + b"x-y: ", b"a" * 40_000, b"a" * 40_000], id="endless"),
+    ],
+)
+async def test_too_large_a_head_is_a_431(client, pieces) -> None:
+    status, error = await exchange(client, *pieces)
+
+    assert (status, error["type"]) == (431, "invalid_request_error")
+
+
+async def test_a_head_below_the_limit_is_read(client) -> None:
+    response = await client.http.get("/v1/models", headers={"x-y": "a" * (MAX_HEAD_BYTES - 4096)})
+
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content", [b"what?\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"]
+)
+async def test_what_is_no_http_is_a_400(client, content) -> None:
+    status, error = await exchange(client, content)
+
+    assert (status, error["type"]) == (400, "invalid_request_error")
+
+
+# gRPC
+
+
+def make_chat(**overrides: Any) -> pb.ChatRequest:
+    fields = {"model": MODEL, "messages": [gen.ChatMessage(role="user", content="Hi")]}
+    return pb.ChatRequest(**(fields | overrides))
+
+
+def make_generate(**overrides: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(**({"model": MODEL, "text": "Hi"} | overrides))
+
+
+def sampled(**fields: Any) -> dict[str, Any]:
+    return {"sampling": gen.SamplingParams(**fields)}
+
+
+GRPC_FAULTS: list[tuple[Any, str]] = [
+    (make_chat(model=""), "model"),
+    (make_chat(messages=[]), "messages"),
+    (make_chat(messages=[gen.ChatMessage(content="Hi")]), "messages[0].role"),
+    (make_chat(messages=[gen.ChatMessage(role="wizard", content="Hi")]), "messages[0].role"),
+    (make_chat(messages=[gen.ChatMessage(role="user")]), "messages[0].content"),
+    (make_generate(model=""), "model"),
+    (make_generate(text=""), "text"),
+    (pb.GenerateRequest(model=MODEL), "prompt"),
+    (make_generate(text=None, token_ids=gen.TokenIds()), "token_ids"),
+    (make_generate(text=None, token_ids=gen.TokenIds(ids=[-1])), "token_ids"),
+    (make_generate(text=None, token_ids=gen.TokenIds(ids=[1] * CONTEXT_LENGTH)), "prompt"),
+    (make_generate(**sampled(max_tokens=0)), "sampling.max_tokens"),
+    (make_generate(**sampled(max_tokens=CONTEXT_LENGTH)), "max_tokens"),
+    (make_chat(**sampled(temperature=2.1)), "sampling.temperature"),
+    (make_chat(**sampled(top_p=0)), "sampling.top_p"),
+    (make_chat(**sampled(stop=[""])), "sampling.stop"),
+    (
+        make_chat(**sampled(structured_outputs=gen.StructuredOutputs())),
+        "sampling.structured_outputs",
+    ),
+    (make_chat(service_level=gen.ServiceLevel(slo_tbt_s=0)), "service_level.slo_tbt_s"),
+    (
+        make_chat(service_level=gen.ServiceLevel(consumption_rate_tps=9, slo_tbt_s=0.1)),
+        "service_level.consumption_rate_tps",
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "field"), GRPC_FAULTS)
+async def test_a_field_at_fault_is_invalid_and_named(stub, request_, field) -> None:
+    call = stub.Chat if isinstance(request_, pb.ChatRequest) else stub.Generate
+
+    with pytest.raises(aio.AioRpcError) as refused:
+        await call(request_).read()
+
+    assert refused.value.code().name == "INVALID_ARGUMENT"
+    assert field in str(refused.value.details())
+
+
+async def test_an_unknown_model_is_not_found(stub) -> None:
+    with pytest.raises(aio.AioRpcError) as refused:
+        await stub.Chat(make_chat(model="other")).read()
+
+    assert refused.value.code().name == "NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x0a\xff",  # a field that ends before its length
+        b"\x0a\x02\xc3\x28",  # a string that is no UTF-8
+        b"\x07",  # a tag that there is none of
+    ],
+)
+async def test_what_is_no_message_is_refused(client, content) -> None:
+    call = client.channel.unary_stream("/evenflow.gateway.v1.GatewayService/Chat")
+
+    with pytest.raises(aio.AioRpcError) as refused:
+        await call(content).read()
+
+    assert refused.value.code().name == "INVALID_ARGUMENT"
+
+
+async def test_fields_of_a_later_version_are_left_alone(client, executor) -> None:
+    call = client.channel.unary_stream("/evenflow.gateway.v1.GatewayService/Chat")
+    unknown_field = b"\xf8\x3f\x05"  # number 1023
+
+    first = await call(make_chat().SerializeToString() + unknown_field).read()
+
+    assert first is not aio.EOF
+    assert len(executor.submits) == 1
+    executor.submits.clear()
+
+
+async def test_too_much_metadata_is_refused(stub) -> None:
+    with pytest.raises(aio.AioRpcError) as refused:
+        await stub.Chat(make_chat(), metadata=(("x-y", "a" * MAX_HEAD_BYTES),)).read()
+
+    assert refused.value.code().name == "RESOURCE_EXHAUSTED"

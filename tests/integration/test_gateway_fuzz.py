@@ -1,0 +1,228 @@
+"""Whatever comes in, at either edge: an answer or a refusal, never a failure of ours."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from grpc import aio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenflow.gateway.v1 import gateway_pb2 as pb
+from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
+from services.gateway.openai_api import ChatCompletionBody, CompletionBody
+from tests.fake_executor import MODEL, FakeExecutor, Script
+from tests.gateways import Client, gateway_for
+
+FUZZ = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+TIMEOUT_S = 20.0
+REFUSALS = ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A gateway in a thread of its own, for tests that hypothesis calls again and again."""
+
+    loop: asyncio.AbstractEventLoop
+    client: Client
+
+    def run(self, work: Awaitable[Any]) -> Any:
+        async def bounded() -> Any:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await work
+
+        return asyncio.run_coroutine_threadsafe(bounded(), self.loop).result()
+
+
+@contextmanager
+def running_edge() -> Iterator[Edge]:
+    started: Future[Edge] = Future()
+
+    async def serve() -> None:
+        executor = FakeExecutor()
+        executor.script_for = lambda _: Script(texts=["é"])  # a second one may be due in years
+        await executor.start()
+        async with gateway_for(executor) as client:
+            await client.wait_ready()
+            leave = asyncio.Event()
+            started.set_result(Edge(asyncio.get_running_loop(), client))
+            leaving.set_result(leave)
+            await leave.wait()
+        await executor.kill()
+
+    leaving: Future[asyncio.Event] = Future()
+    thread = Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    edge = started.result(TIMEOUT_S)
+    try:
+        yield edge
+    finally:
+        edge.loop.call_soon_threadsafe(leaving.result().set)
+        thread.join(TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def edge() -> Iterator[Edge]:
+    with running_edge() as edge:
+        yield edge
+
+
+# JSON bodies: the parameters that there are, with values right and wrong.
+
+numbers = st.integers(-3, 30) | st.floats(-3, 3) | st.sampled_from([2**31, 2**63, 1e308, -1e-320])
+texts = st.sampled_from(
+    ["", "a", MODEL, "user", "json_object", "json_schema", "text", "\0", "é\u2028"]
+)
+names = st.sampled_from(
+    ["role", "content", "type", "schema", "json_schema", "include_usage", "regex", "choice"]
+) | st.sampled_from(["slo_tbt_ms", "consumption_rate_tps", "pace_tail", "5", "x"])
+flat = st.none() | st.booleans() | numbers | texts
+nested = st.lists(flat, max_size=3) | st.dictionaries(names, flat, max_size=3)
+values = flat | nested | st.lists(nested, max_size=2) | st.dictionaries(names, nested, max_size=2)
+good = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Hi"}],
+    "prompt": "Hi",
+}
+
+
+def bodies(body_class: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Return bodies of the right kind with up to four parameters of any value."""
+    names = sorted({*body_class.model_fields, "no_such_parameter"})
+    base = {name: good[name] for name in body_class.model_fields if name in good}
+    return st.dictionaries(st.sampled_from(names), values, max_size=4).map(lambda some: base | some)
+
+
+def check(response: httpx.Response) -> None:
+    assert response.status_code in (200, 400, 404, 413, 429), response.text
+    if response.status_code != 200:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    elif response.headers["content-type"].startswith("text/event-stream"):
+        assert response.text.endswith("data: [DONE]\n\n")
+    else:
+        json.loads(response.text, parse_constant=refuse)
+
+
+def refuse(name: str) -> None:
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "body_class"),
+    [("/v1/chat/completions", ChatCompletionBody), ("/v1/completions", CompletionBody)],
+)
+def test_any_body_is_answered_or_refused(edge, path, body_class) -> None:
+    @FUZZ
+    @given(bodies(body_class))
+    def fuzz(body: dict[str, Any]) -> None:
+        check(edge.run(edge.client.http.post(path, content=json.dumps(body))))
+
+    fuzz()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
+def test_any_bytes_are_answered_or_refused(edge, path) -> None:
+    @FUZZ
+    @given(st.binary(max_size=40) | values.map(lambda value: json.dumps(value).encode()))
+    def fuzz(content: bytes) -> None:
+        check(edge.run(edge.client.http.post(path, content=content)))
+
+    fuzz()
+
+
+def test_any_header_is_answered_or_refused(edge) -> None:
+    body = {"model": MODEL, "prompt": "Hi"}
+    names = ["x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-tbt-ms", "x-consumption-rate-tps"]
+    names += ["x-request-id", "content-type", "accept", "authorization"]
+    text = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=12).map(str.strip)
+    lines = st.dictionaries(st.sampled_from(names), text | numbers.map(str), min_size=1, max_size=3)
+
+    @FUZZ
+    @given(lines)
+    def fuzz(headers: dict[str, str]) -> None:
+        encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+        check(
+            edge.run(edge.client.http.post("/v1/completions", json=body, headers=encoded))  # type: ignore[arg-type]
+        )
+
+    fuzz()
+
+
+# Messages: every field of the request, whatever its type takes.
+
+_BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
+    FieldDescriptor.TYPE_STRING: texts,
+    FieldDescriptor.TYPE_BOOL: st.booleans(),
+    FieldDescriptor.TYPE_DOUBLE: st.floats(),
+    FieldDescriptor.TYPE_INT32: st.integers(-3, 30) | st.sampled_from([-(2**31), 2**31 - 1]),
+    FieldDescriptor.TYPE_INT64: st.integers(-(2**63), 2**63 - 1),
+}
+
+
+def messages_of(descriptor: Descriptor) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {}, optional={field.name: values_of(field) for field in descriptor.fields}
+    )
+
+
+def values_of(field: FieldDescriptor) -> st.SearchStrategy[Any]:
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+        return st.dictionaries(values_of(key), values_of(value), max_size=3)
+    one = messages_of(field.message_type) if field.message_type else _BY_TYPE[field.type]
+    return st.lists(one, max_size=4) if field.is_repeated else one
+
+
+@pytest.mark.parametrize(
+    ("call", "request_class"), [("Generate", pb.GenerateRequest), ("Chat", pb.ChatRequest)]
+)
+def test_any_message_is_answered_or_refused(edge, call, request_class) -> None:
+    stub = pb_grpc.GatewayServiceStub(edge.client.channel)
+
+    async def read(request: Message) -> str:
+        try:
+            parts = [part async for part in getattr(stub, call)(request)]
+        except aio.AioRpcError as error:
+            return error.code().name
+        return "OK" if parts[-1].HasField("finish") else "cut"
+
+    good_fields: dict[str, Any] = {"model": MODEL}
+    if call == "Chat":
+        good_fields["messages"] = good["messages"]
+
+    @FUZZ
+    @given(messages_of(request_class.DESCRIPTOR), st.booleans())
+    def fuzz(fields: dict[str, Any], is_well_addressed: bool) -> None:
+        request = request_class(**fields | (good_fields if is_well_addressed else {}))
+        assert edge.run(read(request)) in ("OK", *REFUSALS)
+
+    fuzz()
+
+
+def test_any_bytes_over_grpc_are_answered_or_refused(edge) -> None:
+    call: Callable[[bytes], Any] = edge.client.channel.unary_stream(
+        "/evenflow.gateway.v1.GatewayService/Generate"
+    )
+
+    async def read(content: bytes) -> str:
+        try:
+            await call(content).read()
+        except aio.AioRpcError as error:
+            return error.code().name
+        return "OK"
+
+    @FUZZ
+    @given(st.binary(max_size=60))
+    def fuzz(content: bytes) -> None:
+        assert edge.run(read(content)) in ("OK", *REFUSALS)
+
+    fuzz()

@@ -1,0 +1,39 @@
+"""docs/api.md lists the parameters that there are, and those that are refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from services.gateway.openai_api import ChatCompletionBody, CompletionBody, parse_body
+from services.kit.errors import InvalidRequestError
+
+TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+SUPPORTED, _, REST = TEXT.partition("### Parameters")[2].partition("\nRefused with 400")
+REFUSED = REST.partition("There is no `/v1/responses`")[0]
+BODIES = {"chat": ChatCompletionBody, "completions": CompletionBody}
+
+
+def documented(column: int) -> set[str]:
+    """Return the parameters with a "yes" in a column of the first table."""
+    rows = [line.split("|")[1:] for line in SUPPORTED.splitlines() if line.startswith("| `")]
+    return {row[0].strip(" `") for row in rows if row[column].strip() == "yes"}
+
+
+@pytest.mark.parametrize(("column", "endpoint"), [(1, "chat"), (2, "completions")])
+def test_every_parameter_is_documented_and_no_other(column, endpoint) -> None:
+    assert documented(column) == set(BODIES[endpoint].model_fields)
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_what_is_said_to_be_refused_is(endpoint) -> None:
+    names = re.findall(r"`(\w+)`", REFUSED.replace("`error.param`", ""))
+    good = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi"}
+    base = {
+        name: value for name, value in good.items() if name in documented(1 + (endpoint != "chat"))
+    }
+    assert len(names) > 30
+    for name in names:
+        with pytest.raises(InvalidRequestError) as refused:
+            parse_body(BODIES[endpoint], base | {name: "x"})
+        assert refused.value.field == name

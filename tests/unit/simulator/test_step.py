@@ -1,0 +1,172 @@
+"""One step: OrbitFlow's Fig. 3, cases by hand, and bounds that hold for every step."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.placement.latency import Fetch, step_timing
+from services.placement.patterns import RESIDENT, Pattern
+from simulator.copies import CopyJob, Lane
+from simulator.step import RESTORE, StagedRequest, StepRun, StepTimes, StepWork
+
+# Fig. 3: 9 layers, 3 blocks copied in the time of one layer: one block's copy is the unit of time
+# and of bytes, so that copies are as fine as the figure's.
+COMPUTE = [3.0] * 9
+EVERY_THIRD = (2, 5, 8)
+PLACEMENTS = {
+    "A": (EVERY_THIRD, EVERY_THIRD),
+    "B": ((), EVERY_THIRD),
+    "C": ((3, 7), EVERY_THIRD),
+}
+
+
+def run(
+    compute_s: list[float],
+    staged: list[StagedRequest],
+    *,
+    rate: float = 1.0,
+    chunk: int = 1,
+    overhead_s: float = 0.0,
+    slowdown: float = 0.0,
+) -> tuple[StepTimes, Lane]:
+    lane = Lane(bytes_per_s=rate, chunk_bytes=chunk, copy_overhead_s=overhead_s)
+    work = StepWork(compute_s=compute_s, outside_s=0.0, staged=staged)
+    times = StepRun(work, lane, copy_slowdown_frac=slowdown).run(0.0)
+    lane.check_integrity()
+    return times, lane
+
+
+def staged(offloaded: tuple[int, ...], num_bytes: int, num_buffers: int = 1) -> StagedRequest:
+    return StagedRequest(offloaded=offloaded, num_buffers=num_buffers, group_bytes=num_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "r1_blocks", "expected"),
+    [("A", 3, 9), ("B", 3, 0), ("C", 3, 0), ("A", 4, 12), ("C", 4, 2)],
+)
+def test_figure_3_of_orbitflow_holds(name, r1_blocks, expected) -> None:
+    # B at 4 blocks does not fit the figure's pool: nothing to simulate.
+    r1, r2 = PLACEMENTS[name]
+
+    times, _ = run(COMPUTE, [staged(r1, r1_blocks), staged(r2, 6)])
+
+    assert sum(times.stalls_s) == expected
+    assert times.end_s == 27 + expected
+
+
+@pytest.mark.parametrize(
+    ("offloaded", "num_buffers", "expected"),
+    [
+        # The first layer has no compute to hide behind.
+        ((0,), 1, (5, 0, 0, 0)),
+        # 3 of 5 hidden behind layer 0.
+        ((1,), 1, (0, 2, 0, 0)),
+        # Layer 2 starts its copy when layer 0 has ended: 3 of 5 hidden behind layer 1.
+        ((0, 2), 1, (5, 0, 2, 0)),
+        # With a second buffer its copy follows the first one at once: 6 of compute hide it.
+        ((0, 2), 2, (5, 0, 0, 0)),
+        # One buffer: each copy waits for the layer before, nothing is hidden.
+        ((0, 1, 2, 3), 1, (5, 5, 5, 5)),
+        # Two: each copy has one layer to hide behind.
+        ((0, 1, 2, 3), 2, (5, 2, 2, 2)),
+    ],
+)
+def test_one_request_stalls_as_computed_by_hand(offloaded, num_buffers, expected) -> None:
+    times, _ = run([3.0] * 4, [staged(offloaded, 5, num_buffers)])
+
+    assert times.stalls_s == expected
+    assert times.end_s == 12 + sum(expected)
+
+
+def test_each_copy_pays_its_overhead() -> None:
+    # 10 bytes in chunks of 4 are three copies: 3 * 0.5 + 10 / 2 = 6.5 before layer 0.
+    times, lane = run([1.0], [staged((0,), 10)], rate=2.0, chunk=4, overhead_s=0.5)
+
+    assert times.stalls_s == (6.5,)
+    assert lane.counts.num_copies == 3
+
+
+def test_compute_is_slower_while_a_copy_runs_beside_it() -> None:
+    # The copy for layer 1 takes 2 and is hidden: in these 2 layer 0 gets 2 / 1.25 = 1.6 done, and
+    # its other 1.4 at full speed.
+    times, _ = run([3.0, 3.0], [staged((1,), 2)], chunk=8, slowdown=0.25)
+
+    assert times.stalls_s == (0.0, 0.0)
+    assert times.end_s == pytest.approx(2.0 + 1.4 + 3.0)
+
+
+def test_an_urgent_copy_overtakes_a_restore_but_not_its_chunk_under_way() -> None:
+    lane = Lane(bytes_per_s=1.0, chunk_bytes=4)
+    restore = CopyJob(num_bytes=100, priority=(RESTORE, 0))
+    lane.submit(restore, 0.0)
+    lane.advance(1.0)  # its first chunk runs until 4
+
+    work = StepWork(compute_s=[1.0, 1.0], outside_s=0.0, staged=[staged((0,), 2)])
+    times = StepRun(work, lane, copy_slowdown_frac=0.0).run(1.0)
+
+    assert times.stalls_s == (5.0, 0.0)  # from 1 to 4, then 2 of its own
+    assert restore.num_left_bytes == 96  # and a chunk that began at 6
+    lane.check_integrity()
+
+
+@st.composite
+def steps(draw) -> tuple[list[float], list[StagedRequest]]:
+    num_groups = draw(st.integers(1, 8))
+    compute = [draw(st.integers(1, 5)) * 1.0 for _ in range(num_groups)]
+    requests = []
+    for _ in range(draw(st.integers(1, 4))):
+        groups = draw(st.sets(st.integers(0, num_groups - 1), min_size=1))
+        buffers = draw(st.integers(1, min(2, len(groups))))
+        requests.append(staged(tuple(sorted(groups)), draw(st.integers(1, 12)), buffers))
+    return compute, requests
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps(), st.integers(1, 16), st.sampled_from([0.0, 0.25]))
+def test_no_step_is_shorter_than_its_compute_or_its_copies(step, chunk, slowdown) -> None:
+    compute, requests = step
+    times, lane = run(compute, requests, chunk=chunk, slowdown=slowdown)
+    num_bytes = sum(len(r.offloaded) * r.group_bytes for r in requests)
+
+    assert lane.counts.carried_bytes == num_bytes
+    assert times.end_s >= sum(compute) - 1e-9
+    assert times.end_s >= num_bytes - 1e-9  # at one byte per second, all of it before some layer
+    assert times.end_s <= (1 + slowdown) * sum(compute) + num_bytes + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps(), st.integers(1, 16))
+def test_half_the_link_never_speeds_up_one_request(step, chunk) -> None:
+    compute, requests = step
+    full, _ = run(compute, requests[:1], rate=2.0, chunk=chunk)
+    half, _ = run(compute, requests[:1], rate=1.0, chunk=chunk)
+
+    assert half.end_s >= full.end_s - 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps(), st.integers(1, 4))
+def test_half_the_link_speeds_no_step_up_by_more_than_a_chunk_under_way(step, chunk) -> None:
+    # A faster link may have begun a less urgent chunk when an urgent copy is released: each release
+    # can wait for one chunk at most.
+    compute, requests = step
+    full, _ = run(compute, requests, rate=2.0, chunk=chunk)
+    half, _ = run(compute, requests, rate=1.0, chunk=chunk)
+
+    assert half.end_s >= full.end_s - chunk / 2.0 - 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps())
+def test_fine_chunks_come_close_to_the_planners_formula(step) -> None:
+    # The formula is fluid: chunks of one byte differ from it by one byte's time per layer at most.
+    compute, requests = step
+    times, _ = run(compute, requests, chunk=1)
+    fetches = [
+        Fetch(pattern=Pattern(tuple(r.offloaded), r.num_buffers), layer_s=float(r.group_bytes))
+        for r in requests
+    ]
+    fluid_s = step_timing(compute, fetches).total_s
+
+    assert RESIDENT not in [fetch.pattern for fetch in fetches]
+    assert fluid_s - 1e-9 <= times.end_s <= fluid_s + len(compute)
