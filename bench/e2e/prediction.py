@@ -127,12 +127,7 @@ def _measure(
     runner: StepRunner, workload: list[Arrival], patterns: dict[str, Pattern], num_staging: int
 ) -> float:
     hook = fixed({name: frozenset(p.offloaded) for name, p in patterns.items()}, num_staging)
-    run = runner.run
-    runner.run = lambda load, **kwargs: run(load, hook=hook, **kwargs)  # type: ignore[method-assign]
-    try:
-        return decode_times(runner, workload).wall_s
-    finally:
-        del runner.run
+    return decode_times(runner, workload, hook=hook).wall_s
 
 
 def _options() -> argparse.Namespace:

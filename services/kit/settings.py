@@ -23,7 +23,7 @@ class ServiceSettings(BaseSettings):
     metrics_port: int = Field(default=0, ge=0, le=65535)  # Prometheus endpoint; 0 picks a free port
     log_level: Level = "info"
     drain_timeout_s: float = Field(default=10.0, ge=0)  # given to live calls after SIGTERM
-    # Between pings on every gRPC connection; a peer that owes an answer for half of it is dead.
+    # Between pings on every gRPC connection; a peer that owes an answer for as long is dead.
     # The same in all processes.
     grpc_keepalive_s: float = Field(default=10.0, ge=0.2, le=3600)
     # PEM files, all three or none: mutual TLS between services. Each shows its certificate, and

@@ -17,7 +17,7 @@ class Transport:
     """What both ends of a connection agree on."""
 
     certificates: Certificates | None = None  # None: plain text
-    keepalive_s: float = 10.0  # between two pings; half of it without an answer: the peer is dead
+    keepalive_s: float = 10.0  # between two pings; as long without an answer: the peer is dead
     max_message_bytes: int = 64 << 20
 
     @property
@@ -26,9 +26,9 @@ class Transport:
         keepalive_ms = int(1e3 * self.keepalive_s)
         return [
             ("grpc.keepalive_time_ms", keepalive_ms),
-            ("grpc.keepalive_timeout_ms", keepalive_ms // 2),
+            ("grpc.keepalive_timeout_ms", keepalive_ms),
             # A keepalive that finds another ping on its way waits as long as that one does.
-            ("grpc.http2.ping_timeout_ms", keepalive_ms // 2),
+            ("grpc.http2.ping_timeout_ms", keepalive_ms),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", self.max_message_bytes),

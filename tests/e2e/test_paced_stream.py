@@ -91,7 +91,7 @@ def test_models_are_listed(client) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("n", 2), ("logprobs", True), ("presence_penalty", 0.5), ("temperature", 2.5)],
+    [("user", "me"), ("service_tier", "flex"), ("store", True), ("temperature", 2.5)],
 )
 def test_what_is_not_offered_is_refused_by_name(client, option, value) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

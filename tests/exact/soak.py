@@ -1,9 +1,11 @@
 """Random everything, for long: `python -m tests.exact.soak [--requests 2000] [--seed 1]`.
 
 Each round is another engine. Requests of random lengths arrive all the time; they are paused,
-parked, resumed in every way, aborted, and their layers moved, at random. Every token is compared
-with stock vLLM's. After each round both pools must be whole, and memory must not have grown since
-the round's first third. Ends with status 1 at the first thing that is not so.
+parked, resumed in every way, aborted, and their layers moved, at random; in one round copies go
+wrong too. Now and then everybody is let go at once. Every token is compared with stock vLLM's.
+After each round both pools must be whole, every way to resume must have been taken often, and
+memory must not have grown since the round's first third. Ends with status 1 at the first thing
+that is not so.
 """
 
 import argparse
@@ -17,11 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from services.executor.kv.options import KVOptions
-from services.placement.resume import LinkAndStep, ParkedRequest, ResumeWay
+from services.executor.kv.options import GuardMode, KVOptions
+from services.placement.resume import ResumeWay
+from tests.exact.failing_engine import FaultRates
+from tests.exact.failure_cases import run_with_faults
 from tests.exact.harness import (
     Arrival,
     EngineCase,
+    Hook,
     Outcome,
     StepRunner,
     first_difference,
@@ -29,7 +34,7 @@ from tests.exact.harness import (
     run_case,
     stock,
 )
-from tests.exact.workloads import churn, holds, together
+from tests.exact.workloads import churn, holds, random_way, together
 
 LINK = KVOptions(
     host_bytes=256 << 20,
@@ -51,8 +56,29 @@ ROUNDS = {
     "halves, nothing mirrored": EngineCase(
         num_blocks=60, kv=replace(LINK, layers_per_group=4, max_mirrored_blocks_per_step=0)
     ),
+    "tensor parallel, ring": EngineCase(
+        num_blocks=200, kv=replace(LINK, host_memory="ring"), tensor_parallel_size=2
+    ),
+    "pipeline parallel": EngineCase(num_blocks=110, kv=LINK, pipeline_parallel_size=2),
+    "copies go wrong": EngineCase(
+        num_blocks=200, kv=replace(LINK, integrity_guard=GuardMode.ALL), asynchronous=True
+    ),
+}
+FAULTS = {
+    "copies go wrong": FaultRates(
+        load_fails=2e-4,
+        load_hangs=2e-4,
+        load_changes=2e-4,
+        save_fails=1e-3,
+        save_hangs=1e-3,
+        save_changes=1e-3,
+    )
 }
 MAX_GROWTH_BYTES = 48 << 20
+# A load that waits too long for blocks is put back and decided anew, so that few end as one.
+WAYS = (*ResumeWay, ResumeWay.LOAD, ResumeWay.LOAD)
+MIN_RESUMES = 3  # of a round, by each way
+REST_PERIOD, REST_LENGTH = 200, 50  # steps; nobody is held during the last ones of each period
 
 
 def make_workload(num_requests: int, seed: int) -> list[Arrival]:
@@ -96,53 +122,86 @@ class MemoryWatch:
         return last[len(last) // 2] - middle[len(middle) // 2] if middle else 0
 
 
-def random_way(seed: int) -> Any:
-    rng = random.Random(seed)
+def with_rests(hook: Hook) -> Hook:
+    """Return the hook with times in which it is not called, and everybody may run."""
 
-    def choose(parked: ParkedRequest, engine: LinkAndStep) -> ResumeWay:
-        return rng.choice(list(ResumeWay))
+    def rest_or_call(scheduler: Any, step: int) -> None:
+        if step % REST_PERIOD < REST_PERIOD - REST_LENGTH:
+            hook(scheduler, step)
+            return
+        for request_id in scheduler.paused | scheduler.parked:
+            scheduler.resume(request_id)
 
-    return choose
+    return rest_or_call
 
 
-def soak_round(
-    case: EngineCase, workload: Sequence[Arrival], expected: Outcome, seed: int
-) -> dict[str, Any]:
-    """Run one engine; return what there is to report, `faults` first."""
-    memory = MemoryWatch()
-    runner = StepRunner(case)
-    began_s = time.monotonic()
-    try:
-        runner.scheduler.control.choose_way = random_way(seed)
-        hook = together(churn(seed, share=0.1), holds(seed, begin=0.08), memory)
-        outcome = runner.run(workload, hook=hook)
-        owner = runner.scheduler.block_owner
-        num_lost = owner.pool.num_gpu_blocks - 1 - owner.pool.get_num_free_blocks()
-        num_slots_lost = owner.host.num_used
-        events = runner.scheduler.transfers.count_events()
-    finally:
-        runner.close()
-    aborted = {arrival.request_id for arrival in workload if arrival.abort_at is not None}
+class Round:
+    """One engine, one workload, and what is found wrong."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self._faults = FAULTS.get(name)
+        self._seed = seed
+        self._memory = MemoryWatch()
+        self._runner = StepRunner(ROUNDS[name])
+        self._control = self._runner.scheduler.control
+
+    def run(self, workload: Sequence[Arrival], expected: Outcome) -> dict[str, Any]:
+        """Return what there is to report, `faults` first."""
+        began_s = time.monotonic()
+        try:
+            outcome = self._carry_out(workload)
+            lost = self._lost()
+            events = self._runner.scheduler.transfers.count_events()
+        finally:
+            self._runner.close()
+        aborted = {arrival.request_id for arrival in workload if arrival.abort_at is not None}
+        ended = {name for name, why in outcome.finish_reasons.items() if why == "error"}
+        return {
+            "faults": {
+                "wrong_tokens": _wrong_tokens(expected, outcome, cut_short=aborted | ended),
+                "errors_without_faults": len(ended) if self._faults is None else 0,
+                "memory_growth_bytes": max(0, self._memory.growth_bytes - MAX_GROWTH_BYTES),
+                "rare_ways": {way: n for way, n in self._resumes().items() if n < MIN_RESUMES},
+                **lost,
+            },
+            "num_requests": len(workload),
+            "num_aborted": len(aborted),
+            "num_failed": len(ended),
+            "num_steps": outcome.num_steps,
+            "num_preemptions": outcome.num_preemptions,
+            "resumes": self._resumes(),
+            "seconds": round(time.monotonic() - began_s, 1),
+            "memory_growth_bytes": self._memory.growth_bytes,
+            "events": {name: getattr(events, name) for name in events.__slots__},
+        }
+
+    def _carry_out(self, workload: Sequence[Arrival]) -> Outcome:
+        self._control.choose_way = random_way(self._seed, WAYS)
+        hook = with_rests(together(churn(self._seed, share=0.1), holds(self._seed, begin=0.08)))
+        hook = together(hook, self._memory)
+        if self._faults is None:
+            return self._runner.run(workload, hook=hook)
+        return run_with_faults(self._runner, self._faults, hook=hook, workload=workload).outcome
+
+    def _lost(self) -> dict[str, int]:
+        owner = self._runner.scheduler.block_owner
+        num_blocks = owner.pool.num_gpu_blocks - 1
+        return {
+            "lost_blocks": num_blocks - owner.pool.get_num_free_blocks(),
+            "lost_slots": owner.host.num_used,
+        }
+
+    def _resumes(self) -> dict[str, int]:
+        return {way.value: self._control.resumes.counts[way] for way in ResumeWay}
+
+
+def _wrong_tokens(expected: Outcome, outcome: Outcome, *, cut_short: set[str]) -> dict[str, int]:
     wrong = first_difference(expected, outcome)
-    for request_id in aborted & wrong.keys():
+    for request_id in cut_short & wrong.keys():
         got = outcome.tokens.get(request_id, [])
         if got == expected.tokens[request_id][: len(got)]:
             del wrong[request_id]
-    return {
-        "faults": {
-            "wrong_tokens": wrong,
-            "lost_blocks": num_lost,
-            "lost_slots": num_slots_lost,
-            "memory_growth_bytes": max(0, memory.growth_bytes - MAX_GROWTH_BYTES),
-        },
-        "num_requests": len(workload),
-        "num_aborted": len(aborted),
-        "num_steps": outcome.num_steps,
-        "num_preemptions": outcome.num_preemptions,
-        "seconds": round(time.monotonic() - began_s, 1),
-        "memory_growth_bytes": memory.growth_bytes,
-        "events": {name: getattr(events, name) for name in events.__slots__},
-    }
+    return wrong
 
 
 def main() -> int:
@@ -155,9 +214,9 @@ def main() -> int:
     everything = [replace(a, step=0, abort_at=None) for w in workloads for a in w]
     expected = run_case(replace(stock(next(iter(ROUNDS.values()))), max_num_seqs=64), everything)
     print(f"stock: {len(everything)} requests, {expected.num_steps} steps", flush=True)
-    for (name, case), workload in zip(ROUNDS.items(), workloads, strict=True):
+    for name, workload in zip(ROUNDS, workloads, strict=True):
         mine = {a.request_id: expected.tokens[a.request_id] for a in workload}
-        report = soak_round(case, workload, replace(expected, tokens=mine), arguments.seed)
+        report = Round(name, arguments.seed).run(workload, replace(expected, tokens=mine))
         print(json.dumps({"round": name, **report}), flush=True)
         if any(report["faults"].values()):
             return 1

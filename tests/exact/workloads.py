@@ -1,11 +1,12 @@
 """Workloads and placement changes of the exactness runs."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from services.executor.kv.residency import LayerPlacement
+from services.placement.resume import LinkAndStep, ParkedRequest, ResumeWay
 from tests.exact.harness import Arrival, Hook, make_prompt
 
 Lengths = Sequence[tuple[int, int, int]]  # (arrival step, prompt tokens, output tokens)
@@ -182,6 +183,14 @@ def holds(
                 getattr(scheduler, rng.choice(kinds))(request_id)
 
     return hook
+
+
+def random_way(
+    seed: int, ways: Sequence[ResumeWay] = tuple(ResumeWay)
+) -> Callable[[ParkedRequest, LinkAndStep], ResumeWay]:
+    """Return a choice of how parked requests come back, at random."""
+    rng = random.Random(seed)
+    return lambda parked, engine: rng.choice(ways)
 
 
 def together(*hooks: Hook) -> Hook:

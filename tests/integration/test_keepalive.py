@@ -13,7 +13,7 @@ from services.kit.rpc import make_channel
 from services.kit.transport import Transport
 from tests.tick_server import METHOD
 
-KEEPALIVE_S = 0.5
+KEEPALIVE_S = 2.0
 SLACK_S = 30.0  # gRPC's own timeout of a ping is a minute
 
 

@@ -6,6 +6,7 @@ what is not yet there, or no longer owned, is NaN.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from services.executor.kv.cpu_copy_engine import LinkModel
 from services.executor.kv.events import difference
 from services.placement.resume import ResumeWay
 from tests.exact import faults
+from tests.exact.aborts import STATES, AbortsByState
 from tests.exact.cases import SCARCE_FRAC, SLOW_LINK, make_case, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact
 from tests.exact.harness import (
@@ -206,6 +208,10 @@ LAYERS_ONLY = pytest.mark.parametrize("runner", [LAYERS], ids=["layers"], indire
 
 def assert_same_tokens(runner: StepRunner, expected: Outcome, outcome: Outcome) -> None:
     assert first_difference(expected, outcome) == {}
+    assert_pool_is_whole(runner)
+
+
+def assert_pool_is_whole(runner: StepRunner) -> None:
     owner = runner.scheduler.block_owner
     assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
     assert owner.host.num_used == 0
@@ -224,6 +230,29 @@ def test_thirty_resumes_of_each_way(
 
     assert_same_tokens(runner, reference.mixed, outcome)
     assert control.resumes.counts[way] - before >= 30
+
+
+@LAYERS_ONLY
+def test_aborts_of_paused_parked_and_loading_requests_leave_the_others_exact(
+    runner: StepRunner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.scheduler.control, "choose_way", lambda *_: ResumeWay.LOAD)
+    counts: Counter[str] = Counter()
+    for seed in range(10, 20):
+        aborts = AbortsByState(runner, seed=seed)
+
+        outcome = runner.run(mixed(), hook=together(churn(seed, share=0.1), holds(seed), aborts))
+
+        counts += aborts.counts
+        for request_id in aborts.aborted:
+            got = outcome.tokens.pop(request_id, [])
+            assert got == reference.mixed.tokens[request_id][: len(got)]
+        others = reference.mixed.tokens.keys() - aborts.aborted
+        assert outcome.tokens == {name: reference.mixed.tokens[name] for name in others}
+        assert_pool_is_whole(runner)
+        if all(counts[state] >= 3 for state in STATES):
+            return
+    raise AssertionError(f"too few aborts: {counts}")
 
 
 @LAYERS_ONLY

@@ -3,6 +3,7 @@
 One engine with the asynchronous scheduler; `tests/exact/failures.py` runs the other ones.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from services.executor.kv.options import GuardMode, KVOptions
+from services.placement.resume import ResumeWay
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
 from tests.exact.harness import EngineCase, Outcome, StepRunner, first_difference
-from tests.exact.workloads import churn, every, fixed, mixed
+from tests.exact.workloads import churn, every, fixed, holds, mixed, random_way, together
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
@@ -68,6 +70,21 @@ def test_all_failures_together_leave_the_tokens_exact(runner: StepRunner, health
     assert_right(run, healthy.tokens)
     assert min(run.faults.values()) > 0
     assert run.totals.num_recomputed_requests > 0
+    assert_pool_is_whole(runner)
+
+
+def test_copies_that_fail_while_requests_pause_park_and_come_back(
+    runner: StepRunner, healthy: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = runner.scheduler.control
+    monkeypatch.setattr(control, "choose_way", random_way(9))
+    before = Counter(control.resumes.counts)
+
+    run = run_with_faults(runner, TOGETHER, hook=together(churn(7, share=0.1), holds(7)))
+
+    assert_right(run, healthy.tokens)
+    assert run.lost
+    assert (control.resumes.counts - before).keys() == set(ResumeWay)
     assert_pool_is_whole(runner)
 
 

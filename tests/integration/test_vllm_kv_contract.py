@@ -25,6 +25,7 @@ from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator, KVCacheCoordin
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
@@ -115,6 +116,30 @@ def test_a_preemption_frees_blocks_by_the_manager_and_returns_to_the_queue() -> 
     freeing = source(Scheduler._free_request_blocks)
     assert "self.kv_cache_manager.free(request)" in freeing
     assert "self.kv_cache_manager.pop_blocks_for_free(request)" in freeing
+
+
+def test_a_preemption_that_drops_its_output_loses_the_tokens_of_every_step_in_flight() -> None:
+    preempting = source(Scheduler._preempt_request)
+    assert "request.drop_stale_output = drop_stale_output or" in preempting
+    assert "request.num_stale_output_tokens = request.num_in_flight_tokens" in preempting
+    taking_in = source(Scheduler.update_from_output)
+    dropping = taking_in.index("if output_is_stale and request.drop_stale_output:")
+    assert taking_in[dropping:].split("\n")[1].strip() == "continue"
+    assert dropping < taking_in.index("generated_token_ids = (")
+
+
+def test_a_request_that_did_not_run_in_the_last_step_is_sent_with_all_its_tokens() -> None:
+    body = source(Scheduler._make_cached_request_data)
+    sending = body.split("if req_id not in self.prev_step_scheduled_req_ids:")[1]
+    assert sending.strip().startswith("all_token_ids[req_id] = req.all_token_ids")
+
+
+def test_what_ranks_have_room_for_reaches_the_scheduler_before_the_first_step() -> None:
+    body = source(EngineCore.__init__)
+    asking = body.index("self.model_executor.get_kv_connector_handshake_metadata()")
+    telling = body.index("kv_connector.set_xfer_handshake_metadata_pp_aware(content)")
+    assert body.index("self.scheduler") < asking < telling
+    assert "get_handshake_metadata()" in source(GPUWorker.get_kv_connector_handshake_metadata)
 
 
 def make_request() -> Request:
