@@ -13,10 +13,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from evenflow.executor.v1 import executor_pb2, executor_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2
 from tests.clients import chat_body, grpc_chat, http_chat, recorded
 from tests.live_streams import num_in_engine
 from tests.processes import MODEL, Stack, wait_until
+from tests.slow_reader import ask_and_wait, text_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -127,6 +129,37 @@ def test_an_aborted_stream_frees_the_engine(stack: Stack, client) -> None:
     wait_until(
         lambda: recorded(stack)["aborted"].state == tracker_pb2.REQUEST_STATE_CANCELLED,
         "the tracker says cancelled",
+    )
+
+
+async def test_a_reader_that_stops_is_held_in_the_engine_and_loses_nothing(stack: Stack) -> None:
+    """What sockets take, and 256 tokens more, is less than the answer."""
+    num_tokens = 1_900
+    asked = asyncio.create_task(
+        http_chat(stack.base_url, "Go on.", max_tokens=num_tokens, request_id="attentive")
+    )
+    body = chat_body("Go on.", max_tokens=num_tokens, stream=True)
+    async with ask_and_wait(
+        stack.ports["http"], body, request_id="away", receive_buffer_bytes=8 << 10
+    ) as reader:
+        await asyncio.to_thread(wait_until, lambda: is_paused(stack, "away"), "it is held")
+        events = await reader.rest(60.0)
+
+    attentive = await asked
+    assert events[-1] == "[DONE]"
+    assert text_of(events) == attentive.text
+    assert attentive.num_output_tokens == num_tokens
+
+
+def is_paused(stack: Stack, request_id: str) -> bool:
+    with grpc.insecure_channel(stack.address("executor")) as channel:
+        updates = executor_pb2_grpc.ExecutorServiceStub(channel).WatchRequests(
+            executor_pb2.WatchRequestsRequest(), timeout=10
+        )
+        update = next(iter(updates))
+    return any(
+        r.request_id == request_id and r.state == executor_pb2.REQUEST_STATE_PAUSED
+        for r in update.requests
     )
 
 
