@@ -101,7 +101,7 @@ logs: ## follow the logs of the local stack
 
 bench: bench-planner bench-layerwise bench-parking ## all benchmarks; each writes JSON and prints a table
 
-bench-planner: setup ## how fast and how good the planner is (about 20 minutes; QUICK=--quick: the bars, 5 minutes)
+bench-planner: setup ## how fast and how good the planner is (about 6 minutes; QUICK=--quick: the bars, 1 minute)
 	$(BIN)/python -m bench.planner $(QUICK) --out .cache/bench/planner.json
 
 bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, overlap (about 15 minutes)
