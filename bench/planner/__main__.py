@@ -1,6 +1,6 @@
 """`python -m bench.planner [--quick] [--out FILE]`: measure, print markdown tables, write JSON.
 
-`--quick` measures what has a bar in the design, in about a minute; all of it takes about 6 on a quiet machine.
+`--quick` measures what has a bar in the design, in about a minute; all of it takes about six.
 """
 
 import argparse
