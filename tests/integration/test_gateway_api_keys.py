@@ -38,14 +38,6 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.fixture
-async def executor() -> AsyncIterator[FakeExecutor]:
-    executor = FakeExecutor()
-    await executor.start()
-    yield executor
-    await executor.kill()
-
-
-@pytest.fixture
 async def client(executor: FakeExecutor, tmp_path: Path) -> AsyncIterator[Client]:
     file = tmp_path / "keys.toml"
     file.write_text(KEYS)

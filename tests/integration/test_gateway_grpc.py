@@ -1,7 +1,6 @@
 """The gRPC edge over a real channel, with stubs and with a client built from reflection."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -15,25 +14,10 @@ from evenflow.executor.v1 import executor_pb2
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script
-from tests.gateways import Client, gateway_for
+from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, NUM_PROMPT_TOKENS, Script
+from tests.gateways import Client
 
 SERVICE = "evenflow.gateway.v1.GatewayService"
-
-
-@pytest.fixture
-async def executor() -> AsyncIterator[FakeExecutor]:
-    executor = FakeExecutor()
-    await executor.start()
-    yield executor
-    await executor.kill()
-
-
-@pytest.fixture
-async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
-    async with gateway_for(executor) as client:
-        await client.wait_ready()
-        yield client
 
 
 @pytest.fixture

@@ -10,22 +10,7 @@ import pytest
 from evenflow.executor.v1 import executor_pb2
 from evenflow.gateway.v1 import generation_pb2 as gen
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script
-from tests.gateways import Client, chat_body, gateway_for, stream_body, until
-
-
-@pytest.fixture
-async def executor() -> AsyncIterator[FakeExecutor]:
-    executor = FakeExecutor()
-    await executor.start()
-    yield executor
-    await executor.kill()
-
-
-@pytest.fixture
-async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
-    async with gateway_for(executor) as client:
-        await client.wait_ready()
-        yield client
+from tests.gateways import chat_body, gateway_for, stream_body, until
 
 
 def error_of(response: httpx.Response) -> dict[str, object]:

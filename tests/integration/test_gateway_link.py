@@ -15,21 +15,6 @@ from tests.gateways import Client, chat_body, gateway_for, stream_body, until
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
 
 
-@pytest.fixture
-async def executor() -> AsyncIterator[FakeExecutor]:
-    executor = FakeExecutor()
-    await executor.start()
-    yield executor
-    await executor.kill()
-
-
-@pytest.fixture
-async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
-    async with gateway_for(executor) as client:
-        await client.wait_ready()
-        yield client
-
-
 def start_stream(client: Client, request_id: str, **parameters: object) -> asyncio.Task:
     return asyncio.create_task(
         client.http.post(

@@ -7,25 +7,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script
-from tests.gateways import Client, gateway_for
+from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, Script
+from tests.gateways import Client
 
 MESSAGES = [{"role": "user", "content": "Say hello."}]
-
-
-@pytest.fixture
-async def executor() -> AsyncIterator[FakeExecutor]:
-    executor = FakeExecutor()
-    await executor.start()
-    yield executor
-    await executor.kill()
-
-
-@pytest.fixture
-async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
-    async with gateway_for(executor) as client:
-        await client.wait_ready()
-        yield client
 
 
 @pytest.fixture

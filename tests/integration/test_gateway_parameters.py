@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -22,22 +21,7 @@ from tests.fake_executor import (
     make_logprobs,
     make_prompt,
 )
-from tests.gateways import Client, chat_body, gateway_for, stream_body, until
-
-
-@pytest.fixture
-async def executor() -> AsyncIterator[FakeExecutor]:
-    executor = FakeExecutor()
-    await executor.start()
-    yield executor
-    await executor.kill()
-
-
-@pytest.fixture
-async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
-    async with gateway_for(executor) as client:
-        await client.wait_ready()
-        yield client
+from tests.gateways import chat_body, gateway_for, stream_body, until
 
 
 def completion_body(**overrides: object) -> dict[str, object]:

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -38,14 +37,6 @@ async def start(stderr: int = DEVNULL, **settings: object) -> Process:
         cwd=REPO,
         stderr=stderr,
     )
-
-
-@pytest.fixture
-async def executor() -> AsyncIterator[FakeExecutor]:
-    executor = FakeExecutor()
-    await executor.start()
-    yield executor
-    await executor.kill()
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 from services.tracker.watches import Watches
-from tests.fake_executor import EVENT_TIMEOUT_S, NUM_PROMPT_TOKENS, FakeExecutor, Script
+from tests.fake_executor import EVENT_TIMEOUT_S, NUM_PROMPT_TOKENS, Script
 from tests.gateways import chat_body, gateway_for, stream_body
 
 
@@ -61,14 +61,6 @@ async def tracker() -> AsyncIterator[Tracker]:
     await tracker.start()
     yield tracker
     await tracker.kill()
-
-
-@pytest.fixture
-async def executor() -> AsyncIterator[FakeExecutor]:
-    executor = FakeExecutor()
-    await executor.start()
-    yield executor
-    await executor.kill()
 
 
 @pytest.mark.parametrize("stream", [True, False])

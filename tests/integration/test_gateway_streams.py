@@ -25,21 +25,6 @@ from tests.gateways import (
 )
 
 
-@pytest.fixture
-async def executor() -> AsyncIterator[FakeExecutor]:
-    executor = FakeExecutor()
-    await executor.start()
-    yield executor
-    await executor.kill()
-
-
-@pytest.fixture
-async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
-    async with gateway_for(executor) as client:
-        await client.wait_ready()
-        yield client
-
-
 @asynccontextmanager
 async def client_of_draining(
     executor: FakeExecutor, *, drain_timeout_s: float

@@ -12,14 +12,13 @@ from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.capacity_guard import CapacityGuard, Need
 from services.executor.kv.holds import HoldKind, Holds
 from services.executor.kv.options import KVOptions
+from services.executor.kv.plain_holds import IDLE_WAIT_S, NEVER
 from services.executor.kv.rates import Rates
 from services.executor.kv.residency import LayerPlacement, RequestKV
 from services.executor.kv.resumes import Resumes
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.placement.resume import LinkAndStep, ParkedRequest, ResumeWay, cheapest_resume
 
-NEVER = 1 << 60  # a step that does not come
-IDLE_WAIT_S = 0.005  # between steps of a batch in which nobody may run
 RESUME_HORIZON = 64  # steps that a host-resident request is expected to run before it is restored
 
 
