@@ -4,7 +4,9 @@ Put into a rank by `install`, which runs in the rank's own process; nothing of t
 """
 
 import random
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.executor.kv.copy_engine import (
@@ -22,7 +24,7 @@ SUBMISSIONS_UNTIL_LATE_WRITE = 40  # of other copies, before a hung one writes a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRates:
-    """How likely a copy goes wrong in one way, each in [0, 1]."""
+    """The share of copies that go wrong in one way, each in [0, 1]."""
 
     load_fails: float = 0.0
     load_hangs: float = 0.0
@@ -32,12 +34,34 @@ class FaultRates:
     save_changes: float = 0.0  # bytes change at rest
     ranks: frozenset[int] | None = None  # where; None: on all
 
-    def draw(self, rng: random.Random, copy: Copy) -> str:
+
+@dataclass(slots=True, eq=False)
+class FaultDraw:
+    """Spoils one of every 1 / rate copies in each way, a random one of them.
+
+    So a run of that many copies has a fault of each kind for certain.
+    """
+
+    rates: FaultRates
+    rng: random.Random
+    _due: dict[str, deque[str]] = field(default_factory=lambda: {"load": deque(), "save": deque()})
+    _draws: dict[str, Iterator[bool]] = field(default_factory=dict)
+
+    def draw(self, copy: Copy) -> str:
+        """Return how the next copy goes wrong: "fails", "hangs", "changes", or "" for not."""
         name = "load" if copy.direction is Direction.H2D else "save"
+        due = self._due[name]
         for kind in ("fails", "hangs", "changes"):
-            if rng.random() < getattr(self, f"{name}_{kind}"):
-                return kind
-        return ""
+            rate = getattr(self.rates, f"{name}_{kind}")
+            if rate and next(self._draws.setdefault(f"{name}_{kind}", self._one_in(rate))):
+                due.append(kind)
+        return due.popleft() if due else ""
+
+    def _one_in(self, rate: float) -> Iterator[bool]:
+        period = round(1 / rate)
+        while True:
+            spoiled = self.rng.randrange(period)
+            yield from (number == spoiled for number in range(period))
 
 
 @dataclass(slots=True, eq=False)
@@ -58,18 +82,21 @@ class FaultyTicket:
 class FailingEngine:
     """Carries copies out on a real engine, but for those that it spoils."""
 
-    def __init__(self, engine: Any, rates: FaultRates, seed: int) -> None:
+    def __init__(self, engine: Any) -> None:
         self.engine = engine
-        self.rates = rates
         self.num_faults = {"fails": 0, "hangs": 0, "changes": 0}
-        self._rng = random.Random(seed)
+        self.spoil(FaultRates())
         self._num_submitted = 0
         self._hung: list[FaultyTicket] = []
+
+    def spoil(self, rates: FaultRates, seed: int = 0) -> None:
+        """Let these shares of the copies go wrong from now on."""
+        self._faults = FaultDraw(rates, random.Random(seed))
 
     def submit(self, copy: Copy) -> FaultyTicket:
         self._num_submitted += 1
         self._write_late()
-        fault = self.rates.draw(self._rng, copy) if copy.slots else ""
+        fault = self._faults.draw(copy) if copy.slots else ""
         ticket = FaultyTicket(copy, fault=fault)
         if fault:
             self.num_faults[fault] += 1
@@ -131,9 +158,9 @@ def install(worker: Any, rates: FaultRates, seed: int) -> None:
     runner, rank = _of_this_process()
     guard = runner.watch.engine
     if not isinstance(guard.engine, FailingEngine):
-        guard.engine = FailingEngine(guard.engine, FaultRates(), seed)
+        guard.engine = FailingEngine(guard.engine)
     here = rates.ranks is None or rank in rates.ranks
-    guard.engine.rates = rates if here else FaultRates()
+    guard.engine.spoil(rates if here else FaultRates(), seed)
     runner.watch._patience = Patience(least_s=0.2)
 
 
@@ -141,7 +168,7 @@ def heal(worker: Any) -> dict[str, int]:
     """End all faults; return how many there were of each kind on this rank."""
     runner, _ = _of_this_process()
     engine = runner.watch.engine.engine
-    engine.rates = FaultRates()
+    engine.spoil(FaultRates())
     runner.watch._patience = Patience()
     for ticket in engine._hung:
         ticket.due = 0
