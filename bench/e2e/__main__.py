@@ -19,7 +19,7 @@ from bench.e2e.records import RunKey, RunRecord, load_all, save
 from bench.e2e.replay import Replayed, replay
 from bench.e2e.report import write_report
 from bench.e2e.stack import executor, grown, metric_sums, planner, utc_now
-from bench.e2e.systems import DEFAULT_SYSTEMS, MAX_NUM_SEQS, RESIDENT, SYSTEMS, Device
+from bench.e2e.systems import DEFAULT_SYSTEMS, MAX_NUM_SEQS, RESIDENT, SLO_BLIND, SYSTEMS, Device
 from bench.e2e.trace import TracedRequest, poisson_trace, recorded_trace, warm_up
 
 NUM_WARM_UP_REQUESTS = 8
@@ -38,7 +38,7 @@ def main() -> None:
     device = Device(link_bytes_per_s=options.link_bytes_per_s)
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     with planner(folder / "planner.log") as address:
-        base_s = options.base_slo_s or _base_slo_s(device, address, folder)
+        base_s = options.base_slo_s or _kept_base_slo_s(device, address, folder)
         print(f"base SLO {base_s * 1e3:.1f} ms; {asdict(device)}", flush=True)
         for key in _keys(options):
             path = folder / "runs" / f"{key.name}.json"
@@ -58,6 +58,7 @@ def _keys(options: argparse.Namespace) -> list[RunKey]:
         for seed in range(1, options.seeds + 1)
         for scale in options.scales
         for system in options.systems
+        if system not in SLO_BLIND or scale == options.scales[0]
     ]
 
 
@@ -66,6 +67,14 @@ def _trace(options: argparse.Namespace, seed: int, base_s: float) -> list[Traced
         return recorded_trace(options.trace, token_scale=options.token_scale, step_s=base_s)
     mean_gap_s = MEAN_OUTPUT_TOKENS * base_s / MAX_NUM_SEQS / options.load
     return poisson_trace(seed=seed, num_requests=options.requests, mean_gap_s=mean_gap_s)
+
+
+def _kept_base_slo_s(device: Device, planner_address: str, folder: Path) -> float:
+    """Return the base SLO of all runs of the folder: measured once."""
+    path = folder / "base_slo_s"
+    if not path.exists():
+        path.write_text(f"{_base_slo_s(device, planner_address, folder)}\n")
+    return float(path.read_text())
 
 
 def _base_slo_s(device: Device, planner_address: str, folder: Path) -> float:

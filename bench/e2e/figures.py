@@ -36,6 +36,8 @@ DEFINITIONS = {
     "mape": "mean of |predicted - measured| / mean measured, over the decode steps that the "
     "controller predicted",
     "controller": "the controller's share of step time, on the engine's thread",
+    "runs": "a system whose plans do not depend on the SLO runs once per seed; its requests are "
+    "measured against the SLO of every scale",
     "interval": f"{INTERVAL_FRAC:.0%}, by {NUM_RESAMPLES} bootstrap samples of requests",
 }
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 
@@ -70,6 +70,13 @@ def load(path: Path) -> RunRecord:
             "samples": tuple(Sample(**s) for s in data["samples"]),
         }
     )
+
+
+def at_scale(run: RunRecord, slo_scale: float) -> RunRecord:
+    """Return the run as if its readers had been promised another multiple of the base SLO."""
+    base_s = run.slo_s / run.key.slo_scale
+    key = replace(run.key, slo_scale=slo_scale)
+    return replace(run, key=key, slo_s=slo_scale * base_s)
 
 
 def load_all(folder: Path) -> Sequence[RunRecord]:

@@ -18,8 +18,9 @@ from bench.e2e.figures import (
     run_figures,
     why_not_counted,
 )
-from bench.e2e.records import RunRecord
+from bench.e2e.records import RunRecord, at_scale
 from bench.e2e.svg import Bar, bar_chart
+from bench.e2e.systems import SLO_BLIND
 
 PLOTTED = ("tbt", "tbt_deposit")
 PERCENTAGES = ("tbt", "tbt_deposit", "tpot", "tpot_deposit")
@@ -50,8 +51,11 @@ def write_report(runs: Sequence[RunRecord], out: Path) -> str:
 def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Return one row per system and SLO scale."""
     cells: dict[tuple[float, str], list[RunRecord]] = defaultdict(list)
+    scales = {run.key.slo_scale for run in runs}
     for run in runs:
-        cells[run.key.slo_scale, run.key.system].append(run)
+        is_blind = run.key.system in SLO_BLIND
+        for scale in scales if is_blind else (run.key.slo_scale,):
+            cells[scale, run.key.system].append(at_scale(run, scale))
     rows = []
     for (scale, system), members in sorted(cells.items()):
         wholes = [run_figures(run) for run in members]

@@ -1,4 +1,4 @@
-"""Grouped bars with intervals, as an SVG file: nothing to install, and text to compare."""
+"""Grouped bars with intervals, and lines, as SVG files: nothing to install, text to compare."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ MARGIN = 48.0
 LABEL_HEIGHT = 110.0
 COLOURS = ("#8fa3bf", "#2f5d8a", "#c98b3b", "#6b8f5e")
 NUM_TICKS = 5
+LINES_WIDTH = 560.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +35,57 @@ def bar_chart(panels: Mapping[str, Panel], *, series: Sequence[str], y_label: st
         parts.append(_panel(panel, title=title, left=left, width=width))
         left += width + MARGIN
     height = MARGIN + PANEL_HEIGHT + LABEL_HEIGHT
-    legend = "".join(
-        f'<rect x="{MARGIN + 130 * k:.1f}" y="{height - 16:.1f}" width="10" height="10"'
-        f' fill="{COLOURS[k % len(COLOURS)]}"/>'
-        + _text(MARGIN + 130 * k + 14, height - 7, name, anchor="start")
-        for k, name in enumerate(series)
-    )
-    axis = _text(14, MARGIN + PANEL_HEIGHT / 2, y_label, turn=-90)
+    parts.append(_text(14, MARGIN + PANEL_HEIGHT / 2, y_label, turn=-90))
+    parts.append(_legend(series, height - 16))
+    return _document(parts, width=left, height=height)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A curve from its first point to its last one."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+def line_chart(lines: Sequence[Line], *, x_label: str, y_label: str) -> str:
+    """Return an SVG document: all lines over the same two axes, which begin at 0."""
+    most_x = max((x for line in lines for x, _ in line.points), default=0.0) or 1.0
+    most_y = max((y for line in lines for _, y in line.points), default=0.0) or 1.0
+    parts = []
+    for tick in range(NUM_TICKS + 1):
+        share = tick / NUM_TICKS
+        x, y = MARGIN + share * LINES_WIDTH, _y(share)
+        parts.append(_line(MARGIN, y, MARGIN + LINES_WIDTH, y, "#dddddd"))
+        parts.append(_text(MARGIN - 4, y + 3, f"{share * most_y:.3g}", anchor="end"))
+        parts.append(_text(x, _y(0) + 14, f"{share * most_x:.3g}"))
+    for number, line in enumerate(lines):
+        points = " ".join(
+            f"{MARGIN + x / most_x * LINES_WIDTH:.1f},{_y(y / most_y):.1f}" for x, y in line.points
+        )
+        colour = COLOURS[number % len(COLOURS)]
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}"/>')
+    bottom = _y(0) + 34
+    parts.append(_text(MARGIN + LINES_WIDTH / 2, bottom, x_label))
+    parts.append(_text(14, _y(0.5), y_label, turn=-90))
+    parts.append(_legend([line.name for line in lines], bottom + 12))
+    return _document(parts, width=MARGIN * 2 + LINES_WIDTH, height=bottom + 30)
+
+
+def _document(parts: Sequence[str], *, width: float, height: float) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left:.0f}" height="{height:.0f}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}"'
         ' font-family="sans-serif" font-size="10">'
-        '<rect width="100%" height="100%" fill="white"/>'
-        f"{axis}{''.join(parts)}{legend}</svg>\n"
+        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
+    )
+
+
+def _legend(names: Sequence[str], top: float) -> str:
+    return "".join(
+        f'<rect x="{MARGIN + 130 * k:.1f}" y="{top:.1f}" width="10" height="10"'
+        f' fill="{COLOURS[k % len(COLOURS)]}"/>'
+        + _text(MARGIN + 130 * k + 14, top + 9, name, anchor="start")
+        for k, name in enumerate(names)
     )
 
 

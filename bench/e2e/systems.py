@@ -51,6 +51,8 @@ SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         **{name: {"POLICY": name} for name in PRESETS if name != "vllm"},
     }
 )
+# Their plans are the same whatever was promised: one run serves every SLO scale.
+SLO_BLIND = frozenset({"vllm", "deepspeed", "flexgen", "flexgen-plus", "dynamic-heuristic"})
 DEFAULT_SYSTEMS = (
     "vllm",
     "deepspeed",
