@@ -6,13 +6,12 @@ import platform
 import statistics
 import subprocess
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.e2e.figures import (
     DEFINITIONS,
-    STATISTICS,
     Estimate,
     estimates,
     run_figures,
@@ -23,11 +22,25 @@ from bench.e2e.svg import Bar, bar_chart
 from bench.e2e.systems import SLO_BLIND
 
 PLOTTED = ("tbt", "tbt_deposit")
-PERCENTAGES = ("tbt", "tbt_deposit", "tpot", "tpot_deposit")
-MILLISECONDS = ("p95_s", "p99_s", "ttft_s")
 OF_RUNS = (
     "tokens_per_s", "requests_per_min", "pool", "offloaded", "held", "mape", "controller", "failed",
 )  # fmt: skip
+# The table's columns: title and how a figure is written.
+COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
+    "tbt": ("TBT met", lambda e: _percent(e, interval=True)),
+    "tbt_deposit": ("with deposit", lambda e: _percent(e, interval=True)),
+    "tpot": ("TPOT met", lambda e: _percent(e, interval=True)),
+    "p95_s": ("P95, ms", lambda e: f"{e.value * 1e3:.0f}"),
+    "p99_s": ("P99, ms", lambda e: f"{e.value * 1e3:.0f}"),
+    "ttft_s": ("TTFT, s", lambda e: f"{e.value:.1f}"),
+    "e2e_s": ("E2E, s", lambda e: f"{e.value:.1f}"),
+    "tokens_per_s": ("tokens/s", lambda e: f"{e.value:.1f}"),
+    "pool": ("pool used", lambda e: _percent(e)),
+    "offloaded": ("offloaded", lambda e: _percent(e)),
+    "held": ("held", lambda e: f"{e.value:.2f}"),
+    "mape": ("MAPE", lambda e: _percent(e)),
+    "controller": ("controller", lambda e: _percent(e)),
+}
 
 
 def write_report(runs: Sequence[RunRecord], out: Path) -> str:
@@ -88,40 +101,33 @@ def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 def tables(rows: Sequence[dict[str, Any]]) -> str:
     """Return one Markdown table per SLO scale."""
-    names = (*STATISTICS, *OF_RUNS)
     parts = []
     for scale in sorted({row["slo_scale"] for row in rows}):
         here = [row for row in rows if row["slo_scale"] == scale]
         parts.append(f"## SLO {here[0]['slo_s'] * 1e3:.1f} ms (base x {scale:g})\n")
-        parts.append("| system | " + " | ".join(names) + " |")
-        parts.append("|---" * (len(names) + 1) + "|")
+        parts.append("| system | " + " | ".join(title for title, _ in COLUMNS.values()) + " |")
+        parts.append("|---" * (len(COLUMNS) + 1) + "|")
         for row in here:
             mark = " (does not count)" if row["not_counted_because"] else ""
-            cells = (_cell(name, row.get(name)) for name in names)
+            cells = (
+                write(Estimate(**row[name])) if name in row else "-"
+                for name, (_, write) in COLUMNS.items()
+            )
             parts.append(f"| {row['system']}{mark} | " + " | ".join(cells) + " |")
         parts.append("")
     reasons = sorted({reason for row in rows for reason in row["not_counted_because"]})
     if reasons:
         parts.append(f"Rows do not count because of: {', '.join(reasons)}.\n")
-    parts.append("Per-request figures with 95 % bootstrap intervals, the rest with the range over")
-    parts.append("seeds. Definitions are in the JSON beside this file.\n")
+    parts.append(
+        "In brackets: 95 % bootstrap intervals. The other figures' intervals and ranges over"
+    )
+    parts.append("seeds, and all definitions, are in the JSON beside this file.\n")
     return "\n".join(parts)
 
 
-def _cell(name: str, figure: dict[str, float] | None) -> str:
-    if figure is None:
-        return "-"
-    estimate = Estimate(**figure)
-    scale, digits = 1.0, 2
-    if name in PERCENTAGES or name in ("pool", "offloaded", "mape", "controller"):
-        scale, digits = 100.0, 1
-    elif name in MILLISECONDS:
-        scale, digits = 1e3, 0
-    value, low, high = (
-        f"{scale * number:.{digits}f}" for number in (estimate.value, estimate.low, estimate.high)
-    )
-    unit = " %" if scale == 100.0 else " ms" if scale == 1e3 else ""
-    return f"{value}{unit} ({low} to {high})"
+def _percent(figure: Estimate, *, interval: bool = False) -> str:
+    value, low, high = (f"{100 * share:.1f}" for share in (figure.value, figure.low, figure.high))
+    return f"{value} % ({low} to {high})" if interval else f"{value} %"
 
 
 def plot(rows: Sequence[dict[str, Any]]) -> str:

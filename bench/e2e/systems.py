@@ -49,6 +49,8 @@ SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "vllm": RESIDENT,
         **{name: {"POLICY": name} for name in PRESETS if name != "vllm"},
+        # No violation is planned for; by default one request of a batch may miss in each step.
+        "orbitflow-strict": {"POLICY": "orbitflow", "PLAN_ALPHA": 0},
     }
 )
 # Their plans are the same whatever was promised: one run serves every SLO scale.

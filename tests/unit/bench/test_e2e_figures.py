@@ -1,9 +1,11 @@
 """Figures of the end-to-end benchmark, by hand."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
+from bench.e2e.deposit_picture import deposit, most_covered, picture, steps
 from bench.e2e.figures import (
     estimates,
     quantile,
@@ -131,3 +133,38 @@ def test_the_plot_has_a_bar_of_the_right_height_for_every_share() -> None:
 
 def test_a_system_without_figures_is_left_out_of_the_plot() -> None:
     assert "orbitflow" not in plot(rows_of([make_run(make_request())]))
+
+
+def test_a_system_that_reads_no_slo_is_measured_at_every_scale() -> None:
+    request = make_request(0.0, 1.2, 2.4)  # S of `make_run`: 1 s at 1.5 times the base
+    blind = replace(make_run(request), key=RunKey(system="flexgen", seed=1, slo_scale=1.5))
+    other = replace(make_run(request), slo_s=2.0, key=replace(blind.key, slo_scale=3.0))
+    slo_aware = replace(other, key=RunKey(system="orbitflow", seed=1, slo_scale=3.0))
+
+    rows = {(row["slo_scale"], row["system"]): row for row in rows_of([blind, slo_aware])}
+
+    assert rows.keys() == {(1.5, "flexgen"), (3.0, "flexgen"), (3.0, "orbitflow")}
+    assert rows[1.5, "flexgen"]["tbt"]["value"] == 0.0
+    assert rows[3.0, "flexgen"]["tbt"]["value"] == 1.0
+    assert rows[3.0, "flexgen"]["slo_s"] == pytest.approx(2.0)
+
+
+def test_the_deposit_is_what_is_generated_and_not_yet_delivered() -> None:
+    generated = [(0.0, 1.0), (0.1, 2.0), (0.2, 3.0)]
+    delivered = [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
+
+    line = deposit(generated, delivered)
+
+    assert (0.2, 2.0) in line
+    assert line[-1] == (2.0, 0.0)
+    assert steps(generated) == [(0.0, 1.0), (0.1, 1.0), (0.1, 2.0), (0.2, 2.0), (0.2, 3.0)]
+
+
+def test_the_request_whose_deposit_covered_most_is_drawn() -> None:
+    even = make_request(0.0, 1.0, 2.0)
+    late = make_request(0.0, 0.1, 0.2, 2.9)
+
+    run, request = most_covered([make_run(even, late), make_run(even, seed=2)])
+
+    assert (run.key.seed, request) == (1, late)
+    ElementTree.fromstring(picture(request, run.slo_s))  # noqa: S314
