@@ -167,4 +167,4 @@ def test_the_request_whose_deposit_covered_most_is_drawn() -> None:
     run, request = most_covered([make_run(even, late), make_run(even, seed=2)])
 
     assert (run.key.seed, request) == (1, late)
-    ElementTree.fromstring(picture(request, run.slo_s))  # noqa: S314
+    ElementTree.fromstring(picture(request, run.slo_s))
