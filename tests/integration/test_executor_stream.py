@@ -228,6 +228,18 @@ async def test_an_untrained_model_writes_json_when_it_must(gateway: GatewayStrea
         (gen.StructuredOutputs(json_schema='{"$ref": "#/nowhere"}'), "response_format"),
         (gen.StructuredOutputs(regex="("), "structured_outputs.regex"),
         (gen.StructuredOutputs(grammar="root ::= nowhere"), "structured_outputs.grammar"),
+        # These pass for grammars, and no answer can have them.
+        (gen.StructuredOutputs(grammar="root ::= root"), "structured_outputs.grammar"),
+        (gen.StructuredOutputs(json_schema='{"$ref": "#"}'), "response_format"),
+        (
+            gen.StructuredOutputs(json_schema='{"patternProperties": {"(": {}}}'),
+            "response_format",
+        ),
+        # Taken by another library than the one that the engine uses.
+        (
+            gen.StructuredOutputs(json_schema='{"type": "integer", "multipleOf": 3}'),
+            "response_format",
+        ),
     ],
 )
 async def test_a_form_that_makes_no_sense_is_refused(
