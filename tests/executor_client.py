@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -59,6 +60,16 @@ def make_submit(request_id: str, **overrides: Any) -> pb.Submit:
         turn = gen.ChatMessage(role="user", content=fields["chat"])
         fields["chat"] = pb.Chat(messages=[turn])
     return pb.Submit(request_id=request_id, **fields)
+
+
+def places(
+    scored: Sequence[gen.TokenLogprobs],
+) -> list[dict[str, tuple[float, str]]]:
+    """Return what the executor sent as the stock engine's answers have it, in JSON."""
+    return [
+        {str(one.id): (one.logprob, one.token) for one in (place.chosen, *place.top)}
+        for place in scored
+    ]
 
 
 async def check_hold(gateway: "GatewayStream", *, prompt: str) -> None:

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.executor_process import ENGINE_SETTINGS
 from tests.models import exactness_model
 from tests.processes import ENGINE_ENVIRONMENT, ROOT
@@ -70,6 +72,11 @@ def main() -> None:
             }
         )
     Path(sys.argv[1]).write_text(json.dumps(answers))
+
+
+def near(expected: dict[str, list[Any]]) -> dict[str, Any]:
+    """Return a place of a stock answer as `places` has it, for comparison."""
+    return {id: (pytest.approx(p, abs=1e-5), text) for id, (p, text) in expected.items()}
 
 
 if __name__ == "__main__":

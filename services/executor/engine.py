@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -14,13 +15,19 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.executor.collector import DeltaSink, Reporting, StepCollector
 from services.executor.context_length import resolve_max_tokens
 from services.executor.engine_config import make_config
+from services.executor.grammar_check import GrammarCheck, GrammarError, GrammarsBusyError
 from services.executor.kv import engine_calls
 from services.executor.kv.options import layers_per_group
 from services.executor.load_recorder import LoadRecorder
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompt_renderer import PromptRenderer, rejection_of
 from services.executor.reader_relay import ReaderRelay
-from services.executor.sampling import blamed_parameter, to_vllm_sampling
+from services.executor.sampling import (
+    blamed_parameter,
+    describe_tokenizer,
+    grammar_of,
+    to_vllm_sampling,
+)
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
     ChatInput,
@@ -51,11 +58,15 @@ NO_PRIORITIES = Rejection(
 class Engine:
     """One loaded model. `died` is set when it cannot generate any more."""
 
-    def __init__(self, llm: AsyncLLM, load: LoadRecorder) -> None:
+    def __init__(self, llm: AsyncLLM, load: LoadRecorder, settings: ExecutorSettings) -> None:
         """Use `Engine.load_model`."""
         self._llm = llm
         self._load = load
         self._renderer = PromptRenderer(llm.renderer)
+        self._grammars = GrammarCheck(
+            partial(describe_tokenizer, llm.vllm_config, llm.renderer.get_tokenizer()),
+            timeout_s=settings.grammar_timeout_s,
+        )
         self._aborts: set[asyncio.Task[None]] = set()
         self._delivered = ReaderRelay[int](self._call_deliver)
         self._holds = ReaderRelay[bool](self._call_hold)
@@ -77,7 +88,7 @@ class Engine:
             return recorders[-1]
 
         llm = AsyncLLM.from_vllm_config(make_config(settings), stat_loggers=[make_recorder])
-        return cls(llm, recorders[0])
+        return cls(llm, recorders[0], settings)
 
     async def open(self) -> None:
         """Start taking the engine's output, on this event loop."""
@@ -110,6 +121,7 @@ class Engine:
             max_model_len=self._llm.model_config.max_model_len,
         )
         core_request = await self._process(submission, rendered, max_tokens)
+        await self._check_grammar(submission, core_request.sampling_params)
         self._llm.input_processor.assign_request_id(core_request)
         return PreparedRequest(
             engine_id=core_request.request_id,
@@ -125,7 +137,7 @@ class Engine:
         return text if rendered["prompt"].startswith(text) else ""
 
     async def _process(self, submission: Submission, rendered: Any, max_tokens: int) -> Any:
-        """Have vLLM check a request, compile its grammar and make its own form of it."""
+        """Have vLLM check a request and make its own form of it."""
         try:
             return await self._llm.input_processor.process_inputs_async(
                 submission.request_id,
@@ -138,6 +150,21 @@ class Engine:
             rejection = rejection_of(error, submission.input)
             field = blamed_parameter(error, submission.sampling) or rejection.field
             raise RejectedError(replace(rejection, field=field)) from error
+
+    async def _check_grammar(self, submission: Submission, sampling: Any) -> None:
+        """Raise RejectedError unless the engine will be able to use the request's grammar."""
+        grammar = grammar_of(sampling)
+        if grammar is None:
+            return
+        try:
+            await self._grammars.check(*grammar)
+        except GrammarError as error:
+            field = blamed_parameter(error, submission.sampling)
+            code = RejectCode.INVALID_ARGUMENT
+            message = f"{field}: {error}"
+            raise RejectedError(Rejection(code=code, field=field, message=message)) from None
+        except GrammarsBusyError as error:
+            raise RejectedError(Rejection(code=RejectCode.OVERLOADED, message=str(error))) from None
 
     @property
     def _schedules_in_order(self) -> bool:
@@ -248,4 +275,5 @@ class Engine:
             task.cancel()
         if self._background:
             self._llm.output_handler.cancel()
+        await self._grammars.close()
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_TIMEOUT_S)

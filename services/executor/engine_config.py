@@ -3,7 +3,7 @@
 from typing import Any
 
 import structlog
-from vllm.config import VllmConfig
+from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
@@ -17,6 +17,9 @@ log = structlog.get_logger()
 CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default is a share of all memory of the machine
 PLANNED_SPARE_FRAC = 0.02  # of the pool stays free when a layer comes back
 LONE_SPARE_FRAC = 0.1  # the same where the capacity guard decides alone, before every step
+# Left to itself vLLM checks a form with the first library that takes it, and compiles it with the
+# one that the engine's first form was for.
+GRAMMAR_BACKEND = "xgrammar"
 FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
 SYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowScheduler"
 ASYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowAsyncScheduler"
@@ -59,6 +62,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
     if settings.uses_layerwise_kv:
         options.update(_layerwise_args(settings))
+    options["structured_outputs_config"] = StructuredOutputsConfig(backend=GRAMMAR_BACKEND)
     args = AsyncEngineArgs(
         **{name: value for name, value in options.items() if value is not None},
         served_model_name=settings.model_id,

@@ -1,8 +1,13 @@
 """Sampling parameters as vLLM takes them."""
 
+from typing import Any
+
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+from vllm.v1.structured_output.request import get_structured_output_key
 
 from services.executor.service_level import RequestTag, to_extra_args
 from services.executor.types import Submission
@@ -53,6 +58,23 @@ def blamed_parameter(error: Exception, sampling: SamplingParams) -> str:
     if is_named or sampling.structured_outputs is None:
         return ""
     return sampling.structured_outputs.parameter
+
+
+def grammar_of(sampling: VllmSamplingParams) -> tuple[str, str] | None:
+    """Return the kind and the text of the grammar that checked parameters make the engine compile;
+    None for none, and for the one that is always the same.
+    """
+    if sampling.structured_outputs is None:
+        return None
+    kind, text = get_structured_output_key(sampling.structured_outputs)
+    return None if kind is StructuredOutputOptions.JSON_OBJECT else (kind.name.lower(), text)
+
+
+def describe_tokenizer(config: Any, tokenizer: Any) -> str:
+    """Return the tokeniser in xgrammar's serialised form, as vLLM makes it for its engine."""
+    backend = XgrammarBackend(config, tokenizer, config.model_config.get_vocab_size())
+    smallest = backend.compiler.compile_grammar('root ::= ""')  # the compiler does not show it
+    return str(smallest.tokenizer_info.serialize_json())
 
 
 def _tag(submission: Submission) -> RequestTag:

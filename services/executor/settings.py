@@ -54,6 +54,7 @@ class ExecutorSettings(ServiceSettings):
     max_num_queued_reqs: int = Field(default=1024, ge=1)  # live requests; more are refused
     # Who is served first: who came first, or whose request has the lower `priority`.
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    grammar_timeout_s: float = Field(default=5.0, gt=0, le=60)  # to compile a structured output
     enforce_eager: bool = False
     enable_prefix_caching: bool | None = None
 

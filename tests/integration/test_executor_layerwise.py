@@ -9,9 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from evenflow.executor.v1 import executor_pb2 as pb
-from tests.executor_client import GatewayStream, check_hold
+from evenflow.gateway.v1 import generation_pb2 as gen
+from tests.executor_client import GatewayStream, check_hold, places
 from tests.executor_process import ExecutorProcess
-from tests.executor_stock import answers_of_stock_vllm
+from tests.executor_stock import answers_of_stock_vllm, near
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -24,12 +25,23 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "short": {"prompt": PROMPT, "sampling": {"temperature": 0, "max_tokens": 160}},
     "other": {"prompt": PROMPT[4:] * 9, "sampling": {"temperature": 0, "max_tokens": 96}},
 }
+SCORED: dict[str, dict[str, Any]] = {
+    "likely": {
+        "prompt": PROMPT * 60,
+        "sampling": {"temperature": 0, "max_tokens": 48, "logprobs": 3},
+    },
+    "echo": {
+        "prompt": PROMPT[4:] * 60,
+        "sampling": {"temperature": 0, "max_tokens": 8, "logprobs": 2, "prompt_logprobs": 2},
+    },
+}
+ALL = REQUESTS | SCORED
 
 
 @pytest.fixture(scope="module")
 def roomy() -> dict[str, dict[str, Any]]:
     """The answers of stock vLLM with a pool that holds everything; before our engine starts."""
-    return dict(zip(REQUESTS, answers_of_stock_vllm(list(REQUESTS.values())), strict=True))
+    return dict(zip(ALL, answers_of_stock_vllm(list(ALL.values())), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +112,47 @@ async def test_a_prompt_larger_than_the_pool_gets_the_tokens_of_a_roomy_engine(
     assert metrics["vllm:evenflow_kv_h2d_bytes_total"] > 0
     assert metrics["vllm:evenflow_kv_d2h_bytes_total"] > 0
     assert metrics["vllm:evenflow_kv_step_stall_s_count"] > 0
+
+
+async def test_probabilities_of_prompts_larger_than_the_pool_are_those_of_a_roomy_engine(
+    roomy: dict[str, dict[str, Any]], gateway: GatewayStream
+) -> None:
+    likely, echo = await asyncio.gather(
+        gateway.ask(
+            "likely",
+            text=SCORED["likely"]["prompt"],
+            sampling=SCORED["likely"]["sampling"],
+        ),
+        gateway.ask(
+            "echo",
+            text=SCORED["echo"]["prompt"],
+            sampling={"temperature": 0, "max_tokens": 8, "logprobs": 2},
+            echo=True,
+        ),
+    )
+
+    for name, answer in (("likely", likely), ("echo", echo)):
+        scored = [token.logprobs for token in answer.tokens]
+        assert answer.ids == roomy[name]["ids"]
+        assert places(scored) == [near(place) for place in roomy[name]["logprobs"]]
+    assert echo.prompt is not None
+    assert echo.prompt.text == SCORED["echo"]["prompt"]
+    expected = [near(place) for place in roomy["echo"]["prompt_logprobs"][1:]]
+    assert places(echo.prompt.logprobs[1:]) == expected
+
+
+async def test_an_answer_to_a_prompt_larger_than_the_pool_keeps_to_its_form(
+    gateway: GatewayStream,
+) -> None:
+    form = gen.StructuredOutputs(regex="(ab){40}c")
+    sampling = gen.SamplingParams(temperature=1, seed=1, max_tokens=200, structured_outputs=form)
+    held, free = await asyncio.gather(
+        gateway.ask("held", text=PROMPT * 60, sampling=sampling),
+        gateway.ask("free", text=PROMPT * 50, sampling={"temperature": 0, "max_tokens": 64}),
+    )
+
+    assert (held.text, held.finish_reason) == ("ab" * 40 + "c", "STOP")
+    assert len(free.ids) == 64
 
 
 async def test_a_held_request_waits_with_its_deposit_and_goes_on_where_it_was(

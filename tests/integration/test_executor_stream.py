@@ -3,7 +3,7 @@
 import asyncio
 import json
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -12,9 +12,9 @@ from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.executor_client import MODEL, Answer, GatewayStream, check_hold
+from tests.executor_client import MODEL, Answer, GatewayStream, check_hold, places
 from tests.executor_process import MAX_MODEL_LEN, MAX_NUM_SEQS, ExecutorProcess
-from tests.executor_stock import answers_of_stock_vllm
+from tests.executor_stock import answers_of_stock_vllm, near
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -120,20 +120,6 @@ async def test_tokens_are_those_of_stock_vllm(
     assert answer.finish_reason == stock[name]["finish_reason"].upper()
 
 
-def places(
-    scored: Sequence[gen.TokenLogprobs],
-) -> list[dict[str, tuple[float, str]]]:
-    """Return what the executor sent as the stock engine's answers have it, in JSON."""
-    return [
-        {str(one.id): (one.logprob, one.token) for one in (place.chosen, *place.top)}
-        for place in scored
-    ]
-
-
-def near(expected: dict[str, list[Any]]) -> dict[str, Any]:
-    return {id: (pytest.approx(p, abs=1e-5), text) for id, (p, text) in expected.items()}
-
-
 async def test_probabilities_are_those_of_stock_vllm(
     stock: dict[str, dict[str, Any]], gateway: GatewayStream
 ) -> None:
@@ -228,6 +214,18 @@ async def test_an_untrained_model_writes_json_when_it_must(gateway: GatewayStrea
         (gen.StructuredOutputs(json_schema='{"$ref": "#/nowhere"}'), "response_format"),
         (gen.StructuredOutputs(regex="("), "structured_outputs.regex"),
         (gen.StructuredOutputs(grammar="root ::= nowhere"), "structured_outputs.grammar"),
+        # These pass for grammars, and no answer can have them.
+        (gen.StructuredOutputs(grammar="root ::= root"), "structured_outputs.grammar"),
+        (gen.StructuredOutputs(json_schema='{"$ref": "#"}'), "response_format"),
+        (
+            gen.StructuredOutputs(json_schema='{"type": "object", "patternProperties": {"(": {}}}'),
+            "response_format",
+        ),
+        # Taken by another library than the one that the engine uses.
+        (
+            gen.StructuredOutputs(json_schema='{"type": "integer", "multipleOf": 3}'),
+            "response_format",
+        ),
     ],
 )
 async def test_a_form_that_makes_no_sense_is_refused(
