@@ -22,7 +22,7 @@ from bench.e2e.systems import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_LAYER
 from services.executor.controller.options import ControllerOptions
 from services.executor.controller.scheduler import ControlledSchedulerMixin
 from services.executor.kv.layerwise_scheduler import LayerwiseSchedulerMixin
-from services.executor.kv.options import KVOptions
+from services.executor.kv.options import GuardMode, KVOptions
 from services.executor.service_level import RequestTag, to_extra_args
 from services.pacing.types import ServiceLevel
 from tests.exact.closed_loop import asking
@@ -201,7 +201,7 @@ def measure(runner: StepRunner, address: str, workload: Sequence[Arrival]) -> di
 def main() -> None:
     options = _options()
     rows = []
-    runner = StepRunner(_case(Device()))
+    runner = StepRunner(_case(Device(), GuardMode(options.guard)))
     try:
         with warm_planner(num_groups=NUM_LAYERS) as address:
             runner.run(_requests(1, num_output_tokens=2, gap=0), check=False)  # calibrates
@@ -211,15 +211,21 @@ def main() -> None:
                     rows.append(row)
     finally:
         runner.close()
-    document = {"definitions": DEFINITIONS, "load": os.getloadavg()[0], "rows": rows}
+    document = {
+        "definitions": DEFINITIONS,
+        "guard": options.guard,
+        "load": os.getloadavg()[0],
+        "rows": rows,
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(table(rows))
 
 
-def _case(device: Device) -> EngineCase:
+def _case(device: Device, guard: GuardMode) -> EngineCase:
     kv = KVOptions(
         host_bytes=256 << 20,
+        integrity_guard=guard,
         h2d_bytes_per_s=device.link_bytes_per_s,
         emulated_layer_s=device.layer_s,
         emulated_token_s=device.per_token_s,
@@ -254,6 +260,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(".cache/bench/shares.json"))
+    parser.add_argument("--guard", choices=[m.value for m in GuardMode], default="sample")
     parser.add_argument("--turns", type=int, default=3, help="how often each workload runs")
     return parser.parse_args()
 
