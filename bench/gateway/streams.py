@@ -13,7 +13,6 @@ from bench.gateway.processes import cpu_s, running, wait_until
 from bench.gateway.schedule import Schedule
 from tests.redis_server import free_port
 
-NUM_STREAMS = (512, 1_024)
 INTERVAL_S = 0.05  # 20 tokens per second and reader
 SECONDS = 10
 GATEWAY_CORE, OTHER_CORE = 0, 1
@@ -21,22 +20,26 @@ GATEWAY_CORE, OTHER_CORE = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How an executor generates: tokens of a stream together, streams one after the other."""
+    """How an executor generates, and for how many streams."""
 
     name: str
-    burst: int
-    staggered: bool
+    burst: int  # tokens of a stream together
+    staggered: bool  # one stream after the other
+    num_streams: tuple[int, ...]
 
 
 PATTERNS = (
-    Pattern("staggered", 1, True),
-    Pattern("staggered, 10 ahead", 10, True),
-    Pattern("all in one frame", 1, False),
+    Pattern("staggered", 10, True, (256, 512, 768, 1_024)),
+    Pattern("all in one frame", 1, False, (256, 1_024)),
 )
 
 
 def measure() -> list[Row]:
-    return [_measure(pattern, num_streams) for num_streams in NUM_STREAMS for pattern in PATTERNS]
+    return [
+        _measure(pattern, num_streams)
+        for pattern in PATTERNS
+        for num_streams in pattern.num_streams
+    ]
 
 
 def _measure(pattern: Pattern, num_streams: int) -> Row:
@@ -123,9 +126,9 @@ BENCHMARK = Benchmark(
     name="streams",
     title="Streams of one gateway on one core",
     definitions={
-        "generation": "a synthetic executor's frames: each stream's tokens at its own time, one by "
-        "one or ten at once every half second (nine wait in the gateway); or a token of every "
-        "stream in one frame",
+        "generation": "staggered: each stream's turn is its own, and every half second it gets ten "
+        "tokens at once, of which nine wait in the gateway, in frames at least 10 ms apart; all in "
+        "one frame: a token of every stream every 50 ms",
         "error ms": "a token's receipt by the reader less its due time, by the rule of "
         "services/pacing/deposit.py from the times at which the executor made its frames; the "
         "first fifth of each stream is left out",

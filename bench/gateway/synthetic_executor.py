@@ -21,7 +21,8 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from services.kit.rpc import Context
 
 MODEL = "synthetic"
-TICK_S = 0.001  # frames come no closer together
+STEP_S = 0.01  # frames come no closer together, as from an engine whose steps take so long
+FIRST_STEP_S = 0.001  # the same while streams begin, so that their turns are spread
 SETTLE_S = 1.0  # from the last submit to the first token
 LENGTH = pb.Ending(finish_reason=gen.FINISH_REASON_LENGTH)
 
@@ -66,7 +67,8 @@ class SyntheticExecutor(pb_grpc.ExecutorServiceServicer):
         turns = self._schedule.turns()
         turn = next(turns, None)
         while turn is not None:
-            await asyncio.sleep(max(TICK_S, start_s + turn[0] - time.monotonic()))
+            step_s = STEP_S if turn[2] else FIRST_STEP_S
+            await asyncio.sleep(max(step_s, start_s + turn[0] - time.monotonic()))
             now_s = time.monotonic()
             frame = pb.StreamResponse()
             while turn is not None and start_s + turn[0] <= now_s:
