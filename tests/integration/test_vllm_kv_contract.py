@@ -154,6 +154,7 @@ def test_loads_start_before_the_layers_only_if_the_step_says_so() -> None:
 
 def test_layers_wait_before_attention_and_save_after_it() -> None:
     body = source(maybe_transfer_kv_layer)
+    assert body.index("connector.has_connector_metadata()") < body.index("wait_for_layer_load(")
     assert body.index("wait_for_layer_load(") < body.index("result = func(")
     assert body.index("result = func(") < body.index("save_kv_layer(")
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 ALONE = {
     "failing": FaultRates(fails=0.03),
     "hanging": FaultRates(hangs=0.02),
-    "changing": FaultRates(changes=0.03),
+    "changing": FaultRates(changes=0.04),
 }
 KINDS = {**ALONE, "all-together": FaultRates(fails=0.02, hangs=0.015, changes=0.02)}
 
