@@ -88,6 +88,12 @@ def model_names() -> list[str]:
     return list(data_file("models.toml")["models"])
 
 
+def link_rates() -> Mapping[str, float]:
+    """Return bytes/s of one direction between host and GPU, by kind of link."""
+    rates: Mapping[str, float] = data_file("devices.toml")["links"]
+    return rates
+
+
 def device(name: str) -> Device:
     """Return a device. Raises KeyError for an unknown name."""
     data = data_file("devices.toml")
