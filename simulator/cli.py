@@ -25,6 +25,7 @@ from simulator.hardware import (
     model,
     model_names,
 )
+from simulator.measured import MeasuredDeployment, read_decision_log
 from simulator.planning import PlanningOptions
 from simulator.records import RunRecord
 from simulator.report.page import definitions, page, sweep_sections
@@ -48,12 +49,15 @@ LengthsName = Enum(  # type: ignore[misc]
 LinkName = Enum("LinkName", {name: name for name in link_rates()}, type=str)  # type: ignore[misc]
 DEFAULT_RATE_PER_S = 0.1
 DEFAULT_NUM_REQUESTS = 60
+MODEL_HELP = "see simulator/data/models.toml"
+DEVICE_HELP = "see simulator/data/devices.toml"
+MEASURED_HELP = "a planner's decision log, instead of model and device: the engine that made it"
 TRACE_HELP = "JSONL (ours, Mooncake), CSV (Azure, BurstGPT) or JSON (OrbitFlow)"
 SIMULATED = "simulated, by the assumptions in docs/simulator.md"
 DEFAULT_POLICIES = [PolicyName("vllm"), PolicyName("dynamic-heuristic"), PolicyName("orbitflow")]
 
-ModelOption = Annotated[ModelName, typer.Option("--model", help="see simulator/data/models.toml")]
-DeviceOption = Annotated[DeviceName, typer.Option("--device", help="see data/devices.toml")]
+ModelOption = Annotated[ModelName, typer.Option("--model", help=MODEL_HELP)]
+DeviceOption = Annotated[DeviceName, typer.Option("--device", help=DEVICE_HELP)]
 PoliciesOption = Annotated[list[PolicyName], typer.Option("--policy", help="repeatable")]
 GpusOption = Annotated[int, typer.Option(min=1, help="tensor-parallel GPUs")]
 PoolOption = Annotated[int, typer.Option(min=0, help="KV pool in tokens; 0: what memory holds")]
@@ -85,8 +89,9 @@ def _deployment(
 
 @app.command()
 def simulate(
-    model_name: ModelOption,
-    device_name: DeviceOption,
+    model_name: Annotated[ModelName | None, typer.Option("--model", help=MODEL_HELP)] = None,
+    device_name: Annotated[DeviceName | None, typer.Option("--device", help=DEVICE_HELP)] = None,
+    measured: Annotated[Path | None, typer.Option(help=MEASURED_HELP)] = None,
     policy: PoliciesOption = DEFAULT_POLICIES,
     rate: Annotated[
         list[float] | None,
@@ -117,13 +122,19 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="write a report with plots here")] = None,
 ) -> None:
     """Run policies x rates x SLOs on one workload, and report attainment, latency, and memory."""
-    deployment = replace(
-        _deployment(model_name, device_name, gpus, pool_tokens, host_gb),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
-    if link is not None:
-        deployment = deployment.with_link(link_rates()[link.value])
+    deployment: Deployment | MeasuredDeployment
+    if measured is not None:
+        deployment = _measured(measured)
+    elif model_name is None or device_name is None:
+        raise typer.BadParameter("give --model and --device, or --measured")
+    else:
+        deployment = replace(
+            _deployment(model_name, device_name, gpus, pool_tokens, host_gb),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        if link is not None:
+            deployment = deployment.with_link(link_rates()[link.value])
     base_s = deployment.base_tbt_s()
     slos_s = [(tbt_ms / 1e3, None)] if tbt_ms else [(s * base_s, s) for s in slo_scale]
     requests = _read_trace(trace, trace_step_ms / 1e3, num_requests) if trace else []
@@ -158,10 +169,7 @@ def simulate(
         )
     rows = [cell.row(result) for cell, result in zip(cells, results, strict=True)]
     tokens = deployment.shape().num_blocks // deployment.shape().num_groups * deployment.block_size
-    title = (
-        f"{model_name.value} on {gpus} x {device_name.value}, pool of {tokens} tokens, "
-        f"base SLO {1e3 * base_s:.1f} ms"
-    )
+    title = f"{deployment.title}, pool of {tokens} tokens, base SLO {1e3 * base_s:.1f} ms"
     print_rows(rows, title, console)
     _write(json_path, deployment, {"base_slo_s": base_s, "cells": rows})
     if html is not None:
@@ -228,7 +236,16 @@ def size(
     _write(json_path, deployment, {"question": asdict(readers), "answers": answers})
 
 
-def _write(path: Path | None, deployment: Deployment, found: dict[str, Any]) -> None:
+def _measured(path: Path) -> MeasuredDeployment:
+    try:
+        return read_decision_log(path)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _write(
+    path: Path | None, deployment: Deployment | MeasuredDeployment, found: dict[str, Any]
+) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = {"definitions": DEFINITIONS, "deployment": asdict(deployment), **found}

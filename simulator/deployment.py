@@ -26,6 +26,10 @@ class Deployment:
     host_memory_bytes: int = 256_000_000_000
     pool_tokens: int | None = None  # with every layer resident; None: what the GPUs' memory holds
 
+    @property
+    def title(self) -> str:
+        return f"{self.model.name} on {self.num_devices} x {self.device.title}"
+
     def with_link(self, bytes_per_s: float) -> "Deployment":
         """Return the same on another link to the host, of this payload rate in one direction."""
         return replace(self, device=replace(self.device, link_bytes_per_s=bytes_per_s))

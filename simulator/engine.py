@@ -87,6 +87,7 @@ class Engine:
         ]
         self._policy, self._learner = brain.policy, brain.learner
         self._rng = random.Random(seed)
+        self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
         self._inbox: PlanCame | None = None
         self._step: _StepUnderWay | None = None
         self._step_number = 0  # of the newest step that began, from 1
@@ -261,9 +262,8 @@ class Engine:
         rate = self.machine.link_bytes_per_s * self._noise(self.machine.link_noise_frac)
         self.h2d.bytes_per_s = self.d2h.bytes_per_s = rate
         layer_s = self.machine.costs.layer_s(load) * noise
-        sizes = [len(self.shape.layers_of(group)) for group in range(self.shape.num_groups)]
         work = StepWork(
-            compute_s=[size * layer_s for size in sizes],
+            compute_s=[size * layer_s for size in self._group_sizes],
             outside_s=self.machine.costs.outside_s(load) * noise,
             staged=staged_of(turns, self.shape),
         )

@@ -11,6 +11,7 @@ from services.placement.types import PolicyParameters
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
 from simulator.figures import figures
+from simulator.measured import MeasuredDeployment
 from simulator.planning import PlanningOptions
 from simulator.traces import at_rate
 from simulator.views import view_of
@@ -80,7 +81,7 @@ class CellResult:
 class Cell:
     """One run."""
 
-    deployment: Deployment
+    deployment: Deployment | MeasuredDeployment
     workload: Workload
     policy: str
     rate_per_s: float

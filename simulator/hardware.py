@@ -27,6 +27,7 @@ class Device:
 class Model:
     """The shape of one model, under the names of its config.json."""
 
+    name: str
     num_hidden_layers: int
     hidden_size: int
     intermediate_size: int
@@ -105,7 +106,7 @@ def device(name: str) -> Device:
 
 def model(name: str) -> Model:
     """Return a model. Raises KeyError for an unknown name."""
-    return Model(**data_file("models.toml")["models"][name])
+    return Model(name=name, **data_file("models.toml")["models"][name])
 
 
 def assumptions() -> Assumptions:
