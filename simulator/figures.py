@@ -133,7 +133,7 @@ def figures(run: RunRecord) -> dict[str, float]:
         tpots = [(r.tpot_met, r.tpot_met_deposit) for r in judged if r.tpot_met is not None]
         found["tpot"] = _share((bool(met), 1) for met, _ in tpots)
         found["tpot_deposit"] = _share((bool(met), 1) for _, met in tpots)
-    steps = [one for outcome in run.outcomes if (one := step_promptness(outcome)) is not None]
+    steps = [own for outcome in run.outcomes if (own := step_promptness(outcome)) is not None]
     if steps:
         found["step_tbt"] = _share((r.num_in_time, r.num_steps) for r in steps)
         found["step_tbt_deposit"] = _share((r.num_in_time_deposit, r.num_steps) for r in steps)

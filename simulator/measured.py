@@ -96,9 +96,8 @@ def _made(kind: type[D], row: Mapping[str, Any]) -> D:
     """Return a message of the log as the type it stands for; its 64-bit numbers are texts."""
     names = {field.name: field for field in fields(kind)}
     given = {name: value for name, value in row.items() if name in names}
-    return kind(
-        **{
-            name: int(value) if names[name].type is int else float(value)
-            for name, value in given.items()
-        }
-    )
+    numbers: dict[str, Any] = {
+        name: int(value) if names[name].type is int else float(value)
+        for name, value in given.items()
+    }
+    return kind(**numbers)

@@ -17,7 +17,7 @@ from typing import Any
 from bench.e2e.records import RunKey, RunRecord, load_all
 from bench.e2e.systems import SYSTEMS, Device
 from bench.fidelity.comparison import BARS, DEFINITIONS, errors, missed
-from bench.fidelity.machine import Calibration, calibrated, with_prompt_time
+from bench.fidelity.machine import Calibration, calibrated
 from bench.fidelity.replayed import RESIDENT_SYSTEM, complete, replayed
 
 COMPARED = ("deepspeed", "flexgen-plus", "slo-aware", "dynamic-heuristic", "layerkv", "orbitflow")
@@ -55,11 +55,7 @@ def compare(
     resident = [complete(run) for run in runs if run.key.system == RESIDENT_SYSTEM]
     if not resident:
         return None
-
-    def mean_gap_error(given: Calibration) -> float:
-        return fmean(errors(run, replayed(run, device, given))["mean_step"] for run in resident)
-
-    calibration = with_prompt_time(calibrated(device, resident), mean_gap_error)
+    calibration = calibrated(device, resident)
     rows = []
     for run in runs:
         found = errors(complete(run), replayed(run, device, calibration))

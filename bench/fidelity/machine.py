@@ -5,19 +5,26 @@ in calibration runs, in which everything is resident; runs that are compared are
 """
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bench.e2e.records import RunRecord
-from bench.e2e.systems import BLOCK_BYTES, BLOCK_SIZE, MAX_NUM_SEQS, NUM_LAYERS, Device
-from bench.fidelity.steps import decode_steps
+from bench.e2e.systems import (
+    BLOCK_BYTES,
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    NUM_LAYERS,
+    Device,
+)
+from bench.fidelity.steps import decode_steps, mixed_steps
 from services.placement.types import EngineShape
 from simulator.costs import LinearCosts, StepLoad
 from simulator.engine import Machine
 
-CHUNK_BYTES = 4 << 20
-MAX_PROMPT_TOKEN_S = 4e-4
-NUM_BISECTIONS = 7
+CHUNK_BYTES = 4 << 20  # of one copy
+MAX_NUM_BATCHED_TOKENS = 512  # tokens in one step
+FULL_CHUNK_SPAN = (0.85, 1.7)  # of a full chunk's predicted step: shorter ones are not full
 MIDDLE_FRAC = 0.8  # of the calibration's steps, from which their noise is taken
 
 
@@ -28,19 +35,15 @@ class Calibration:
     outside_s: float  # of a decode step, outside the layers
     noise_frac: float  # standard deviation of a decode step / its mean
     num_steps: int
-    prompt_token_s: float = (
-        0.0  # of a step, for each prompt token beyond what the layers should take
-    )
+    prompt_token_s: float = 0.0  # of a step, per prompt token, beyond what its layers take
 
 
 def shape_of(device: Device, *, offloads: bool) -> EngineShape:
     """Return the engine that `Device.settings` starts."""
     settings = device.settings()
-    host_bytes, batched = settings["KV_HOST_MEMORY_BYTES"], settings["MAX_NUM_BATCHED_TOKENS"]
-    max_model_len = settings["MAX_MODEL_LEN"]
+    host_bytes = settings["KV_HOST_MEMORY_BYTES"]
     assert isinstance(host_bytes, int)
-    assert isinstance(batched, int)
-    assert isinstance(max_model_len, int)
+    assert settings["MAX_NUM_BATCHED_TOKENS"] == MAX_NUM_BATCHED_TOKENS
     return EngineShape(
         num_layers=NUM_LAYERS,
         layers_per_group=1,
@@ -48,9 +51,9 @@ def shape_of(device: Device, *, offloads: bool) -> EngineShape:
         num_blocks=device.pool_tokens // BLOCK_SIZE * NUM_LAYERS,
         block_bytes=BLOCK_BYTES,
         max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=batched,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         num_host_blocks=host_bytes // BLOCK_BYTES if offloads else 0,
-        max_model_len=max_model_len,
+        max_model_len=MAX_MODEL_LEN,
     )
 
 
@@ -59,7 +62,7 @@ class EmulatedCosts:
     """What layers are told to take, and what the engine takes beside them."""
 
     layers: LinearCosts
-    prompt_token_s: float = 0.0
+    prompt_token_s: float
 
     def layer_s(self, load: StepLoad) -> float:
         return self.layers.layer_s(load)
@@ -96,8 +99,10 @@ def calibrated(device: Device, runs: Sequence[RunRecord]) -> Calibration:
     rests_s.sort()
     cut = int(len(rests_s) * (1.0 - MIDDLE_FRAC) / 2.0)
     middle = rests_s[cut : len(rests_s) - cut]
+    outside_s = max(0.0, statistics.median(rests_s))
     return Calibration(
-        outside_s=max(0.0, statistics.median(rests_s)),
+        outside_s=outside_s,
+        prompt_token_s=_prompt_token_s(device, outside_s, runs),
         noise_frac=statistics.pstdev(middle) / statistics.fmean(lengths_s),
         num_steps=len(rests_s),
     )
@@ -115,19 +120,22 @@ def machine_of(device: Device, calibration: Calibration) -> Machine:
     )
 
 
-def with_prompt_time(
-    calibration: Calibration, mean_gap_error: Callable[[Calibration], float]
-) -> Calibration:
-    """Return the calibration whose simulated mean gap is the real one, by bisection.
+def _prompt_token_s(device: Device, outside_s: float, runs: Sequence[RunRecord]) -> float:
+    """Return what a prompt token takes beside the layers, from steps with a full chunk.
 
-    `mean_gap_error`: (simulated - real) / real over the calibration runs. Prompts of others are
-    what a mean gap holds beside decode steps, which the calibration knows already.
+    A step about as long as one with a full chunk counts as one; 0 without any.
     """
-    low, high = 0.0, MAX_PROMPT_TOKEN_S
-    for _ in range(NUM_BISECTIONS):
-        middle = (low + high) / 2.0
-        if mean_gap_error(replace(calibration, prompt_token_s=middle)) < 0.0:
-            low = middle
-        else:
-            high = middle
-    return replace(calibration, prompt_token_s=low)
+    costs, rests_s = costs_of(device, outside_s), list[float]()
+    for run in runs:
+        for step in mixed_steps(run):
+            chunk = MAX_NUM_BATCHED_TOKENS - step.num_requests
+            load = StepLoad(
+                num_decodes=step.num_requests,
+                num_context_tokens=step.num_context_tokens,
+                chunks=[(chunk, 0)],
+            )
+            full_s = NUM_LAYERS * costs.layer_s(load) + costs.outside_s(load)
+            low, high = FULL_CHUNK_SPAN
+            if low * full_s < step.seconds < high * full_s:
+                rests_s.append((step.seconds - full_s) / chunk)
+    return max(0.0, statistics.median(rests_s)) if rests_s else 0.0

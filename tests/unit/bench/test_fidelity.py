@@ -8,7 +8,7 @@ from bench.e2e.records import RequestRecord, RunKey, RunRecord
 from bench.e2e.systems import Device
 from bench.fidelity.__main__ import compare, table
 from bench.fidelity.comparison import errors, missed
-from bench.fidelity.machine import Calibration, calibrated, with_prompt_time
+from bench.fidelity.machine import Calibration, calibrated
 from bench.fidelity.replayed import options_of, replayed
 from bench.fidelity.steps import decode_steps
 
@@ -30,7 +30,7 @@ def resident_run(num_requests: int) -> RunRecord:
     for number in range(num_requests):
         at += rng.uniform(0.5, 2.0)
         placeholders = tuple(at + 1.0 + k for k in range(rng.randint(20, 40)))
-        prompt = rng.randint(100, 500)
+        prompt = rng.randint(100, 1_200)
         requests.append(make_request(f"r{number}", *placeholders, at=at, num_prompt_tokens=prompt))
     return make_run(*requests, slo_s=0.04)
 
@@ -56,21 +56,18 @@ def test_steps_in_which_a_prompt_was_computed_do_not_count() -> None:
 
 def test_calibration_finds_what_a_machine_takes_beside_its_layers() -> None:
     device, asked = Device(), resident_run(12)
-    true = Calibration(outside_s=0.007, noise_frac=0.02, num_steps=0, prompt_token_s=1e-4)
+    true = Calibration(outside_s=0.007, noise_frac=0.02, num_steps=0, prompt_token_s=2e-5)
     run = replayed(asked, device, true)
-    found = with_prompt_time(
-        calibrated(device, [run]),
-        lambda given: errors(run, replayed(run, device, given))["mean_step"],
-    )
+    found = calibrated(device, [run])
 
     assert found.outside_s == pytest.approx(true.outside_s, rel=0.05)
+    assert found.prompt_token_s == pytest.approx(true.prompt_token_s, rel=0.3)
     assert found.noise_frac == pytest.approx(true.noise_frac, rel=0.5)
-    assert found.prompt_token_s == pytest.approx(true.prompt_token_s, rel=0.4)
 
 
 def test_a_run_of_the_simulator_itself_has_no_errors() -> None:
     device = Device()
-    true = Calibration(outside_s=0.007, noise_frac=0.0, num_steps=0, prompt_token_s=1e-4)
+    true = Calibration(outside_s=0.007, noise_frac=0.0, num_steps=0)
     runs = [replayed(make_run(*resident_run(8).requests, system=s, slo_s=0.04), device, true)
             for s in ("vllm", "dynamic-heuristic")]  # fmt: skip
     found = compare(runs, device)
