@@ -10,7 +10,8 @@ class Schedule:
 
     num_streams: int
     interval_s: float  # between two tokens of a reader
-    burst: int  # tokens of one stream generated together; the next come after burst * interval_s
+    burst: int  # tokens of one stream generated together
+    speedup: float  # of generation over reading, >= 1; above 1 a late frame puts off no reader
     staggered: bool  # False: one frame holds a burst of every stream
     num_bursts: int
 
@@ -21,7 +22,8 @@ class Schedule:
 
     @property
     def period_s(self) -> float:
-        return self.burst * self.interval_s
+        """Return the time between two bursts of a stream."""
+        return self.burst * self.interval_s / self.speedup
 
     def turns(self) -> Iterator[tuple[float, int, int]]:
         """Yield seconds from the start, stream, and burst number, in order of time."""
