@@ -16,7 +16,6 @@ from services.executor.observation import (
 from services.executor.step_stream import Frame, Output
 from services.executor.types import (
     ChatInput,
-    ChatTurn,
     Failure,
     FinishReason,
     RejectCode,
@@ -26,6 +25,7 @@ from services.executor.types import (
     Token,
     TokenInput,
 )
+from services.kit.conversation import ChatMessage
 from services.kit.errors import InvalidRequestError
 from services.kit.sampling_params import DEFAULT_SAMPLING
 from services.pacing.types import ServiceLevel
@@ -64,7 +64,7 @@ def test_a_temperature_of_zero_is_not_unset() -> None:
                 "text": None,
                 "chat": pb.Chat(messages=[gen.ChatMessage(role="user", content="hi")]),
             },
-            ChatInput(turns=(ChatTurn(role="user", content="hi"),)),
+            ChatInput(turns=(ChatMessage(role="user", content="hi"),)),
         ),
     ],
 )
