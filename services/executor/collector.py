@@ -17,6 +17,9 @@ log = structlog.get_logger()
 
 DeltaSink = Callable[[Delta], None]
 
+DEAD_END = Failure(
+    message="the answer came to where the form asked for allows no next token", retryable=False
+)
 UNREADABLE = Failure(message="the answer could not be parsed", retryable=False)
 
 FINISH_REASONS: dict[str, Ending] = {
@@ -58,6 +61,7 @@ class Reporting:
     num_logprobs: int = 0  # likeliest tokens of each place
     first_prompt_token: str = ""  # text that vLLM does not report
     parser: StepParser | None = None  # None: all text is the answer's content
+    has_form: bool = False  # the answer is held to a grammar
 
 
 TOKENS_ONLY = Reporting()
@@ -108,7 +112,7 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
     (completion,) = output.outputs
     return Delta(
         _tokens(completion, reporting),
-        _ending(completion.finish_reason, reporting.parser),
+        _ending(completion, reporting),
         prompt_logprobs(output, reporting.num_logprobs, reporting.first_prompt_token),
     )
 
@@ -135,11 +139,14 @@ def _said(completion: Completion, parser: StepParser | None) -> Said:
     return parser.parse(completion.text, completion.token_ids, is_last=is_last)
 
 
-def _ending(reason: str | None, parser: StepParser | None) -> Ending | None:
+def _ending(completion: Completion, reporting: Reporting) -> Ending | None:
     """Return how an answer ended, after its last step was parsed; None if it goes on."""
-    if reason is None:
+    if completion.finish_reason is None:
         return None
-    ending = FINISH_REASONS[reason]
+    ending, parser = FINISH_REASONS[completion.finish_reason], reporting.parser
     if ending is FinishReason.STOP and parser is not None and parser.chose_calls:
         return FinishReason.TOOL_CALLS
+    # What is lost has no new token; one that the grammar does not allow was drawn for want of any.
+    if isinstance(ending, Failure) and reporting.has_form and completion.token_ids:
+        return DEAD_END
     return ending

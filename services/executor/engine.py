@@ -119,10 +119,12 @@ class Engine:
         """Start generating. `sink` gets every step's delta, inside the output loop; the last one
         has an ending, a failure if the engine has died.
         """
+        sampling = prepared.core_request.sampling_params
         reporting = Reporting(
-            num_logprobs=prepared.core_request.sampling_params.logprobs or 0,
+            num_logprobs=sampling.logprobs or 0,
             first_prompt_token=prepared.first_token,
             parser=prepared.parser,
+            has_form=sampling.structured_outputs is not None,
         )
         collector = StepCollector(
             prepared.engine_id, partial(self._pass_on, prepared.engine_id, sink), reporting

@@ -239,6 +239,18 @@ async def test_a_form_that_makes_no_sense_is_refused(
     assert answer.rejected.field == field
 
 
+async def test_a_form_that_ends_nowhere_fails_its_request_alone(gateway: GatewayStream) -> None:
+    form = gen.StructuredOutputs(grammar='root ::= "a" b\nb ::= b "x"')
+    other = await gateway.submit("other", text=PROMPT, sampling=GREEDY)
+    answer = await gateway.ask("dead", text=PROMPT, sampling={"structured_outputs": form})
+    await gateway.wait(other.done)
+
+    assert answer.ending is not None
+    assert answer.ending.WhichOneof("how") == "failure"
+    assert not answer.ending.failure.retryable
+    assert other.finish_reason == "LENGTH"
+
+
 UNITS = '{"type": "object", "properties": {"u": {"enum": ["C", "F"]}}, "required": ["u"]}'
 TOOLS = [gen.Tool(name="weather", description="Tell it.", parameters=UNITS), gen.Tool(name="noop")]
 

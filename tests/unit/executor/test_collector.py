@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.executor.collector import UNREADABLE, Reporting, StepCollector, to_delta
+from services.executor.collector import DEAD_END, UNREADABLE, Reporting, StepCollector, to_delta
 from services.executor.types import Delta, Failure, FinishReason, Said, Token
 from services.kit.conversation import ToolCallPart
 from services.kit.logprobs import Logprob, TokenLogprobs
@@ -179,3 +179,16 @@ def test_an_answer_that_its_parser_cannot_read_fails_alone() -> None:
 
     assert deltas[1:] == [Delta((), UNREADABLE)]
     assert not UNREADABLE.retryable
+
+
+def test_a_form_that_allows_no_next_token_is_told_from_a_lost_state() -> None:
+    held, free = Reporting(has_form=True), Reporting()
+    drawn = make_output(5, text="x", finish_reason="error")
+    lost = make_output(finish_reason="error")
+
+    assert to_delta(drawn, held).ending == DEAD_END
+    for output, reporting in ((lost, held), (drawn, free), (lost, free)):
+        ending = to_delta(output, reporting).ending
+        assert isinstance(ending, Failure)
+        assert ending.retryable
+    assert not DEAD_END.retryable
