@@ -43,7 +43,9 @@ class ParsedChat:
         """Have the engine keep to a form only after the reasoning."""
         parser = self._make_parser()
         prompt_ids = core_request.prompt_token_ids
-        core_request.reasoning_ended = self.request.resolve_reasoning_ended(parser, prompt_ids)
+        # vLLM lets the form begin at once where reasoning is not told, and reads it as reasoning.
+        told = self.request.model_copy(update={"include_reasoning": True})
+        core_request.reasoning_ended = told.resolve_reasoning_ended(parser, prompt_ids)
         if parser.reasoning_parser is not None:
             variables = self.parser_arguments["chat_template_kwargs"]
             core_request.reasoning_parser_kwargs = {"chat_template_kwargs": variables}

@@ -196,16 +196,20 @@ def test_thoughts_that_are_not_asked_for_are_not_told_by_probabilities_either() 
     assert sampling.logprobs is None
 
 
-def test_required_calls_follow_thoughts() -> None:
+@pytest.mark.parametrize("omits_reasoning", [False, True])
+def test_required_calls_follow_thoughts(omits_reasoning: bool) -> None:
     parsed = prepared(
-        parsers(reasoning="deepseek_r1"), tools=TOOLS, tool_choice=ToolChoice.REQUIRED
+        parsers(reasoning="deepseek_r1"),
+        tools=TOOLS,
+        tool_choice=ToolChoice.REQUIRED,
+        omits_reasoning=omits_reasoning,
     )
     core: Any = SimpleNamespace(prompt_token_ids=PROMPT_IDS)
     parsed.apply_to_core(core)
     said, _ = read(parsed, f"<think>hm</think>{REQUIRED}")
 
     assert core.reasoning_ended is False  # the form begins after the thoughts
-    assert said.reasoning == "hm"
+    assert said.reasoning == ("" if omits_reasoning else "hm")
     assert functions(said) == [("f", {"x": 1}), ("g", {})]
 
 
