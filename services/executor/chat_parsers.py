@@ -22,6 +22,8 @@ NO_PARSER = (
     " ask for none, required or one function"
 )
 
+NO_ARGUMENTS = {"type": "object", "properties": {}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedChat:
@@ -137,6 +139,16 @@ def _with_json_calls(parser_class: type[Parser] | None) -> type[Parser]:
     return type("JsonCallsParser", (base,), {"tool_parser_cls": ToolParser})
 
 
+def _tools(options: ConversationOptions) -> list[dict[str, Any]] | None:
+    """Return the tools as parsers take them: arguments of a forced call keep to their schema."""
+    tools = tools_of(options)
+    for tool in tools or ():
+        if options.tool_choice.is_forced:
+            function = tool["function"]
+            function |= {"strict": True, "parameters": function["parameters"] or NO_ARGUMENTS}
+    return tools
+
+
 def _vllm_request(chat: ChatInput, form: StructuredOutputsParams | None) -> ChatCompletionRequest:
     options = chat.options
     choice: Any = options.tool_choice.value
@@ -146,7 +158,7 @@ def _vllm_request(chat: ChatInput, form: StructuredOutputsParams | None) -> Chat
     return ChatCompletionRequest.model_validate(
         {
             "messages": messages_of(chat),
-            "tools": tools_of(options),
+            "tools": _tools(options),
             "tool_choice": choice,
             "parallel_tool_calls": not options.forbids_parallel_calls,
             "include_reasoning": not options.omits_reasoning,

@@ -159,6 +159,16 @@ def test_a_named_call_is_its_arguments_and_ends_as_an_answer_does() -> None:
     assert sampling.structured_outputs.json == json.loads(SCHEMA)
 
 
+def schemas_in(tag: Any) -> list[Any]:
+    """Return all JSON schemas that a structural tag holds text to."""
+    if isinstance(tag, list):
+        return [schema for part in tag for schema in schemas_in(part)]
+    if not isinstance(tag, dict):
+        return []
+    own = [tag["json_schema"]] if "json_schema" in tag else []
+    return own + schemas_in(list(tag.values()))
+
+
 def test_a_forced_call_in_the_model_s_own_form_is_held_to_it_by_a_grammar() -> None:
     parsed = prepared(parsers("hermes"), tools=TOOLS, tool_choice=ToolChoice.REQUIRED)
     sampling = SamplingParams()
@@ -166,6 +176,9 @@ def test_a_forced_call_in_the_model_s_own_form_is_held_to_it_by_a_grammar() -> N
 
     assert sampling.structured_outputs is not None
     assert sampling.structured_outputs.structural_tag is not None
+    schemas = schemas_in(json.loads(sampling.structured_outputs.structural_tag))
+    assert json.loads(SCHEMA) in schemas
+    assert all(schema["type"] == "object" for schema in schemas)
     assert not sampling.skip_special_tokens  # the marks may be special
     assert functions(read(parsed, HERMES)[0]) == [("f", {"x": 1}), ("g", {})]
 
