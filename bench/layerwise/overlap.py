@@ -15,7 +15,8 @@ from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from bench.layerwise._common import Benchmark, Row, all_decode, batch, median_of
+from bench.document import Benchmark, Row
+from bench.layerwise._common import all_decode, batch, median_of
 from bench.layerwise._engines import engines
 from services.executor.kv.cpu_copy_engine import LinkModel
 from services.executor.kv.options import KVOptions

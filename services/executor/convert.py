@@ -36,6 +36,7 @@ from services.kit.errors import InvalidRequestError
 from services.kit.logprobs_proto import logprobs_to_proto, prompt_to_proto
 from services.kit.sampling_proto import sampling_from_proto
 from services.kit.service_level import service_level_from_proto
+from services.kit.trace_context import TraceContext
 
 MAX_REQUEST_ID_LENGTH = 128
 DEFAULT_UPDATES_PER_S = 2.0
@@ -103,7 +104,14 @@ def _submission(submit: pb.Submit) -> Submission:
         service_level=service_level_from_proto(submit.service_level, path=""),
         echo=submit.echo,
         priority=submit.priority,
+        trace=_trace(submit.trace_context),
     )
+
+
+def _trace(context: pb.TraceContext) -> TraceContext | None:
+    if not context.traceparent:
+        return None
+    return TraceContext(traceparent=context.traceparent, tracestate=context.tracestate)
 
 
 def _input(submit: pb.Submit) -> Input:

@@ -68,6 +68,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     args = AsyncEngineArgs(
         **{name: value for name, value in options.items() if value is not None},
         served_model_name=settings.model_id,
+        otlp_traces_endpoint=settings.otlp_traces_endpoint or None,
     )
     config = args.create_engine_config()
     scheduler = config.scheduler_config

@@ -130,6 +130,7 @@ class Preparation:
                 sampling,
                 supported_tasks=self._supported_tasks,
                 priority=submission.priority,
+                trace_headers=self._trace_headers(submission),
             )
         except (VLLMClientError, ValueError) as error:
             rejection = rejection_of(error, submission.input)
@@ -149,6 +150,11 @@ class Preparation:
             raise _rejected(_blamed(error, submission, parsed), error) from None
         except GrammarsBusyError as error:
             raise RejectedError(Rejection(code=RejectCode.OVERLOADED, message=str(error))) from None
+
+    def _trace_headers(self, submission: Submission) -> dict[str, str] | None:
+        """Return what vLLM's span of the request belongs to; None if vLLM makes none."""
+        makes_spans = self._llm.observability_config.otlp_traces_endpoint is not None
+        return submission.trace.headers if submission.trace and makes_spans else None
 
     @property
     def _schedules_in_order(self) -> bool:

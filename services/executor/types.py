@@ -12,6 +12,7 @@ from services.kit.conversation import (
 )
 from services.kit.logprobs import TokenLogprobs
 from services.kit.sampling_params import DEFAULT_SAMPLING, SamplingParams
+from services.kit.trace_context import TraceContext
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 
@@ -101,6 +102,7 @@ class Submission:
     service_level: ServiceLevel = NO_SERVICE_LEVEL
     echo: bool = False  # give the prompt back
     priority: int = 0  # lower is served first
+    trace: TraceContext | None = None  # that it belongs to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from services.kit.errors import (
 from services.kit.logprobs_proto import logprobs_from_proto, logprobs_to_proto
 from services.kit.sampling_proto import sampling_to_proto
 from services.kit.service_level import service_level_from_proto, service_level_to_proto
+from services.kit.trace_context import TraceContext
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 _FINISH_TO_PROTO = MappingProxyType(
@@ -113,7 +114,9 @@ def model_to_proto(model: types.ModelInfo) -> pb.Model:
 # Domain -> executor and tracker
 
 
-def submit_to_proto(request: types.GenerationRequest, generation: int) -> executor_pb2.Submit:
+def submit_to_proto(
+    request: types.GenerationRequest, generation: int, trace: TraceContext | None = None
+) -> executor_pb2.Submit:
     submit = executor_pb2.Submit(
         request_id=request.request_id,
         generation=generation,
@@ -124,6 +127,9 @@ def submit_to_proto(request: types.GenerationRequest, generation: int) -> execut
     )
     if request.service_level != NO_SERVICE_LEVEL:
         submit.service_level.CopyFrom(service_level_to_proto(request.service_level))
+    if trace is not None:
+        submit.trace_context.traceparent = trace.traceparent
+        submit.trace_context.tracestate = trace.tracestate
     match request.prompt:
         case types.TextPrompt(text):
             submit.text = text

@@ -42,9 +42,12 @@ class AnswerHead:
         return f"{prefix}-{self.request_id}"
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def encode_json(value: Any) -> str:
     """Encode compactly, in UTF-8 rather than escapes, on one line by any definition of a line."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = _encode(value)
     return text if text.isascii() else text.translate(_LINE_ENDS)
 
 
