@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test-faults soak test demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test-faults soak test demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -120,3 +120,6 @@ bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick":
 	$(BIN)/python -m bench.e2e.prediction
 	$(BIN)/python -m bench.e2e.halved_link
 	$(BIN)/python -m bench.e2e $(E2E)
+
+papers-quick: setup ## OrbitFlow's figures in the simulator (at most 10 minutes; TRACES=folder adds recorded ones)
+	$(BIN)/python -m bench.papers --quick $(if $(TRACES),--traces $(TRACES)) --out .cache/papers
