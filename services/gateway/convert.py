@@ -16,6 +16,14 @@ from services.gateway.errors import (
     GenerationFailedError,
     UnknownModelError,
 )
+from services.kit.conversation_proto import (
+    message_from_proto,
+    message_to_proto,
+    options_from_proto,
+    options_to_proto,
+    part_from_proto,
+    part_to_proto,
+)
 from services.kit.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -33,6 +41,7 @@ _FINISH_TO_PROTO = MappingProxyType(
         types.FinishReason.STOP: gen.FINISH_REASON_STOP,
         types.FinishReason.LENGTH: gen.FINISH_REASON_LENGTH,
         types.FinishReason.CANCELLED: gen.FINISH_REASON_CANCELLED,
+        types.FinishReason.TOOL_CALLS: gen.FINISH_REASON_TOOL_CALLS,
     }
 )
 _FINISH_FROM_PROTO = MappingProxyType({proto: own for own, proto in _FINISH_TO_PROTO.items()})
@@ -62,8 +71,13 @@ def prompt_from_proto(request: pb.GenerateRequest) -> types.Prompt:
             raise InvalidRequestError(f"{name}: must not be empty", field=str(name))
 
 
-def chat_from_proto(messages: Sequence[gen.ChatMessage]) -> types.ChatPrompt:
-    return checked_conversation([(message.role, message.content) for message in messages])
+def chat_from_proto(
+    messages: Sequence[gen.ChatMessage], options: gen.ConversationOptions
+) -> types.ChatPrompt:
+    return checked_conversation(
+        [message_from_proto(message) for message in messages],
+        options_from_proto(options, path="options"),
+    )
 
 
 def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
@@ -76,10 +90,12 @@ def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
 
 
 def token_to_proto(token: types.Token) -> pb.Token:
-    if token.logprobs is None:
-        return pb.Token(index=token.index, id=token.id, text=token.text)
-    logprobs = logprobs_to_proto(token.logprobs)
-    return pb.Token(index=token.index, id=token.id, text=token.text, logprobs=logprobs)
+    message = pb.Token(index=token.index, id=token.id, text=token.text, reasoning=token.reasoning)
+    if token.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_proto(token.logprobs))
+    if token.tool_calls:
+        message.tool_calls.extend(map(part_to_proto, token.tool_calls))
+    return message
 
 
 def finish_to_proto(finish: types.Finish) -> pb.Finish:
@@ -126,7 +142,7 @@ def submit_to_proto(
 
 def _chat_to_proto(prompt: types.ChatPrompt) -> executor_pb2.Chat:
     return executor_pb2.Chat(
-        messages=[gen.ChatMessage(role=m.role, content=m.content) for m in prompt.messages]
+        messages=map(message_to_proto, prompt.messages), options=options_to_proto(prompt.options)
     )
 
 
@@ -174,7 +190,10 @@ def tokenization_from_proto(response: executor_pb2.TokenizeResponse) -> types.To
 
 def token_from_proto(token: executor_pb2.Token, index: int) -> types.Token:
     logprobs = logprobs_from_proto(token.logprobs) if token.HasField("logprobs") else None
-    return types.Token(index, token.id, token.text, logprobs)
+    if not token.reasoning and not token.tool_calls:
+        return types.Token(index, token.id, token.text, logprobs)
+    calls = tuple(map(part_from_proto, token.tool_calls))
+    return types.Token(index, token.id, token.text, logprobs, token.reasoning, calls)
 
 
 def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ModelInfo:

@@ -44,7 +44,9 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
     async def Chat(
         self, request: pb.ChatRequest, context: Context
     ) -> AsyncIterator[pb.ChatResponse]:
-        checked = _to_generation_request(request, convert.chat_from_proto(request.messages))
+        checked = _to_generation_request(
+            request, convert.chat_from_proto(request.messages, request.options)
+        )
         async for part in self._stream(checked, context):
             yield pb.ChatResponse(
                 tokens=map(convert.token_to_proto, part.tokens),

@@ -117,6 +117,7 @@ _BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_DOUBLE: st.floats(),
     FieldDescriptor.TYPE_INT32: st.integers(-3, 30) | st.sampled_from([-(2**31), 2**31 - 1]),
     FieldDescriptor.TYPE_INT64: st.integers(-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_ENUM: st.integers(0, 9),
 }
 
 

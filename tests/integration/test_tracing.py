@@ -1,5 +1,6 @@
 """A request's trace, as a collector gets it by OTLP from gateway, executor and engine."""
 
+import asyncio
 from pathlib import Path
 
 import httpx
@@ -95,6 +96,7 @@ async def test_one_trace_leads_from_http_through_the_executor_to_the_engine(tmp_
         )
         executor.start()
         try:
+            await asyncio.to_thread(executor.wait_serving)
             await _ask(executor.address, receiver.endpoint)
             await receiver.until(lambda spans: len(_of_the_trace(spans)) == 4)
         finally:
