@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test-faults soak test demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e models
+.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test-faults soak test demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick models
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -102,7 +102,7 @@ watch: ## show what the engine of the local stack is doing
 logs: ## follow the logs of the local stack
 	$(BIN)/python -m demo logs
 
-bench: bench-planner bench-layerwise bench-parking ## all benchmarks; each writes JSON and prints a table
+bench: bench-planner bench-layerwise bench-parking bench-gateway ## all benchmarks; each writes JSON and prints a table
 
 bench-planner: setup ## how fast and how good the planner is (about 6 minutes; QUICK=--quick: the bars, 1 minute)
 	$(BIN)/python -m bench.planner $(QUICK) --out .cache/bench/planner.json
@@ -113,7 +113,13 @@ bench-layerwise: setup models ## layer-wise KV: cost at zero offload, capacity, 
 bench-parking: setup models ## park and resume by way and size, write-through, TokenFlow's ablation (5 minutes)
 	$(BIN)/python -m bench.parking --out .cache/bench
 
+bench-gateway: setup models ## streams of one gateway, the tracker, and both beside vLLM's server (5 minutes)
+	$(BIN)/python -m bench.gateway --out .cache/bench
+
 bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick": minutes, does not count)
 	$(BIN)/python -m bench.e2e.prediction
 	$(BIN)/python -m bench.e2e.halved_link
 	$(BIN)/python -m bench.e2e $(E2E)
+
+papers-quick: setup ## OrbitFlow's figures in the simulator (at most 10 minutes; TRACES=folder adds recorded ones)
+	$(BIN)/python -m bench.papers --quick $(if $(TRACES),--traces $(TRACES)) --out .cache/papers

@@ -1,6 +1,7 @@
 """The `evenflow` command: what would policy P do with this model, GPU, link and traffic?"""
 
 import json
+import os
 from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
@@ -10,21 +11,30 @@ import typer
 from rich.console import Console
 
 from services.placement.presets import PRESETS
+from simulator.cache import CellCache
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
 from simulator.figures import DEFINITIONS
-from simulator.grid import Arrivals, Cell, Workload, run_cells
-from simulator.hardware import assumptions, data_file, device, device_names, model, model_names
+from simulator.grid import Arrivals, Cell, Workload
+from simulator.hardware import (
+    assumptions,
+    data_file,
+    device,
+    device_names,
+    link_rates,
+    model,
+    model_names,
+)
+from simulator.measured import MeasuredDeployment, read_decision_log
 from simulator.planning import PlanningOptions
 from simulator.records import RunRecord
+from simulator.report.page import definitions, page, sweep_sections
+from simulator.report.plots import Run
 from simulator.sizing import Readers, Trial, largest_held
+from simulator.sweep import progress_bar, sweep
 from simulator.tables import print_rows
-from simulator.workload import (
-    ArrivingRequest,
-    published_lengths,
-    read_jsonl,
-    read_orbitflow,
-)
+from simulator.traces import mean_rate_per_s, read_trace
+from simulator.workload import ArrivingRequest, published_lengths
 
 app = typer.Typer(
     help="Policies in virtual time: no GPU needed.", no_args_is_help=True, add_completion=False
@@ -36,22 +46,32 @@ PolicyName = Enum("PolicyName", {name: name for name in PRESETS}, type=str)  # t
 LengthsName = Enum(  # type: ignore[misc]
     "LengthsName", {name: name for name in data_file("lengths.toml")["lengths"]}, type=str
 )
+LinkName = Enum("LinkName", {name: name for name in link_rates()}, type=str)  # type: ignore[misc]
+DEFAULT_RATE_PER_S = 0.1
+DEFAULT_NUM_REQUESTS = 60
+MODEL_HELP = "see simulator/data/models.toml"
+DEVICE_HELP = "see simulator/data/devices.toml"
+MEASURED_HELP = "a planner's decision log, instead of model and device: the engine that made it"
+TRACE_HELP = "JSONL (ours, Mooncake), CSV (Azure, BurstGPT) or JSON (OrbitFlow)"
+SIMULATED = "simulated, by the assumptions in docs/simulator.md"
 DEFAULT_POLICIES = [PolicyName("vllm"), PolicyName("dynamic-heuristic"), PolicyName("orbitflow")]
 
-ModelOption = Annotated[ModelName, typer.Option("--model", help="see simulator/data/models.toml")]
-DeviceOption = Annotated[DeviceName, typer.Option("--device", help="see data/devices.toml")]
+ModelOption = Annotated[ModelName, typer.Option("--model", help=MODEL_HELP)]
+DeviceOption = Annotated[DeviceName, typer.Option("--device", help=DEVICE_HELP)]
 PoliciesOption = Annotated[list[PolicyName], typer.Option("--policy", help="repeatable")]
 GpusOption = Annotated[int, typer.Option(min=1, help="tensor-parallel GPUs")]
 PoolOption = Annotated[int, typer.Option(min=0, help="KV pool in tokens; 0: what memory holds")]
 HostOption = Annotated[float, typer.Option(min=0, help="host memory for KV, GB")]
 SeqsOption = Annotated[int, typer.Option(min=1, help="requests in one step")]
 BatchedOption = Annotated[int, typer.Option(min=1, help="tokens in one step")]
+LinkOption = Annotated[LinkName | None, typer.Option("--link", help="instead of the device's")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="write everything here")]
 
 
 def _deployment(
     model_name: ModelName, device_name: DeviceName, gpus: int, pool_tokens: int, host_gb: float
 ) -> Deployment:
+    """Return the deployment. Raises typer.BadParameter if the model does not fit."""
     deployment = Deployment(
         model=model(model_name.value),
         device=device(device_name.value),
@@ -69,42 +89,62 @@ def _deployment(
 
 @app.command()
 def simulate(
-    model_name: ModelOption,
-    device_name: DeviceOption,
+    model_name: Annotated[ModelName | None, typer.Option("--model", help=MODEL_HELP)] = None,
+    device_name: Annotated[DeviceName | None, typer.Option("--device", help=DEVICE_HELP)] = None,
+    measured: Annotated[Path | None, typer.Option(help=MEASURED_HELP)] = None,
     policy: PoliciesOption = DEFAULT_POLICIES,
-    rate: Annotated[list[float], typer.Option(help="requests per second, repeatable")] = [0.1],
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(min=1e-6, help="requests per second, repeatable; a trace has its own"),
+    ] = None,
     slo_scale: Annotated[list[float], typer.Option(help="x base SLO, repeatable")] = [1.5],
     tbt_ms: Annotated[float, typer.Option(min=0, help="TBT SLO instead of a scale")] = 0.0,
     lengths: Annotated[LengthsName, typer.Option(help="data set")] = LengthsName("sharegpt"),
-    trace: Annotated[Path | None, typer.Option(help="JSONL, or OrbitFlow's JSON")] = None,
+    trace: Annotated[Path | None, typer.Option(help=TRACE_HELP)] = None,
     trace_step_ms: Annotated[float, typer.Option(help="of OrbitFlow's arrival steps")] = 36.0,
-    num_requests: Annotated[int, typer.Option(min=1)] = 60,
+    num_requests: Annotated[
+        int, typer.Option(min=0, help="0: 60 drawn ones, or the whole trace")
+    ] = 0,
     cv: Annotated[float, typer.Option(min=0.01, help="of gaps; 1: Poisson")] = 1.0,
     burst: Annotated[int, typer.Option(min=0, help="requests at once instead")] = 0,
     gpus: GpusOption = 1,
+    link: LinkOption = None,
     pool_tokens: PoolOption = 0,
     host_gb: HostOption = 256.0,
     max_num_seqs: SeqsOption = 16,
     max_num_batched_tokens: BatchedOption = 2_048,
     seed: int = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    jobs: Annotated[int, typer.Option(min=0, help="processes; 0: one per core")] = 0,
+    cache: Annotated[
+        Path | None, typer.Option(help="folder that keeps finished runs; they are not repeated")
+    ] = None,
     json_path: JsonOption = None,
+    html: Annotated[Path | None, typer.Option(help="write a report with plots here")] = None,
 ) -> None:
-    """Run policies x rates x SLOs on one workload, and print attainment and latency."""
-    deployment = replace(
-        _deployment(model_name, device_name, gpus, pool_tokens, host_gb),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
+    """Run policies x rates x SLOs on one workload, and report attainment, latency, and memory."""
+    deployment: Deployment | MeasuredDeployment
+    if measured is not None:
+        deployment = _measured(measured)
+    elif model_name is None or device_name is None:
+        raise typer.BadParameter("give --model and --device, or --measured")
+    else:
+        deployment = replace(
+            _deployment(model_name, device_name, gpus, pool_tokens, host_gb),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        if link is not None:
+            deployment = deployment.with_link(link_rates()[link.value])
     base_s = deployment.base_tbt_s()
-    slos_s = [tbt_ms / 1e3] if tbt_ms else [scale * base_s for scale in slo_scale]
+    slos_s = [(tbt_ms / 1e3, None)] if tbt_ms else [(s * base_s, s) for s in slo_scale]
+    requests = _read_trace(trace, trace_step_ms / 1e3, num_requests) if trace else []
     workload = Workload(
         lengths=None if trace else published_lengths(lengths.value),
-        trace=tuple(_read_trace(trace, trace_step_ms / 1e3)) if trace else (),
-        num_requests=num_requests,
+        trace=tuple(requests),
+        num_requests=num_requests or DEFAULT_NUM_REQUESTS,
         arrivals=Arrivals(cv=cv, burst=burst),
     )
-    rates = [_trace_rate(workload.trace)] if trace else rate
+    rates = rate or [mean_rate_per_s(requests) if trace else DEFAULT_RATE_PER_S]
     cells = [
         Cell(
             deployment=deployment,
@@ -112,32 +152,40 @@ def simulate(
             policy=one.value,
             rate_per_s=per_s,
             slo_tbt_s=slo_s,
+            slo_scale=scale,
             seed=seed,
         )
-        for slo_s in slos_s
+        for slo_s, scale in slos_s
         for per_s in rates
         for one in policy
     ]
-    rows = run_cells(cells, jobs=jobs)
+    console = Console()
+    with progress_bar(len(cells), console) as finished:
+        results = sweep(
+            cells,
+            jobs=jobs or os.cpu_count() or 1,
+            cache=CellCache(cache) if cache else None,
+            finished=finished,
+        )
+    rows = [cell.row(result) for cell, result in zip(cells, results, strict=True)]
     tokens = deployment.shape().num_blocks // deployment.shape().num_groups * deployment.block_size
-    title = (
-        f"{model_name.value} on {gpus} x {device_name.value}, pool of {tokens} tokens, "
-        f"base SLO {1e3 * base_s:.1f} ms"
-    )
-    print_rows(rows, title, Console())
+    title = f"{deployment.title}, pool of {tokens} tokens, base SLO {1e3 * base_s:.1f} ms"
+    print_rows(rows, title, console)
     _write(json_path, deployment, {"base_slo_s": base_s, "cells": rows})
+    if html is not None:
+        views = zip(rows, results, strict=True)
+        runs = [Run(row=row, view=result.view) for row, result in views]
+        intro = f"{workload.name(trace)}; {SIMULATED}"
+        sections = [*sweep_sections(runs), definitions(DEFINITIONS)]
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(page(title, intro, sections))
 
 
-def _read_trace(path: Path, step_s: float) -> list[ArrivingRequest]:
+def _read_trace(path: Path, step_s: float, num_requests: int) -> list[ArrivingRequest]:
     try:
-        return read_orbitflow(path, step_s=step_s) if path.suffix == ".json" else read_jsonl(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise typer.BadParameter(f"{path}: {error}") from error
-
-
-def _trace_rate(trace: tuple[ArrivingRequest, ...]) -> float:
-    span_s = trace[-1].arrival_s - trace[0].arrival_s
-    return round((len(trace) - 1) / span_s, 4) if span_s else float("inf")
+        return read_trace(path, step_s=step_s)[: num_requests or None]
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 @app.command()
@@ -188,7 +236,16 @@ def size(
     _write(json_path, deployment, {"question": asdict(readers), "answers": answers})
 
 
-def _write(path: Path | None, deployment: Deployment, found: dict[str, Any]) -> None:
+def _measured(path: Path) -> MeasuredDeployment:
+    try:
+        return read_decision_log(path)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _write(
+    path: Path | None, deployment: Deployment | MeasuredDeployment, found: dict[str, Any]
+) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = {"definitions": DEFINITIONS, "deployment": asdict(deployment), **found}

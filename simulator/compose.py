@@ -16,6 +16,7 @@ from services.planner.solver import warm_solver
 from simulator.deployment import Deployment
 from simulator.engine import Brain, Engine, Machine
 from simulator.learner import MeasuredStep
+from simulator.measured import MeasuredDeployment
 from simulator.planning import PlanningOptions, Policy
 from simulator.records import RunRecord
 from simulator.simulation import simulate
@@ -83,7 +84,7 @@ def make_engine(
 
 
 def run_policy(
-    deployment: Deployment,
+    deployment: Deployment | MeasuredDeployment,
     requests: list[ArrivingRequest],
     options: PlanningOptions,
     *,

@@ -56,6 +56,11 @@ class Lane:
         waiting = sum(job.num_left_bytes for _, _, job in self._queue if not job.cancelled)
         return waiting + (self._current.num_left_bytes if self._current is not None else 0)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way and nothing waits."""
+        return self._current is None and not self._queue
+
     def submit(self, job: CopyJob, now_s: float) -> None:
         """Put a job into the queue at `now_s`, up to which the lane has been advanced."""
         assert now_s >= self.now_s

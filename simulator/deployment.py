@@ -1,6 +1,6 @@
 """A model on GPUs, and how the engine on them is set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.placement.types import EngineShape, ModelShape
 from simulator.costs import Roofline, StepLoad
@@ -25,6 +25,14 @@ class Deployment:
     max_model_len: int = 32_768
     host_memory_bytes: int = 256_000_000_000
     pool_tokens: int | None = None  # with every layer resident; None: what the GPUs' memory holds
+
+    @property
+    def title(self) -> str:
+        return f"{self.model.name} on {self.num_devices} x {self.device.title}"
+
+    def with_link(self, bytes_per_s: float) -> "Deployment":
+        """Return the same on another link to the host, of this payload rate in one direction."""
+        return replace(self, device=replace(self.device, link_bytes_per_s=bytes_per_s))
 
     def shape(self) -> EngineShape:
         """Return the engine's shape. Raises ValueError if the weights leave no room for KV."""

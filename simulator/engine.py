@@ -19,6 +19,7 @@ from simulator.placing import place, start_restores
 from simulator.planning import Planning, PlanningOptions, Policy, Reason
 from simulator.records import Outcome, Totals
 from simulator.requests import LiveRequest, live_request
+from simulator.residency import ResidencyLog, sample_of
 from simulator.scheduler import Scheduler, Turn
 from simulator.snapshots import Measured, Question, snapshot_of
 from simulator.step import StagedRequest, StepRun, StepTimes, StepWork
@@ -78,6 +79,7 @@ class Engine:
         self.planning = Planning(brain.options)
         self.outcomes: list[Outcome] = []
         self.totals = Totals()
+        self.residency = ResidencyLog()
         self.h2d, self.d2h = machine.lane(), machine.lane()
         self._meters = [
             LinkMeter(lane, calibrated_bytes_per_s=machine.link_bytes_per_s)
@@ -85,6 +87,7 @@ class Engine:
         ]
         self._policy, self._learner = brain.policy, brain.learner
         self._rng = random.Random(seed)
+        self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
         self._inbox: PlanCame | None = None
         self._step: _StepUnderWay | None = None
         self._step_number = 0  # of the newest step that began, from 1
@@ -259,9 +262,8 @@ class Engine:
         rate = self.machine.link_bytes_per_s * self._noise(self.machine.link_noise_frac)
         self.h2d.bytes_per_s = self.d2h.bytes_per_s = rate
         layer_s = self.machine.costs.layer_s(load) * noise
-        sizes = [len(self.shape.layers_of(group)) for group in range(self.shape.num_groups)]
         work = StepWork(
-            compute_s=[size * layer_s for size in sizes],
+            compute_s=[size * layer_s for size in self._group_sizes],
             outside_s=self.machine.costs.outside_s(load) * noise,
             staged=staged_of(turns, self.shape),
         )
@@ -296,6 +298,8 @@ class Engine:
                 num_outputs += 1
                 if first or not turn.is_decode:
                     self.planning.note(Reason.BATCH)
+                elif not step.load.chunks:
+                    request.decode_steps_s.append(now_s - step.start_s)
             self._save(request, now_s)
         self._measure(step, now_s, num_outputs)
         for request in [t.request for t in step.turns if t.request.is_finished]:
@@ -320,8 +324,8 @@ class Engine:
                 num_output_tokens=request.spec.num_output_tokens,
                 level=request.spec.level,
                 generated_s=tuple(request.generated_s),
-                num_pauses=request.num_pauses,
-                paused_s=request.paused_total_s,
+                decode_steps_s=tuple(request.decode_steps_s),
+                pauses_s=tuple(request.pauses_s),
                 num_preemptions=request.num_preemptions,
                 rejected=rejected,
             )
@@ -359,13 +363,12 @@ class Engine:
         totals.busy_s += seconds
         totals.compute_s += step.times.compute_s
         totals.stall_s += sum(step.times.stalls_s)
-        totals.pool_used_s += seconds * (1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks)
-        if scheduler.host.num_blocks:
-            used = 1.0 - scheduler.host.num_free / scheduler.host.num_blocks
-            totals.host_used_s += seconds * used
-        offloaded = sum(len(request.kv.offloaded) for request in scheduler.running)
-        totals.offloaded_s += seconds * offloaded / (len(scheduler.running) * self.shape.num_groups)
-        totals.paused_s += seconds * sum(request.is_paused for request in scheduler.running)
+        now = sample_of(scheduler, now_s)
+        totals.pool_used_s += seconds * now.pool_used_frac
+        totals.host_used_s += seconds * now.host_used_frac
+        totals.offloaded_s += seconds * now.offloaded_frac
+        totals.paused_s += seconds * now.num_paused
+        self.residency.add(now)
 
     def close(self) -> None:
         """Complete the totals."""

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s, violates_delivered_tbt
 from services.pacing.deposit import due_times_s, release_interval_s
@@ -19,8 +19,12 @@ DEFINITIONS: Mapping[str, str] = {
     "tpot": "share of requests whose mean time per token after the first is at most S, as "
     "generated",
     "tpot_deposit": "the same with every token at its due time",
+    "step_tbt, step_tbt_deposit, step_tpot": "as OrbitFlow's artefact counts: a token takes "
+    "as long as the step that made it; steps that compute a prompt are left out, and so is all "
+    "time in which the request is not scheduled; without tolerance; for comparison only",
     "rejected": "requests larger than the engine can ever hold; all their tokens count as late",
     "p50_s, p95_s, p99_s": "quantiles of the generated gaps, in seconds",
+    "tpot_p95_s, tpot_p99_s": "quantiles over requests of the mean time per token after the first",
     "ttft_s, ttft_p95_s": "from the arrival to the first token, in seconds",
     "tokens_per_s, requests_per_min": "of complete requests, from the first arrival to the last "
     "token",
@@ -39,6 +43,34 @@ class Promptness:
     num_in_time_deposit: int
     tpot_met: bool | None  # None below two tokens
     tpot_met_deposit: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPromptness:
+    """One request's decode steps against its own S: see `DEFINITIONS`."""
+
+    num_steps: int
+    num_in_time: int
+    num_in_time_deposit: int
+    tpot_met: bool
+
+
+def step_promptness(outcome: Outcome) -> StepPromptness | None:
+    """Return how prompt a request's own decode steps were; None without any, or any promise."""
+    interval_s = release_interval_s(outcome.level)
+    if interval_s <= 0.0 or not outcome.decode_steps_s:
+        return None
+    generated_s = list(accumulate(outcome.decode_steps_s, initial=0.0))
+    due_s = due_times_s(generated_s, interval_s)
+    pairs = list(zip(due_s, generated_s[1:], strict=False))
+    return StepPromptness(
+        num_steps=len(pairs),
+        num_in_time=sum(step_s <= interval_s for step_s in outcome.decode_steps_s),
+        num_in_time_deposit=sum(
+            not violates_delivered_tbt(g, d, interval_s, tolerance_s=0.0) for d, g in pairs
+        ),
+        tpot_met=generated_s[-1] / len(pairs) <= interval_s,
+    )
 
 
 def promptness(outcome: Outcome) -> Promptness | None:
@@ -101,6 +133,11 @@ def figures(run: RunRecord) -> dict[str, float]:
         tpots = [(r.tpot_met, r.tpot_met_deposit) for r in judged if r.tpot_met is not None]
         found["tpot"] = _share((bool(met), 1) for met, _ in tpots)
         found["tpot_deposit"] = _share((bool(met), 1) for _, met in tpots)
+    steps = [own for outcome in run.outcomes if (own := step_promptness(outcome)) is not None]
+    if steps:
+        found["step_tbt"] = _share((r.num_in_time, r.num_steps) for r in steps)
+        found["step_tbt_deposit"] = _share((r.num_in_time_deposit, r.num_steps) for r in steps)
+        found["step_tpot"] = _share((r.tpot_met, 1) for r in steps)
     if done:
         found |= _latencies(done) | _rates(done)
     return found | _totals(run)
@@ -108,11 +145,14 @@ def figures(run: RunRecord) -> dict[str, float]:
 
 def _latencies(done: Sequence[Outcome]) -> dict[str, float]:
     gaps_s = sorted(b - a for outcome in done for a, b in pairwise(outcome.generated_s))
+    tpots_s = sorted(tpot for o in done if (tpot := tpot_s(o.generated_s)) is not None)
     ttfts_s = sorted(outcome.generated_s[0] - outcome.arrival_s for outcome in done)
     return {
         "p50_s": quantile(gaps_s, 0.5),
         "p95_s": quantile(gaps_s, 0.95),
         "p99_s": quantile(gaps_s, 0.99),
+        "tpot_p95_s": quantile(tpots_s, 0.95),
+        "tpot_p99_s": quantile(tpots_s, 0.99),
         "ttft_s": statistics.fmean(ttfts_s),
         "ttft_p95_s": quantile(ttfts_s, 0.95),
         "e2e_s": statistics.fmean(o.generated_s[-1] - o.arrival_s for o in done),

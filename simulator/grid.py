@@ -1,17 +1,20 @@
 """Cells of a comparison: policy x arrival rate x SLO, each run by itself."""
 
 import random
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+import time
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
 
 from services.pacing.types import ServiceLevel
 from services.placement.types import PolicyParameters
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
 from simulator.figures import figures
+from simulator.measured import MeasuredDeployment
 from simulator.planning import PlanningOptions
+from simulator.traces import at_rate
+from simulator.views import view_of
 from simulator.workload import (
     ArrivingRequest,
     Lengths,
@@ -39,12 +42,22 @@ class Workload:
     num_requests: int = 60
     arrivals: Arrivals = field(default_factory=Arrivals)
 
+    def name(self, path: Path | None) -> str:
+        """Say in words what arrives; `path`: of the trace."""
+        if self.lengths is None:
+            return f"{len(self.trace)} requests of {path.name if path else 'a trace'}"
+        prompt, output = self.lengths
+        arrivals = self.arrivals
+        how = f"bursts of {arrivals.burst}" if arrivals.burst else f"gaps with CV {arrivals.cv:g}"
+        means = f"{prompt.mean:g} prompt and {output.mean:g} output tokens on average"
+        return f"{self.num_requests} requests, {means}, {how}"
+
     def requests(
         self, *, rate_per_s: float, seed: int, level: ServiceLevel
     ) -> list[ArrivingRequest]:
-        """Return the requests; a trace keeps its own arrivals."""
+        """Return the requests; gaps of a trace are stretched or shrunk to the rate."""
         if self.lengths is None:
-            return with_level(self.trace, level)
+            return with_level(at_rate(list(self.trace), rate_per_s), level)
         if self.arrivals.burst:
             gaps_s = burst_gaps(rate_per_s=rate_per_s, size=self.arrivals.burst)
         else:
@@ -56,35 +69,49 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult:
+    """What a cell leaves behind."""
+
+    figures: dict[str, float]  # see `simulator.figures.DEFINITIONS`
+    view: dict[str, Any]  # see `simulator.views`
+    cpu_s: float  # that the run took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One run."""
 
-    deployment: Deployment
+    deployment: Deployment | MeasuredDeployment
     workload: Workload
     policy: str
-    rate_per_s: float  # of drawn requests
+    rate_per_s: float
     slo_tbt_s: float
+    slo_scale: float | None = None  # x base SLO; None: the SLO is absolute
     seed: int = 0
+    label: str = ""  # of the policy in reports; empty: its name
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
 
-    def run(self) -> dict[str, float | str]:
-        """Return what identifies the cell, and its figures."""
+    @property
+    def name(self) -> str:
+        return self.label or self.policy
+
+    def run(self) -> CellResult:
+        """Run it. Only `cpu_s` depends on the machine that runs it."""
+        began_s = time.process_time()
         level = ServiceLevel(slo_tbt_s=self.slo_tbt_s, slo_tpot_s=self.slo_tbt_s)
         requests = self.workload.requests(rate_per_s=self.rate_per_s, seed=self.seed, level=level)
         options = PlanningOptions(policy=self.policy, parameters=self.parameters, seed=self.seed)
         record = run_policy(self.deployment, requests, options, seed=self.seed)
+        cpu_s = time.process_time() - began_s
+        return CellResult(figures=figures(record), view=view_of(record), cpu_s=cpu_s)
+
+    def row(self, result: CellResult) -> dict[str, Any]:
+        """Return what identifies the cell, and its figures."""
         return {
-            "policy": self.policy,
+            "policy": self.name,
             "rate_per_s": self.rate_per_s,
             "slo_tbt_s": self.slo_tbt_s,
+            "slo_scale": self.slo_scale,
             "seed": self.seed,
-            **figures(record),
+            **result.figures,
         }
-
-
-def run_cells(cells: Sequence[Cell], *, jobs: int = 1) -> list[dict[str, float | str]]:
-    """Run cells in their order, `jobs` at a time; what they answer does not depend on `jobs`."""
-    if jobs <= 1:
-        return [cell.run() for cell in cells]
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(Cell.run, cells))

@@ -27,6 +27,7 @@ class Device:
 class Model:
     """The shape of one model, under the names of its config.json."""
 
+    name: str
     num_hidden_layers: int
     hidden_size: int
     intermediate_size: int
@@ -88,6 +89,12 @@ def model_names() -> list[str]:
     return list(data_file("models.toml")["models"])
 
 
+def link_rates() -> Mapping[str, float]:
+    """Return bytes/s of one direction between host and GPU, by kind of link."""
+    rates: Mapping[str, float] = data_file("devices.toml")["links"]
+    return rates
+
+
 def device(name: str) -> Device:
     """Return a device. Raises KeyError for an unknown name."""
     data = data_file("devices.toml")
@@ -99,7 +106,7 @@ def device(name: str) -> Device:
 
 def model(name: str) -> Model:
     """Return a model. Raises KeyError for an unknown name."""
-    return Model(**data_file("models.toml")["models"][name])
+    return Model(name=name, **data_file("models.toml")["models"][name])
 
 
 def assumptions() -> Assumptions:

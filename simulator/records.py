@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
+from simulator.residency import ResidencySample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +17,15 @@ class Outcome:
     num_output_tokens: int  # that were asked for
     level: ServiceLevel
     generated_s: tuple[float, ...] = ()  # of each token; empty for a rejected request
-    num_pauses: int = 0
-    paused_s: float = 0.0
+    # Length of each step that made a token after the first and computed no prompt beside it.
+    decode_steps_s: tuple[float, ...] = ()
+    pauses_s: tuple[tuple[float, float], ...] = ()  # beginning and end
     num_preemptions: int = 0
     rejected: bool = False  # larger than the engine can ever hold
+
+    @property
+    def num_pauses(self) -> int:
+        return len(self.pauses_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,3 +55,4 @@ class RunRecord:
     totals: Totals
     num_events: int
     end_s: float  # of virtual time
+    samples: tuple[ResidencySample, ...] = ()

@@ -104,7 +104,8 @@ class LiveRequest:
     resumed_s: float | None = None
     num_pauses: int = 0
     pause_endable_noted: bool = False
-    paused_total_s: float = 0.0
+    pauses_s: list[tuple[float, float]] = field(default_factory=list)  # complete ones
+    decode_steps_s: list[float] = field(default_factory=list)  # see `Outcome`
     preempted_s: float | None = None
     num_preemptions: int = 0
     last_scheduled_s: float | None = None
@@ -154,7 +155,7 @@ class LiveRequest:
 
     def resume(self, now_s: float) -> None:
         assert self.paused_s is not None
-        self.paused_total_s += now_s - self.paused_s
+        self.pauses_s.append((self.paused_s, now_s))
         self.paused_s, self.resumed_s = None, now_s
         decodes = self.num_left_tokens <= 1 and self.num_output_tokens > 0
         self.phase = RequestPhase.DECODING if decodes else RequestPhase.PREFILL

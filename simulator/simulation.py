@@ -36,4 +36,5 @@ def simulate(
         totals=engine.totals,
         num_events=num_events,
         end_s=now_s,
+        samples=engine.residency.samples,
     )

@@ -61,6 +61,8 @@ class StepRun:
     def run(self, start_s: float) -> StepTimes:
         """Return how the step goes that starts at `start_s`."""
         self._lane.advance(start_s)
+        if not self._work.staged and self._lane.is_idle:
+            return self._undisturbed(start_s)
         now_s, compute_s, stalls_s = start_s, 0.0, []
         for group, work_s in enumerate(self._work.compute_s):
             self._release(group, now_s)
@@ -71,6 +73,18 @@ class StepRun:
         end_s = now_s + self._work.outside_s
         self._lane.advance(end_s)
         return StepTimes(end_s=end_s, compute_s=compute_s, stalls_s=tuple(stalls_s))
+
+    def _undisturbed(self, start_s: float) -> StepTimes:
+        """Return the same, where no copy is under way, waits or will begin."""
+        now_s, compute_s = start_s, 0.0
+        for work_s in self._work.compute_s:
+            end_s = now_s + work_s
+            compute_s += end_s - now_s
+            now_s = end_s
+        end_s = now_s + self._work.outside_s
+        self._lane.advance(end_s)
+        stalls_s = (0.0,) * len(self._work.compute_s)
+        return StepTimes(end_s=end_s, compute_s=compute_s, stalls_s=stalls_s)
 
     def _release(self, num_computed: int, now_s: float) -> None:
         """Queue the copies whose buffers are free once so many groups have been computed."""

@@ -1,12 +1,9 @@
-"""Requests that arrive: drawn from distributions, or read from a trace."""
+"""Requests that arrive, drawn from distributions."""
 
-import json
 import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from services.placement.types import RequestId
@@ -102,69 +99,6 @@ def drawn_requests(
         )
         arrival_s += gap_s
     return requests
-
-
-# -- traces ----------------------------------------------------------------------------------------
-
-
-def read_jsonl(path: Path) -> list[ArrivingRequest]:
-    """Read our own format: one object per line, fields as in `ArrivingRequest` and `ServiceLevel`.
-
-    `request_id`, `priority` and the service level may be absent. Raises ValueError naming the line.
-    """
-    requests = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        if line.strip():
-            try:
-                requests.append(_from_object(json.loads(line), number))
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}:{number}: {error!r}") from error
-    return sorted(requests, key=lambda request: request.arrival_s)
-
-
-def _from_object(row: dict[str, Any], number: int) -> ArrivingRequest:
-    own = ("request_id", "arrival_s", "num_prompt_tokens", "num_output_tokens", "priority")
-    fields = {name: row[name] for name in own if name in row}
-    level = {name: value for name, value in row.items() if name not in own}
-    fields.setdefault("request_id", f"r{number}")
-    request = ArrivingRequest(**fields, level=ServiceLevel(**level))
-    if min(request.num_prompt_tokens, request.num_output_tokens) < 1 or request.arrival_s < 0:
-        raise ValueError("lengths must be at least 1, the arrival at least 0")
-    return request
-
-
-def write_jsonl(requests: Iterable[ArrivingRequest], path: Path) -> None:
-    """Write our own format."""
-    with path.open("w") as file:
-        for request in requests:
-            row = {
-                "request_id": request.request_id,
-                "arrival_s": request.arrival_s,
-                "num_prompt_tokens": request.num_prompt_tokens,
-                "num_output_tokens": request.num_output_tokens,
-                "priority": request.priority,
-                **{
-                    name: getattr(request.level, name)
-                    for name in ServiceLevel.__dataclass_fields__
-                    if getattr(request.level, name) not in (None, False)
-                },
-            }
-            file.write(json.dumps(row) + "\n")
-
-
-def read_orbitflow(path: Path, *, step_s: float) -> list[ArrivingRequest]:
-    """Read a trace of OrbitFlow's artefact, whose arrivals count engine steps of `step_s`."""
-    rows = json.loads(path.read_text())["requests"]
-    requests = [
-        ArrivingRequest(
-            request_id=RequestId(name),
-            arrival_s=row["arrival_time"] * step_s,
-            num_prompt_tokens=row["input_length"],
-            num_output_tokens=row["output_length"],
-        )
-        for name, row in rows.items()
-    ]
-    return sorted(requests, key=lambda request: request.arrival_s)
 
 
 def with_level(requests: Iterable[ArrivingRequest], level: ServiceLevel) -> list[ArrivingRequest]:

@@ -35,7 +35,8 @@ def open_gate() -> asyncio.Event:
 class Script:
     """What happens to a request."""
 
-    texts: Sequence[str] = ("Hello", ",", " world")  # one token each; ids count from 100
+    # One token each, as a text or whole; ids count from 100.
+    texts: Sequence[str | pb.Token] = ("Hello", ",", " world")
     interval_s: float = 0.0  # between two tokens
     finish_reason: gen.FinishReason.ValueType = gen.FINISH_REASON_STOP
     failure: pb.Failure | None = None  # instead of the finish reason
@@ -43,6 +44,15 @@ class Script:
     accepting: asyncio.Event = field(default_factory=open_gate)  # nothing is answered before
     generating: asyncio.Event = field(default_factory=open_gate)  # no token comes before
     ending: asyncio.Event = field(default_factory=open_gate)  # no ending comes before
+
+
+def make_token(id: int, said: str | pb.Token) -> pb.Token:
+    """Return a token that says something, with an id."""
+    if isinstance(said, str):
+        return pb.Token(id=id, text=said)
+    token = pb.Token(id=id)
+    token.MergeFrom(said)
+    return token
 
 
 def make_logprobs(token: pb.Token, num_likeliest: int) -> gen.TokenLogprobs:
@@ -101,11 +111,11 @@ class Session:
         self,
         request_id: str,
         first_index: int,
-        texts: Sequence[str],
+        texts: Sequence[str | pb.Token],
         asked: pb.Submit = NOTHING_MORE,
     ) -> None:
         """Send tokens, and what was asked for beside them."""
-        tokens = [pb.Token(id=100 + first_index + k, text=text) for k, text in enumerate(texts)]
+        tokens = [make_token(100 + first_index + k, text) for k, text in enumerate(texts)]
         if asked.sampling.HasField("logprobs"):
             for token in tokens:
                 token.logprobs.CopyFrom(make_logprobs(token, asked.sampling.logprobs))

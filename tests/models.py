@@ -13,6 +13,7 @@ and a wrong block changes the greedy tokens that follow. The output rows of spec
 zero, so that greedy answers never end before `max_tokens`.
 """
 
+import json
 import pydoc_data.topics
 import sys
 from pathlib import Path
@@ -45,6 +46,24 @@ OUTPUT_GAIN = 1.0
 MLP_GAIN = 0.3  # silu(gate) * up of 0.3 each: small beside attention
 EMBEDDING_RMS = 1.0  # as large as one layer's addition: smaller, and answers fall into loops
 
+# The demo's, and what it has not: tools, calls and their results, and an effort.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% if tools %}{{ '<|system|>' }}"
+    "{% for tool in tools %}{{ 'Function ' + (tool.function | tojson) + '. ' }}{% endfor %}"
+    "{{ eos_token }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'tool' %}"
+    "{{ '<|user|>Result of ' + message.tool_call_id + ': ' + message.content + eos_token }}"
+    "{% else %}"
+    "{{ '<|' + message.role.replace('developer', 'system') + '|>' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ ' Call ' + call.id + ': ' + call.function.name + (call.function.arguments | tojson) }}"
+    "{% endfor %}{{ eos_token }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}"
+    "{% if reasoning_effort %}{{ 'Effort: ' + reasoning_effort + '. ' }}{% endif %}{% endif %}"
+)
+
 TEXTS = tuple(text for _, text in sorted(pydoc_data.topics.topics.items()))
 
 
@@ -58,6 +77,9 @@ def _build(directory: Path) -> None:
     save_tokenizer(
         train_tokenizer(TEXTS, vocab_size=VOCAB_SIZE), directory, max_model_len=MAX_MODEL_LEN
     )
+    config_file = directory / "tokenizer_config.json"
+    config = json.loads(config_file.read_text()) | {"chat_template": CHAT_TEMPLATE}
+    config_file.write_text(json.dumps(config, indent=1))
     _untrained_model().save_pretrained(directory)
 
 

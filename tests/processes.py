@@ -68,6 +68,7 @@ class Stack:
             "EXECUTOR_MAX_MODEL_LEN": 2048,
             "EXECUTOR_MAX_NUM_SEQS": 32,
             "EXECUTOR_ENFORCE_EAGER": 1,
+            "EXECUTOR_TOOL_CALL_PARSER": "hermes",
             "EXECUTOR_LAYERWISE_KV": "true",  # so that the planner is asked
             "EXECUTOR_KV_HOST_MEMORY_BYTES": 64 << 20,
             "PLANNER_GRPC_PORT": self.ports["planner"],

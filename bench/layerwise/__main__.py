@@ -5,8 +5,8 @@ import json
 import os
 from pathlib import Path
 
+from bench.document import document, markdown, save
 from bench.layerwise import capacity, overhead, overlap
-from bench.layerwise._common import document, markdown, save
 
 BENCHMARKS = {
     benchmark.name: benchmark

@@ -1,34 +1,17 @@
-"""What the layer-wise benchmarks share: workloads, times of decode steps, files, tables."""
+"""What the layer-wise benchmarks share: workloads and times of decode steps."""
 
-import json
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from bench.document import Row
 from tests.exact.harness import Arrival, Hook, StepRunner, make_prompt
 
 NUM_WARM_STEPS = 5  # first decode steps that are left out
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Benchmark:
-    """One benchmark: what it measures, its definitions, and its table."""
-
-    name: str
-    title: str
-    definitions: dict[str, str]  # of each column of `table` that is not plain
-    measure: Callable[[], list[Row]]
-    table: Callable[[Sequence[Row]], list[list[str]]]  # header first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,57 +103,3 @@ def all_decode(runner: StepRunner, num_requests: int) -> bool:
 
 def median_of(rows: Iterable[Row], name: str) -> float:
     return float(statistics.median(row[name] for row in rows))
-
-
-def document(benchmark: Benchmark, rows: list[Row], load: tuple[float, ...]) -> dict[str, Any]:
-    """Return what is written as JSON. `load`: the load averages before the benchmark began."""
-    return {
-        "benchmark": benchmark.name,
-        "commit": _output("git", "describe", "--always", "--dirty"),
-        "machine": {
-            "cpu": _cpu(),
-            "num_cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_before": load,
-            "load_after": os.getloadavg(),
-        },
-        "definitions": benchmark.definitions,
-        "rows": rows,
-    }
-
-
-def save(content: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def markdown(benchmark: Benchmark, content: dict[str, Any]) -> str:
-    """Return a benchmark's section: machine, table, definitions."""
-    machine = content["machine"]
-    before, after = machine["load_before"][0], machine["load_after"][0]
-    header, *rows = benchmark.table(content["rows"])
-    lines = [
-        f"### {benchmark.title}",
-        "",
-        f"{machine['cpu']}, {machine['num_cpus']} cores, Python {machine['python']}, commit "
-        f"{content['commit']}, 1-minute load {before:.1f} before and {after:.1f} after.",
-        "",
-        "| " + " | ".join(header) + " |",
-        "|" + "---|" * len(header),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
-        *(f"- {name}: {text}" for name, text in content["definitions"].items()),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

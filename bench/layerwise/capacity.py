@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.layerwise._common import Benchmark, Row, batch, median_of
+from bench.document import Benchmark, Row
+from bench.layerwise._common import batch, median_of
 from bench.layerwise._engines import engines
 from services.executor.kv.options import KVOptions
 from services.placement.blocks import BlockGeometry, max_tokens_in

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.layerwise._common import Benchmark, Row, batch, decode_times, median_of
+from bench.document import Benchmark, Row
+from bench.layerwise._common import batch, decode_times, median_of
 from bench.layerwise._engines import EngineProcess, engines
 from services.executor.kv.options import KVOptions
 from tests.exact.harness import EngineCase, StepRunner

@@ -15,7 +15,8 @@ from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from bench.layerwise._common import Benchmark, Row, all_decode, batch, median_of
+from bench.document import Benchmark, Row
+from bench.layerwise._common import all_decode, batch, median_of
 from bench.layerwise._engines import engines
 from services.executor.kv.cpu_copy_engine import LinkModel
 from services.executor.kv.options import KVOptions
@@ -122,6 +123,7 @@ def decode_profile(runner: StepRunner, hook: Hook | None) -> Profile:
     workload = batch(
         NUM_REQUESTS, num_prompt_tokens=NUM_PROMPT_TOKENS, num_output_tokens=NUM_OUTPUT_TOKENS
     )
+    connector: Any = get_kv_transfer_group()
     step: Callable[..., Any] = runner.engine.step
     steps: list[tuple[float, list[float], list[float]]] = []
 
@@ -137,6 +139,7 @@ def decode_profile(runner: StepRunner, hook: Hook | None) -> Profile:
         return outputs
 
     runner.engine.step = timed
+    connector.watches_layers = True
     try:
         with (
             _calls("start_load_kv") as orders,
@@ -146,6 +149,7 @@ def decode_profile(runner: StepRunner, hook: Hook | None) -> Profile:
             runner.run(workload, hook=hook, check=False)
     finally:
         del runner.engine.step
+        connector.watches_layers = False
     seconds, asked, read = zip(*steps[NUM_WARM_STEPS:], strict=True)
     return Profile(
         step_s=statistics.median(seconds),

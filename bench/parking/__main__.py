@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from bench.layerwise._common import document, markdown, save
+from bench.document import document, markdown, save
 from bench.parking import ablation, costs
 
 BENCHMARKS = {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.layerwise._common import Benchmark, Row
+from bench.document import Benchmark, Row
 from services.executor.kv.options import KVOptions
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
 

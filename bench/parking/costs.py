@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.layerwise._common import Benchmark, Row, batch, decode_times, median_of
+from bench.document import Benchmark, Row
+from bench.layerwise._common import batch, decode_times, median_of
 from services.executor.kv.options import KVOptions
 from services.placement.resume import ResumeWay
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt

@@ -19,6 +19,7 @@ from services.kit import clock, log, metrics
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
+from services.kit.tracing import Tracing
 
 if TYPE_CHECKING:
     from services.executor.engine import Engine
@@ -37,8 +38,12 @@ async def serve(settings: ExecutorSettings) -> int:
         f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME], transport=settings.transport
     )
     tracker = _make_tracker(settings)
+    tracing = Tracing("evenflow-executor", settings.otlp_traces_endpoint)
     front = Front(
-        model_id=settings.model_id, max_num_reqs=settings.max_num_queued_reqs, progress=tracker
+        model_id=settings.model_id,
+        max_num_reqs=settings.max_num_queued_reqs,
+        progress=tracker,
+        tracing=tracing,
     )
     servicer = ExecutorServicer(front, executor_id=settings.id)
     pb_grpc.add_ExecutorServiceServicer_to_server(servicer, server.grpc)
@@ -58,6 +63,7 @@ async def serve(settings: ExecutorSettings) -> int:
         await _drain(settings, server, front, tracker)
     await _stop_reporting(tracker, lease)
     await engine.close()
+    await asyncio.to_thread(tracing.close)
     return ENGINE_DIED_EXIT_CODE if engine.died.is_set() else 0
 
 

@@ -5,17 +5,22 @@ every delta on at once, from inside vLLM's output loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
 
 from services.executor.logprobs import PromptOutput, VllmLogprob, prompt_logprobs, token_logprobs
-from services.executor.types import Delta, Ending, Failure, FinishReason, Token
+from services.executor.types import Delta, Ending, Failure, FinishReason, Said, Token
 
 log = structlog.get_logger()
 
 DeltaSink = Callable[[Delta], None]
+
+DEAD_END = Failure(
+    message="the answer came to where the form asked for allows no next token", retryable=False
+)
+UNREADABLE = Failure(message="the answer could not be parsed", retryable=False)
 
 FINISH_REASONS: dict[str, Ending] = {
     "stop": FinishReason.STOP,
@@ -41,12 +46,22 @@ class StepOutput(PromptOutput, Protocol):
     outputs: Sequence[Completion]
 
 
+class StepParser(Protocol):
+    """Tells what a step says; see `services.executor.answer_parser.AnswerParser`."""
+
+    @property
+    def chose_calls(self) -> bool: ...
+    def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporting:
-    """What a request wants to know beside its tokens, where vLLM reports it."""
+    """What a request wants to know beside its tokens, and how its text is read."""
 
     num_logprobs: int = 0  # likeliest tokens of each place
     first_prompt_token: str = ""  # text that vLLM does not report
+    parser: StepParser | None = None  # None: all text is the answer's content
+    has_form: bool = False  # the answer is held to a grammar
 
 
 TOKENS_ONLY = Reporting()
@@ -67,15 +82,22 @@ class StepCollector:
         """Take what vLLM's output loop has for this request. Never blocks."""
         if self._ended:
             return
-        if isinstance(output, Exception):
-            delta = self._failed(output)
-        else:
-            delta = to_delta(output, self._reporting)
+        delta = self._failed(output) if isinstance(output, Exception) else self._read(output)
         self._ended = delta.ending is not None
         self._sink(delta)
 
     def close(self) -> None:
         """Do nothing: there is no input stream to stop."""
+
+    def _read(self, output: StepOutput) -> Delta:
+        """Return a step; a failure if the model's parser cannot read it."""
+        try:
+            return to_delta(output, self._reporting)
+        except Exception:
+            if self._reporting.parser is None:
+                raise
+            log.exception("answer_not_parsed", engine_request_id=self.request_id)
+            return Delta((), UNREADABLE)
 
     def _failed(self, error: Exception) -> Delta:
         log.warning("request_failed", engine_request_id=self.request_id, error=repr(error))
@@ -88,21 +110,43 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
     Text without a token (held back for a stop string when the request was aborted) is dropped.
     """
     (completion,) = output.outputs
-    reason = completion.finish_reason
     return Delta(
-        _tokens(completion, reporting.num_logprobs),
-        None if reason is None else FINISH_REASONS[reason],
+        _tokens(completion, reporting),
+        _ending(completion, reporting),
         prompt_logprobs(output, reporting.num_logprobs, reporting.first_prompt_token),
     )
 
 
-def _tokens(completion: Completion, num_logprobs: int) -> tuple[Token, ...]:
+def _tokens(completion: Completion, reporting: Reporting) -> tuple[Token, ...]:
     ids, places = completion.token_ids, completion.logprobs
-    last = len(ids) - 1
-    texts = (completion.text if i == last else "" for i in range(len(ids)))
+    if not ids:
+        return ()
+    said = _said(completion, reporting.parser)
+    tokens = [Token(id, "") for id in ids[:-1]]
+    tokens.append(Token(ids[-1], said.text, None, said.reasoning, said.tool_calls))
     if places is None:
-        return tuple(map(Token, ids, texts))
+        return tuple(tokens)
     return tuple(
-        Token(id, text, token_logprobs(id, place, num_logprobs))
-        for id, text, place in zip(ids, texts, places, strict=True)
+        replace(token, logprobs=token_logprobs(token.id, place, reporting.num_logprobs))
+        for token, place in zip(tokens, places, strict=True)
     )
+
+
+def _said(completion: Completion, parser: StepParser | None) -> Said:
+    if parser is None:
+        return Said(completion.text)
+    is_last = completion.finish_reason is not None
+    return parser.parse(completion.text, completion.token_ids, is_last=is_last)
+
+
+def _ending(completion: Completion, reporting: Reporting) -> Ending | None:
+    """Return how an answer ended, after its last step was parsed; None if it goes on."""
+    if completion.finish_reason is None:
+        return None
+    ending, parser = FINISH_REASONS[completion.finish_reason], reporting.parser
+    if ending is FinishReason.STOP and parser is not None and parser.chose_calls:
+        return FinishReason.TOOL_CALLS
+    # What is lost has no new token; one that the grammar does not allow was drawn for want of any.
+    if isinstance(ending, Failure) and reporting.has_form and completion.token_ids:
+        return DEAD_END
+    return ending

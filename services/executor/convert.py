@@ -11,7 +11,6 @@ from services.executor.observation import (
 from services.executor.step_stream import Frame, Output
 from services.executor.types import (
     ChatInput,
-    ChatTurn,
     Ending,
     EngineLoad,
     Failure,
@@ -27,10 +26,17 @@ from services.executor.types import (
     Tokenization,
     TokenizeOptions,
 )
+from services.kit.conversation import DEFAULT_OPTIONS
+from services.kit.conversation_proto import (
+    message_from_proto,
+    options_from_proto,
+    part_to_proto,
+)
 from services.kit.errors import InvalidRequestError
 from services.kit.logprobs_proto import logprobs_to_proto, prompt_to_proto
 from services.kit.sampling_proto import sampling_from_proto
 from services.kit.service_level import service_level_from_proto
+from services.kit.trace_context import TraceContext
 
 MAX_REQUEST_ID_LENGTH = 128
 DEFAULT_UPDATES_PER_S = 2.0
@@ -61,6 +67,7 @@ _FINISH_REASONS = {
     FinishReason.STOP: gen.FINISH_REASON_STOP,
     FinishReason.LENGTH: gen.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: gen.FINISH_REASON_CANCELLED,
+    FinishReason.TOOL_CALLS: gen.FINISH_REASON_TOOL_CALLS,
 }
 
 
@@ -97,7 +104,14 @@ def _submission(submit: pb.Submit) -> Submission:
         service_level=service_level_from_proto(submit.service_level, path=""),
         echo=submit.echo,
         priority=submit.priority,
+        trace=_trace(submit.trace_context),
     )
+
+
+def _trace(context: pb.TraceContext) -> TraceContext | None:
+    if not context.traceparent:
+        return None
+    return TraceContext(traceparent=context.traceparent, tracestate=context.tracestate)
 
 
 def _input(submit: pb.Submit) -> Input:
@@ -116,7 +130,10 @@ def _input(submit: pb.Submit) -> Input:
 
 def chat_from_proto(chat: pb.Chat) -> ChatInput:
     _require(len(chat.messages) > 0, "messages", "messages must not be empty")
-    return ChatInput(turns=tuple(ChatTurn(role=m.role, content=m.content) for m in chat.messages))
+    options = DEFAULT_OPTIONS
+    if chat.HasField("options"):
+        options = options_from_proto(chat.options, path="")
+    return ChatInput(turns=tuple(map(message_from_proto, chat.messages)), options=options)
 
 
 def _require(holds: bool, field: str, message: str) -> None:
@@ -156,9 +173,12 @@ def _output(request_id: str, output: Output) -> pb.RequestOutput:
 
 
 def _token(token: Token) -> pb.Token:
-    if token.logprobs is None:
-        return pb.Token(id=token.id, text=token.text)
-    return pb.Token(id=token.id, text=token.text, logprobs=logprobs_to_proto(token.logprobs))
+    message = pb.Token(id=token.id, text=token.text, reasoning=token.reasoning)
+    if token.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_proto(token.logprobs))
+    if token.tool_calls:
+        message.tool_calls.extend(map(part_to_proto, token.tool_calls))
+    return message
 
 
 def _ending(ending: Ending) -> pb.Ending:

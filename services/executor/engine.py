@@ -3,34 +3,26 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import structlog
-from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from services.executor.collector import DeltaSink, Reporting, StepCollector
-from services.executor.context_length import resolve_max_tokens
+from services.executor.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine_config import make_config
-from services.executor.grammar_check import GrammarCheck, GrammarError, GrammarsBusyError
 from services.executor.kv import engine_calls
 from services.executor.kv.options import layers_per_group
 from services.executor.load_recorder import LoadRecorder
 from services.executor.observation import EngineObservation, from_plain
-from services.executor.prompt_renderer import PromptRenderer, rejection_of
+from services.executor.preparation import Preparation
+from services.executor.prompt_renderer import PromptRenderer
 from services.executor.reader_relay import ReaderRelay
-from services.executor.sampling import (
-    blamed_parameter,
-    describe_tokenizer,
-    grammar_of,
-    to_vllm_sampling,
-)
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
     ChatInput,
+    Delta,
     EngineLoad,
     ModelInfo,
     PreparedRequest,
@@ -48,11 +40,6 @@ log = structlog.get_logger()
 SHUTDOWN_TIMEOUT_S = 3.0  # for an orderly end of the processes; nothing in them is worth more
 
 DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
-NO_PRIORITIES = Rejection(
-    code=RejectCode.INVALID_ARGUMENT,
-    field="priority",
-    message="priority: this executor serves requests in the order of their arrival",
-)
 
 
 class Engine:
@@ -63,15 +50,11 @@ class Engine:
         self._llm = llm
         self._load = load
         self._renderer = PromptRenderer(llm.renderer)
-        self._grammars = GrammarCheck(
-            partial(describe_tokenizer, llm.vllm_config, llm.renderer.get_tokenizer()),
-            timeout_s=settings.grammar_timeout_s,
-        )
+        self._preparation = Preparation(llm, self._renderer, settings)
         self._aborts: set[asyncio.Task[None]] = set()
         self._delivered = ReaderRelay[int](self._call_deliver)
         self._holds = ReaderRelay[bool](self._call_hold)
         self._background: list[asyncio.Task[None]] = []
-        self._supported_tasks: Any = ()
         self._closing = False
         self.died = asyncio.Event()
 
@@ -92,7 +75,7 @@ class Engine:
 
     async def open(self) -> None:
         """Start taking the engine's output, on this event loop."""
-        self._supported_tasks = await self._llm.get_supported_tasks()
+        await self._preparation.open()
         self._llm._run_output_handler()
         self._background = [
             asyncio.create_task(self._watch_output(), name="engine-watch"),
@@ -110,66 +93,7 @@ class Engine:
         """Render, tokenise and check a request, off the event loop. Raises `RejectedError`."""
         if self._llm.errored:
             raise RejectedError(DEAD)
-        if submission.priority and self._schedules_in_order:
-            raise RejectedError(NO_PRIORITIES)
-        rendered = await self._renderer.render(submission.input, with_text=submission.echo)
-        num_prompt_tokens = len(rendered["prompt_token_ids"])
-        max_tokens = resolve_max_tokens(
-            submission.sampling.max_tokens,
-            prompt=submission.input,
-            num_prompt_tokens=num_prompt_tokens,
-            max_model_len=self._llm.model_config.max_model_len,
-        )
-        core_request = await self._process(submission, rendered, max_tokens)
-        await self._check_grammar(submission, core_request.sampling_params)
-        self._llm.input_processor.assign_request_id(core_request)
-        return PreparedRequest(
-            engine_id=core_request.request_id,
-            num_prompt_tokens=num_prompt_tokens,
-            text=rendered.get("prompt"),
-            first_token=await self._first_token(rendered) if submission.echo else "",
-            core_request=core_request,
-        )
-
-    async def _first_token(self, rendered: Any) -> str:
-        """Return the text of a prompt's first token; empty for one that the tokeniser put there."""
-        text = await self._renderer.detokenize(rendered["prompt_token_ids"][:1])
-        return text if rendered["prompt"].startswith(text) else ""
-
-    async def _process(self, submission: Submission, rendered: Any, max_tokens: int) -> Any:
-        """Have vLLM check a request and make its own form of it."""
-        try:
-            return await self._llm.input_processor.process_inputs_async(
-                submission.request_id,
-                rendered,
-                to_vllm_sampling(submission, max_tokens),
-                supported_tasks=self._supported_tasks,
-                priority=submission.priority,
-            )
-        except (VLLMClientError, ValueError) as error:
-            rejection = rejection_of(error, submission.input)
-            field = blamed_parameter(error, submission.sampling) or rejection.field
-            raise RejectedError(replace(rejection, field=field)) from error
-
-    async def _check_grammar(self, submission: Submission, sampling: Any) -> None:
-        """Raise RejectedError unless the engine will be able to use the request's grammar."""
-        grammar = grammar_of(sampling)
-        if grammar is None:
-            return
-        try:
-            await self._grammars.check(*grammar)
-        except GrammarError as error:
-            field = blamed_parameter(error, submission.sampling)
-            code = RejectCode.INVALID_ARGUMENT
-            message = f"{field}: {error}"
-            raise RejectedError(Rejection(code=code, field=field, message=message)) from None
-        except GrammarsBusyError as error:
-            raise RejectedError(Rejection(code=RejectCode.OVERLOADED, message=str(error))) from None
-
-    @property
-    def _schedules_in_order(self) -> bool:
-        policy: str = self._llm.vllm_config.scheduler_config.policy
-        return policy != "priority"
+        return await self._preparation.prepare(submission)
 
     async def tokenize(
         self, prompt: TextInput | ChatInput, options: TokenizeOptions
@@ -195,15 +119,26 @@ class Engine:
         """Start generating. `sink` gets every step's delta, inside the output loop; the last one
         has an ending, a failure if the engine has died.
         """
+        sampling = prepared.core_request.sampling_params
         reporting = Reporting(
-            num_logprobs=prepared.core_request.sampling_params.logprobs or 0,
+            num_logprobs=sampling.logprobs or 0,
             first_prompt_token=prepared.first_token,
+            parser=prepared.parser,
+            has_form=sampling.structured_outputs is not None,
         )
-        collector = StepCollector(prepared.engine_id, sink, reporting)
+        collector = StepCollector(
+            prepared.engine_id, partial(self._pass_on, prepared.engine_id, sink), reporting
+        )
         try:
             await self._llm._add_request(prepared.core_request, prepared.text, None, 0, collector)
         except EngineDeadError as error:
             collector.put(error)
+
+    def _pass_on(self, engine_id: str, sink: DeltaSink, delta: Delta) -> None:
+        """Hand a delta over; one that only its parser could not read is ended in the engine."""
+        if delta.ending is UNREADABLE:
+            self.abort([engine_id])
+        sink(delta)
 
     def abort(self, engine_ids: Sequence[str]) -> None:
         """End requests: each gets a CANCELLED delta soon. Unknown and ended ones are ignored."""
@@ -275,5 +210,5 @@ class Engine:
             task.cancel()
         if self._background:
             self._llm.output_handler.cancel()
-        await self._grammars.close()
+        await self._preparation.close()
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_TIMEOUT_S)

@@ -62,10 +62,13 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
     if settings.uses_layerwise_kv:
         options.update(_layerwise_args(settings))
-    options["structured_outputs_config"] = StructuredOutputsConfig(backend=GRAMMAR_BACKEND)
+    options["structured_outputs_config"] = StructuredOutputsConfig(
+        backend=GRAMMAR_BACKEND, reasoning_parser=settings.reasoning_parser or ""
+    )
     args = AsyncEngineArgs(
         **{name: value for name, value in options.items() if value is not None},
         served_model_name=settings.model_id,
+        otlp_traces_endpoint=settings.otlp_traces_endpoint or None,
     )
     config = args.create_engine_config()
     scheduler = config.scheduler_config

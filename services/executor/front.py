@@ -27,6 +27,7 @@ from services.executor.types import (
 )
 from services.executor.watch import watch
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
+from services.kit.tracing import NO_TRACING, Tracing
 
 log = structlog.get_logger()
 
@@ -56,12 +57,18 @@ class Front:
     """Opens sessions on the engine once it is loaded, and ends them all when it goes."""
 
     def __init__(
-        self, *, model_id: str, max_num_reqs: int, progress: ProgressSink | None = None
+        self,
+        *,
+        model_id: str,
+        max_num_reqs: int,
+        progress: ProgressSink | None = None,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         """Refuse requests beyond `max_num_reqs` live ones, over all gateways."""
         self.model_id = model_id
         self._max_num_reqs = max_num_reqs
         self._progress = progress or NoProgress()
+        self._tracing = tracing
         self._engine: ServedEngine | None = None
         self._state = FrontState.LOADING
         self._sessions: set[Session] = set()
@@ -145,6 +152,7 @@ class Front:
             admit=self._why_not,
             on_request_end=self._request_ended.set,
         )
+        session.tracing = self._tracing
         self._sessions.add(session)
         STREAMS.set(len(self._sessions))
         log.info("gateway_connected", gateway_id=gateway_id)

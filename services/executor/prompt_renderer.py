@@ -6,8 +6,9 @@ from typing import Any
 
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.renderers import BaseRenderer
-from vllm.renderers.params import ChatParams, TokenizeParams
+from vllm.renderers.params import TokenizeParams
 
+from services.executor.chat_template import chat_params, messages_of
 from services.executor.types import (
     ChatInput,
     Input,
@@ -21,7 +22,6 @@ from services.executor.types import (
 
 # Names that vLLM gives to the prompt when it does not fit the context.
 CONTEXT_PARAMETERS = ("input_tokens", "input_text")
-CHAT_PARAMS = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
 DECODE_PARAMS = TokenizeParams(max_total_tokens=None, needs_detokenization=True)
 
 
@@ -57,7 +57,7 @@ class PromptRenderer:
                     rendered["prompt"] = await self.detokenize(prompt.ids)
             case ChatInput():
                 _, (rendered,) = await self._renderer.render_chat_async(
-                    [_messages(prompt)], CHAT_PARAMS
+                    [messages_of(prompt)], chat_params(prompt.options)
                 )
         return rendered
 
@@ -82,9 +82,11 @@ class PromptRenderer:
                 (rendered,) = await renderer.render_cmpl_async([{"prompt": prompt.text}], how)
             case ChatInput():
                 how = replace(renderer.default_chat_tok_params, max_total_tokens=None)
-                template = {"add_generation_prompt": options.add_generation_prompt}
-                params = ChatParams(chat_template_kwargs=template)
-                _, (rendered,) = await renderer.render_chat_async([_messages(prompt)], params, how)
+                params = chat_params(prompt.options)
+                params.chat_template_kwargs["add_generation_prompt"] = options.add_generation_prompt
+                _, (rendered,) = await renderer.render_chat_async(
+                    [messages_of(prompt)], params, how
+                )
         return rendered
 
     def vocabulary_entries(self, ids: Sequence[int]) -> tuple[str, ...]:
@@ -96,10 +98,6 @@ class PromptRenderer:
         prompt = {"prompt_token_ids": list(ids)}
         decoded = await self._renderer.tokenize_prompt_async(prompt, DECODE_PARAMS)
         return str(decoded["prompt"])
-
-
-def _messages(prompt: ChatInput) -> list[dict[str, str]]:
-    return [{"role": turn.role, "content": turn.content} for turn in prompt.turns]
 
 
 def rejection_of(error: Exception, prompt: Input) -> Rejection:

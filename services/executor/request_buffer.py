@@ -25,9 +25,10 @@ class RequestBuffer:
     def generated(self, num_generated: int, now_s: float) -> None:
         """Take over how many tokens exist; those that are new were generated at `now_s`."""
         for _ in range(num_generated - self.num_generated):
-            self.num_late += self._would_be_late(now_s)
+            if self.interval_s and self._would_be_late(now_s):
+                self.num_late += 1
             self._reader.generated(now_s)
-            self.num_generated += 1
+        self.num_generated = max(num_generated, self.num_generated)
 
     def deliver(self, num_delivered: int, now_s: float) -> None:
         """Take over how many tokens the reader has; smaller counts are older and mean nothing."""
@@ -52,6 +53,6 @@ class RequestBuffer:
 
     def _would_be_late(self, now_s: float) -> bool:
         previous_due_s = self._reader.last_due_s
-        if previous_due_s is None or not self.interval_s:
+        if previous_due_s is None:
             return False
         return violates_delivered_tbt(now_s, previous_due_s, self.interval_s)

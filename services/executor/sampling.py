@@ -25,7 +25,6 @@ def to_vllm_sampling(submission: Submission, max_tokens: int) -> VllmSamplingPar
             f"min_tokens: must be at most {max_tokens}, what the answer may have",
             parameter="min_tokens",
         )
-    outputs = sampling.structured_outputs
     return VllmSamplingParams(
         max_tokens=max_tokens,
         temperature=sampling.temperature,
@@ -43,7 +42,7 @@ def to_vllm_sampling(submission: Submission, max_tokens: int) -> VllmSamplingPar
         seed=SEED_OF_UNSEEDED if sampling.seed == UNSEEDED else sampling.seed,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.logprobs if submission.echo else None,
-        structured_outputs=None if outputs is None else _to_vllm_outputs(outputs),
+        structured_outputs=to_vllm_outputs(sampling.structured_outputs),
         extra_args=to_extra_args(_tag(submission)),
         output_kind=RequestOutputKind.DELTA,
     )
@@ -81,7 +80,9 @@ def _tag(submission: Submission) -> RequestTag:
     return RequestTag(service_level=submission.service_level, generation=submission.generation)
 
 
-def _to_vllm_outputs(outputs: StructuredOutputs) -> StructuredOutputsParams:
+def to_vllm_outputs(outputs: StructuredOutputs | None) -> StructuredOutputsParams | None:
+    if outputs is None:
+        return None
     match outputs.form:
         case AnswerForm.JSON_OBJECT:
             return StructuredOutputsParams(json_object=True)

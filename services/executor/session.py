@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import structlog
 from services.executor.collector import DeltaSink
 from services.executor.metrics import FRAME_TOKENS, FRAMES, REQUESTS
 from services.executor.progress import Phase, ProgressSink
+from services.executor.request_trace import RequestTrace
 from services.executor.step_stream import Frame, StepStream
 from services.executor.types import (
     Delta,
@@ -25,6 +26,7 @@ from services.executor.types import (
 )
 from services.kit.logprobs import EchoedPrompt
 from services.kit.rpc import bind_request_id
+from services.kit.tracing import NO_TRACING, Tracing
 
 log = structlog.get_logger()
 
@@ -46,6 +48,7 @@ class LiveRequest:
     """A request that was submitted and has neither ended nor been refused."""
 
     submission: Submission
+    trace: RequestTrace
     engine_id: str = ""  # empty until the engine knows it
     is_cancelled: bool = False  # aborted before the engine knew it
     prompt_text: str = ""  # known once it is prepared, if it is to be given back
@@ -87,6 +90,7 @@ class Session:
         self._progress = progress
         self._admit = admit
         self._on_request_end = on_request_end
+        self.tracing: Tracing = NO_TRACING  # makes the spans of requests
         self._stream = StepStream()
         self._live: dict[str, LiveRequest] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
@@ -125,10 +129,14 @@ class Session:
         elif rejection := self._admit(submission):
             self.reject(request_id, rejection)
         else:
-            live = self._live[request_id] = LiveRequest(submission=submission)
+            live = self._live[request_id] = self._enter(submission)
             task = asyncio.create_task(self._start(live), name=f"start-{request_id}")
             self._preparing[request_id] = task
             task.add_done_callback(partial(self._on_started, live))
+
+    def _enter(self, submission: Submission) -> LiveRequest:
+        trace = RequestTrace(submission, self.tracing)
+        return LiveRequest(submission=replace(submission, trace=trace.context), trace=trace)
 
     def _is_taken(self, request_id: str) -> bool:
         return request_id in self._live or self._stream.knows(request_id)
@@ -145,9 +153,9 @@ class Session:
         try:
             prepared = await self._engine.prepare(live.submission)
         except RejectedError as error:
-            self._forget(live)
-            self.reject(request_id, error.rejection)
+            self._refuse(live, error.rejection)
             return
+        live.trace.prepared(prepared.num_prompt_tokens)
         self._stream.accept(request_id, num_prompt_tokens=prepared.num_prompt_tokens)
         if live.is_cancelled:
             self._on_delta(live, CANCELLED)
@@ -169,8 +177,8 @@ class Session:
         if self._stream.knows(request_id):
             self._on_delta(live, Delta((), Failure(message="internal error", retryable=False)))
         else:
-            self._forget(live)
-            self.reject(request_id, Rejection(code=RejectCode.INTERNAL, message="internal error"))
+            internal = Rejection(code=RejectCode.INTERNAL, message="internal error")
+            self._refuse(live, internal)
 
     def _on_delta(self, live: LiveRequest, delta: Delta) -> None:
         if self._live.get(live.submission.request_id) is not live:
@@ -179,7 +187,7 @@ class Session:
         live.num_generated += len(delta.tokens)
         self._note(live, phase_after(delta, live.num_generated))
         if delta.ending is not None:
-            self._end(live, result_label(delta.ending))
+            self._end(live, delta.ending)
 
     def _note(self, live: LiveRequest, phase: Phase) -> None:
         self._progress.note(
@@ -189,8 +197,10 @@ class Session:
             phase=phase,
         )
 
-    def _end(self, live: LiveRequest, result: str) -> None:
+    def _end(self, live: LiveRequest, ending: Ending) -> None:
         """Count and log how a request that the engine took has ended, and let go of it."""
+        live.trace.ended(ending, live.num_generated)
+        result = result_label(ending)
         REQUESTS.labels(result).inc()
         log.info(
             "request_ended",
@@ -199,6 +209,12 @@ class Session:
             num_output_tokens=live.num_generated,
         )
         self._forget(live)
+
+    def _refuse(self, live: LiveRequest, rejection: Rejection) -> None:
+        """Reject a live request, which the engine does not have."""
+        live.trace.rejected(rejection)
+        self._forget(live)
+        self.reject(live.submission.request_id, rejection)
 
     def _forget(self, live: LiveRequest) -> None:
         del self._live[live.submission.request_id]
@@ -247,12 +263,11 @@ class Session:
         unavailable = Rejection(code=RejectCode.UNAVAILABLE, message=message)
         self._cancel_preparing()
         engine_ids = self._engine_ids()
-        for request_id, live in list(self._live.items()):
+        for live in list(self._live.values()):
             if live.engine_id:
                 self._on_delta(live, failure)
             else:
-                self._forget(live)
-                self.reject(request_id, unavailable)
+                self._refuse(live, unavailable)
         self._engine.abort(engine_ids)
 
     def close(self) -> None:
@@ -265,7 +280,7 @@ class Session:
         for live in list(self._live.values()):
             if live.engine_id:
                 self._note(live, Phase.CANCELLED)
-            self._end(live, FinishReason.CANCELLED.value)
+            self._end(live, FinishReason.CANCELLED)
         self._engine.abort(engine_ids)
         self._stream.end()
 

@@ -12,6 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
+from services.kit.tracing import OtlpEndpoint
 from services.placement.presets import PRESETS
 
 NO_PLANNING = "vllm"
@@ -34,6 +35,7 @@ class ExecutorSettings(ServiceSettings):
     id: str = Field(default="executor-0", pattern=f"^{VALID_REQUEST_ID.pattern}$")  # stable name
     advertised_address: str = ""  # "host:port" for gateways; empty: `host` and the gRPC port
     tracker: str = "127.0.0.1:50053"  # "host:port"; empty: report to nobody
+    otlp_traces_endpoint: OtlpEndpoint = ""  # where traces go; empty: there are none
 
     model: str = Field(min_length=1)  # directory or hub id
     served_model_name: str = ""  # id that requests name; empty: last part of `model`
@@ -55,6 +57,9 @@ class ExecutorSettings(ServiceSettings):
     # Who is served first: who came first, or whose request has the lower `priority`.
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     grammar_timeout_s: float = Field(default=5.0, gt=0, le=60)  # to compile a structured output
+    # How the model writes calls of functions and what it thinks: names of vLLM's parsers.
+    tool_call_parser: str | None = Field(default=None, min_length=1)
+    reasoning_parser: str | None = Field(default=None, min_length=1)
     enforce_eager: bool = False
     enable_prefix_caching: bool | None = None
 
@@ -135,3 +140,4 @@ def prepare_engine_environment() -> None:
     """Set what vLLM reads from the environment only. Call before vLLM is imported."""
     # A fork would copy the threads' locks of the gRPC server that already runs.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    os.environ.setdefault("OTEL_SERVICE_NAME", "evenflow-engine")  # on the engine's own spans

@@ -4,8 +4,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+from services.kit.conversation import (
+    DEFAULT_OPTIONS,
+    ChatMessage,
+    ConversationOptions,
+    ToolCallPart,
+)
 from services.kit.logprobs import TokenLogprobs
 from services.kit.sampling_params import DEFAULT_SAMPLING, SamplingParams
+from services.kit.trace_context import TraceContext
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 
@@ -15,6 +22,7 @@ class FinishReason(Enum):
     STOP = "stop"  # the model ended its answer, or a stop string matched
     LENGTH = "length"  # max_tokens or the context length was reached
     CANCELLED = "cancelled"  # its gateway aborted it or went away
+    TOOL_CALLS = "tool_calls"  # the model ended its answer, which calls functions as it chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +37,23 @@ Ending: TypeAlias = FinishReason | Failure
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What a step of an answer says."""
+
+    text: str = ""
+    reasoning: str = ""  # not part of `text`
+    tool_calls: tuple[ToolCallPart, ...] = ()  # not part of `text`
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One output token."""
 
     id: int
     text: str  # what it completes; empty while a character or a stop string is incomplete
     logprobs: TokenLogprobs | None = None
+    reasoning: str = ""  # as far as this token completes it
+    tool_calls: tuple[ToolCallPart, ...] = ()  # as far as this token completes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +80,11 @@ class TokenInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatTurn:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatInput:
     """A conversation to render through the chat template, oldest turn first."""
 
-    turns: tuple[ChatTurn, ...]
+    turns: tuple[ChatMessage, ...]
+    options: ConversationOptions = DEFAULT_OPTIONS
 
 
 Input: TypeAlias = TextInput | TokenInput | ChatInput
@@ -90,6 +102,7 @@ class Submission:
     service_level: ServiceLevel = NO_SERVICE_LEVEL
     echo: bool = False  # give the prompt back
     priority: int = 0  # lower is served first
+    trace: TraceContext | None = None  # that it belongs to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +114,7 @@ class PreparedRequest:
     text: str | None = None  # the prompt, where it was rendered from text or is echoed
     first_token: str = ""  # the text of the prompt's first token, where the prompt is echoed
     core_request: Any = None  # the engine's own form of it
+    parser: Any = None  # an `AnswerParser`, where the answer is parsed
 
 
 class RejectCode(Enum):

@@ -13,7 +13,7 @@ from services.gateway.dispatcher import Dispatcher
 from services.gateway.errors import CancelledRequestError
 from services.gateway.event_stream import EventStream
 from services.gateway.generation import Generation
-from services.gateway.http_edge import while_connected
+from services.gateway.http_edge import DIRECT_SEND, while_connected
 from services.gateway.openai_responses import (
     DONE_EVENT,
     Answer,
@@ -92,7 +92,7 @@ class StreamedAnswers(_Answers):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._dispatcher.generate_all(self._requests) as generations:
-            stream = EventStream(send)
+            stream = EventStream(send, scope[DIRECT_SEND])
             await stream.start()
             async with stream.kept_alive(self._options.keepalive_s):
                 last = await self._events(generations, stream)

@@ -1,6 +1,7 @@
 """Composition root of the gateway: one process, one event loop, an HTTP and a gRPC edge."""
 
 import asyncio
+import gc
 import math
 import socket
 import ssl
@@ -31,6 +32,7 @@ from services.kit import clock, log
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
+from services.kit.tracing import Tracing
 from services.kit.tracker_reporter import Sender, SenderKind, TrackerReporter
 from services.kit.transport import Certificates
 
@@ -64,6 +66,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """Serve while the block runs, then drain: live streams end, or are ended after the timeout."""
     keys = ApiKeys(read_api_keys(settings.api_keys_file) if settings.api_keys_file else ())
     listener = _listen(settings.host, settings.http_port)
+    tracing = Tracing("evenflow-gateway", settings.otlp_traces_endpoint)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
     links = [
         ExecutorLink(
@@ -88,6 +91,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ),
             clock=clock.monotonic_s,
         )
+        dispatcher.tracing = tracing
         background = [*linking, tasks.create_task(dispatcher.watch_readers())]
         rpc_server = ServiceServer(
             f"{settings.host}:{settings.grpc_port}",
@@ -97,7 +101,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         )
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
         app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
-        edge = HttpEdge(HttpGuard(app, keys))
+        edge = HttpEdge(HttpGuard(app, keys), tracing)
         http_server = _HttpServer(_http_config(edge, settings.edge_transport.certificates))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
@@ -114,6 +118,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             await http_serving
             for task in background:
                 task.cancel()
+            await asyncio.to_thread(tracing.close)
 
 
 async def _drain(dispatcher: Dispatcher, rpc_server: ServiceServer, timeout_s: float) -> None:
@@ -189,6 +194,8 @@ async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     stop = stop_event()
     async with run_gateway(settings):
+        gc.collect()
+        gc.freeze()  # or each full collection walks what was imported, while tokens are due
         await stop.wait()
 
 

@@ -1,14 +1,16 @@
 """What a request must satisfy beyond the range of each field, whichever edge it came by. Pure."""
 
+from collections.abc import Sequence
+
 from services.gateway.errors import ContextLengthError
 from services.gateway.types import (
-    ROLE_THAT_MAY_BE_SILENT,
     ROLES,
-    ChatMessage,
+    ROLES_THAT_MAY_BE_SILENT,
     ChatPrompt,
     GenerationRequest,
     TokenPrompt,
 )
+from services.kit.conversation import ChatMessage, ConversationOptions, check_calls
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
 
@@ -41,18 +43,20 @@ def check_context(request: GenerationRequest, max_model_len: int) -> None:
         raise ContextLengthError(f"max_tokens: {rule}", field="max_tokens")
 
 
-def checked_conversation(turns: list[tuple[str, str]]) -> ChatPrompt:
-    """Make a prompt of (role, content) turns, at least one.
+def checked_conversation(turns: Sequence[ChatMessage], options: ConversationOptions) -> ChatPrompt:
+    """Make a prompt of at least one turn and checked options.
 
-    Raises InvalidRequestError naming the turn with an unknown role, or with no content.
+    Raises InvalidRequestError naming the turn with an unknown role, with no content, or with
+    calls that do not fit.
     """
     if not turns:
         raise InvalidRequestError("messages: at least one is required", field="messages")
-    for index, (role, content) in enumerate(turns):
+    for index, turn in enumerate(turns):
         name = f"messages[{index}]"
-        if role not in ROLES:
+        if turn.role not in ROLES:
             rule = f"must be one of {', '.join(ROLES)}"
             raise InvalidRequestError(f"{name}.role: {rule}", field=f"{name}.role")
-        if not content and role != ROLE_THAT_MAY_BE_SILENT:
+        if not turn.content and turn.role not in ROLES_THAT_MAY_BE_SILENT:
             raise InvalidRequestError(f"{name}.content: must not be empty", field=f"{name}.content")
-    return ChatPrompt(tuple(ChatMessage(role=role, content=content) for role, content in turns))
+        check_calls(turn, path=name)
+    return ChatPrompt(tuple(turns), options)

@@ -16,6 +16,14 @@ from services.gateway.errors import (
     GenerationFailedError,
     UnknownModelError,
 )
+from services.kit.conversation_proto import (
+    message_from_proto,
+    message_to_proto,
+    options_from_proto,
+    options_to_proto,
+    part_from_proto,
+    part_to_proto,
+)
 from services.kit.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -25,6 +33,7 @@ from services.kit.errors import (
 from services.kit.logprobs_proto import logprobs_from_proto, logprobs_to_proto
 from services.kit.sampling_proto import sampling_to_proto
 from services.kit.service_level import service_level_from_proto, service_level_to_proto
+from services.kit.trace_context import TraceContext
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 _FINISH_TO_PROTO = MappingProxyType(
@@ -32,6 +41,7 @@ _FINISH_TO_PROTO = MappingProxyType(
         types.FinishReason.STOP: gen.FINISH_REASON_STOP,
         types.FinishReason.LENGTH: gen.FINISH_REASON_LENGTH,
         types.FinishReason.CANCELLED: gen.FINISH_REASON_CANCELLED,
+        types.FinishReason.TOOL_CALLS: gen.FINISH_REASON_TOOL_CALLS,
     }
 )
 _FINISH_FROM_PROTO = MappingProxyType({proto: own for own, proto in _FINISH_TO_PROTO.items()})
@@ -61,8 +71,13 @@ def prompt_from_proto(request: pb.GenerateRequest) -> types.Prompt:
             raise InvalidRequestError(f"{name}: must not be empty", field=str(name))
 
 
-def chat_from_proto(messages: Sequence[gen.ChatMessage]) -> types.ChatPrompt:
-    return checked_conversation([(message.role, message.content) for message in messages])
+def chat_from_proto(
+    messages: Sequence[gen.ChatMessage], options: gen.ConversationOptions
+) -> types.ChatPrompt:
+    return checked_conversation(
+        [message_from_proto(message) for message in messages],
+        options_from_proto(options, path="options"),
+    )
 
 
 def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
@@ -75,10 +90,12 @@ def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
 
 
 def token_to_proto(token: types.Token) -> pb.Token:
-    if token.logprobs is None:
-        return pb.Token(index=token.index, id=token.id, text=token.text)
-    logprobs = logprobs_to_proto(token.logprobs)
-    return pb.Token(index=token.index, id=token.id, text=token.text, logprobs=logprobs)
+    message = pb.Token(index=token.index, id=token.id, text=token.text, reasoning=token.reasoning)
+    if token.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_proto(token.logprobs))
+    if token.tool_calls:
+        message.tool_calls.extend(map(part_to_proto, token.tool_calls))
+    return message
 
 
 def finish_to_proto(finish: types.Finish) -> pb.Finish:
@@ -97,7 +114,9 @@ def model_to_proto(model: types.ModelInfo) -> pb.Model:
 # Domain -> executor and tracker
 
 
-def submit_to_proto(request: types.GenerationRequest, generation: int) -> executor_pb2.Submit:
+def submit_to_proto(
+    request: types.GenerationRequest, generation: int, trace: TraceContext | None = None
+) -> executor_pb2.Submit:
     submit = executor_pb2.Submit(
         request_id=request.request_id,
         generation=generation,
@@ -108,6 +127,9 @@ def submit_to_proto(request: types.GenerationRequest, generation: int) -> execut
     )
     if request.service_level != NO_SERVICE_LEVEL:
         submit.service_level.CopyFrom(service_level_to_proto(request.service_level))
+    if trace is not None:
+        submit.trace_context.traceparent = trace.traceparent
+        submit.trace_context.tracestate = trace.tracestate
     match request.prompt:
         case types.TextPrompt(text):
             submit.text = text
@@ -120,7 +142,7 @@ def submit_to_proto(request: types.GenerationRequest, generation: int) -> execut
 
 def _chat_to_proto(prompt: types.ChatPrompt) -> executor_pb2.Chat:
     return executor_pb2.Chat(
-        messages=[gen.ChatMessage(role=m.role, content=m.content) for m in prompt.messages]
+        messages=map(message_to_proto, prompt.messages), options=options_to_proto(prompt.options)
     )
 
 
@@ -168,7 +190,10 @@ def tokenization_from_proto(response: executor_pb2.TokenizeResponse) -> types.To
 
 def token_from_proto(token: executor_pb2.Token, index: int) -> types.Token:
     logprobs = logprobs_from_proto(token.logprobs) if token.HasField("logprobs") else None
-    return types.Token(index, token.id, token.text, logprobs)
+    if not token.reasoning and not token.tool_calls:
+        return types.Token(index, token.id, token.text, logprobs)
+    calls = tuple(map(part_from_proto, token.tool_calls))
+    return types.Token(index, token.id, token.text, logprobs, token.reasoning, calls)
 
 
 def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ModelInfo:

@@ -20,6 +20,7 @@ class DeliveryRecord:
         self._is_timed = request.delivery is Delivery.STREAMED
         self._interval_s = interval_s
         self._arrived_s = arrived_s
+        self.ttft_s: float | None = None  # known once the first token was written, if it is timed
         self._first_written_s = 0.0
         self._last_written_s = 0.0
         self._last_due_s = 0.0
@@ -52,7 +53,7 @@ class DeliveryRecord:
 
     def _note_first(self, now_s: float) -> None:
         self._first_written_s = now_s
-        ttft_s = now_s - self._arrived_s
+        ttft_s = self.ttft_s = now_s - self._arrived_s
         metrics.TTFT_SECONDS.observe(ttft_s)
         if self._level.slo_ttft_s is not None and ttft_s > self._level.slo_ttft_s:
             metrics.SLO_VIOLATIONS.labels("ttft").inc()

@@ -22,6 +22,7 @@ from services.gateway.generation import Generation
 from services.gateway.pacer import Pacer
 from services.gateway.quotas import Quotas
 from services.gateway.reports import DeliveryReports
+from services.gateway.request_trace import RequestTrace
 from services.gateway.routing import Candidate, RoutingGenerations, choose_executor
 from services.gateway.side_by_side import side_by_side
 from services.gateway.types import (
@@ -44,6 +45,7 @@ from services.kit.errors import (
     UnavailableError,
 )
 from services.kit.progress_ledger import RequestRef
+from services.kit.tracing import NO_TRACING, Tracing
 
 log = structlog.get_logger()
 
@@ -84,8 +86,10 @@ class Dispatcher:
         self._reports = reports
         self._limits = limits
         self._clock = clock
+        self.tracing: Tracing = NO_TRACING  # makes the spans of requests
         self._live: dict[RequestId, Generation] = {}
         self._routes: dict[RequestId, _Route] = {}  # of live requests that an executor took
+        self._traces: dict[RequestId, RequestTrace] = {}  # of live requests
         self._quotas = Quotas()
         self._generations = RoutingGenerations(clocks.wall_s)
         self._idle = asyncio.Event()
@@ -152,6 +156,8 @@ class Dispatcher:
         self._quotas.leave(generation.caller, generation.num_tokens)
         metrics.LIVE_REQUESTS.dec()
         metrics.REQUESTS.labels(generation.result).inc()
+        trace = self._traces.pop(request_id)
+        trace.end(generation.result, generation.finish, generation.ttft_s)
         if not self._live:
             self._idle.set()
 
@@ -232,6 +238,7 @@ class Dispatcher:
             max_undelivered_tokens=self._limits.max_undelivered_tokens,
         )
         self._live[request.request_id] = generation
+        self._traces[request.request_id] = RequestTrace(request, self.tracing)
         self._idle.clear()
         metrics.LIVE_REQUESTS.inc()
         return generation
@@ -280,7 +287,8 @@ class Dispatcher:
         """Submit to `link` and wait for its answer; record the route if it takes the request."""
         request, info = generation.request, link.info
         number = self._generations.next(request.request_id)
-        link.submit(request, number, generation)
+        trace = self._traces[request.request_id].context
+        link.submit(request, number, generation, trace=trace)
         assert info is not None
         try:
             async with asyncio.timeout(rpc.timeout_s(self._limits.submit_timeout_s)):

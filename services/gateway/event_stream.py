@@ -20,8 +20,10 @@ class EventStream:
     and so do later calls.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, send_body: Send) -> None:
+        """Send the start with one, events with the other, which may be the same."""
         self._send = send
+        self._send_body = send_body
         self._writing = asyncio.Lock()
         self._num_writes = 0
 
@@ -31,7 +33,7 @@ class EventStream:
     async def send(self, events: bytes) -> None:
         self._num_writes += 1
         async with self._writing:
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            await self._send_body({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
         """Write the last events and end the response."""

@@ -30,6 +30,7 @@ from services.gateway.types import (
 from services.kit.clock import Clock
 from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
 from services.kit.rpc import make_channel, service_errors
+from services.kit.trace_context import TraceContext
 from services.kit.transport import PLAIN, Transport
 
 log = structlog.get_logger()
@@ -87,14 +88,21 @@ class ExecutorLink:
             num_inflight=len(self._session.inflight),
         )
 
-    def submit(self, request: GenerationRequest, generation: int, sink: RequestSink) -> None:
-        """Hand over a request; `sink` hears what becomes of it.
+    def submit(
+        self,
+        request: GenerationRequest,
+        generation: int,
+        sink: RequestSink,
+        *,
+        trace: TraceContext | None = None,
+    ) -> None:
+        """Hand over a request, part of `trace`; `sink` hears what becomes of it.
 
         Raises UnavailableError while not connected, DuplicateRequestError if the id is in hand.
         """
         session = self._connected()
         session.inflight.add(request.request_id, sink)
-        session.outbox.submit(convert.submit_to_proto(request, generation))
+        session.outbox.submit(convert.submit_to_proto(request, generation, trace))
 
     def abort(self, request_id: RequestId) -> None:
         """Have a request ended; its sink hears how. Ignored if it is not in hand."""

@@ -67,7 +67,8 @@ class Generation:
         self.caller = current_caller()
         self.listener: ReaderListener = _Nobody()
         self._clock = clock
-        self._answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[None] = self._loop.create_future()
         is_paced = request.delivery is Delivery.STREAMED
         interval_s = release_interval_s(request.service_level) if is_paced else 0.0
         self._paced = pacer.open(interval_s, self._release)
@@ -77,7 +78,7 @@ class Generation:
         )
         self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
         self._ready: list[DueToken] = []
-        self._changed = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the reader; an Event costs more
         self._num_generated = 0
         self._reason: FinishReason | None = None
         self._error: ServiceError | None = None
@@ -106,7 +107,7 @@ class Generation:
         self._reason = reason
         if not self.request.service_level.pace_tail:
             self._paced.flush()
-        self._changed.set()
+        self._wake()
 
     def failed(self, error: ServiceError) -> None:
         """End with `error`, unless generation has ended; tokens that are here go out at once."""
@@ -116,7 +117,7 @@ class Generation:
         if not self._is_over:
             self._error = error
         self._paced.flush()
-        self._changed.set()
+        self._wake()
 
     # The reader's side
 
@@ -126,20 +127,20 @@ class Generation:
 
     def reset(self) -> None:
         """Forget a refusal, to ask another executor."""
-        self._answer = asyncio.get_running_loop().create_future()
+        self._answer = self._loop.create_future()
 
     def cancel(self) -> None:
         """End now; tokens that the reader does not have yet are dropped."""
         self._drop_rest()
         self._error = None
         self._reason = FinishReason.CANCELLED
-        self._changed.set()
+        self._wake()
 
     def give_up(self, error: ServiceError) -> None:
         """End with `error` now, even after the last token: the reader does not take the rest."""
         self._drop_rest()
         self._error, self._reason = error, None
-        self._changed.set()
+        self._wake()
 
     def close(self) -> None:
         """Release nothing more. May be called twice."""
@@ -182,6 +183,11 @@ class Generation:
         return self.num_prompt_tokens + self._num_generated
 
     @property
+    def ttft_s(self) -> float | None:
+        """Return the time from arrival to the first token's hand-over to a reading client."""
+        return self._record.ttft_s
+
+    @property
     def result(self) -> str:
         """Name how the request ended, or that its reader left before it did."""
         if self.finish is not None:
@@ -203,15 +209,19 @@ class Generation:
                 raise self._error
             if self._reason is not None and not self._paced.num_held:
                 return ()
-            self._changed.clear()
-            await self._changed.wait()
+            self._waiter = self._loop.create_future()
+            await self._waiter
         batch, self._ready = self._ready, []
         return batch
 
     def _release(self, tokens: Sequence[DueToken]) -> None:
         self._ready.extend(tokens)
         self._reader.due(len(tokens))
-        self._changed.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _drop_rest(self) -> None:
         self._paced.close()

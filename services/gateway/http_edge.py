@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import structlog
+from opentelemetry.trace import Span, SpanKind
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,11 +22,13 @@ from services.kit.rpc import (
     bind_request_id,
     new_request_id,
 )
+from services.kit.tracing import NO_TRACING, Tracing, bind_parent, context_from, context_of, fail
 
 log = structlog.get_logger()
 
 QUIET_ROUTES = ("/health", "/ready", "/metrics")  # probes would drown the log
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+DIRECT_SEND = "evenflow.send"  # in a scope: takes bodies past the layers that look at starts only
 CLIENT_GONE_STATUS = 499  # never sent: nobody is there to read it
 
 
@@ -34,8 +37,9 @@ class HttpEdge:
     came after the first byte; it is logged.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tracing: Tracing = NO_TRACING) -> None:
         self._app = app
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,6 +49,8 @@ class HttpEdge:
         request_id = claimed if VALID_REQUEST_ID.fullmatch(claimed) else new_request_id()
         bind_request_id(request_id)
         exchange = _Exchange(request_id, send)
+        scope[DIRECT_SEND] = send
+        span = self._begin_span(scope)
         start_s = time.monotonic()
         try:
             await self._app(scope, receive, exchange.send)
@@ -53,7 +59,17 @@ class HttpEdge:
         except Exception:
             log.exception("http_crashed", path=scope["path"])
         finally:
-            _record(scope, exchange.status or CLIENT_GONE_STATUS, time.monotonic() - start_s)
+            status = exchange.status or CLIENT_GONE_STATUS
+            _record(scope, status, time.monotonic() - start_s)
+            _end_span(span, scope, status)
+
+    def _begin_span(self, scope: Scope) -> Span:
+        """Begin the request's span, parent of those that follow; probes have none."""
+        headers = Headers(scope=scope)
+        tracing = NO_TRACING if scope["path"] in QUIET_ROUTES else self._tracing
+        span = tracing.start(scope["method"], kind=SpanKind.SERVER, parent=context_from(headers))
+        bind_parent(context_of(span))
+        return span
 
 
 class _Exchange:
@@ -71,8 +87,23 @@ class _Exchange:
         await self._send(message)
 
 
+def _end_span(span: Span, scope: Scope, status: int) -> None:
+    route = _route(scope)
+    span.update_name(f"{scope['method']} {route}")
+    span.set_attribute("http.request.method", scope["method"])
+    span.set_attribute("http.route", route)
+    span.set_attribute("http.response.status_code", status)
+    if status >= 500:
+        fail(span, str(status))
+    span.end()
+
+
+def _route(scope: Scope) -> str:
+    return str(getattr(scope.get("route"), "path", "unmatched"))
+
+
 def _record(scope: Scope, status: int, duration_s: float) -> None:
-    route = getattr(scope.get("route"), "path", "unmatched")
+    route = _route(scope)
     HTTP_SECONDS.labels(route, str(status)).observe(duration_s)
     if route not in QUIET_ROUTES:
         log.info("http_served", http_route=route, http_status=status, duration_s=duration_s)

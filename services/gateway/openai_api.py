@@ -4,14 +4,13 @@ A parameter that is not listed here is refused by name, and a null is the same a
 """
 
 from abc import abstractmethod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
 from services.gateway import types
 from services.gateway.checks import checked_conversation
 from services.gateway.openai_fields import (
-    Message,
     NumLogprobs,
     Penalty,
     Prompts,
@@ -26,7 +25,21 @@ from services.gateway.openai_fields import (
     TokenId,
     TokenIds,
 )
+from services.gateway.openai_tools import (
+    ChosenTool,
+    Message,
+    ReasoningEffort,
+    ToolBody,
+    json_text,
+)
 from services.kit import sampling_params as limits
+from services.kit.conversation import (
+    DEFAULT_OPTIONS,
+    MAX_TOOLS,
+    ConversationOptions,
+    ToolChoice,
+    check_options,
+)
 from services.kit.errors import InvalidRequestError
 
 
@@ -84,6 +97,12 @@ class ChatCompletionBody(RequestBody):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
+    tools: list[ToolBody] | None = Field(default=None, min_length=1, max_length=MAX_TOOLS)
+    tool_choice: ChosenTool = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    reasoning_effort: ReasoningEffort | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
@@ -103,7 +122,26 @@ class ChatCompletionBody(RequestBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def prompts(self) -> tuple[types.Prompt, ...]:
-        return (conversation(self.messages),)
+        if not self.parallel_tool_calls and self.tools is None:
+            raise InvalidRequestError(
+                "parallel_tool_calls: only allowed with tools", field="parallel_tool_calls"
+            )
+        return (conversation(self.messages, self._options()),)
+
+    def _options(self) -> ConversationOptions:
+        default = ToolChoice.NONE if self.tools is None else ToolChoice.AUTO
+        choice, named_tool = self.tool_choice or (default, "")
+        options = ConversationOptions(
+            tools=tuple(tool.function.to_tool() for tool in self.tools or ()),
+            tool_choice=choice,
+            named_tool=named_tool,
+            forbids_parallel_calls=not self.parallel_tool_calls,
+            omits_reasoning=not self.include_reasoning,
+            reasoning_effort=self.reasoning_effort or "",
+            template_variables=json_text(self.chat_template_kwargs, "chat_template_kwargs"),
+        )
+        check_options(options)
+        return options
 
 
 class CompletionBody(RequestBody):
@@ -151,9 +189,11 @@ class DetokenizeBody(StrictBody):
     tokens: list[TokenId]
 
 
-def conversation(messages: list[Message]) -> types.ChatPrompt:
+def conversation(
+    messages: list[Message], options: ConversationOptions = DEFAULT_OPTIONS
+) -> types.ChatPrompt:
     """Return a checked conversation. Raises InvalidRequestError naming the message at fault."""
-    return checked_conversation([(message.role, message.content) for message in messages])
+    return checked_conversation([message.to_turn() for message in messages], options)
 
 
 BodyT = TypeVar("BodyT", bound=StrictBody)

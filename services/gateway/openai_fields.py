@@ -111,11 +111,6 @@ NumLogprobs = Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)]
 Bound = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 
 
-class Message(StrictBody):
-    role: str
-    content: Text = ""
-
-
 class StreamOptions(StrictBody):
     include_usage: bool = False
 

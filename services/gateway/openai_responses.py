@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from services.gateway.openai_logprobs import chat_logprobs, completion_logprobs
+from services.gateway.openai_messages import delta, is_plain, message, says_something
 from services.gateway.types import Finish, ModelInfo, RequestId, Token
 from services.kit.logprobs import EchoedPrompt, TokenLogprobs
 
@@ -41,9 +42,12 @@ class AnswerHead:
         return f"{prefix}-{self.request_id}"
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def encode_json(value: Any) -> str:
     """Encode compactly, in UTF-8 rather than escapes, on one line by any definition of a line."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = _encode(value)
     return text if text.isascii() else text.translate(_LINE_ENDS)
 
 
@@ -100,12 +104,14 @@ class ChunkWriter:
         return event(self._chunk(prompt.text, self._logprobs(prompt.logprobs)))
 
     def tokens(self, tokens: Sequence[Token], *, as_one: bool = False) -> bytes:
-        """Return an event per token with text or probabilities, or one for all of them; the first
-        ones follow the chunk with the role.
+        """Return an event per token that says something or has probabilities, or one for all of
+        them; the first ones follow the chunk with the role.
         """
-        if tokens and tokens[0].logprobs is not None:
-            groups = [tokens] if as_one else [[token] for token in tokens]
-            return self._begin() + b"".join(map(self._scored, groups))
+        scored = bool(tokens) and tokens[0].logprobs is not None
+        if scored or not all(map(is_plain, tokens)):
+            told = tokens if scored else [token for token in tokens if says_something(token)]
+            groups = [told] if as_one else [[token] for token in told]
+            return self._begin() + b"".join(map(self._full, groups))
         texts = [token.text for token in tokens if token.text]
         if as_one and texts:
             texts = ["".join(texts)]
@@ -124,10 +130,12 @@ class ChunkWriter:
         choice = self._choice({"role": "assistant", "content": ""}, None, None)
         return event(self._with_choices([choice]))
 
-    def _scored(self, tokens: Sequence[Token]) -> bytes:
-        """Return the event of tokens with probabilities, also if they have no text."""
-        text = "".join(token.text for token in tokens)
-        return event(self._chunk(text, self._logprobs([t.logprobs for t in tokens if t.logprobs])))
+    def _full(self, tokens: Sequence[Token]) -> bytes:
+        """Return the event of tokens with all that they have."""
+        logprobs = self._logprobs([t.logprobs for t in tokens if t.logprobs])
+        if all(map(is_plain, tokens)):
+            return event(self._chunk("".join(token.text for token in tokens), logprobs))
+        return event(self._with_choices([self._choice(delta(tokens), logprobs, None)]))
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if not logprobs:
@@ -143,7 +151,7 @@ class ChunkWriter:
         return self._with_choices([self._choice(content, logprobs, None)])
 
     def _choice(
-        self, content: dict[str, str] | str, logprobs: dict[str, Any] | None, reason: str | None
+        self, content: dict[str, Any] | str, logprobs: dict[str, Any] | None, reason: str | None
     ) -> dict[str, Any]:
         name = "delta" if self._is_chat else "text"
         return {"index": self._index, name: content, "logprobs": logprobs, "finish_reason": reason}
@@ -182,7 +190,7 @@ def _whole_choice(head: AnswerHead, index: int, answer: Answer) -> dict[str, Any
         logprobs = [*answer.prompt.logprobs, *logprobs]
     choice: dict[str, Any] = {"index": index}
     if head.is_chat:
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        choice["message"] = message(answer.tokens)
         written = chat_logprobs(logprobs) if logprobs else None
     else:
         choice["text"] = text

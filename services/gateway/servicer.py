@@ -13,6 +13,7 @@ from services.kit.logprobs import EchoedPrompt
 from services.kit.logprobs_proto import prompt_to_proto
 from services.kit.rpc import REQUEST_ID_KEY, Context, current_request_id
 from services.kit.sampling_proto import sampling_from_proto
+from services.kit.tracing import bind_parent, context_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
     async def Chat(
         self, request: pb.ChatRequest, context: Context
     ) -> AsyncIterator[pb.ChatResponse]:
-        checked = _to_generation_request(request, convert.chat_from_proto(request.messages))
+        checked = _to_generation_request(
+            request, convert.chat_from_proto(request.messages, request.options)
+        )
         async for part in self._stream(checked, context):
             yield pb.ChatResponse(
                 tokens=map(convert.token_to_proto, part.tokens),
@@ -67,6 +70,7 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
         A call that ends early aborts the request.
         """
         await context.send_initial_metadata(((REQUEST_ID_KEY, request.request_id),))
+        bind_parent(context_from(_text_metadata(context)))
         async with self._dispatcher.generate(request) as generation:
             # A cancelled call does not close this generator before it is collected.
             context.add_done_callback(lambda _: self._dispatcher.drop(generation))  # type: ignore[arg-type]
@@ -75,6 +79,11 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
                 yield _Part(tokens, prompt=generation.prompt if is_first else None)
                 is_first = False
             yield _Part((), finish=generation.finish)
+
+
+def _text_metadata(context: Context) -> dict[str, str]:
+    metadata = context.invocation_metadata() or ()
+    return {key: value for key, value in metadata if isinstance(value, str)}
 
 
 def _to_generation_request(

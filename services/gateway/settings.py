@@ -10,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 from services.gateway.api_keys import read_api_keys
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
+from services.kit.tracing import OtlpEndpoint
 from services.kit.transport import Certificates, Transport
 
 _ADDRESS = re.compile(r"[^\s:,]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
@@ -40,6 +41,7 @@ class GatewaySettings(ServiceSettings):
     # EVENFLOW_EXECUTOR_KV_MAX_PAUSE_S, after which a hold ends by itself.
     reader_timeout_s: float = Field(default=30.0, gt=0)
     tracker_flush_timeout_s: float = Field(default=2.0, ge=0)  # for last counts at shutdown
+    otlp_traces_endpoint: OtlpEndpoint = ""  # where traces go; empty: there are none
 
     # PEM files of the public edge, HTTP and gRPC; unset: plain text. With a CA, clients must show
     # a certificate of it.

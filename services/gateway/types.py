@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType, Protocol, TypeAlias
 
+from services.kit.conversation import (
+    DEFAULT_OPTIONS,
+    ChatMessage,
+    ConversationOptions,
+    ToolCallPart,
+)
 from services.kit.errors import ServiceError
 from services.kit.logprobs import EchoedPrompt, TokenLogprobs
 from services.kit.sampling_params import DEFAULT_SAMPLING, SamplingParams
@@ -13,16 +19,8 @@ from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 RequestId = NewType("RequestId", str)
 
 MAX_ANSWERS = 128  # of one HTTP request
-ROLES = ("system", "developer", "user", "assistant")
-ROLE_THAT_MAY_BE_SILENT = "assistant"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatMessage:
-    """One turn of a conversation."""
-
-    role: str  # one of ROLES
-    content: str  # empty only for the assistant
+ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES_THAT_MAY_BE_SILENT = ("assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,8 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    messages: tuple[ChatMessage, ...]  # oldest first, at least one
+    messages: tuple[ChatMessage, ...]  # oldest first, at least one; each role is one of ROLES
+    options: ConversationOptions = DEFAULT_OPTIONS
 
 
 Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
@@ -78,12 +77,15 @@ class Token:
     id: int  # in the model's vocabulary
     text: str  # that it completes; may be empty
     logprobs: TokenLogprobs | None = None
+    reasoning: str = ""  # what the model thinks, as far as this token completes it
+    tool_calls: tuple[ToolCallPart, ...] = ()  # as far as this token completes them
 
 
 class FinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

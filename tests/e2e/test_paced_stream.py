@@ -1,6 +1,7 @@
 """What a user sees: OpenAI SDK and gRPC clients, paced when asked, untouched when not."""
 
 import asyncio
+import json
 import statistics
 from itertools import pairwise
 
@@ -84,6 +85,61 @@ def test_a_stop_string_ends_the_answer_before_it(client) -> None:
 
     assert stopped.finish_reason == "stop"
     assert stopped.message.content == whole[: whole.index(stop)]
+
+
+UNITS = {"type": "object", "properties": {"u": {"enum": ["C", "F"]}}, "required": ["u"]}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": UNITS}}
+
+
+def calling(stack: Stack, **options):
+    """Return what makes an untrained model call a function: it must, and writes no blanks."""
+    body = {"model": MODEL, "prompt": " \n\t\r  \n\n    ", "add_special_tokens": False}
+    blanks = httpx.post(f"{stack.base_url}/tokenize", json=body).json()["tokens"]
+    return {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "tools": [TOOL],
+        "logit_bias": {str(id): -100 for id in blanks},
+        "temperature": 1,
+        "seed": 3,
+        "max_tokens": 400,
+        **options,
+    }
+
+
+def test_a_required_call_is_made_in_the_model_s_form_and_read_from_it(stack: Stack, client) -> None:
+    options = calling(stack, tool_choice="required", parallel_tool_calls=False)
+    (choice,) = client.chat.completions.create(**options).choices
+    with client.chat.completions.stream(**options) as stream:
+        streamed = stream.get_final_completion().choices[0]
+
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments)["u"] in ("C", "F")
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+    assert streamed.finish_reason == "tool_calls"
+
+
+def test_a_named_call_is_made_at_the_reader_s_pace(stack: Stack, client) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    options = calling(stack, tool_choice=named)
+    with client.chat.completions.stream(
+        **options, extra_headers={"x-consumption-rate-tps": "50"}
+    ) as stream:
+        (choice,) = stream.get_final_completion().choices
+
+    assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
+    assert json.loads(choice.message.tool_calls[0].function.arguments)["u"] in ("C", "F")
+    assert choice.finish_reason == "stop"
+
+
+def test_tools_may_be_left_alone(stack: Stack, client) -> None:
+    for choice in ("auto", "none"):
+        answer = ask(client, tools=[TOOL], tool_choice=choice).choices[0]
+
+        assert answer.message.tool_calls is None
+        assert answer.finish_reason == "length"
 
 
 def test_models_are_listed(client) -> None:

@@ -239,6 +239,121 @@ async def test_a_form_that_makes_no_sense_is_refused(
     assert answer.rejected.field == field
 
 
+async def test_a_form_that_ends_nowhere_fails_its_request_alone(gateway: GatewayStream) -> None:
+    form = gen.StructuredOutputs(grammar='root ::= "a" b\nb ::= b "x"')
+    other = await gateway.submit("other", text=PROMPT, sampling=GREEDY)
+    answer = await gateway.ask("dead", text=PROMPT, sampling={"structured_outputs": form})
+    await gateway.wait(other.done)
+
+    assert answer.ending is not None
+    assert answer.ending.WhichOneof("how") == "failure"
+    assert not answer.ending.failure.retryable
+    assert other.finish_reason == "LENGTH"
+
+
+UNITS = '{"type": "object", "properties": {"u": {"enum": ["C", "F"]}}, "required": ["u"]}'
+TOOLS = [gen.Tool(name="weather", description="Tell it.", parameters=UNITS), gen.Tool(name="noop")]
+
+
+async def ask_with_tools(gateway: GatewayStream, name: str, **options: Any) -> Answer:
+    """Ask for calls, of a model that writes no blanks: it would write nothing else."""
+    texts = await gateway.stub.Tokenize(
+        pb.TokenizeRequest(model=MODEL, text=" \n\t\r  \n\n    ", with_texts=True)
+    )
+    blanks = {id: -100.0 for id in texts.ids[1:]}
+    chat = pb.Chat(
+        messages=[gen.ChatMessage(role="user", content="Rain?")],
+        options=gen.ConversationOptions(tools=TOOLS, **options),
+    )
+    sampling = {"temperature": 1, "seed": 3, "max_tokens": 400, "logit_bias": blanks}
+    return await gateway.ask(name, chat=chat, sampling=sampling)
+
+
+def calls_of(answer: Answer) -> list[tuple[str, Any]]:
+    calls: dict[int, gen.ToolCallPart] = {}
+    for part in (part for token in answer.tokens for part in token.tool_calls):
+        call = calls.setdefault(part.index, gen.ToolCallPart(id=part.id, name=part.name))
+        call.arguments += part.arguments
+    assert all(call.id for call in calls.values())
+    return [(call.name, json.loads(call.arguments)) for call in calls.values()]
+
+
+async def test_a_named_function_is_called_without_a_parser(gateway: GatewayStream) -> None:
+    answer = await ask_with_tools(
+        gateway, "named", tool_choice=gen.TOOL_CHOICE_NAMED, named_tool="weather"
+    )
+
+    ((name, arguments),) = calls_of(answer)
+    assert (name, answer.text) == ("weather", "")
+    assert arguments["u"] in ("C", "F")
+    assert answer.finish_reason == "STOP"
+
+
+async def test_a_required_call_is_made_without_a_parser(gateway: GatewayStream) -> None:
+    answer = await ask_with_tools(
+        gateway, "required", tool_choice=gen.TOOL_CHOICE_REQUIRED, forbids_parallel_calls=True
+    )
+
+    ((name, arguments),) = calls_of(answer)
+    assert name in ("weather", "noop")
+    assert isinstance(arguments, dict)
+    assert (answer.text, answer.finish_reason) == ("", "TOOL_CALLS")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"tools": TOOLS}, "tool_choice"),  # as the model likes: there is no parser
+        ({"tools": [gen.Tool(name="a b")]}, "tools[0].name"),
+        (
+            {
+                "tools": [gen.Tool(name="f", parameters='{"$ref": "#"}')],
+                "tool_choice": gen.TOOL_CHOICE_NAMED,
+                "named_tool": "f",
+            },
+            "tools",
+        ),
+        ({"template_variables": '{"no_such_variable": 1}'}, "chat_template_kwargs"),
+    ],
+)
+async def test_options_that_cannot_be_followed_are_refused(
+    gateway: GatewayStream, options: dict[str, Any], field: str
+) -> None:
+    chat = pb.Chat(
+        messages=[gen.ChatMessage(role="user", content="Hi")],
+        options=gen.ConversationOptions(**options),
+    )
+    answer = await gateway.ask("bad", chat=chat)
+
+    assert answer.reject_code == "INVALID_ARGUMENT"
+    assert answer.rejected is not None
+    assert answer.rejected.field == field
+
+
+async def test_a_template_shows_tools_calls_results_and_effort(gateway: GatewayStream) -> None:
+    call = gen.ToolCall(id="c", name="weather", arguments='{"u": "C"}')
+    chat = pb.Chat(
+        messages=[
+            gen.ChatMessage(role="user", content="Rain?"),
+            gen.ChatMessage(role="assistant", tool_calls=[call]),
+            gen.ChatMessage(role="tool", tool_call_id="c", content="dry"),
+        ],
+        options=gen.ConversationOptions(
+            tools=TOOLS[1:], tool_choice=gen.TOOL_CHOICE_NONE, reasoning_effort="low"
+        ),
+    )
+    tokens = await gateway.stub.Tokenize(pb.TokenizeRequest(model=MODEL, chat=chat))
+    text = await gateway.stub.Detokenize(pb.DetokenizeRequest(model=MODEL, ids=tokens.ids))
+    answer = await gateway.ask("shown", chat=chat, sampling={"max_tokens": 1})
+
+    assert text.text == (
+        '<|begin|><|system|>Function {"name": "noop", "parameters": null}. <|end|>'
+        '<|user|>Rain?<|end|><|assistant|> Call c: weather{"u": "C"}<|end|>'
+        "<|user|>Result of c: dry<|end|><|assistant|>Effort: low. "
+    )
+    assert answer.num_prompt_tokens == len(tokens.ids)
+
+
 async def test_text_becomes_tokens_and_text_again(gateway: GatewayStream) -> None:
     request = pb.TokenizeRequest(model=MODEL, text=PROMPT, with_texts=True)
     tokens = await gateway.stub.Tokenize(request)

@@ -77,6 +77,12 @@ def turn(role: object = "user", content: object = "Hi") -> list[dict[str, object
     return [{"role": role, "content": content}]
 
 
+def call(**overrides: object) -> dict[str, object]:
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"} | overrides}
+
+
+CALL_ID = "messages[1].tool_call_id"
+
 # What both endpoints refuse.
 SHARED: list[tuple[dict[str, object], str]] = [
     ({"model": 5}, "model"),
@@ -109,7 +115,44 @@ SHARED: list[tuple[dict[str, object], str]] = [
     ({"tools": []}, "tools"),
     ({"no_such_parameter": 1}, "no_such_parameter"),
 ]
+FUNCTION = {"type": "function", "function": {"name": "f"}}
 CHAT_ONLY: list[tuple[dict[str, object], str]] = [
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+        "tools[0].function.parameters",
+    ),
+    ({"tools": [FUNCTION, FUNCTION]}, "tools"),
+    ({"tools": [FUNCTION] * 129}, "tools"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": FUNCTION}, "tool_choice"),
+    ({"tools": [FUNCTION], "tool_choice": "any"}, "tool_choice"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "function"}}, "tool_choice"),
+    (
+        {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+    ),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"include_reasoning": "no"}, "include_reasoning"),
+    ({"reasoning_effort": "utmost"}, "reasoning_effort"),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+    ({"messages": turn(role="tool")}, "messages[0].tool_call_id"),
+    ({"messages": [*turn(), {"role": "user", "tool_call_id": "c", "content": "x"}]}, CALL_ID),
+    (
+        {"messages": [{"role": "user", "content": "x", "tool_calls": [call()]}]},
+        "messages[0].tool_calls",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [call(arguments="{")]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [call(name="")]}]},
+        "messages[0].tool_calls[0].function.name",
+    ),
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
     ({"messages": None}, "messages"),
@@ -278,6 +321,29 @@ GRPC_FAULTS: list[tuple[Any, str]] = [
     (make_chat(messages=[gen.ChatMessage(content="Hi")]), "messages[0].role"),
     (make_chat(messages=[gen.ChatMessage(role="wizard", content="Hi")]), "messages[0].role"),
     (make_chat(messages=[gen.ChatMessage(role="user")]), "messages[0].content"),
+    (
+        make_chat(options=gen.ConversationOptions(tools=[gen.Tool(name="a b")])),
+        "options.tools[0].name",
+    ),
+    (
+        make_chat(options=gen.ConversationOptions(tools=[gen.Tool(name="f", parameters="[]")])),
+        "options.tools[0].parameters",
+    ),
+    (
+        make_chat(options=gen.ConversationOptions(tool_choice=gen.TOOL_CHOICE_REQUIRED)),
+        "options.tool_choice",
+    ),
+    (make_chat(options=gen.ConversationOptions(tool_choice=99)), "options.tool_choice"),  # type: ignore[arg-type]
+    (make_chat(options=gen.ConversationOptions(named_tool="f")), "options.tool_choice"),
+    (
+        make_chat(options=gen.ConversationOptions(reasoning_effort="utmost")),
+        "options.reasoning_effort",
+    ),
+    (
+        make_chat(options=gen.ConversationOptions(template_variables="x")),
+        "options.template_variables",
+    ),
+    (make_chat(messages=[gen.ChatMessage(role="tool")]), "messages[0].tool_call_id"),
     (make_generate(model=""), "model"),
     (make_generate(text=""), "text"),
     (pb.GenerateRequest(model=MODEL), "prompt"),

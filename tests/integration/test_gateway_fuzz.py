@@ -1,12 +1,7 @@
 """Whatever comes in, at either edge: an answer or a refusal, never a failure of ours."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass
-from threading import Thread
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -20,54 +15,11 @@ from hypothesis import strategies as st
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway.openai_api import ChatCompletionBody, CompletionBody
-from tests.fake_executor import MODEL, FakeExecutor, Script
-from tests.gateways import Client, gateway_for
+from tests.fake_executor import MODEL
+from tests.gateway_thread import Edge, running_edge
 
 FUZZ = settings(max_examples=150, deadline=None, database=None, derandomize=True)
-TIMEOUT_S = 20.0
 REFUSALS = ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED")
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A gateway in a thread of its own, for tests that hypothesis calls again and again."""
-
-    loop: asyncio.AbstractEventLoop
-    client: Client
-
-    def run(self, work: Awaitable[Any]) -> Any:
-        async def bounded() -> Any:
-            async with asyncio.timeout(TIMEOUT_S):
-                return await work
-
-        return asyncio.run_coroutine_threadsafe(bounded(), self.loop).result()
-
-
-@contextmanager
-def running_edge() -> Iterator[Edge]:
-    started: Future[Edge] = Future()
-
-    async def serve() -> None:
-        executor = FakeExecutor()
-        executor.script_for = lambda _: Script(texts=["é"])  # a second one may be due in years
-        await executor.start()
-        async with gateway_for(executor) as client:
-            await client.wait_ready()
-            leave = asyncio.Event()
-            started.set_result(Edge(asyncio.get_running_loop(), client))
-            leaving.set_result(leave)
-            await leave.wait()
-        await executor.kill()
-
-    leaving: Future[asyncio.Event] = Future()
-    thread = Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    edge = started.result(TIMEOUT_S)
-    try:
-        yield edge
-    finally:
-        edge.loop.call_soon_threadsafe(leaving.result().set)
-        thread.join(TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +117,7 @@ _BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_DOUBLE: st.floats(),
     FieldDescriptor.TYPE_INT32: st.integers(-3, 30) | st.sampled_from([-(2**31), 2**31 - 1]),
     FieldDescriptor.TYPE_INT64: st.integers(-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_ENUM: st.integers(0, 9),
 }
 
 

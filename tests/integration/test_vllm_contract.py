@@ -167,6 +167,16 @@ def test_priorities_reach_the_scheduler() -> None:
     assert get_args(SchedulerPolicy) == ("fcfs", "priority")
 
 
+def test_a_requests_trace_reaches_vllms_span() -> None:
+    assert "trace_headers" in parameters(InputProcessor.process_inputs)
+    assert "self.observability_config = vllm_config.observability_config" in source(
+        AsyncLLM.__init__
+    )
+    body = source(OutputProcessor.do_tracing)
+    assert "extract_trace_context(engine_core_output.trace_headers)" in body
+    assert 'span_name="llm_request"' in body
+
+
 def test_text_and_token_ids_are_converted_without_a_serving_layer() -> None:
     assert "prompt" in parameters(BaseRenderer.tokenize_prompt_async)
     names = {field.name for field in dataclasses.fields(TokenizeParams)}

@@ -154,8 +154,27 @@ def test_loads_start_before_the_layers_only_if_the_step_says_so() -> None:
 
 def test_layers_wait_before_attention_and_save_after_it() -> None:
     body = source(maybe_transfer_kv_layer)
+    assert body.index("connector.has_connector_metadata()") < body.index("wait_for_layer_load(")
     assert body.index("wait_for_layer_load(") < body.index("result = func(")
     assert body.index("result = func(") < body.index("save_kv_layer(")
+
+
+def test_metadata_of_groups_differs_in_block_table_and_slots_only() -> None:
+    body = source(GPUModelRunner._build_attention_metadata)
+    assert "kv_cache_groups = self.kv_cache_config.kv_cache_groups" in body
+    per_group = body[body.index("for kv_cache_gid, kv_cache_group in enumerate(") :]
+    assert "cm.block_table_tensor = _get_block_table(kv_cache_gid)" in per_group
+    assert "cm.slot_mapping = slot_mappings[kv_cache_gid]" in per_group
+    assert "self._build_attention_metadata(" in source(GPUModelRunner.execute_model)
+
+
+def test_requests_without_new_blocks_share_the_managers_empty_ones() -> None:
+    assert "self.empty_kv_cache_blocks" in source(KVCacheManager.create_kv_cache_blocks)
+    assert "get_block_ids(allow_none=True)" in source(Scheduler._make_cached_request_data)
+
+
+def test_blocks_are_hashed_only_if_a_request_has_a_hasher() -> None:
+    assert "if self._block_hasher is not None" in source(Request.update_block_hashes)
 
 
 def test_new_kv_is_written_before_attention_is_entered() -> None:

@@ -4,6 +4,10 @@ Groups of one step differ in their block table and slot mapping only. vLLM knows
 builders that can to change just these two; the CPU's cannot.
 """
 
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
 import torch
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -21,17 +25,52 @@ class MemoCPUAttentionMetadataBuilder(CPUAttentionMetadataBuilder):  # type: ign
     def update_block_table(
         self, metadata: CPUAttentionMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor
     ) -> CPUAttentionMetadata:
-        updated = object.__new__(CPUAttentionMetadata)
-        updated.__dict__.update(metadata.__dict__)
-        updated.block_table = blk_table
-        updated.slot_mapping = slot_mapping
-        return updated
+        return with_tables(metadata, blk_table, slot_mapping)
+
+
+def with_tables(
+    metadata: CPUAttentionMetadata, block_table: torch.Tensor, slot_mapping: torch.Tensor
+) -> CPUAttentionMetadata:
+    """Return another group's metadata of the same step."""
+    updated = object.__new__(CPUAttentionMetadata)
+    updated.__dict__.update(metadata.__dict__)
+    updated.block_table = block_table
+    updated.slot_mapping = slot_mapping
+    return updated
 
 
 class MemoCPUAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]
     @staticmethod
     def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
         return MemoCPUAttentionMetadataBuilder
+
+
+def build_once(runner: Any) -> None:
+    """Make a CPU runner build its first group's metadata only, and the others' from it.
+
+    vLLM would go through all its steps for each group before it finds that only two things differ.
+    """
+    if any(g.kernel_block_size is not None for groups in runner.attn_groups for g in groups):
+        return  # kernels see other blocks than the tables, by a mapping of each group's
+    build, config = runner._build_attention_metadata, runner.kv_cache_config
+    first_only = copy(config)
+    first_only.kv_cache_groups = config.kv_cache_groups[:1]
+
+    def build_all(*, slot_mappings: Mapping[int, torch.Tensor], **options: Any) -> Any:
+        runner.kv_cache_config = first_only
+        try:
+            metadata, common = build(slot_mappings=slot_mappings, **options)
+        finally:
+            runner.kv_cache_config = config
+        first = metadata[config.kv_cache_groups[0].layer_names[0]]
+        num_rows = len(first.block_table)
+        for index, group in enumerate(config.kv_cache_groups[1:], start=1):
+            rows = runner.input_batch.block_table[index].get_device_tensor(num_rows)
+            others = with_tables(first, rows, slot_mappings[index])
+            metadata.update(dict.fromkeys(group.layer_names, others))
+        return metadata, common
+
+    runner._build_attention_metadata = build_all
 
 
 def install_memo() -> None:

@@ -6,7 +6,7 @@ when there is room again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.residency import ALL_RESIDENT, LayerPlacement, RequestKV
@@ -15,8 +15,7 @@ from services.placement.blocks import BlockGeometry, Residency, num_request_bloc
 from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(NamedTuple):
     """One request in scheduling order, running ones first."""
 
     request_id: str

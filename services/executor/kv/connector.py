@@ -5,7 +5,6 @@ hands over to `TransferPlanner`, the worker's to `TransferRunner`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,8 +63,11 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
         self._first_layers, self._last_layers = group_of_layers(self._groups)
         self._trace: StepTrace | None = None
+        self._hooks_layers = False  # in this step
         # Without it, a layer takes the time that it takes.
         self._device = EmulatedDevice(self.options.layer_time) if self.options.emulates else None
+        # Whether layers call the hooks in every step, and not only in those that need it.
+        self.watches_layers = self._device is not None or bool(self.options.trace_path)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -190,12 +192,22 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             calibration=calibration,
         )
 
+    def has_connector_metadata(self) -> bool:
+        """Tell vLLM whether this step's layers call the hooks below: not if nothing would happen.
+
+        It asks at every layer; without loads and copies to the host the hooks do nothing.
+        """
+        return self._hooks_layers
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         transfers = self._get_connector_metadata()
         assert isinstance(transfers, StepTransfers)
         if self._trace is not None:
             self._trace.begin_step(transfers.step)
         self.runner.begin_step(transfers)
+        self._hooks_layers = self.watches_layers or self.runner.has_work_between_layers
+        if forward_context.attn_metadata is not None:  # layers will run
+            self._clock.layer_begins()
         if self._device is not None:
             self._device.begin_step(
                 num_tokens=transfers.num_tokens, num_context_tokens=transfers.num_context_tokens
@@ -207,7 +219,6 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._device.pause()
         if group is not None:
             self.runner.before_group(group)
-            self._clock.layer_begins()
         if self._device is not None:
             self._device.resume()
         if self._trace is not None:
@@ -228,14 +239,17 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def wait_for_save(self) -> None:
         """Leave copies to the host running: blocks are kept until their copies are confirmed."""
+        self._hooks_layers = False
         self._clock.step_ends()
         self.runner.end_step()
         if self._trace is not None:
             self._trace.end_step()
 
     def build_connector_worker_meta(self) -> StepFeedback:
-        num_ready, timing = self._backend.host.num_ready_slots, self._clock.take()
-        return replace(self.runner.feedback(), num_ready_slots=num_ready, timing=timing)
+        feedback = self.runner.feedback()
+        feedback.num_ready_slots = self._backend.host.num_ready_slots
+        feedback.timing = self._clock.take()
+        return feedback
 
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinatorNoPrefixCache
-from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
@@ -18,6 +18,13 @@ from services.executor.kv.residency import RequestKV
 
 # Returns a draft of a request that asks for its first blocks, given the tokens to make room for.
 Draft = Callable[[str, int], RequestKV]
+
+
+class NoBlocks(KVCacheBlocks):  # type: ignore[misc]
+    """What most requests of a decode step get, without a look at every group."""
+
+    def get_block_ids(self, allow_none: bool = False, **kwargs: Any) -> Any:
+        return None if allow_none else super().get_block_ids(**kwargs)
 
 
 class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[misc]
@@ -46,6 +53,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         )
         manager.coordinator = coordinator
         manager.block_pool = coordinator.block_pool
+        manager.empty_kv_cache_blocks = NoBlocks(manager.empty_kv_cache_blocks.blocks)
         return coordinator
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

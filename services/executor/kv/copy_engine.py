@@ -48,7 +48,8 @@ class Copy:
     slots: Sequence[int]
     block_ids: Sequence[int]  # as long as `slots`
     urgency: float = 0.0  # H2D only: the layer group whose turn it must be ready for, or BACKGROUND
-    identity: Identity | None = None  # None: nobody will ask
+    # Whose the blocks are, in turn: of each as many as it has positions; empty: nobody will ask.
+    identities: tuple[Identity, ...] = ()
 
 
 class FailureCause(StrEnum):

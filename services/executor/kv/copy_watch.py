@@ -117,6 +117,8 @@ class CopyWatch:
 
     def hung_targets(self) -> tuple[frozenset[int], frozenset[int]]:
         """Return the pool blocks and the host slots that hung copies may still write."""
+        if not self._hung:
+            return frozenset(), frozenset()
         self._hung = [watched for watched in self._hung if not watched.done]
         by_direction: dict[Direction, set[int]] = {d: set() for d in Direction}
         for watched in self._hung:
@@ -143,6 +145,6 @@ class CopyWatch:
             cause=error.cause.value,
             layer_group=copy.group,
             num_blocks=len(copy.slots),
-            request_id=copy.identity.request_id if copy.identity else None,
+            request_ids=[identity.request_id for identity in copy.identities],
             reason=str(error),
         )

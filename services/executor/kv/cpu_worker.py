@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from services.executor.kv.attention_memo import install_memo
+from services.executor.kv.attention_memo import build_once, install_memo
 from services.executor.kv.block_tables import StackedBlockTables
 from services.executor.kv.worker import LayerwiseWorkerMixin
 
@@ -21,3 +21,4 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, CPUWorker):  # type: ignore[misc]
         batch = self.model_runner.input_batch
         if len(batch.block_table.block_tables) > 1:
             batch.block_table = StackedBlockTables(batch.block_table)
+            build_once(self.model_runner)

@@ -19,6 +19,7 @@ from services.executor.kv.copy_engine import (
     CopyCorruptError,
     CopyEngine,
     Direction,
+    Identity,
     TransferTotals,
 )
 from services.executor.kv.options import GuardMode
@@ -27,6 +28,7 @@ from services.executor.kv.pages import GroupPages
 Checksums = npt.NDArray[np.int64]  # one per block
 
 SAMPLE_EVERY = 32  # loads of a table until each of its blocks was checked once
+ROWS_AT_ONCE = 16
 _ABSENT = 0  # identity of a slot that nothing was saved to
 
 
@@ -50,11 +52,12 @@ class BlockChecksums:
     def of(self, group: int, block_ids: Sequence[int]) -> Checksums:
         """Return the checksums of what pool blocks hold now."""
         sums = np.zeros(len(block_ids), dtype=np.int64)
+        rows = list(block_ids)
         for words, weights in zip(self._words[group], self._weights[group], strict=True):
-            # One row at a time: it stays in the processor's cache.
-            sums += np.fromiter(
-                (words[block_id] @ weights for block_id in block_ids), np.int64, len(block_ids)
-            )
+            # A few rows at a time: they stay in the processor's cache.
+            for start in range(0, len(rows), ROWS_AT_ONCE):
+                some = slice(start, start + ROWS_AT_ONCE)
+                sums[some] += np.einsum("ij,j->i", words[rows[some]], weights)
         return sums
 
 
@@ -94,11 +97,11 @@ class GuardedEngine:
 
     def submit(self, copy: Copy) -> GuardedTicket:
         checked = slice(0, 0)
-        if copy.identity is not None and copy.direction is Direction.D2H:
+        if copy.identities and copy.direction is Direction.D2H:
             slots = list(copy.slots)
             self._sums[slots] = self._checksums.of(copy.group, copy.block_ids)
             self._identities[slots] = identities(copy, slice(None))
-        elif copy.identity is not None:
+        elif copy.identities:
             self._num_loads += 1
             checked = slice(self._num_loads % self._every, None, self._every)
         slots = list(copy.slots[checked])
@@ -135,7 +138,10 @@ class GuardedEngine:
         self.engine.cancel(ticket.ticket)
 
     def totals(self) -> TransferTotals:
-        return replace(self.engine.totals(), num_checked_blocks=self.num_checked_blocks)
+        totals = self.engine.totals()
+        if not self.num_checked_blocks:
+            return totals
+        return replace(totals, num_checked_blocks=self.num_checked_blocks)
 
     def close(self) -> None:
         self.engine.close()
@@ -151,9 +157,16 @@ def guarded(
 
 
 def identities(copy: Copy, part: slice) -> Checksums:
-    """Return one number per block that stands for whose KV it is; never that of an empty slot."""
-    assert copy.identity is not None
-    identity = copy.identity
+    """Return one number per block of a part that stands for whose KV it is; never that of an
+    empty slot.
+    """
+    if len(copy.identities) == 1:  # every load, of which only a sample may be asked for
+        return _numbers(copy.identities[0], copy.group, part)
+    numbers = [_numbers(identity, copy.group, slice(None)) for identity in copy.identities]
+    return np.concatenate(numbers)[part]
+
+
+def _numbers(identity: Identity, group: int, part: slice) -> Checksums:
     positions = np.asarray(identity.positions[part], dtype=np.int64)
-    request = hash((identity.request_id, identity.generation, copy.group))
+    request = hash((identity.request_id, identity.generation, group))
     return ((request + positions * np.int64(0x9E3779B97F4A7C1)) << 1) | 1

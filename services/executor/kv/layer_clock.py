@@ -37,7 +37,7 @@ class LayerClock:
         self._taken_loads = runner.num_loads
 
     def layer_begins(self) -> None:
-        """Note that a layer's KV is there; only a step's first call counts."""
+        """Note that a step's layers are about to run; only a step's first call counts."""
         if self._first_s is None:
             self._first_s, self._first_stall_s = self._now_s(), self._runner.stall_s
 

@@ -219,6 +219,11 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
 
     # -- requests ---------------------------------------------------------------------------
 
+    def add_request(self, request: Request) -> None:
+        # vLLM hashes the blocks of every request wherever there is a connector; nobody asks here.
+        request._block_hasher = None
+        super().add_request(request)
+
     def _draft(self, request_id: str, num_tokens: int) -> RequestKV:
         """Draft a request that asks for its first blocks."""
         request: Request = self.requests[request_id]  # type: ignore[attr-defined]

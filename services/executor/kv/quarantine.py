@@ -21,6 +21,8 @@ class Quarantine:
         """Hold exactly these from now on, whoever has them now; return the blocks and the slots
         that were not held before.
         """
+        if not (block_ids or slots or self._blocks or self._slots):
+            return frozenset(), frozenset()
         new_blocks = block_ids - self._blocks.keys()
         ended = [self._blocks.pop(block_id) for block_id in self._blocks.keys() - block_ids]
         self._pool.free_blocks(ended)

@@ -81,6 +81,8 @@ class RunControl:
         self.holds.release_overdue()
         if self._is_stuck and not self._preempt_idle():
             self._put_back_last()
+        if not self.holds and not self._stopped:
+            return
         for request in list(self._scheduler.running):
             if request.request_id in self.holds:
                 self._stop(request)
@@ -221,8 +223,10 @@ class RunControl:
 
     def active_needs(self) -> list[Need]:
         """Return what the running requests that are not held need, in scheduling order."""
-        running = self._scheduler.running
-        return [need_of(request) for request in running if request.request_id not in self.holds]
+        running, holds = self._scheduler.running, self.holds
+        if not holds:
+            return [need_of(request) for request in running]
+        return [need_of(request) for request in running if request.request_id not in holds]
 
     def count_held(self) -> dict[str, int]:
         return {
@@ -266,5 +270,4 @@ class RunControl:
 
 def need_of(request: Request) -> Need:
     """Return what vLLM makes room for: tokens that are sampled and not yet known count."""
-    num_tokens = request.num_tokens + request.num_output_placeholders
-    return Need(request_id=request.request_id, num_tokens=num_tokens)
+    return Need(request.request_id, request.num_tokens + request.num_output_placeholders)

@@ -35,9 +35,9 @@ from services.executor.kv.metadata import RestoreOrder, SaveOrder, StepFeedback,
 @dataclass(slots=True)
 class RunningSave:
     step: int
-    order: SaveOrder
+    # One layer group's, of different requests; without those that have ended or begun anew.
+    orders: list[SaveOrder]
     copy: WatchedCopy
-    is_void: bool = False  # nobody asks any more: its request has ended or begun anew
 
 
 class TransferRunner:
@@ -94,7 +94,7 @@ class TransferRunner:
                 self.watch.cancel(self._restores[restore_id])
         for restore in transfers.restores:
             self._restores[restore.restore_id] = self._submit(
-                Direction.H2D, restore, urgency=BACKGROUND
+                Direction.H2D, [restore], urgency=BACKGROUND
             )
         self._num_groups_begun = 0
         self._loading = self._tables.of(transfers.loading)
@@ -107,9 +107,15 @@ class TransferRunner:
             self._lost.pop(request_id, None)
             self._newly_lost.pop(request_id, None)
         for save in self._running_saves if ended else ():
-            if save.order.request_id in ended:
-                save.is_void = True
+            left = [order for order in save.orders if order.request_id not in ended]
+            if save.orders and not left:
                 self.watch.cancel(save.copy)
+            save.orders = left
+
+    @property
+    def has_work_between_layers(self) -> bool:
+        """Whether `before_group` and `after_group` are needed in this step."""
+        return bool(self._loading or self._staging_saves or any(self._saves))
 
     def before_group(self, group: int) -> None:
         """Return when the group's KV is in its blocks, or is known not to come."""
@@ -164,13 +170,13 @@ class TransferRunner:
         while self._running_saves and self.watch.poll(self._running_saves[0].copy):
             save = self._running_saves.popleft()
             cause = self.watch.wait(save.copy)
-            request_id, group = save.order.request_id, save.order.group
-            if cause is None or save.is_void:
+            if cause is None:
                 continue
-            if save.order.from_staging:  # the only copy there was
-                self._lose(request_id, cause)
-            else:
-                failed[(save.step, request_id, group)] = cause
+            for order in save.orders:
+                if order.from_staging:  # the only copy there was
+                    self._lose(order.request_id, cause)
+                else:
+                    failed[(save.step, order.request_id, order.group)] = cause
         return failed
 
     def _end_restores(self) -> tuple[Counter[int], dict[int, FailureCause]]:
@@ -202,30 +208,48 @@ class TransferRunner:
                 slots=table.slots,
                 block_ids=table.block_ids,
                 urgency=float(group),
-                identity=self._identity(request_id, table.positions),
+                identities=(self._identity(request_id, table.positions),),
             )
         )
         self._loads[group].append((request_id, copy))
 
     def _start_saves(self, group: int) -> None:
-        for order in self._saves[group]:
-            copy = self._submit(Direction.D2H, order)
-            self._running_saves.append(RunningSave(self._step, order, copy))
-            if order.from_staging:
-                self._staging_saves[(order.request_id, group)] = copy
+        for orders in self._batches(self._saves[group]):
+            copy = self._submit(Direction.D2H, orders)
+            self._running_saves.append(RunningSave(self._step, orders, copy))
+            for order in orders:
+                if order.from_staging:
+                    self._staging_saves[(order.request_id, group)] = copy
         self._saves[group].clear()
 
+    def _batches(self, orders: list[SaveOrder]) -> list[list[SaveOrder]]:
+        """Return which of a group's saves share a copy: all that nobody waits for.
+
+        Once a copy has gone wrong on this rank each goes alone, so that the next failure is one
+        request's.
+        """
+        if self.watch.failures:
+            return [[order] for order in orders]
+        alone = [[order] for order in orders if order.from_staging]
+        together = [order for order in orders if not order.from_staging]
+        return [*alone, together] if together else alone
+
     def _submit(
-        self, direction: Direction, order: SaveOrder | RestoreOrder, *, urgency: float = 0.0
+        self,
+        direction: Direction,
+        orders: Sequence[SaveOrder | RestoreOrder],
+        *,
+        urgency: float = 0.0,
     ) -> WatchedCopy:
+        """Submit one copy of all that is asked for; the orders are of one layer group."""
         return self.watch.submit(
             Copy(
                 direction=direction,
-                group=order.group,
-                slots=order.slots,
-                block_ids=order.block_ids,
+                group=orders[0].group,
+                slots=[slot for order in orders for slot in order.slots],
+                block_ids=[block_id for order in orders for block_id in order.block_ids],
                 urgency=urgency,
-                identity=self._identity(order.request_id, order.positions),
+                identities=tuple(self._identity(o.request_id, o.positions) for o in orders),
             )
         )
 

@@ -1,11 +1,13 @@
 """vLLM's outputs become deltas at once; nothing follows an ending."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
-from services.executor.collector import Reporting, StepCollector, to_delta
-from services.executor.types import Delta, Failure, FinishReason, Token
+from services.executor.collector import DEAD_END, UNREADABLE, Reporting, StepCollector, to_delta
+from services.executor.types import Delta, Failure, FinishReason, Said, Token
+from services.kit.conversation import ToolCallPart
 from services.kit.logprobs import Logprob, TokenLogprobs
 
 
@@ -137,3 +139,56 @@ def test_a_prompt_is_scored_from_its_second_token_on() -> None:
         TokenLogprobs(Logprob(7, "a", None)),
         TokenLogprobs(scored(8, -2.0, "b"), (scored(9, -1.0, "c"),)),
     )
+
+
+@dataclass
+class FakeParser:
+    """Reads a step as thoughts and a call of the model's choice, but not "?"."""
+
+    chose_calls: bool = False
+
+    def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said:
+        if text == "?":
+            raise ValueError(text)
+        self.chose_calls = is_last
+        return Said("", f"{text} {len(token_ids)}", (ToolCallPart(0, "c", "f"),) * is_last)
+
+
+def test_what_a_parser_reads_belongs_to_the_last_token_of_its_step() -> None:
+    reporting = Reporting(parser=FakeParser())
+    first = to_delta(make_output(5, 6, text="a"), reporting)
+    last = to_delta(make_output(7, text="b", finish_reason="stop"), reporting)
+
+    assert first == Delta((Token(5, ""), Token(6, "", reasoning="a 2")))
+    call = (ToolCallPart(0, "c", "f"),)
+    assert last == Delta((Token(7, "", reasoning="b 1", tool_calls=call),), FinishReason.TOOL_CALLS)
+
+
+def test_an_answer_with_calls_that_is_cut_short_says_so() -> None:
+    reporting = Reporting(parser=FakeParser(chose_calls=True))
+
+    assert to_delta(make_output(finish_reason="length"), reporting).ending is FinishReason.LENGTH
+
+
+def test_an_answer_that_its_parser_cannot_read_fails_alone() -> None:
+    deltas: list[Delta] = []
+    collector = StepCollector("r", deltas.append, Reporting(parser=FakeParser()))
+    collector.put(make_output(5, text="a"))
+    collector.put(make_output(6, text="?"))
+    collector.put(make_output(7, text="b"))
+
+    assert deltas[1:] == [Delta((), UNREADABLE)]
+    assert not UNREADABLE.retryable
+
+
+def test_a_form_that_allows_no_next_token_is_told_from_a_lost_state() -> None:
+    held, free = Reporting(has_form=True), Reporting()
+    drawn = make_output(5, text="x", finish_reason="error")
+    lost = make_output(finish_reason="error")
+
+    assert to_delta(drawn, held).ending == DEAD_END
+    for output, reporting in ((lost, held), (drawn, free), (lost, free)):
+        ending = to_delta(output, reporting).ending
+        assert isinstance(ending, Failure)
+        assert ending.retryable
+    assert not DEAD_END.retryable

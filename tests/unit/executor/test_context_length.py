@@ -5,15 +5,15 @@ import pytest
 from services.executor.context_length import resolve_max_tokens
 from services.executor.types import (
     ChatInput,
-    ChatTurn,
     Input,
     RejectCode,
     RejectedError,
     TextInput,
     TokenInput,
 )
+from services.kit.conversation import ChatMessage
 
-CHAT = ChatInput(turns=(ChatTurn(role="user", content="hi"),))
+CHAT = ChatInput(turns=(ChatMessage(role="user", content="hi"),))
 TEXT = TextInput(text="hi")
 IDS = TokenInput(ids=(1,))
 

@@ -16,7 +16,6 @@ from services.executor.observation import (
 from services.executor.step_stream import Frame, Output
 from services.executor.types import (
     ChatInput,
-    ChatTurn,
     Failure,
     FinishReason,
     RejectCode,
@@ -25,6 +24,14 @@ from services.executor.types import (
     TextInput,
     Token,
     TokenInput,
+)
+from services.kit.conversation import (
+    ChatMessage,
+    ConversationOptions,
+    Tool,
+    ToolCall,
+    ToolCallPart,
+    ToolChoice,
 )
 from services.kit.errors import InvalidRequestError
 from services.kit.sampling_params import DEFAULT_SAMPLING
@@ -64,7 +71,7 @@ def test_a_temperature_of_zero_is_not_unset() -> None:
                 "text": None,
                 "chat": pb.Chat(messages=[gen.ChatMessage(role="user", content="hi")]),
             },
-            ChatInput(turns=(ChatTurn(role="user", content="hi"),)),
+            ChatInput(turns=(ChatMessage(role="user", content="hi"),)),
         ),
     ],
 )
@@ -100,6 +107,16 @@ def test_the_service_level_is_kept() -> None:
         ({"sampling": gen.SamplingParams(top_p=1.1)}, "top_p"),
         ({"sampling": gen.SamplingParams(stop=["a"] * 5)}, "stop"),
         ({"sampling": gen.SamplingParams(stop=[""])}, "stop"),
+        (
+            {
+                "text": None,
+                "chat": pb.Chat(
+                    messages=[gen.ChatMessage(role="user", content="x")],
+                    options=gen.ConversationOptions(named_tool="f"),
+                ),
+            },
+            "tool_choice",
+        ),
         ({"service_level": gen.ServiceLevel(slo_ttft_s=0)}, "slo_ttft_s"),
         ({"service_level": gen.ServiceLevel(slo_tbt_s=float("inf"))}, "slo_tbt_s"),
         (
@@ -266,3 +283,46 @@ def test_an_observation_keeps_every_field() -> None:
 def test_every_state_and_residency_has_a_name_on_the_wire() -> None:
     assert set(convert._REQUEST_STATES) == set(RequestState)
     assert set(convert._RESIDENCIES) == {residency.value for residency in Residency}
+
+
+def test_a_token_keeps_thoughts_and_calls() -> None:
+    parts = (ToolCallPart(0, "c", "f", "{"), ToolCallPart(1, arguments="}"))
+    token = Token(9, "x", reasoning="hm", tool_calls=parts)
+    output = Output(first_token_index=0, tokens=[token], ending=FinishReason.TOOL_CALLS)
+    (sent,) = convert.frame_to_proto(Frame(sequence=0, outputs={"r": output})).outputs
+
+    assert list(sent.tokens) == [
+        pb.Token(
+            id=9,
+            text="x",
+            reasoning="hm",
+            tool_calls=[
+                gen.ToolCallPart(index=0, id="c", name="f", arguments="{"),
+                gen.ToolCallPart(index=1, arguments="}"),
+            ],
+        )
+    ]
+    assert sent.ending.finish_reason == gen.FINISH_REASON_TOOL_CALLS
+
+
+def test_a_conversation_keeps_its_options_and_calls() -> None:
+    chat = pb.Chat(
+        messages=[
+            gen.ChatMessage(
+                role="assistant", tool_calls=[gen.ToolCall(id="c", name="f", arguments="{}")]
+            ),
+            gen.ChatMessage(role="tool", tool_call_id="c", content="1"),
+        ],
+        options=gen.ConversationOptions(tools=[gen.Tool(name="f")], reasoning_effort="low"),
+    )
+    call = ToolCall(id="c", name="f", arguments="{}")
+
+    assert convert.chat_from_proto(chat) == ChatInput(
+        turns=(
+            ChatMessage(role="assistant", content="", tool_calls=(call,)),
+            ChatMessage(role="tool", content="1", tool_call_id="c"),
+        ),
+        options=ConversationOptions(
+            tools=(Tool(name="f"),), tool_choice=ToolChoice.AUTO, reasoning_effort="low"
+        ),
+    )

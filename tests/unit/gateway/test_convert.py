@@ -66,20 +66,20 @@ def test_what_is_no_prompt_is_refused(fields, field) -> None:
     ("messages", "field"),
     [
         ([], "messages"),
-        ([gen.ChatMessage(role="tool", content="x")], "messages[0].role"),
+        ([gen.ChatMessage(role="wizard", content="x")], "messages[0].role"),
         ([gen.ChatMessage(content="x")], "messages[0].role"),
         ([gen.ChatMessage(role="user")], "messages[0].content"),
     ],
 )
 def test_what_is_no_conversation_is_refused(messages, field) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        convert.chat_from_proto(messages)
+        convert.chat_from_proto(messages, gen.ConversationOptions())
 
     assert caught.value.field == field
 
 
 def test_a_silent_assistant_is_a_turn() -> None:
-    prompt = convert.chat_from_proto([gen.ChatMessage(role="assistant")])
+    prompt = convert.chat_from_proto([gen.ChatMessage(role="assistant")], gen.ConversationOptions())
 
     assert len(prompt.messages) == 1
 

@@ -9,7 +9,6 @@ import pytest
 from services.gateway.openai_api import ChatCompletionBody, CompletionBody, parse_body
 from services.gateway.openai_requests import to_generation_requests
 from services.gateway.types import (
-    ChatMessage,
     ChatPrompt,
     Delivery,
     GenerationRequest,
@@ -17,6 +16,7 @@ from services.gateway.types import (
     TextPrompt,
     TokenPrompt,
 )
+from services.kit.conversation import ChatMessage
 from services.kit.errors import InvalidRequestError
 from services.kit.sampling_params import (
     DEFAULT_SAMPLING,
@@ -333,10 +333,16 @@ def test_text_parts_form_one_text() -> None:
         ("suffix", "s"),
         ("best_of", 1),
         ("tools", []),
-        ("tool_choice", "none"),
-        ("parallel_tool_calls", True),
+        ("tools", [{"type": "web_search"}]),
+        ("tool_choice", "sometimes"),
+        ("tool_choice", "required"),  # without tools
+        ("parallel_tool_calls", False),  # without tools
+        ("parallel_tool_calls", "yes"),
+        ("include_reasoning", 1),
         ("functions", []),
-        ("reasoning_effort", "low"),
+        ("reasoning_effort", "utmost"),
+        ("chat_template_kwargs", ["enable_thinking"]),
+        ("chat_template_kwargs", {"chat_template": "x"}),
         ("modalities", ["text"]),
         ("audio", {}),
         ("prediction", {}),
@@ -367,7 +373,7 @@ def test_a_parameter_at_fault_is_named(parameter, value) -> None:
         ({"messages": "Hi"}, "messages"),
         ({"messages": None}, "messages"),
         ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
-        ({"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [*MESSAGES, {"role": "wizard", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),

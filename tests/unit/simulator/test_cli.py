@@ -5,10 +5,6 @@ import json
 from typer.testing import CliRunner
 
 from simulator.cli import app
-from simulator.deployment import Deployment
-from simulator.grid import Cell, Workload, run_cells
-from simulator.hardware import assumptions, device, model
-from simulator.workload import constant_length
 
 SMALL = ["--model", "llama-3-8b", "--device", "a5000", "--pool-tokens", "1024"]
 
@@ -21,7 +17,8 @@ def test_simulate_writes_a_line_per_policy_and_all_figures(tmp_path) -> None:
     path = tmp_path / "out" / "report.json"
     result = call(
         "simulate", *SMALL, "--policy", "vllm", "--policy", "dynamic-heuristic",
-        "--lengths", "alpaca", "--rate", "1", "--num-requests", "8", "--json", str(path),
+        "--lengths", "alpaca", "--rate", "1", "--num-requests", "8", "--jobs", "1",
+        "--json", str(path),
     )  # fmt: skip
     report = json.loads(path.read_text())
 
@@ -68,17 +65,37 @@ def test_a_model_that_does_not_fit_is_refused_with_a_reason() -> None:
     assert "no room for KV" in result.output.replace("\n", " ")
 
 
-def test_answers_do_not_depend_on_the_number_of_processes() -> None:
-    deployment = Deployment(
-        model=model("llama-3-8b"),
-        device=device("a5000"),
-        assumptions=assumptions(),
-        pool_tokens=512,
-    )
-    workload = Workload(lengths=(constant_length(40), constant_length(10)), num_requests=4)
-    cells = [
-        Cell(deployment=deployment, workload=workload, policy="vllm", rate_per_s=r, slo_tbt_s=0.05)
-        for r in (1.0, 5.0)
-    ]
+def test_a_sweep_is_one_page_that_loads_nothing(tmp_path) -> None:
+    path = tmp_path / "report.html"
+    result = call(
+        "simulate", *SMALL, "--policy", "vllm", "--policy", "dynamic-heuristic",
+        "--lengths", "alpaca", "--rate", "1", "--rate", "2", "--slo-scale", "1",
+        "--slo-scale", "2.5", "--num-requests", "4", "--html", str(path), "--jobs", "1",
+    )  # fmt: skip
+    page = path.read_text()
 
-    assert run_cells(cells, jobs=2) == run_cells(cells, jobs=1)
+    assert result.exit_code == 0, result.output
+    # Per SLO: 1 of attainment, 8 over the rate; per rate and SLO: 3 distributions, and of each of
+    # the two policies residency and a timeline.
+    assert page.count("<svg") == 2 * (1 + 8) + 4 * (3 + 2 * 2)
+    assert "src=" not in page
+    assert "href=" not in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    for drawn in ("Goodput", "TBT as delivered", "residency", "deposit", "P99 of generated TBT"):
+        assert drawn in page
+
+
+def test_a_trace_comes_at_any_rate(tmp_path) -> None:
+    trace = tmp_path / "own.jsonl"
+    rows = [{"arrival_s": t, "num_prompt_tokens": 30, "num_output_tokens": 5} for t in (0, 10, 20)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    path = tmp_path / "report.json"
+    result = call(
+        "simulate", *SMALL, "--policy", "vllm", "--trace", str(trace), "--rate", "0.05",
+        "--rate", "1", "--json", str(path), "--jobs", "1",
+    )  # fmt: skip
+    slow, fast = json.loads(path.read_text())["cells"]
+
+    assert result.exit_code == 0, result.output
+    # Two gaps of 20 s and of 1 s.
+    assert (round(slow["end_s"]), round(fast["end_s"])) == (40, 2)

@@ -64,6 +64,7 @@ def unit_assumptions(**overrides) -> Assumptions:
 # One head of size 2, hidden size 2, MLP 1: (2 + 2) * 2 * 2 + 3 * 2 * 1 = 22 weights in a layer,
 # 2 * 5 = 10 in the head, 2 * 2 * 2 = 8 bytes of KV per token and layer.
 TINY = Model(
+    name="tiny",
     num_hidden_layers=3,
     hidden_size=2,
     intermediate_size=1,

@@ -170,3 +170,15 @@ def test_fine_chunks_come_close_to_the_planners_formula(step) -> None:
 
     assert RESIDENT not in [fetch.pattern for fetch in fetches]
     assert fluid_s - 1e-9 <= times.end_s <= fluid_s + len(compute)
+
+
+@given(compute=st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=40), start=st.floats(0, 1e4))
+def test_a_step_without_copies_takes_the_same_time_to_the_bit_either_way(compute, start) -> None:
+    nothing = StagedRequest(offloaded=(0,), num_buffers=1, group_bytes=0)
+    ends = []
+    for copied in ([], [nothing]):
+        lane = Lane(bytes_per_s=1.0, chunk_bytes=1)
+        work = StepWork(compute_s=compute, outside_s=0.1, staged=copied)
+        ends.append((StepRun(work, lane, copy_slowdown_frac=0.0).run(start), lane.now_s))
+
+    assert ends[0] == ends[1]

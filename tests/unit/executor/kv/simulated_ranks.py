@@ -133,6 +133,7 @@ class SimulatedRank:
             for row, ids in zip(self.rows[part.request_id], part.new_ids, strict=True):
                 row.extend(ids)
         self.runner.begin_step(transfers)
+        self._are_hooks_called = self.runner.has_work_between_layers
         for group in range(self._num_groups if batch else 0):
             self._run_group(group, batch)
             self.engine.progress()
@@ -142,10 +143,12 @@ class SimulatedRank:
     def _run_group(self, group: int, batch: list[Slice]) -> None:
         for part in batch:  # vLLM writes new KV before it asks for the layer's load
             self._write(group, part)
-        self.runner.before_group(group)
+        if self._are_hooks_called:
+            self.runner.before_group(group)
         for part in batch:
             self._read(group, part)
-        self.runner.after_group(group)
+        if self._are_hooks_called:
+            self.runner.after_group(group)
 
     def _write(self, group: int, part: Slice) -> None:
         end = part.start + part.num_tokens

@@ -74,7 +74,9 @@ def copy_of(
 ) -> Copy:
     """Return a copy of as many of the identity's blocks as there are slots."""
     identity = replace(identity, positions=identity.positions[: len(slots)])
-    return Copy(direction=direction, group=group, slots=slots, block_ids=blocks, identity=identity)
+    return Copy(
+        direction=direction, group=group, slots=slots, block_ids=blocks, identities=(identity,)
+    )
 
 
 def save(engine: CopyEngine, *args: Any, **kwargs: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.executor.kv.copy_engine import FailureCause
+from services.executor.kv.copy_engine import Copy, FailureCause
 from services.executor.kv.failures import MAX_FAILED_SAVES, MAX_LOSSES, FailureLedger, Verdict
 from services.executor.kv.metadata import StepFeedback
 from services.executor.kv.recovery import STEPS_BEFORE_RETRY
@@ -15,7 +15,7 @@ from tests.unit.executor.kv.failing_copies import (
     FailingSimulation,
     FaultRates,
 )
-from tests.unit.executor.kv.simulated_ranks import LateEngine
+from tests.unit.executor.kv.simulated_ranks import BLOCK_SIZE, LateEngine
 from tests.unit.executor.kv.test_block_life import change_at_random, random_tokens
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 ALONE = {
     "failing": FaultRates(fails=0.03),
     "hanging": FaultRates(hangs=0.02),
-    "changing": FaultRates(changes=0.03),
+    "changing": FaultRates(changes=0.04),
 }
 KINDS = {**ALONE, "all-together": FaultRates(fails=0.02, hangs=0.015, changes=0.02)}
 
@@ -144,6 +144,45 @@ def test_class_5_a_failed_save_is_not_counted_and_is_made_anew() -> None:
     assert request.num_host_blocks == 5
     assert sim.num_lost == 0
     assert_whole_after_end(sim)
+
+
+def test_saves_of_several_requests_share_a_copy_until_one_goes_wrong() -> None:
+    sim = FailingSimulation(seed=3, depth=0, num_ranks=1)
+    names = [sim.admit(LayerPlacement(), num_slots=100).request_id for _ in range(3)]
+    engine = sim.ranks[0].engine
+    submit, saves = engine.submit, []
+
+    def listen(copy: Copy) -> Any:
+        saves.append(sorted(whose.request_id for whose in copy.identities))
+        return submit(copy)
+
+    engine.submit = listen  # type: ignore[method-assign]
+    sim.step(dict.fromkeys(names, BLOCK_SIZE))
+    assert saves == [names] * sim.num_groups
+
+    set_rates(sim, FaultRates(fails=1.0))
+    sim.step(dict.fromkeys(names, BLOCK_SIZE))
+    set_rates(sim, FaultRates())
+    while not sim.recovery.ledger.totals().num_failed_saves:
+        idle(sim, 1)
+    saves.clear()
+    idle(sim)
+
+    assert saves
+    assert all(len(whose) == 1 for whose in saves)
+    assert all(sim.owner.requests[name].num_host_blocks == 2 for name in names)
+    assert_whole_after_end(sim)
+
+
+def test_a_step_that_moves_nothing_needs_no_hooks_between_its_layers() -> None:
+    sim = one_request()
+    runner = sim.ranks[0].runner
+    idle(sim)
+
+    sim.step({"r1": 1})  # 22 tokens: no block is full
+    assert not runner.has_work_between_layers
+    runner.begin_step(sim.planner.plan_step({"r1": 24}))  # the sixth block is
+    assert runner.has_work_between_layers
 
 
 def test_a_failed_save_out_of_staging_was_the_only_copy_and_the_request_begins_anew() -> None:

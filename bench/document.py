@@ -1,0 +1,77 @@
+"""One benchmark's file and section: JSON with commit, machine and definitions; Markdown."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """One benchmark: what it measures, its definitions, and its table."""
+
+    name: str
+    title: str
+    definitions: dict[str, str]  # of each column of `table` that is not plain
+    measure: Callable[[], list[Row]]
+    table: Callable[[Sequence[Row]], list[list[str]]]  # header first
+
+
+def document(benchmark: Benchmark, rows: list[Row], load: tuple[float, ...]) -> dict[str, Any]:
+    """Return what is written as JSON. `load`: the load averages before the benchmark began."""
+    return {
+        "benchmark": benchmark.name,
+        "commit": _output("git", "describe", "--always", "--dirty"),
+        "machine": {
+            "cpu": _cpu(),
+            "num_cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "load_before": load,
+            "load_after": os.getloadavg(),
+        },
+        "definitions": benchmark.definitions,
+        "rows": rows,
+    }
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def markdown(benchmark: Benchmark, content: dict[str, Any]) -> str:
+    """Return a benchmark's section: machine, table, definitions."""
+    machine = content["machine"]
+    before, after = machine["load_before"][0], machine["load_after"][0]
+    header, *rows = benchmark.table(content["rows"])
+    lines = [
+        f"### {benchmark.title}",
+        "",
+        f"{machine['cpu']}, {machine['num_cpus']} cores, Python {machine['python']}, commit "
+        f"{content['commit']}, 1-minute load {before:.1f} before and {after:.1f} after.",
+        "",
+        "| " + " | ".join(header) + " |",
+        "|" + "---|" * len(header),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        *(f"- {name}: {text}" for name, text in content["definitions"].items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,0 +1,1 @@
+"""Runs of the real engine beside the same runs in the simulator."""

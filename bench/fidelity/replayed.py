@@ -1,0 +1,76 @@
+"""A finished run of `bench.e2e`, again, in the simulator."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bench.e2e.records import RequestRecord, RunRecord, Sample
+from bench.e2e.systems import SYSTEMS, Device
+from bench.fidelity.machine import Calibration, machine_of, shape_of
+from services.pacing.types import ServiceLevel
+from services.placement.types import PolicyParameters, RequestId
+from simulator.compose import make_engine
+from simulator.planning import PlanningOptions
+from simulator.residency import ResidencySample
+from simulator.simulation import simulate
+from simulator.workload import ArrivingRequest
+
+RESIDENT_SYSTEM = "vllm"
+
+
+def replayed(
+    run: RunRecord, device: Device, calibration: Calibration, *, seed: int = 0
+) -> RunRecord:
+    """Return the same requests under the same policy, simulated; instants are the stream's.
+
+    Answers have the lengths that they had; requests that failed in the run are left out.
+    """
+    shape = shape_of(device, offloads=run.key.system != RESIDENT_SYSTEM)
+    engine = make_engine(
+        shape, machine_of(device, calibration), options_of(run.key.system), seed=seed
+    )
+    level = ServiceLevel(slo_tbt_s=run.slo_s, slo_tpot_s=run.slo_s)
+    record = simulate(engine, [_arriving(r, level) for r in complete(run).requests])
+    found = {str(outcome.request_id): outcome.generated_s for outcome in record.outcomes}
+    requests = tuple(replace(r, generated_s=found[r.request_id]) for r in complete(run).requests)
+    return replace(run, requests=requests, samples=_samples(record.samples), sums={})
+
+
+def complete(run: RunRecord) -> RunRecord:
+    """Return the run without the requests that failed."""
+    done = tuple(r for r in run.requests if r.generated_s and not r.failure)
+    return replace(run, requests=done)
+
+
+def options_of(system: str) -> PlanningOptions:
+    """Return the planning of one of `bench.e2e`'s systems. Raises KeyError for an unknown one."""
+    settings = SYSTEMS[system]
+    if system == RESIDENT_SYSTEM:
+        return PlanningOptions(policy=RESIDENT_SYSTEM)
+    alpha = settings.get("PLAN_ALPHA", PolicyParameters().alpha)
+    assert isinstance(alpha, float | int)
+    return PlanningOptions(
+        policy=str(settings["POLICY"]), parameters=PolicyParameters(alpha=float(alpha))
+    )
+
+
+def _arriving(request: RequestRecord, level: ServiceLevel) -> ArrivingRequest:
+    return ArrivingRequest(
+        request_id=RequestId(request.request_id),
+        arrival_s=request.submitted_s,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=len(request.generated_s),
+        level=level,
+    )
+
+
+def _samples(samples: Sequence[ResidencySample]) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(
+            time_s=sample.time_s,
+            pool_used_frac=sample.pool_used_frac,
+            offloaded_frac=sample.offloaded_frac,
+            num_requests=sample.num_running + sample.num_waiting,
+            num_held=sample.num_paused,
+        )
+        for sample in samples
+    )

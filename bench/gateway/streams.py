@@ -1,0 +1,143 @@
+"""How precisely one gateway process on one core releases the tokens of many streams."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import httpx
+import psutil
+
+from bench.document import Benchmark, Row
+from bench.gateway.processes import cpu_s, running, wait_until
+from bench.gateway.schedule import Schedule
+from tests.redis_server import free_port
+
+INTERVAL_S = 0.05  # 20 tokens per second and reader
+SECONDS = 10
+GATEWAY_CORE, OTHER_CORE = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How an executor generates, and for how many streams."""
+
+    name: str
+    burst: int  # tokens of a stream together
+    staggered: bool  # one stream after the other
+    speedup: float  # of generation over reading
+    num_streams: tuple[int, ...]
+
+
+PATTERNS = (
+    Pattern("staggered", 10, True, 1.1, (256, 512, 768, 1_024)),
+    Pattern("all in one frame", 1, False, 1.0, (256, 1_024)),
+)
+
+
+def measure() -> list[Row]:
+    return [
+        _measure(pattern, num_streams)
+        for pattern in PATTERNS
+        for num_streams in pattern.num_streams
+    ]
+
+
+def _measure(pattern: Pattern, num_streams: int) -> Row:
+    schedule = Schedule(
+        num_streams=num_streams,
+        interval_s=INTERVAL_S,
+        burst=pattern.burst,
+        staggered=pattern.staggered,
+        speedup=pattern.speedup,
+        num_bursts=int(SECONDS / INTERVAL_S / pattern.burst),
+    )
+    text = json.dumps(asdict(schedule))
+    executor_port, port = free_port(), free_port()
+    settings = {
+        "EVENFLOW_GATEWAY_HTTP_PORT": port,
+        "EVENFLOW_GATEWAY_GRPC_PORT": 0,
+        "EVENFLOW_GATEWAY_EXECUTORS": f"127.0.0.1:{executor_port}",
+        "EVENFLOW_GATEWAY_TRACKER": "",
+        "EVENFLOW_GATEWAY_MAX_LIVE_REQUESTS": num_streams,
+        "EVENFLOW_GATEWAY_LOG_LEVEL": "warning",
+        "EVENFLOW_GATEWAY_DRAIN_TIMEOUT_S": 0,
+    }
+    with (
+        running(
+            "bench.gateway.synthetic_executor", str(executor_port), text, cores=[OTHER_CORE]
+        ) as executor,
+        running("services.gateway", settings=settings, cores=[GATEWAY_CORE]) as front,
+    ):
+        wait_until(lambda: _is_ready(port), "the gateway")
+        gateway = psutil.Process(front.pid)
+        before_bytes = gateway.memory_info().rss
+        with running("bench.gateway.sse_readers", str(port), text, cores=[OTHER_CORE]) as readers:
+            _expect(readers, "open")
+            _expect(executor, "generating")
+            before_s, open_bytes = cpu_s([gateway]), gateway.memory_info().rss
+            errors = json.loads(_line(readers))
+            used_s = cpu_s([gateway]) - before_s
+    return {
+        "num_streams": num_streams,
+        "pattern": pattern.name,
+        "release_error_s": errors,
+        "cpu_per_token_s": used_s / (num_streams * schedule.num_tokens),
+        "cpu_frac": used_s / SECONDS,
+        "bytes_per_stream": (open_bytes - before_bytes) / num_streams,
+    }
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def _expect(process: "subprocess.Popen[str]", word: str) -> None:
+    line = _line(process)
+    if line != word:
+        raise RuntimeError(f'"{line}" instead of "{word}"')
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    header = ["streams", "generation", "error ms p50", "p99", "p99.9", "max"]
+    lines = [[*header, "CPU µs / token", "core %", "KiB / stream"]]
+    for row in rows:
+        error = row["release_error_s"]
+        lines.append(
+            [
+                str(row["num_streams"]),
+                row["pattern"],
+                *(f"{error[name] * 1e3:.1f}" for name in ("p50", "p99", "p999", "max")),
+                f"{row['cpu_per_token_s'] * 1e6:.0f}",
+                f"{row['cpu_frac'] * 1e2:.0f}",
+                f"{row['bytes_per_stream'] / 1024:.0f}",
+            ]
+        )
+    return lines
+
+
+BENCHMARK = Benchmark(
+    name="streams",
+    title="Streams of one gateway on one core",
+    definitions={
+        "generation": "staggered: each stream's turn is its own, and it gets ten tokens at once, a "
+        "tenth faster than they are read, in frames at least 10 ms apart, so that they wait in "
+        "the gateway; all in one frame: a token of every stream every 50 ms",
+        "error ms": "a token's receipt by the reader less its due time, by the rule of "
+        "services/pacing/deposit.py from the times at which the executor made its frames; the "
+        "first fifth of each stream is left out",
+        "CPU": "of the gateway's process, from the first token to the last",
+        "KiB / stream": "resident memory with all streams open, before the first token, less that "
+        "before the first stream",
+    },
+    measure=measure,
+    table=table,
+)

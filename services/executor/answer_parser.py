@@ -1,0 +1,71 @@
+"""One answer's text as content, reasoning and calls of functions, step by step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionNamedToolChoiceParam,
+    ChatCompletionRequest,
+)
+from vllm.entrypoints.serve.utils.tool_calls_utils import maybe_filter_parallel_tool_calls
+from vllm.parser import Parser
+from vllm.renderers.chat_utils import make_tool_call_id
+
+from services.executor.types import Said
+from services.kit.conversation import ToolCallPart
+
+
+class AnswerParser:
+    """Parses the steps of one answer, in order, with vLLM's streaming parser."""
+
+    def __init__(
+        self, parser: Parser, request: ChatCompletionRequest, prompt_token_ids: list[int]
+    ) -> None:
+        self._parser = parser
+        self._request = request
+        self._prompt_token_ids = prompt_token_ids
+        self._calls: dict[int, _Call] = {}
+
+    @property
+    def chose_calls(self) -> bool:
+        """Return whether the answer calls functions of the model's own choice."""
+        is_named = isinstance(self._request.tool_choice, ChatCompletionNamedToolChoiceParam)
+        return bool(self._calls) and not is_named
+
+    def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said:
+        """Return what a step adds: its tokens, and the text that they complete. Raises whatever
+        the model's parser does.
+        """
+        delta = self._parser.parse_delta(
+            text,
+            list(token_ids),
+            self._request,
+            self._prompt_token_ids,
+            finished=is_last,
+        )
+        if delta is None:
+            return Said()
+        delta = maybe_filter_parallel_tool_calls(delta, self._request)
+        parts = tuple(self._part(call) for call in delta.tool_calls)
+        return Said(delta.content or "", delta.reasoning or "", parts)
+
+    def _part(self, call: Any) -> ToolCallPart:
+        """Return a part with id and name the first time only, and with an id in any case."""
+        known = self._calls.get(call.index)
+        if known is None:
+            known = self._calls[call.index] = _Call(call.id or make_tool_call_id())
+            id = known.id
+        else:
+            id = ""
+        function = call.function
+        name = (function.name or "") if function is not None and not known.has_name else ""
+        known.has_name = known.has_name or bool(name)
+        arguments = (function.arguments or "") if function is not None else ""
+        return ToolCallPart(call.index, id, name, arguments)
+
+
+@dataclass(slots=True)
+class _Call:
+    id: str
+    has_name: bool = False

@@ -1,0 +1,101 @@
+"""What the model's chat template is given: turns, tools and its variables."""
+
+import json
+from typing import Any
+
+from vllm.config import ModelConfig
+from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_kwargs
+from vllm.renderers.params import ChatParams
+from vllm.utils.mistral import is_mistral_tokenizer
+
+from services.executor.types import ChatInput, RejectCode, RejectedError, Rejection
+from services.kit.conversation import ChatMessage, ConversationOptions, Tool
+
+EFFORT_VARIABLES = frozenset({"reasoning_effort", "enable_thinking"})
+
+
+def messages_of(chat: ChatInput) -> list[dict[str, Any]]:
+    """Return the turns as vLLM takes them."""
+    return [_message(turn) for turn in chat.turns]
+
+
+def _message(turn: ChatMessage) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in turn.tool_calls
+        ]
+    if turn.tool_call_id:
+        message["tool_call_id"] = turn.tool_call_id
+    if turn.reasoning:
+        message["reasoning"] = turn.reasoning
+    return message
+
+
+def tools_of(options: ConversationOptions) -> list[dict[str, Any]] | None:
+    """Return the tools as vLLM and templates take them; None without any."""
+    return [_tool(tool) for tool in options.tools] or None
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    function["parameters"] = json.loads(tool.parameters) if tool.parameters else None
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def template_variables(options: ConversationOptions) -> dict[str, Any]:
+    """Return what a template is given beside turns and tools, whether or not it knows it."""
+    stated = json.loads(options.template_variables) if options.template_variables else {}
+    variables: dict[str, Any] = {"add_generation_prompt": True, **stated}
+    if options.reasoning_effort:
+        variables["reasoning_effort"] = options.reasoning_effort
+        # Some templates think only if told to.
+        variables.setdefault("enable_thinking", options.reasoning_effort != "none")
+    return variables
+
+
+def chat_params(options: ConversationOptions) -> ChatParams:
+    """Return how vLLM is to render a conversation."""
+    variables = template_variables(options)
+    if tools := tools_of(options):
+        variables["tools"] = tools
+    return ChatParams(
+        chat_template_kwargs=variables,
+        tool_choice=options.tool_choice.value if options.tools else None,
+    )
+
+
+def check_variables(options: ConversationOptions, config: ModelConfig, tokenizer: Any) -> None:
+    """Raise RejectedError naming the parameter that the model's template does not know.
+
+    Templates that are not Jinja are not looked into.
+    """
+    if not (options.template_variables or options.reasoning_effort):
+        return
+    if is_mistral_tokenizer(tokenizer):
+        return
+    tools = tools_of(options)
+    template = resolve_chat_template(tokenizer, None, tools, model_config=config)
+    if template is None:
+        return
+    offered = template_variables(options)
+    known = resolve_chat_template_kwargs(tokenizer, template, offered).keys()
+    if options.reasoning_effort and not EFFORT_VARIABLES & known:
+        _refuse("reasoning_effort", "the model's chat template has no reasoning effort")
+    stated = json.loads(options.template_variables) if options.template_variables else {}
+    if unknown := stated.keys() - known:
+        _refuse("chat_template_kwargs", f"the model's chat template has no {min(unknown)}")
+
+
+def _refuse(field: str, rule: str) -> None:
+    code = RejectCode.INVALID_ARGUMENT
+    raise RejectedError(Rejection(code=code, field=field, message=f"{field}: {rule}"))

@@ -1,0 +1,123 @@
+"""Turns, tools and calls: how conversations of the OpenAI API are written in JSON."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from services.gateway.openai_fields import StrictBody, Text
+from services.kit.conversation import (
+    REASONING_EFFORTS,
+    VALID_TOOL_NAME,
+    ChatMessage,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from services.kit.errors import InvalidRequestError
+
+ToolName = Annotated[str, Field(pattern=f"^{VALID_TOOL_NAME.pattern}$")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+assert ReasoningEffort.__args__ == REASONING_EFFORTS  # type: ignore[attr-defined]
+
+
+class CalledFunction(StrictBody):
+    name: str = Field(min_length=1)
+    arguments: str
+
+
+class CallBody(StrictBody):
+    """A call that an assistant's turn made."""
+
+    id: str = Field(min_length=1)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def to_call(self) -> ToolCall:
+        return ToolCall(id=self.id, name=self.function.name, arguments=self.function.arguments)
+
+
+class Message(StrictBody):
+    """A turn. What an answer of this API has may be sent back as it is."""
+
+    role: str
+    content: Text = ""
+    tool_calls: list[CallBody] = Field(default_factory=list)
+    tool_call_id: str = ""
+    reasoning_content: str = ""
+
+    def to_turn(self) -> ChatMessage:
+        return ChatMessage(
+            role=self.role,
+            content=self.content,
+            tool_calls=tuple(call.to_call() for call in self.tool_calls),
+            tool_call_id=self.tool_call_id,
+            reasoning=self.reasoning_content,
+        )
+
+
+class FunctionBody(StrictBody):
+    name: ToolName
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool = False
+
+    def to_tool(self) -> Tool:
+        return Tool(
+            name=self.name,
+            description=self.description,
+            parameters=json_text(self.parameters, "tools"),
+            strict=self.strict,
+        )
+
+
+class ToolBody(StrictBody):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+def _chosen_tool(value: object) -> tuple[ToolChoice, str]:
+    """Return whether a function must be called, and which one if one is named."""
+    if isinstance(value, str) and value in _CHOICES:
+        return ToolChoice(value), ""
+    match value:
+        case {"type": "function", "function": {"name": str(name), **more}, **others} if not (
+            more or others
+        ):
+            return ToolChoice.NAMED, name
+    raise ValueError(
+        f'must be one of {", ".join(_CHOICES)}, or {{"type": "function", "function": {{"name"}}}}'
+    )
+
+
+_CHOICES = (ToolChoice.NONE.value, ToolChoice.AUTO.value, ToolChoice.REQUIRED.value)
+_CHOICE_SCHEMA = {
+    "oneOf": [
+        {"enum": list(_CHOICES)},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}},
+                    "required": ["name"],
+                    "additionalProperties": False,
+                },
+            },
+            "required": ["type", "function"],
+            "additionalProperties": False,
+        },
+    ]
+}
+ChosenTool = Annotated[Any, BeforeValidator(_chosen_tool), WithJsonSchema(_CHOICE_SCHEMA)]
+
+
+def json_text(value: dict[str, Any], name: str) -> str:
+    """Return an object as JSON text, empty for an empty one. Raises InvalidRequestError naming
+    the parameter `name` if it is nested too deeply.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False) if value else ""
+    except RecursionError:
+        raise InvalidRequestError(f"{name}: nested too deeply", field=name) from None

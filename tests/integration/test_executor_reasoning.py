@@ -1,0 +1,126 @@
+"""A real executor whose model marks its thoughts: what it thinks is apart from what it answers."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from tests.executor_client import MODEL, Answer, GatewayStream
+from tests.executor_process import ExecutorProcess
+from tests.models import VOCAB_SIZE, exactness_model
+
+pytestmark = pytest.mark.timeout(400)
+
+THINK, END_OF_THOUGHT = VOCAB_SIZE - 2, VOCAB_SIZE - 1
+NOW = {END_OF_THOUGHT: 100.0}  # makes the end of the thoughts the next token, if it is allowed
+SOON = {END_OF_THOUGHT: 7.0}
+NEVER = {END_OF_THOUGHT: -100.0}
+
+
+def model_that_marks_thoughts(directory: Path) -> Path:
+    """Copy the exactness model; the last two entries of its vocabulary become marks."""
+    shutil.copytree(exactness_model(), directory)
+    file = directory / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    for id, mark in ((THINK, "<think>"), (END_OF_THOUGHT, "</think>")):
+        (old,) = (entry for entry, number in vocabulary.items() if number == id)
+        del vocabulary[old]
+        vocabulary[mark] = id
+        added = dict(tokenizer["added_tokens"][0], id=id, content=mark, special=False)
+        tokenizer["added_tokens"].append(added)
+    del tokenizer["model"]["merges"][-2:]  # those that made the old entries
+    file.write_text(json.dumps(tokenizer))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProcess]:
+    directory = tmp_path_factory.mktemp("executor")
+    process = ExecutorProcess(
+        directory / "executor.log",
+        MODEL=model_that_marks_thoughts(directory / MODEL),
+        REASONING_PARSER="deepseek_r1",
+    )
+    process.start()
+    try:
+        process.wait_serving()
+        yield process
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+async def gateway(executor: ExecutorProcess) -> AsyncIterator[GatewayStream]:
+    async with GatewayStream(executor.address) as stream:
+        yield stream
+
+
+async def ask(gateway: GatewayStream, name: str, bias: dict[int, float], **fields: Any) -> Answer:
+    options = {key: fields.pop(key) for key in list(fields) if key in OPTIONS}
+    chat = pb.Chat(
+        messages=[gen.ChatMessage(role="user", content="Rain?")],
+        options=gen.ConversationOptions(**options),
+    )
+    sampling = gen.SamplingParams(temperature=1, max_tokens=200, logit_bias=bias, **fields)
+    return await gateway.ask(name, chat=chat, sampling=sampling)
+
+
+OPTIONS = {field.name for field in gen.ConversationOptions.DESCRIPTOR.fields}
+CHOICE = gen.StructuredOutputs(choice=gen.Choices(texts=["yes", "no"]))
+
+
+def thoughts_of(answer: Answer) -> str:
+    return "".join(token.reasoning for token in answer.tokens)
+
+
+async def test_thoughts_without_an_end_are_all_that_is_said(gateway: GatewayStream) -> None:
+    answer = await ask(gateway, "endless", NEVER, seed=1)
+    silent = await ask(gateway, "silent", NEVER, seed=1, omits_reasoning=True, logprobs=1)
+
+    assert answer.text == silent.text == thoughts_of(silent) == ""
+    assert thoughts_of(answer)
+    assert silent.ids == answer.ids
+    assert not any(token.HasField("logprobs") for token in silent.tokens)
+
+
+async def test_a_form_holds_after_the_thoughts_and_not_before(gateway: GatewayStream) -> None:
+    answers = [
+        await ask(gateway, f"r{seed}", SOON, seed=seed, structured_outputs=CHOICE)
+        for seed in range(4)
+    ]
+
+    ended = [answer for answer in answers if END_OF_THOUGHT in answer.ids]
+    assert any(thoughts_of(answer) for answer in ended)
+    for answer in ended:
+        assert (answer.text in ("yes", "no"), answer.finish_reason) == (True, "STOP")
+
+
+async def test_a_form_holds_after_thoughts_that_are_not_told(gateway: GatewayStream) -> None:
+    answer = await ask(gateway, "r", NOW, structured_outputs=CHOICE, omits_reasoning=True)
+
+    assert answer.ids[0] == END_OF_THOUGHT
+    assert answer.text in ("yes", "no")
+    assert thoughts_of(answer) == ""
+
+
+async def test_a_required_call_follows_the_thoughts(gateway: GatewayStream) -> None:
+    answer = await ask(
+        gateway,
+        "call",
+        NOW,
+        seed=1,
+        tools=[gen.Tool(name="f", parameters='{"enum": [{"x": 1}]}')],
+        tool_choice=gen.TOOL_CHOICE_NAMED,
+        named_tool="f",
+    )
+
+    parts = [part for token in answer.tokens for part in token.tool_calls]
+    assert answer.ids[0] == END_OF_THOUGHT
+    assert json.loads("".join(part.arguments for part in parts)) == {"x": 1}
+    assert (parts[0].name, answer.text, thoughts_of(answer)) == ("f", "", "")

@@ -1,0 +1,93 @@
+"""A collector of traces: a real gRPC server that speaks OTLP and keeps what it gets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from grpc import aio
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedSpan:
+    service: str
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str  # empty: a root
+    attributes: dict[str, Any]
+    is_error: bool
+
+
+class OtlpReceiver(otlp_grpc.TraceServiceServicer):
+    def __init__(self) -> None:
+        self.spans: list[ReceivedSpan] = []
+        self.raw = b""  # every message as it came
+        self.port = 0
+        self._news = asyncio.Condition()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def Export(  # noqa: N802
+        self, request: otlp.ExportTraceServiceRequest, context: aio.ServicerContext
+    ) -> otlp.ExportTraceServiceResponse:
+        self.raw += request.SerializeToString()
+        async with self._news:
+            for group in request.resource_spans:
+                service = _plain(group.resource.attributes).get("service.name", "")
+                for scope in group.scope_spans:
+                    self.spans += [_received(service, span) for span in scope.spans]
+            self._news.notify_all()
+        return otlp.ExportTraceServiceResponse()
+
+    async def until(self, holds: Callable[[list[ReceivedSpan]], bool]) -> None:
+        async with asyncio.timeout(WAIT_S), self._news:
+            await self._news.wait_for(lambda: holds(self.spans))
+
+    def named(self, service: str, prefix: str) -> ReceivedSpan:
+        """Return the one span of a service whose name begins so."""
+        (span,) = [s for s in self.spans if s.service == service and s.name.startswith(prefix)]
+        return span
+
+
+def _received(service: str, span: Any) -> ReceivedSpan:
+    return ReceivedSpan(
+        service=service,
+        name=span.name,
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_id=span.parent_span_id.hex(),
+        attributes=_plain(span.attributes),
+        is_error=span.status.code == span.status.STATUS_CODE_ERROR,
+    )
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in attributes}
+
+
+def _value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(item) for item in value.array_value.values]
+    return getattr(value, kind) if kind else None
+
+
+@asynccontextmanager
+async def otlp_receiver() -> AsyncIterator[OtlpReceiver]:
+    receiver, server = OtlpReceiver(), aio.server()
+    otlp_grpc.add_TraceServiceServicer_to_server(receiver, server)
+    receiver.port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield receiver
+    finally:
+        await server.stop(grace=None)

@@ -1,0 +1,92 @@
+"""The papers' figures as cells, and their tables."""
+
+import json
+
+import pytest
+
+from bench.papers.orbitflow import LENGTHS, LOADS, Size, deployment, figures, recorded
+from bench.papers.sections import Shows, section, shows, speed
+from simulator.grid import CellResult
+from simulator.workload import published_lengths
+
+SIZE = Size(num_requests=3, num_seeds=2)
+
+
+def result(**figures: float) -> CellResult:
+    given = {"tbt": 0.5, "tbt_deposit": 0.75, "events": 10.0, "steps": 8.0, "output_tokens": 20.0}
+    return CellResult(figures=given | figures, view={}, cpu_s=2.0)
+
+
+def test_a_load_of_one_offers_what_one_request_decodes() -> None:
+    cells = [point.cell for point in figures(SIZE)["8"] if point.x == 1.0]
+    base_s = deployment().base_tbt_s()
+
+    assert cells
+    for cell in cells:
+        offered = cell.rate_per_s * published_lengths(LENGTHS)[1].mean * base_s
+        assert offered == pytest.approx(1.0)
+        assert cell.slo_tbt_s == pytest.approx(cell.slo_scale * base_s)
+
+
+def test_every_seed_has_every_cell() -> None:
+    by_seed = {0: 0, 1: 0}
+    for point in figures(SIZE)["8"]:
+        by_seed[point.cell.seed] += 1
+
+    assert by_seed[0] == by_seed[1] == 7 * 3 * len(LOADS)
+
+
+def test_batches_of_all_sizes_share_one_pool_and_one_load() -> None:
+    by_size = {point.x: point.cell for point in figures(SIZE)["12b"]}
+
+    assert [cell.deployment.max_num_seqs for cell in by_size.values()] == list(by_size)
+    assert len({cell.deployment.pool_tokens for cell in by_size.values()}) == 1
+    assert len({cell.rate_per_s for cell in by_size.values()}) == 1
+
+
+def test_a_recorded_trace_brings_its_own_pool_and_batch(tmp_path) -> None:
+    rows = {
+        f"request_{k}": {"input_length": 20, "output_length": 5, "arrival_time": 10 * k}
+        for k in range(4)
+    }
+    header = {"batch_size": 3, "num_gpu_blocks_override": 40, "max_model_len": 900}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({**header, "requests": rows}))
+    cell = recorded(path, SIZE)[0].cell
+    base_s = cell.deployment.base_tbt_s()
+
+    assert (cell.deployment.max_num_seqs, cell.deployment.pool_tokens) == (3, 640)
+    # The first three, ten steps of the base SLO apart.
+    assert [r.arrival_s for r in cell.workload.trace] == pytest.approx(
+        [0, 10 * base_s, 20 * base_s]
+    )
+    assert cell.rate_per_s == pytest.approx(1 / (10 * base_s))
+
+
+def test_a_table_has_means_over_seeds() -> None:
+    points = [point for point in figures(SIZE)["14c"] if point.cell.label.endswith("longest")]
+    found = [(point, result(tbt=share)) for point, share in zip(points, (0.4, 0.6), strict=True)]
+    one = Shows(title="t", x_label="x", columns=[("tbt", "TBT", "{:.2f}".format)], points=found)
+
+    assert one.rows() == [["pause the longest", "1", "0", "0.50"]]
+    assert "| pause the longest | 1 | 0 | 0.50 |" in one.markdown()
+
+
+def test_every_figure_has_a_table_and_those_with_an_axis_charts() -> None:
+    found = {name: [(p, result()) for p in points] for name, points in figures(SIZE).items()}
+    made = shows(found)
+    bodies = {one.title: section(one).body for one in made}
+
+    assert [title.split(":")[0] for title in bodies] == [
+        "Fig. 8", "Fig. 9", "Fig. 12a", "Fig. 12b", "Fig. 14a", "Fig. 14c",
+    ]  # fmt: skip
+    assert bodies["Fig. 8: SLO attainment, P95 and E2E"].count("<svg") == 3 * 3
+    assert bodies["Fig. 14a: components"].count("<svg") == 3
+    assert "<svg" not in bodies["Fig. 14c: whom to pause"]
+
+
+def test_speed_is_of_the_runs_own_cpu_time() -> None:
+    _, rows = speed({"vllm": [result(), result()]})
+
+    # 2 runs of 2 s, 20 events, 16 steps, 40 tokens.
+    assert rows == [["vllm", "2", "4", "5", "4", "10"]]

@@ -1,0 +1,149 @@
+"""Recorded traces: small files in each format."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.pacing.types import ServiceLevel
+from services.placement.types import RequestId
+from simulator.traces import at_rate, mean_rate_per_s, read_jsonl, read_trace, write_jsonl
+from simulator.workload import ArrivingRequest
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-16 18:18:03.9799600,110,27
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01.509930+00:00,2399,6
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,0,1087,Conversation log
+118.5,GPT-4,417,276,693,API log
+"""
+BURSTGPT_SESSIONS = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,s1,2.5,ChatGPT,472,18,490,Conversation log\n"
+)
+MOONCAKE = """{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}
+{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46, 2353]}
+"""
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def shape(requests: list[ArrivingRequest]) -> list[tuple[float, int, int]]:
+    return [(round(r.arrival_s, 6), r.num_prompt_tokens, r.num_output_tokens) for r in requests]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("azure.csv", AZURE, [(0.0, 4808, 10), (0.052, 3180, 8), (60.0, 110, 27)]),
+        ("azure24.csv", AZURE_2024, [(0.0, 2162, 5), (1.5, 2399, 6)]),
+        # The second one failed: it has no answer.
+        ("burst.csv", BURSTGPT, [(0.0, 472, 18), (113.5, 417, 276)]),
+        ("sessions.csv", BURSTGPT_SESSIONS, [(0.0, 472, 18)]),
+        ("mooncake.jsonl", MOONCAKE, [(0.0, 6955, 52), (3.053, 6472, 26)]),
+    ],
+)
+def test_published_formats_are_told_apart_and_count_from_their_first_request(
+    tmp_path, name, text, expected
+) -> None:
+    assert shape(read_trace(written(tmp_path, name, text), step_s=1.0)) == expected
+
+
+def test_an_unknown_table_is_refused_with_its_columns(tmp_path) -> None:
+    with pytest.raises(ValueError, match="colour"):
+        read_trace(written(tmp_path, "t.csv", "time,colour\n1,red\n"), step_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("t.csv", AZURE + "yesterday,1,2\n", r"t\.csv:5"),
+        ("t.csv", BURSTGPT + "7,GPT-4,many,2,3,API log\n", r"t\.csv:5"),
+        ("t.jsonl", MOONCAKE + '{"timestamp": 1}\n', r"t\.jsonl:3"),
+        ("t.json", '{"requests": {"a": {}}}', r"t\.json"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, name, text, place) -> None:
+    with pytest.raises(ValueError, match=place):
+        read_trace(written(tmp_path, name, text), step_s=1.0)
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "trace.txt"])
+def test_what_is_no_trace_is_refused(tmp_path, name) -> None:
+    with pytest.raises(ValueError, match=name):
+        read_trace(written(tmp_path, name, ""), step_s=1.0)
+
+
+def test_gaps_are_stretched_alike_to_a_rate(tmp_path) -> None:
+    # Three requests over 60 s: 1/30 per s; at twice the rate every gap is half as long.
+    requests = read_trace(written(tmp_path, "azure.csv", AZURE), step_s=1.0)
+    faster = at_rate(requests, 1 / 15)
+
+    assert mean_rate_per_s(requests) == pytest.approx(1 / 30)
+    assert [r.arrival_s for r in faster] == pytest.approx([0.0, 0.026, 30.0])
+
+
+def test_requests_that_come_at_once_have_no_rate(tmp_path) -> None:
+    at_once = read_trace(written(tmp_path, "m.jsonl", MOONCAKE.replace("30535", "27482")), step_s=1)
+
+    assert mean_rate_per_s(at_once) == float("inf")
+    assert at_rate(at_once, 5.0) == at_once
+
+
+def test_our_own_format_goes_out_and_in(tmp_path) -> None:
+    requests = [
+        ArrivingRequest(
+            request_id=RequestId("x"),
+            arrival_s=1.5,
+            num_prompt_tokens=10,
+            num_output_tokens=4,
+            level=ServiceLevel(slo_tbt_s=0.1, pace_tail=True),
+            priority=2,
+        ),
+        ArrivingRequest(
+            request_id=RequestId("y"), arrival_s=2.0, num_prompt_tokens=1, num_output_tokens=1
+        ),
+    ]
+    write_jsonl(requests, tmp_path / "trace.jsonl")
+
+    assert read_jsonl(tmp_path / "trace.jsonl") == requests
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json",
+        '{"arrival_s": 0, "num_prompt_tokens": 3}',
+        '{"arrival_s": 0, "num_prompt_tokens": 0, "num_output_tokens": 1}',
+        '{"arrival_s": 0, "num_prompt_tokens": 3, "num_output_tokens": 1, "colour": "red"}',
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line) -> None:
+    good = '{"arrival_s": 0, "num_prompt_tokens": 3, "num_output_tokens": 1}\n'
+    (tmp_path / "trace.jsonl").write_text(good + line)
+
+    with pytest.raises(ValueError, match=r"trace\.jsonl:2"):
+        read_jsonl(tmp_path / "trace.jsonl")
+
+
+def test_orbitflows_arrivals_count_steps(tmp_path) -> None:
+    rows = {
+        "request_0": {"input_length": 20, "output_length": 5, "arrival_time": 61},
+        "request_1": {"input_length": 30, "output_length": 6, "arrival_time": 0},
+    }
+    (tmp_path / "t.json").write_text(json.dumps({"requests": rows}))
+
+    first, second = read_trace(tmp_path / "t.json", step_s=0.5)
+
+    assert (first.request_id, first.arrival_s, first.num_output_tokens) == ("request_1", 0.0, 6)
+    assert (second.request_id, second.arrival_s) == ("request_0", 30.5)
