@@ -189,12 +189,6 @@ class FakeDevice:
             clock = self.compute.enqueue(work)
             self._read(rows, indices, self.compute.number, clock, clock)
 
-    def forget_reads(self, rows: torch.Tensor, indices: Sequence[int]) -> None:
-        """Let anybody write these rows: nobody will use what is being read from them."""
-        with self.lock:
-            for index in indices:
-                self._accesses_of(rows, index).reads.clear()
-
     def finish(self) -> None:
         """Let everything run, and let the host know it."""
         for stream in list(self._streams):

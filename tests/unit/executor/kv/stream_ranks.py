@@ -5,21 +5,73 @@ compute stream, step after step, while nothing there may have run yet.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from services.executor.kv.copy_engine import Direction
+from services.executor.kv.copy_engine import Copy, Direction
+from services.executor.kv.copy_job import CopyJob
 from services.executor.kv.cuda_copy_engine import CudaCopyEngine
 from services.executor.kv.host_ring import HostRing
 from services.executor.kv.metadata import StepFeedback, StepTransfers
 from services.executor.kv.pages import GroupPages
 from services.executor.kv.transfer_runner import TransferRunner
-from tests.fake_streams import FakeDevice
+from tests.fake_streams import Clock, FakeDevice
 from tests.unit.executor.kv.simulated_ranks import BLOCK_SIZE, Content, SimulatedRank, Slice
 
 PAGE_BYTES = 8  # one number
 BLOCKS_PER_CHUNK = 2
+
+KV = tuple[str, int]  # a request, and which beginning of it
+
+
+class RequestsDevice(FakeDevice):
+    """Knows for whom copies read: what is read for a request that has ended is of no use.
+
+    Copies of its blocks may go on, so anybody may write what they read, and they may read what
+    anybody writes.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._ended: set[KV] = set()
+        # Whose each row of a job is, by the identity of the job's own array; jobs are kept alive.
+        self._owners: dict[int, dict[int, KV]] = {}
+        self._jobs: list[CopyJob] = []
+        # The last read of a row by a stream: the job's rows, and which of them.
+        self._readers: dict[tuple[int, int], tuple[Any, int]] = {}
+
+    def note(self, copy: Copy, job: CopyJob) -> None:
+        owners = [
+            (who.request_id, who.generation) for who in copy.identities for _ in who.positions
+        ]
+        for rows in (job.slots, job.block_ids):
+            self._owners[id(rows)] = dict(zip(rows.tolist(), owners, strict=False))
+        self._jobs.append(job)
+
+    def end(self, kv: KV) -> None:
+        """Forget what is being read for it, now and later."""
+        with self.lock:
+            self._ended.add(kv)
+            for (address, stream), (rows, row) in list(self._readers.items()):
+                if self._owner(rows, row) in self._ended:
+                    self._accesses[address].reads.pop(stream, None)
+                    del self._readers[address, stream]
+
+    def _owner(self, rows: Any, row: int) -> KV | None:
+        # Rows of a chunk are a view of its job's; those of the model, and new jobs', nobody knows.
+        owners = self._owners.get(id(getattr(rows, "base", None)), {})
+        return owners.get(int(row))
+
+    def _read(
+        self, rows: torch.Tensor, indices: Sequence[int], stream: int, clock: Clock, known: Clock
+    ) -> None:
+        useful = [row for row in indices if self._owner(indices, row) not in self._ended]
+        super()._read(rows, useful, stream, clock, known)
+        for row in useful:
+            address = rows.data_ptr() + int(row) * rows.stride(0)
+            self._readers[address, stream] = (indices, row)
 
 
 class StreamRank(SimulatedRank):
@@ -27,7 +79,7 @@ class StreamRank(SimulatedRank):
 
     def __init__(self, num_groups: int, rng: random.Random, *, form: str = "pinned") -> None:
         super().__init__(num_groups, rng)
-        self.device = FakeDevice(rng.randrange(1 << 30))
+        self.device = RequestsDevice(rng.randrange(1 << 30))
         self.mistakes: list[str] = []
         self._numbers: dict[Content, int] = {None: 0}
         self._pool = torch.zeros((200, PAGE_BYTES), dtype=torch.uint8)
@@ -53,9 +105,8 @@ class StreamRank(SimulatedRank):
 
     def run_step(self, transfers: StepTransfers, batch: list[Slice]) -> StepFeedback:
         for request_id, group in transfers.dropped_tables:
-            if group is None:  # it has ended: copies of its blocks may go on, and are of no use
-                for row in self.rows.get(request_id, []):
-                    self.device.forget_reads(self._pool, row)
+            if group is None and request_id in self.rows:
+                self.device.end((request_id, self.runner._tables.generation(request_id)))
         return super().run_step(transfers, batch)
 
     def _poison(self, block_ids: list[int]) -> None:
@@ -93,5 +144,12 @@ class StreamRank(SimulatedRank):
 
 
 class StreamEngine(CudaCopyEngine):
+    _device: RequestsDevice
+
+    def submit(self, copy: Copy) -> CopyJob:
+        job = super().submit(copy)
+        self._device.note(copy, job)
+        return job
+
     def progress(self) -> None:
         """Nothing: streams run when somebody asks them."""
