@@ -154,6 +154,7 @@ class Engine:
     def _rest(self, now_s: float) -> list[Event]:
         """Nobody can run: come back when a copy has ended, or not at all."""
         if not self.scheduler.running and not self.scheduler.waiting:
+            self.residency.add(sample_of(self.scheduler, now_s))
             return []
         ends = [end for lane in (self.d2h, self.h2d) if (end := lane.begin(now_s)) is not None]
         if ends:

@@ -9,7 +9,7 @@ MAX_SAMPLES = 512  # kept of a run, at least half of it once there were so many 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidencySample:
-    """The engine at the end of a step."""
+    """The engine at the end of a step, or when it has nothing left to do."""
 
     time_s: float
     pool_used_frac: float
@@ -21,14 +21,14 @@ class ResidencySample:
 
 
 def sample_of(scheduler: Scheduler, now_s: float) -> ResidencySample:
-    """Return where KV is now, with somebody running."""
+    """Return where KV is now."""
     running, host = scheduler.running, scheduler.host
     offloaded = sum(len(request.kv.offloaded) for request in running)
     return ResidencySample(
         time_s=now_s,
         pool_used_frac=1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks,
         host_used_frac=1.0 - host.num_free / host.num_blocks if host.num_blocks else 0.0,
-        offloaded_frac=offloaded / (len(running) * scheduler.shape.num_groups),
+        offloaded_frac=offloaded / max(1, len(running) * scheduler.shape.num_groups),
         num_running=len(running),
         num_paused=sum(request.is_paused for request in running),
         num_waiting=len(scheduler.waiting),
@@ -48,7 +48,8 @@ class ResidencyLog:
 
     def add(self, sample: ResidencySample) -> None:
         """Take in a sample, not earlier than those before it."""
-        if self._kept and sample.time_s - self._kept[-1].time_s < self._interval_s:
+        soon = self._kept and sample.time_s - self._kept[-1].time_s < self._interval_s
+        if soon and sample.num_running:
             return
         self._kept.append(sample)
         if len(self._kept) > MAX_SAMPLES:

@@ -296,3 +296,14 @@ def test_snapshots_contradict_nothing() -> None:
     assert [find_contradiction(snapshot) for snapshot in policy.seen] == [None] * len(policy.seen)
     assert any(sum(r.num_host_blocks) for s in policy.seen for r in s.requests)
     assert any(r.offloaded_layers for s in policy.seen for r in s.requests)
+
+
+def test_an_engine_with_nothing_left_to_do_is_sampled_empty() -> None:
+    # One step of 4.5 s each, 100 s apart.
+    record = run(
+        resident_engine(),
+        [request("a", prompt=10, output=1), request("b", at=100.0, prompt=10, output=1)],
+    )
+
+    found = [(s.time_s, s.num_running, s.pool_used_frac > 0) for s in record.samples]
+    assert found == [(4.5, 1, True), (4.5, 0, False), (104.5, 1, True), (104.5, 0, False)]

@@ -98,7 +98,7 @@ def test_residency_is_thinned_evenly() -> None:
     log, rng, now_s = ResidencyLog(), random.Random(0), 0.0
     for _ in range(20_000):
         now_s += rng.uniform(0.5, 1.5)
-        log.add(SimpleNamespace(time_s=now_s))
+        log.add(SimpleNamespace(time_s=now_s, num_running=1))
         assert len(log.samples) <= MAX_SAMPLES
     gaps = [b.time_s - a.time_s for a, b in zip(log.samples, log.samples[1:], strict=False)]
 
