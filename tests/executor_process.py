@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -63,6 +64,16 @@ class ExecutorProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Run the process while the block runs, which begins when it serves."""
+        self.start()
+        try:
+            self.wait_serving()
+            yield
+        finally:
+            self.stop()
 
     def wait_serving(self) -> None:
         def serving() -> bool:

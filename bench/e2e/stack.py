@@ -57,12 +57,8 @@ def executor(
     """Run one executor of a system."""
     settings = device.settings() | {"PLANNER_ADDRESS": planner_address} | dict(system)
     process = ExecutorProcess(log_path, **settings)
-    process.start()
-    try:
-        process.wait_serving()
+    with process.serving():
         yield process
-    finally:
-        process.stop()
 
 
 def metric_sums(process: ExecutorProcess) -> dict[str, float]:

@@ -56,12 +56,8 @@ def executor(
         BLOCK_SIZE=BLOCK_SIZE,
         NUM_GPU_BLOCKS_OVERRIDE=NUM_BLOCKS,
     )
-    process.start()
-    try:
-        process.wait_serving()
+    with process.serving():
         yield process
-    finally:
-        process.stop()
 
 
 @pytest.fixture

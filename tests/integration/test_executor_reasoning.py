@@ -47,12 +47,8 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProce
         MODEL=model_that_marks_thoughts(directory / MODEL),
         REASONING_PARSER="deepseek_r1",
     )
-    process.start()
-    try:
-        process.wait_serving()
+    with process.serving():
         yield process
-    finally:
-        process.stop()
 
 
 @pytest.fixture

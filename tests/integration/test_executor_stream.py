@@ -73,12 +73,8 @@ def stock() -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProcess]:
     process = ExecutorProcess(tmp_path_factory.mktemp("executor") / "executor.log")
-    process.start()
-    try:
-        process.wait_serving()
+    with process.serving():
         yield process
-    finally:
-        process.stop()
 
 
 @pytest.fixture

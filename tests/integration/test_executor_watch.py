@@ -30,12 +30,8 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProce
         KV_EMULATED_LAYER_S=LAYER_S,
         KV_EMULATED_TOKEN_S=1e-6,
     )
-    process.start()
-    try:
-        process.wait_serving()
+    with process.serving():
         yield process
-    finally:
-        process.stop()
 
 
 @pytest.fixture
