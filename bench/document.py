@@ -1,10 +1,11 @@
 """One benchmark's file and section: JSON with commit, machine and definitions; Markdown."""
 
+import argparse
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,27 @@ def markdown(benchmark: Benchmark, content: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def measure_named(
+    benchmarks: Mapping[str, Callable[[], Benchmark]], *, prefix: str, description: str | None
+) -> None:
+    """Measure what the command line names, or everything; write `prefix`-NAME.json, print Markdown.
+
+    `benchmarks`: what gives each, called when its turn comes.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benchmarks)}")
+    parser.add_argument("--out", type=Path, default=Path(".cache/bench"), help="JSON goes here")
+    options = parser.parse_args()
+    if unknown := set(options.names) - benchmarks.keys():
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    for name in options.names or benchmarks:
+        benchmark = benchmarks[name]()
+        load = os.getloadavg()
+        content = document(benchmark, benchmark.measure(), load)
+        save(content, options.out / f"{prefix}-{name}.json")
+        print(markdown(benchmark, content), flush=True)
 
 
 def _cpu() -> str:

@@ -5,11 +5,11 @@ process: an emulated device, three readers, a link that loses half its speed.
 """
 
 import argparse
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.document import save
 from bench.e2e.systems import NUM_LAYERS
 from services.executor.controller.options import ControllerOptions
 from services.executor.kv.options import KVOptions
@@ -62,8 +62,7 @@ def main() -> None:
         "load": os.getloadavg()[0],
         "rows": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    save(document, options.out)
 
 
 def _line(name: str, arm: Arm) -> str:

@@ -6,13 +6,13 @@ decode step should take. The engine runs in this process.
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
 from pathlib import Path
 from typing import Any
 
+from bench.document import save
 from bench.e2e.systems import BLOCK_BYTES, BLOCK_SIZE, NUM_LAYERS, Device
 from bench.layerwise._common import batch, decode_times
 from services.executor.kv.options import KVOptions
@@ -54,8 +54,7 @@ def main() -> None:
         "worst": max(errors),
         "rows": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    save(document, options.out)
     print(f"MAPE {document['mape']:.1%} over {len(rows)} placements, worst {max(errors):.1%}")
 
 

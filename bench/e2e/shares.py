@@ -5,7 +5,6 @@ with one entry per part of the engine's thread charges every moment to exactly o
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -18,6 +17,7 @@ from typing import Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from bench.document import save
 from bench.e2e.systems import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_LAYERS, Device
 from services.executor.controller.options import ControllerOptions
 from services.executor.controller.scheduler import ControlledSchedulerMixin
@@ -217,8 +217,7 @@ def main() -> None:
         "load": os.getloadavg()[0],
         "rows": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    save(document, options.out)
     print(table(rows))
 
 
