@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
@@ -122,19 +123,16 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="write a report with plots here")] = None,
 ) -> None:
     """Run policies x rates x SLOs on one workload, and report attainment, latency, and memory."""
-    deployment: Deployment | MeasuredDeployment
-    if measured is not None:
-        deployment = _measured(measured)
-    elif model_name is None or device_name is None:
-        raise typer.BadParameter("give --model and --device, or --measured")
-    else:
-        deployment = replace(
-            _deployment(model_name, device_name, gpus, pool_tokens, host_gb),
+    deployment = _chosen(
+        measured,
+        (model_name, device_name),
+        lambda named, on: replace(
+            _deployment(named, on, gpus, pool_tokens, host_gb),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-        )
-        if link is not None:
-            deployment = deployment.with_link(link_rates()[link.value])
+        ),
+        link,
+    )
     base_s = deployment.base_tbt_s()
     slos_s = [(tbt_ms / 1e3, None)] if tbt_ms else [(s * base_s, s) for s in slo_scale]
     requests = _read_trace(trace, trace_step_ms / 1e3, num_requests) if trace else []
@@ -173,12 +171,29 @@ def simulate(
     print_rows(rows, title, console)
     _write(json_path, deployment, {"base_slo_s": base_s, "cells": rows})
     if html is not None:
-        views = zip(rows, results, strict=True)
-        runs = [Run(row=row, view=result.view) for row, result in views]
-        intro = f"{workload.name(trace)}; {SIMULATED}"
-        sections = [*sweep_sections(runs), definitions(DEFINITIONS)]
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(page(title, intro, sections))
+        runs = [Run(row=row, view=r.view) for row, r in zip(rows, results, strict=True)]
+        _write_report(html, title, f"{workload.name(trace)}; {SIMULATED}", runs)
+
+
+def _chosen(
+    measured: Path | None,
+    names: tuple[ModelName | None, DeviceName | None],
+    make: Callable[[ModelName, DeviceName], Deployment],
+    link: LinkName | None,
+) -> Deployment | MeasuredDeployment:
+    """Return the measured engine, or what `make` makes of a model and a device."""
+    if measured is not None:
+        return _measured(measured)
+    model_name, device_name = names
+    if model_name is None or device_name is None:
+        raise typer.BadParameter("give --model and --device, or --measured")
+    deployment = make(model_name, device_name)
+    return deployment if link is None else deployment.with_link(link_rates()[link.value])
+
+
+def _write_report(path: Path, title: str, intro: str, runs: list[Run]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(title, intro, [*sweep_sections(runs), definitions(DEFINITIONS)]))
 
 
 def _read_trace(path: Path, step_s: float, num_requests: int) -> list[ArrivingRequest]:
