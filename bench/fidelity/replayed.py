@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.e2e.records import RequestRecord, RunRecord, Sample
+from bench.e2e.__main__ import NUM_WARM_UP_REQUESTS
 from bench.e2e.systems import SYSTEMS, Device
+from bench.e2e.trace import warm_up
 from bench.fidelity.machine import Calibration, machine_of, shape_of
 from services.pacing.types import ServiceLevel
 from services.placement.types import PolicyParameters, RequestId
@@ -15,6 +17,7 @@ from simulator.simulation import simulate
 from simulator.workload import ArrivingRequest
 
 RESIDENT_SYSTEM = "vllm"
+WARM_UP_S = 60.0  # before the run's clock starts: enough for the warm-up to end
 
 
 def replayed(
@@ -29,8 +32,12 @@ def replayed(
         shape, machine_of(device, calibration), options_of(run.key.system), seed=seed
     )
     level = ServiceLevel(slo_tbt_s=run.slo_s, slo_tpot_s=run.slo_s)
-    record = simulate(engine, [_arriving(r, level) for r in complete(run).requests])
-    found = {str(outcome.request_id): outcome.generated_s for outcome in record.outcomes}
+    arriving = [*warm_up_of(level), *(arriving_of(r, level) for r in complete(run).requests)]
+    record = simulate(engine, arriving)
+    found = {
+        str(outcome.request_id): tuple(t - WARM_UP_S for t in outcome.generated_s)
+        for outcome in record.outcomes
+    }
     requests = tuple(replace(r, generated_s=found[r.request_id]) for r in complete(run).requests)
     return replace(run, requests=requests, samples=_samples(record.samples), sums={})
 
@@ -53,10 +60,24 @@ def options_of(system: str) -> PlanningOptions:
     )
 
 
-def _arriving(request: RequestRecord, level: ServiceLevel) -> ArrivingRequest:
+def warm_up_of(level: ServiceLevel) -> list[ArrivingRequest]:
+    """Return the requests before the counted ones, from which the engine has learnt already."""
+    return [
+        ArrivingRequest(
+            request_id=RequestId(one.request_id),
+            arrival_s=0.0,
+            num_prompt_tokens=one.num_prompt_tokens,
+            num_output_tokens=one.num_output_tokens,
+            level=level,
+        )
+        for one in warm_up(NUM_WARM_UP_REQUESTS)
+    ]
+
+
+def arriving_of(request: RequestRecord, level: ServiceLevel) -> ArrivingRequest:
     return ArrivingRequest(
         request_id=RequestId(request.request_id),
-        arrival_s=request.submitted_s,
+        arrival_s=WARM_UP_S + request.submitted_s,
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=len(request.generated_s),
         level=level,
@@ -66,11 +87,12 @@ def _arriving(request: RequestRecord, level: ServiceLevel) -> ArrivingRequest:
 def _samples(samples: Sequence[ResidencySample]) -> tuple[Sample, ...]:
     return tuple(
         Sample(
-            time_s=sample.time_s,
+            time_s=sample.time_s - WARM_UP_S,
             pool_used_frac=sample.pool_used_frac,
             offloaded_frac=sample.offloaded_frac,
             num_requests=sample.num_running + sample.num_waiting,
             num_held=sample.num_paused,
         )
         for sample in samples
+        if sample.time_s >= WARM_UP_S
     )
