@@ -39,7 +39,8 @@ class CopyCosts:
 
     slowdown_frac: float = 0.0  # of compute beside a copy to the GPU, >= 0
     submit_s: float = 0.0  # in which nothing is computed, per group and request, >= 0
-    landing_s: float = 0.0  # from a copy's end until who waits for it goes on, >= 0
+    landing_s_per_byte: float = 0.0  # from a copy's end until who waits for it goes on, >= 0
+    lead_frac: float = 0.0  # of a group's compute that is done before it waits for its copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +87,13 @@ class StepRun:
             return self._undisturbed(start_s)
         now_s, compute_s, stalls_s = self._release(0, start_s), 0.0, []
         for group, work_s in enumerate(self._work.compute_s):
-            ready_s = self._wait(group, now_s)
-            stalls_s.append(ready_s - now_s)
-            now_s = self._compute(work_s, ready_s)
-            compute_s += now_s - ready_s
+            lead_s = self._costs.lead_frac * work_s
+            waiting_s = self._compute(lead_s, now_s)
+            ready_s = self._wait(group, waiting_s)
+            stalls_s.append(ready_s - waiting_s)
+            end_s = self._compute(work_s - lead_s, ready_s)
+            compute_s += end_s - now_s - stalls_s[-1]
+            now_s = end_s
             self._save(group, now_s)
             now_s = self._release(group + 1, now_s)
         end_s = now_s + self._work.outside_s
@@ -142,7 +146,8 @@ class StepRun:
                 while job.done_s is None:
                     lane.begin(now_s)
                     lane.finish()
-                now_s = max(now_s, job.done_s + self._costs.landing_s)
+                landed_s = job.done_s + self._costs.landing_s_per_byte * job.num_bytes
+                now_s = max(now_s, landed_s)
         return now_s
 
     def _compute(self, work_s: float, now_s: float) -> float:

@@ -12,6 +12,7 @@ from services.pacing.types import ServiceLevel
 from services.placement.types import PolicyParameters, RequestId
 from simulator.compose import make_engine
 from simulator.planning import PlanningOptions
+from simulator.records import RunRecord as SimulatedRecord
 from simulator.residency import ResidencySample
 from simulator.simulation import simulate
 from simulator.workload import ArrivingRequest
@@ -25,21 +26,30 @@ def replayed(
 ) -> RunRecord:
     """Return the same requests under the same policy, simulated; instants are the stream's.
 
-    Answers have the lengths that they had; requests that failed in the run are left out.
+    Answers have the lengths that they had; requests that failed in the run are left out. `sums` are
+    of the simulation, its warm-up included.
     """
+    record = simulated(run, device, calibration, seed=seed)
+    found = {
+        str(outcome.request_id): tuple(t - WARM_UP_S for t in outcome.generated_s)
+        for outcome in record.outcomes
+    }
+    requests = tuple(replace(r, generated_s=found[r.request_id]) for r in complete(run).requests)
+    sums = {"num_pauses": float(sum(outcome.num_pauses for outcome in record.outcomes))}
+    return replace(run, requests=requests, samples=_samples(record.samples), sums=sums)
+
+
+def simulated(
+    run: RunRecord, device: Device, calibration: Calibration, *, seed: int = 0
+) -> SimulatedRecord:
+    """Return the simulation of a run, its warm-up before it."""
     shape = shape_of(device, offloads=run.key.system != RESIDENT_SYSTEM)
     engine = make_engine(
         shape, machine_of(device, calibration), options_of(run.key.system), seed=seed
     )
     level = ServiceLevel(slo_tbt_s=run.slo_s, slo_tpot_s=run.slo_s)
     arriving = [*warm_up_of(level), *(arriving_of(r, level) for r in complete(run).requests)]
-    record = simulate(engine, arriving)
-    found = {
-        str(outcome.request_id): tuple(t - WARM_UP_S for t in outcome.generated_s)
-        for outcome in record.outcomes
-    }
-    requests = tuple(replace(r, generated_s=found[r.request_id]) for r in complete(run).requests)
-    return replace(run, requests=requests, samples=_samples(record.samples), sums={})
+    return simulate(engine, arriving)
 
 
 def complete(run: RunRecord) -> RunRecord:
