@@ -17,6 +17,7 @@ from simulator.learner import Learner, LinkMeter, MeasuredStep
 from simulator.mirroring import order_saves
 from simulator.placing import place
 from simulator.planning import Planning, PlanningOptions, Policy, Reason
+from simulator.reader_reports import ReaderReports
 from simulator.records import Outcome, Totals
 from simulator.requests import LiveRequest, live_request
 from simulator.residency import ResidencyLog, sample_of
@@ -86,6 +87,7 @@ class Engine:
             for lane in (self.h2d, self.d2h)
         ]
         self._policy, self._learner = brain.policy, brain.learner
+        self._reports = ReaderReports(brain.options.report_interval_s)
         self._rng = random.Random(seed)
         self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
         self._inbox: PlanCame | None = None
@@ -120,6 +122,7 @@ class Engine:
     def _start_step(self, now_s: float) -> list[Event]:
         scheduler = self.scheduler
         self._take_in_copies(now_s)
+        self._reports.take_in(scheduler.running, now_s)
         self._take_plan(now_s)
         self._look_after_pauses(now_s)
         num_admitted = scheduler.num_admitted

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.pacing.deposit import ReaderModel, release_interval_s
+from services.pacing.deposit import ReaderModel, next_due_s, release_interval_s
 from services.placement.blocks import BlockGeometry
 from services.placement.types import RequestId, RequestPhase
 from simulator.kv import KVState
@@ -15,11 +15,13 @@ class LiveRequest:
 
     spec: ArrivingRequest
     kv: KVState
-    reader: ReaderModel
+    reader: ReaderModel  # as the scheduler sees it
+    interval_s: float  # at which the reader reads; 0: at once
     phase: RequestPhase = RequestPhase.WAITING
     num_output_tokens: int = 0
     num_computed_tokens: int = 0
     generated_s: list[float] = field(default_factory=list)
+    due_s: list[float] = field(default_factory=list)  # of each token, at its reader
     paused_s: float | None = None  # beginning of the running pause
     resumed_s: float | None = None
     num_pauses: int = 0
@@ -66,6 +68,8 @@ class LiveRequest:
             return False
         self.num_output_tokens += 1
         self.generated_s.append(now_s)
+        previous_s = self.due_s[-1] if self.due_s else None
+        self.due_s.append(next_due_s(previous_s, now_s, self.interval_s))
         self.reader.generated(now_s)
         return True
 
@@ -94,8 +98,10 @@ class LiveRequest:
 
 def live_request(spec: ArrivingRequest, geometry: BlockGeometry) -> LiveRequest:
     """Return a request that has just arrived."""
+    interval_s = release_interval_s(spec.level)
     return LiveRequest(
         spec=spec,
         kv=KVState(geometry=geometry),
-        reader=ReaderModel(release_interval_s(spec.level)),
+        reader=ReaderModel(interval_s),
+        interval_s=interval_s,
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from bench.e2e.records import RequestRecord, RunRecord, Sample
 from bench.e2e.__main__ import NUM_WARM_UP_REQUESTS
+from bench.e2e.replay import DELIVERED_INTERVAL_S
 from bench.e2e.systems import SYSTEMS, Device
 from bench.e2e.trace import warm_up
 from bench.fidelity.machine import Calibration, machine_of, shape_of
@@ -66,7 +67,9 @@ def options_of(system: str) -> PlanningOptions:
     alpha = settings.get("PLAN_ALPHA", PolicyParameters().alpha)
     assert isinstance(alpha, float | int)
     return PlanningOptions(
-        policy=str(settings["POLICY"]), parameters=PolicyParameters(alpha=float(alpha))
+        policy=str(settings["POLICY"]),
+        parameters=PolicyParameters(alpha=float(alpha)),
+        report_interval_s=DELIVERED_INTERVAL_S,
     )
 
 
