@@ -32,7 +32,9 @@ class KVState:
     num_host_blocks: int = 0  # per group, complete copies
     num_sent_blocks: int = 0  # per group, copies ordered
     saves: deque[tuple[CopyJob, int]] = field(default_factory=deque)  # and the host blocks after
-    restoring: dict[int, CopyJob] = field(default_factory=dict)  # copies of groups on their way back
+    restoring: dict[int, CopyJob] = field(
+        default_factory=dict
+    )  # copies of groups on their way back
 
     @property
     def num_rows(self) -> int:

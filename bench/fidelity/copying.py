@@ -23,9 +23,7 @@ NUM_ROUNDS = 2
 Floats = npt.NDArray[np.float64]
 
 
-def with_copies(
-    calibration: Calibration, device: Device, runs: Sequence[RunRecord]
-) -> Calibration:
+def with_copies(calibration: Calibration, device: Device, runs: Sequence[RunRecord]) -> Calibration:
     """Return the calibration with the costs of copies; unchanged without runs."""
     if not runs:
         return calibration

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.e2e.records import RequestRecord, RunRecord, Sample
-from bench.e2e.__main__ import NUM_WARM_UP_REQUESTS
 from bench.e2e.replay import DELIVERED_INTERVAL_S
 from bench.e2e.systems import SYSTEMS, Device
-from bench.e2e.trace import warm_up
+from bench.e2e.trace import NUM_WARM_UP_REQUESTS, warm_up
 from bench.fidelity.machine import Calibration, machine_of, shape_of
 from services.pacing.types import ServiceLevel
 from services.placement.types import PolicyParameters, RequestId
