@@ -23,7 +23,7 @@ from simulator.requests import LiveRequest, live_request
 from simulator.residency import ResidencyLog, sample_of
 from simulator.scheduler import Scheduler, Turn
 from simulator.snapshots import Measured, Question, snapshot_of
-from simulator.step import CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
+from simulator.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
 
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
 
@@ -36,7 +36,7 @@ class Machine:
     link_bytes_per_s: float  # of all GPUs together, each direction
     copy_overhead_s: float = 0.0  # per copy
     chunk_bytes: int = 4 << 20  # of one copy at most, over all GPUs
-    copies: CopyCosts = CopyCosts()
+    copies: CopyCosts = NO_COSTS
     compute_noise_frac: float = 0.0  # standard deviation, per step
     link_noise_frac: float = 0.0  # standard deviation, per step
 

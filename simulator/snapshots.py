@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from services.placement.types import Link, PolicyParameters, Profile, RequestState, Snapshot
-from simulator.learner import Learner
 from simulator.kv import KVState
+from simulator.learner import Learner
 from simulator.requests import LiveRequest
 from simulator.scheduler import Scheduler
 

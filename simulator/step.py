@@ -43,6 +43,9 @@ class CopyCosts:
     lead_frac: float = 0.0  # of a group's compute that is done before it waits for its copies
 
 
+NO_COSTS = CopyCosts()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """How one step went."""

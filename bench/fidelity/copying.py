@@ -33,7 +33,8 @@ def with_copies(calibration: Calibration, device: Device, runs: Sequence[RunReco
         """Return what the simulation lacks, relative to the real mean step."""
         given = replace(calibration, copies=costs)
         ours = np.concatenate([_simulated(run, device, given) for run in runs])
-        return (real - ours) / np.repeat(real[::2] + real[1::2], 2)
+        lacking: Floats = (real - ours) / np.repeat(real[::2] + real[1::2], 2)
+        return lacking
 
     costs = FIRST
     for _ in range(NUM_ROUNDS):

@@ -23,7 +23,7 @@ from bench.fidelity.steps import decode_steps, mixed_steps
 from services.placement.types import EngineShape
 from simulator.costs import LinearCosts, StepLoad
 from simulator.engine import Machine
-from simulator.step import CopyCosts
+from simulator.step import NO_COSTS, CopyCosts
 
 CHUNK_BYTES = 4 << 20  # of one copy
 MAX_NUM_BATCHED_TOKENS = 512  # tokens in one step
@@ -40,7 +40,7 @@ class Calibration:
     noise_frac: float  # standard deviation of a decode step / its mean
     num_steps: int
     prompt_token_s: float = 0.0  # of a step, per prompt token, beyond what its layers take
-    copies: CopyCosts = CopyCosts()
+    copies: CopyCosts = NO_COSTS
 
 
 def shape_of(device: Device, *, offloads: bool) -> EngineShape:
