@@ -132,13 +132,19 @@ class KVState:
         self._assign(num_free=num_free)
 
     def seal(self) -> None:
-        """Give up full blocks of offloaded groups whose copies are complete."""
-        if not self.num_staging_groups:
+        """Give up full blocks of offloaded groups whose copies are complete.
+
+        The first ones of a position become its staging blocks, one per buffer.
+        """
+        staging = self.num_staging_groups
+        if not staging:
             return
-        sealed = [position for position in self.own if position < self.num_host_blocks]
-        if sealed:
-            self.own = self.own[len(sealed) :]
-            self.buffer_length = max(self.buffer_length, sealed[-1] + 1)
+        complete = [position for position in self.own if position < self.num_host_blocks]
+        if staging < self.num_buffers:
+            complete = [position for position in complete if position < self.buffer_length]
+        if complete:
+            self.own = self.own[len(complete) :]
+            self.buffer_length = max(self.buffer_length, complete[-1] + 1)
 
     def set_buffers(self, num_buffers: int, *, num_free: int) -> None:
         """Ask for a number of staging buffers; there may be fewer for want of blocks."""

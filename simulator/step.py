@@ -91,13 +91,14 @@ class StepRun:
         now_s, compute_s, stalls_s = self._release(0, start_s), 0.0, []
         for group, work_s in enumerate(self._work.compute_s):
             lead_s = self._costs.lead_frac * work_s
-            waiting_s = self._compute(lead_s, now_s)
+            waiting_s = self._compute(lead_s, now_s) if lead_s else now_s
             ready_s = self._wait(group, waiting_s)
             stalls_s.append(ready_s - waiting_s)
             end_s = self._compute(work_s - lead_s, ready_s)
             compute_s += end_s - now_s - stalls_s[-1]
             now_s = end_s
-            self._save(group, now_s)
+            if self._left[group]:
+                self._save(group, now_s)
             now_s = self._release(group + 1, now_s)
         end_s = now_s + self._work.outside_s
         self._lane.advance(end_s)
@@ -130,8 +131,9 @@ class StepRun:
             self._lane.submit(job, now_s)
             self._awaited[group].append(job)
             self._num_loads += 1
-            now_s += self._costs.submit_s
-            self._lane.advance(now_s)
+            if self._costs.submit_s:
+                now_s += self._costs.submit_s
+                self._lane.advance(now_s)
         return now_s
 
     def _save(self, group: int, now_s: float) -> None:
