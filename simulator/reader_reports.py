@@ -26,6 +26,9 @@ class ReaderReports:
             return
         counted_s = math.floor(self._called_s / self._interval_s) * self._interval_s
         for request in requests:
-            request.reader.delivered(bisect_right(request.due_s, counted_s), now_s)
+            num_delivered = bisect_right(request.due_s, counted_s)
+            if num_delivered > request.num_told:  # what has not changed is not told again
+                request.num_told = num_delivered
+                request.reader.delivered(num_delivered, now_s)
         next_s = self._called_s + self._interval_s
         self._called_s = max(next_s, now_s)

@@ -22,6 +22,7 @@ class LiveRequest:
     num_computed_tokens: int = 0
     generated_s: list[float] = field(default_factory=list)
     due_s: list[float] = field(default_factory=list)  # of each token, at its reader
+    num_told: int = 0  # tokens that the scheduler has heard to be at the reader
     paused_s: float | None = None  # beginning of the running pause
     resumed_s: float | None = None
     num_pauses: int = 0

@@ -40,7 +40,7 @@ class CopyCosts:
     slowdown_frac: float = 0.0  # of compute beside a copy to the GPU, >= 0
     submit_s: float = 0.0  # in which nothing is computed, per group and request, >= 0
     landing_s_per_byte: float = 0.0  # from a copy's end until who waits for it goes on, >= 0
-    lead_frac: float = 0.0  # of a group's compute that is done before it waits for its copies
+    lead_frac: float = 0.0  # of a group's compute, done before it waits for its copies, [0, 1]
 
 
 NO_COSTS = CopyCosts()

@@ -18,6 +18,7 @@ from simulator.step import CopyCosts
 
 FIRST = CopyCosts(submit_s=0.2e-3, landing_s_per_byte=1e-9, lead_frac=0.4)  # the search begins here
 STEPS = {"submit_s": 0.05e-3, "landing_s_per_byte": 0.2e-9, "lead_frac": 0.1}  # of differences
+MOST = {"submit_s": 5e-3, "landing_s_per_byte": 10e-9, "lead_frac": 1.0}
 NUM_ROUNDS = 2
 
 Floats = npt.NDArray[np.float64]
@@ -48,7 +49,7 @@ def with_copies(calibration: Calibration, device: Device, runs: Sequence[RunReco
         )
         change = np.linalg.lstsq(slopes, now, rcond=None)[0]
         moved = {
-            name: max(0.0, getattr(costs, name) + float(by))
+            name: min(MOST[name], max(0.0, getattr(costs, name) + float(by)))
             for name, by in zip(STEPS, change, strict=True)
         }
         costs = replace(costs, **moved)
