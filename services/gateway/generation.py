@@ -80,6 +80,7 @@ class Generation:
         self._ready: list[DueToken] = []
         self._waiter: asyncio.Future[None] | None = None  # of the reader; an Event costs more
         self._num_generated = 0
+        self._num_reasoning_tokens: int | None = None
         self._reason: FinishReason | None = None
         self._error: ServiceError | None = None
 
@@ -101,10 +102,10 @@ class Generation:
         self._num_generated += len(tokens)
         self._paced.push(tokens, generated_s)
 
-    def ended(self, reason: FinishReason) -> None:
+    def ended(self, reason: FinishReason, num_reasoning_tokens: int | None = None) -> None:
         if self._is_over:
             return
-        self._reason = reason
+        self._reason, self._num_reasoning_tokens = reason, num_reasoning_tokens
         if not self.request.service_level.pace_tail:
             self._paced.flush()
         self._wake()
@@ -166,6 +167,7 @@ class Generation:
             reason=self._reason,
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._num_generated,
+            num_reasoning_tokens=self._num_reasoning_tokens,
         )
         self._reader.handed(self._clock())  # what follows the last token is waited for too
 

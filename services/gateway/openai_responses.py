@@ -56,15 +56,19 @@ def event(value: Any) -> bytes:
     return f"data: {encode_json(value)}{_END_OF_EVENT}".encode()
 
 
-def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> dict[str, int]:
+def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> dict[str, Any]:
     """Return the token counts of all answers, in order; each prompt counts once."""
     num_prompt_tokens = sum(f.num_prompt_tokens for f in finishes[::answers_per_prompt])
     num_output_tokens = sum(f.num_output_tokens for f in finishes)
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
     }
+    thoughts = [n for f in finishes if (n := f.num_reasoning_tokens) is not None]
+    if thoughts:
+        counts["completion_tokens_details"] = {"reasoning_tokens": sum(thoughts)}
+    return counts
 
 
 def chunk_base(head: AnswerHead) -> dict[str, Any]:

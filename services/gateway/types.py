@@ -95,6 +95,7 @@ class Finish:
     reason: FinishReason
     num_prompt_tokens: int
     num_output_tokens: int  # generated, whether or not they were delivered
+    num_reasoning_tokens: int | None = None  # of these; None: nothing tells reasoning from text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,8 @@ class RequestSink(Protocol):
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         """Take the next tokens, none missing, none twice, and when they came in."""
 
-    def ended(self, reason: FinishReason) -> None: ...
+    def ended(self, reason: FinishReason, num_reasoning_tokens: int | None = None) -> None:
+        """Take how it ended, and how many tokens are reasoning where anything tells."""
 
     def failed(self, error: ServiceError) -> None: ...
 
