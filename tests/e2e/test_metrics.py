@@ -13,6 +13,7 @@ from tests.processes import Stack
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "docker/grafana/dashboards/evenflow.json"
 OPERATIONS = ROOT / "docs/operations.md"
+SUFFIXES = {"counter": "_total", "histogram": "_bucket"}
 NAME = re.compile(r"\b(?:vllm:)?evenflow_\w+")
 
 
@@ -28,11 +29,13 @@ def documented() -> set[str]:
 
 
 def served(stack: Stack) -> set[str]:
-    """Return the names of everything that the processes serve, as Prometheus stores them."""
+    """Return the names of everything that the processes serve, as Prometheus stores them, and will
+    store once something has happened.
+    """
     names = set()
     for url in (stack.base_url, *(f"http://{stack.address(name)}" for name in stack.METRICS)):
         for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
-            names |= {family.name, *(sample.name for sample in family.samples)}
+            names |= {family.name, family.name + SUFFIXES.get(family.type, "")}
     return names
 
 
