@@ -169,13 +169,16 @@ class Generation:
         Raises what ended the request abnormally, after its last token.
         """
         self._outlet = outlet
-        while await self._some_are_ready():
-            lags = not outlet.is_open
-            self._reader.handed(self._clock())
-            await outlet.opened()
-            batch = self._take_ready()
-            self._hand_over(batch, as_one=lags)
-            self._reader.took(len(batch))
+        try:
+            while await self._some_are_ready():
+                lags = not outlet.is_open
+                self._reader.handed(self._clock())
+                await outlet.opened()
+                batch = self._take_ready()
+                self._hand_over(outlet, batch, as_one=lags)
+                self._reader.took(len(batch))
+        finally:
+            self._outlet = None  # whoever gave it up may write something else now
         self._complete()
 
     async def batches(self) -> AsyncIterator[Sequence[Token]]:
@@ -252,21 +255,21 @@ class Generation:
 
     def _release(self, tokens: Sequence[DueToken]) -> None:
         """Pass on tokens that are due, which the pacer says from its timer; raises nothing."""
-        if self._outlet is None or self._ready or not self._outlet.is_open:
+        outlet = self._outlet
+        if outlet is None or self._ready or not outlet.is_open:
             self._ready.extend(tokens)
             self._reader.due(len(tokens))
             self._wake()
             return
         try:
-            self._hand_over(tokens)
+            self._hand_over(outlet, tokens, as_one=False)
         except Exception as error:  # noqa: BLE001 - `write_to` raises it, no other stream suffers
             self.give_up(error)
         if self._is_over:
             self._wake()
 
-    def _hand_over(self, tokens: Sequence[DueToken], *, as_one: bool = False) -> None:
-        assert self._outlet is not None
-        self._outlet.write([due.token for due in tokens], as_one=as_one)
+    def _hand_over(self, outlet: Outlet, tokens: Sequence[DueToken], *, as_one: bool) -> None:
+        outlet.write([due.token for due in tokens], as_one=as_one)
         self._note_written(tokens)
 
     def _note_written(self, tokens: Sequence[DueToken]) -> None:

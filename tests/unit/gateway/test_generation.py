@@ -316,6 +316,19 @@ async def test_what_comes_due_while_older_tokens_wait_for_their_turn_goes_out_af
     writing.cancel()
 
 
+async def test_nothing_is_written_to_an_outlet_that_was_given_up() -> None:
+    generation = make_generation(ServiceLevel())
+    outlet = Outlet()
+    writing = asyncio.ensure_future(generation.write_to(outlet))
+    await turns()
+    writing.cancel()
+    await turns()
+
+    generation.extended(make_tokens(1), 0.0)
+
+    assert outlet.written == []
+
+
 async def test_with_a_paced_tail_writing_ends_with_the_last_token() -> None:
     time, timer = Clock(), Timer()
     pacer = Pacer(clock=time, timer=timer)
