@@ -121,5 +121,5 @@ bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick":
 	$(BIN)/python -m bench.e2e.halved_link
 	$(BIN)/python -m bench.e2e $(E2E)
 
-papers-quick: setup ## OrbitFlow's figures in the simulator (about 11 minutes of CPU time; TRACES=folder adds recorded ones)
+papers-quick: setup ## OrbitFlow's figures in the simulator (about 12 minutes of CPU time; TRACES=folder adds recorded ones)
 	$(BIN)/python -m bench.papers --quick $(if $(TRACES),--traces $(TRACES)) --out .cache/papers

@@ -11,6 +11,9 @@ from typing import TypeAlias
 
 Priority: TypeAlias = tuple[int, ...]  # smaller goes first
 
+LOAD = 0  # to the GPU: what a step waits for
+RESTORE = 1  # layers that come back: after everything a step waits for
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CopyJob:

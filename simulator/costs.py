@@ -36,7 +36,10 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCosts:
-    """What the emulated device of the executor takes, and what a `Profile` says."""
+    """What the emulated device of the executor takes, and what a `Profile` says.
+
+    The tokens that a step computes are among those that it reads.
+    """
 
     layer_base_s: float  # > 0
     per_token_s: float = 0.0  # per token of the step and layer, >= 0
@@ -44,7 +47,7 @@ class LinearCosts:
     outside_step_s: float = 0.0  # >= 0
 
     def layer_s(self, load: StepLoad) -> float:
-        read = load.num_context_tokens + sum(before for _, before in load.chunks)
+        read = load.num_context_tokens + sum(chunk + before for chunk, before in load.chunks)
         tokens_s = self.per_token_s * load.num_tokens
         return self.layer_base_s + tokens_s + self.per_context_token_s * read
 

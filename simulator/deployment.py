@@ -6,6 +6,7 @@ from services.placement.types import EngineShape, ModelShape
 from simulator.costs import Roofline, StepLoad
 from simulator.engine import Machine
 from simulator.hardware import BYTES_PER_ELEMENT, Assumptions, Device, Model
+from simulator.step import CopyCosts
 
 CHUNK_BYTES = 4 << 20  # of one copy of one GPU
 
@@ -89,7 +90,7 @@ class Deployment:
             * given.link_efficiency,
             copy_overhead_s=given.copy_overhead_s,
             chunk_bytes=self.num_devices * CHUNK_BYTES,
-            copy_slowdown_frac=given.copy_slowdown_frac,
+            copies=CopyCosts(slowdown_frac=given.copy_slowdown_frac),
             compute_noise_frac=given.compute_noise_frac,
             link_noise_frac=given.link_noise_frac,
         )

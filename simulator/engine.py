@@ -15,14 +15,15 @@ from simulator.costs import Costs, StepLoad
 from simulator.events import Arrived, Event, PlanCame, StepEnded, Woke
 from simulator.learner import Learner, LinkMeter, MeasuredStep
 from simulator.mirroring import order_saves
-from simulator.placing import place, start_restores
+from simulator.placing import place
 from simulator.planning import Planning, PlanningOptions, Policy, Reason
+from simulator.reader_reports import ReaderReports
 from simulator.records import Outcome, Totals
 from simulator.requests import LiveRequest, live_request
 from simulator.residency import ResidencyLog, sample_of
 from simulator.scheduler import Scheduler, Turn
 from simulator.snapshots import Measured, Question, snapshot_of
-from simulator.step import StagedRequest, StepRun, StepTimes, StepWork
+from simulator.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
 
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
 
@@ -35,7 +36,7 @@ class Machine:
     link_bytes_per_s: float  # of all GPUs together, each direction
     copy_overhead_s: float = 0.0  # per copy
     chunk_bytes: int = 4 << 20  # of one copy at most, over all GPUs
-    copy_slowdown_frac: float = 0.0  # of compute beside a copy to the GPU
+    copies: CopyCosts = NO_COSTS
     compute_noise_frac: float = 0.0  # standard deviation, per step
     link_noise_frac: float = 0.0  # standard deviation, per step
 
@@ -86,6 +87,7 @@ class Engine:
             for lane in (self.h2d, self.d2h)
         ]
         self._policy, self._learner = brain.policy, brain.learner
+        self._reports = ReaderReports(brain.options.report_interval_s)
         self._rng = random.Random(seed)
         self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
         self._inbox: PlanCame | None = None
@@ -120,20 +122,22 @@ class Engine:
     def _start_step(self, now_s: float) -> list[Event]:
         scheduler = self.scheduler
         self._take_in_copies(now_s)
+        self._reports.take_in(scheduler.running, now_s)
         self._take_plan(now_s)
         self._look_after_pauses(now_s)
         num_admitted = scheduler.num_admitted
-        turns = scheduler.schedule(now_s)
+        turns = scheduler.schedule(now_s, self.h2d)
         while not turns and (paused := [r for r in scheduler.running if r.is_paused]):
             self._resume(max(paused, key=lambda r: now_s - (r.paused_s or 0.0)), now_s)
-            turns = scheduler.schedule(now_s)
-        for _ in [*scheduler.preempted, *range(scheduler.num_admitted - num_admitted)]:
+            turns = scheduler.schedule(now_s, self.h2d)
+        num_prefilled = sum(not t.is_decode and not t.request.num_left_tokens for t in turns)
+        num_changes = len(scheduler.preempted) + scheduler.num_admitted - num_admitted
+        for _ in range(num_changes + num_prefilled):
             self.planning.note(Reason.BATCH)
         scheduler.preempted.clear()
         if not turns:
             return self._rest(now_s)
         self._step_number += 1
-        start_restores(scheduler, self.h2d, now_s)
         asked = self._ask(now_s)
         return [StepEnded(time_s=self._run(turns, now_s)), *asked]
 
@@ -144,7 +148,8 @@ class Engine:
             kv = request.kv
             saved, restored = kv.take_in_saves(), kv.take_in_restores()
             if saved or restored:
-                self.scheduler.refresh(request)
+                kv.seal()
+                self.scheduler.guard.refresh(request)
             lag = kv.num_full_blocks - kv.num_host_blocks
             decodes = kv.mirrored and request.num_output_tokens > 0
             if not request.caught_up and decodes and lag <= CAUGHT_UP_BLOCKS:
@@ -159,6 +164,10 @@ class Engine:
         ends = [end for lane in (self.d2h, self.h2d) if (end := lane.begin(now_s)) is not None]
         if ends:
             return [Woke(time_s=min(ends))]
+        asleep = [request for request in self.scheduler.running if request.kv.asleep]
+        if asleep:  # nobody runs for want of what it holds
+            self.scheduler.preempt(asleep[-1], now_s)
+            return [Woke(time_s=now_s)]
         # Nothing changes by itself: the first in line fits nowhere.
         stuck = (self.scheduler.waiting or self.scheduler.running)[0]
         if stuck in self.scheduler.waiting:
@@ -179,22 +188,23 @@ class Engine:
             asked_step=came.asked_step,
             step=self._step_number,
             scheduler=self.scheduler,
+            now_s=now_s,
         ):
             self._carry_out(came.plan, now_s)
 
     def _carry_out(self, plan: Plan, now_s: float) -> None:
-        placed = {placement.request_id: placement for placement in plan.placements}
-        here = [(r, placed[r.request_id]) for r in self.scheduler.running if r.request_id in placed]
-        for request, placement in here:
-            if placement.paused and not request.is_paused:
+        live = {r.request_id: r for r in (*self.scheduler.running, *self.scheduler.waiting)}
+        for placement in plan.placements:
+            request = live.get(placement.request_id)
+            if request is None:
+                continue  # it has ended
+            if self.scheduler.offloads:
+                place(placement, self.shape, self.scheduler.guard)
+            runs = request in self.scheduler.running
+            if placement.paused and runs and not request.is_paused:
                 request.pause(now_s)
             elif not placement.paused and request.is_paused:
                 self._resume(request, now_s)
-        awake = [(r, p) for r, p in here if not p.paused and not r.kv.asleep]
-        # Who gives most up goes first.
-        awake.sort(key=lambda pair: len(pair[0].kv.offloaded) - len(pair[1].offloaded_layers))
-        for request, placement in awake:
-            place(request, placement, self.scheduler)
 
     def _resume(self, request: LiveRequest, now_s: float) -> None:
         request.resume(now_s)
@@ -213,11 +223,14 @@ class Engine:
                 self.planning.note(Reason.BATCH)
 
     def _ask(self, now_s: float) -> list[Event]:
-        if not self.planning.wants_to_ask(self._step_number):
+        if not self.planning.wants_to_ask(self._step_number, now_s):
             return []
         snapshot = self.snapshot(now_s)
         if snapshot is None:
             return []
+        told = {state.request_id: state.num_deposited_tokens for state in snapshot.requests}
+        for request in self.scheduler.running:
+            request.num_deposited_told = told[request.request_id]
         plan = self._policy(snapshot)
         ready_s = now_s + self.planning.options.plan_latency_s
         return [PlanCame(time_s=ready_s, plan=plan, asked_step=self._step_number)]
@@ -232,7 +245,6 @@ class Engine:
         returning = sum(
             job.num_left_bytes for r in self.scheduler.running for job in r.kv.restoring.values()
         )
-        out = d2h.link(num_queued_bytes=self.d2h.num_queued_bytes)
         return snapshot_of(
             self.scheduler,
             Question(
@@ -244,10 +256,7 @@ class Engine:
             Measured(
                 profile=profile,
                 h2d=h2d.link(num_queued_bytes=returning),
-                d2h=out,
-                num_write_through_blocks=int(
-                    out.bytes_per_s * profile.mean_tpot_s / self.shape.block_bytes
-                ),
+                d2h=d2h.link(num_queued_bytes=self.d2h.num_queued_bytes),
                 last_completion_s=self._last_completion_s,
             ),
             self._learner,
@@ -269,7 +278,7 @@ class Engine:
             staged=staged_of(turns, self.shape),
         )
         quiet = self.h2d.num_queued_bytes == 0
-        run = StepRun(work, self.h2d, copy_slowdown_frac=self.machine.copy_slowdown_frac)
+        run = StepRun(work, self.h2d, self.d2h, self.machine.copies)
         times = run.run(now_s)
         self._step = _StepUnderWay(
             turns=turns,
@@ -297,11 +306,9 @@ class Engine:
             first = not request.generated_s
             if request.step_ended(now_s):
                 num_outputs += 1
-                if first or not turn.is_decode:
-                    self.planning.note(Reason.BATCH)
-                elif not step.load.chunks:
+                if not first and turn.is_decode and not step.load.chunks:
                     request.decode_steps_s.append(now_s - step.start_s)
-            self._save(request, now_s)
+            self._save(turn, now_s)
         self._measure(step, now_s, num_outputs)
         for request in [t.request for t in step.turns if t.request.is_finished]:
             self.scheduler.running.remove(request)
@@ -310,13 +317,17 @@ class Engine:
             self._leave(request)
             self.planning.note(Reason.BATCH)
 
-    def _save(self, request: LiveRequest, now_s: float) -> None:
+    def _save(self, turn: Turn, now_s: float) -> None:
+        """Order the copies of what the step has filled, but for what it sent itself."""
         self.d2h.advance(now_s)
-        order_saves(request.kv, self.d2h, self.shape.block_bytes, now_s)
+        kv = turn.request.kv
+        num_sent = turn.num_direct * len(kv.offloaded)
+        order_saves(kv, self.d2h, self.shape.block_bytes, now_s, num_sent=num_sent)
 
     def _leave(self, request: LiveRequest, *, rejected: bool = False) -> None:
         request.kv.cancel_copies()
         self.scheduler.release(request)
+        self.scheduler.guard.given.pop(request.request_id, None)
         self.outcomes.append(
             Outcome(
                 request_id=request.request_id,
@@ -345,7 +356,7 @@ class Engine:
                 stall_s=sum(step.times.stalls_s),
                 num_tokens=step.load.num_tokens,
                 num_context_tokens=step.load.num_context_tokens
-                + sum(before for _, before in step.load.chunks),
+                + sum(chunk + before for chunk, before in step.load.chunks),
                 num_prefill_tokens=step.load.num_prefill_tokens,
                 num_output_tokens=num_outputs,
             )
@@ -364,6 +375,7 @@ class Engine:
         totals.busy_s += seconds
         totals.compute_s += step.times.compute_s
         totals.stall_s += sum(step.times.stalls_s)
+        totals.num_loads += step.times.num_loads
         now = sample_of(scheduler, now_s)
         totals.pool_used_s += seconds * now.pool_used_frac
         totals.host_used_s += seconds * now.host_used_frac
@@ -375,7 +387,8 @@ class Engine:
         """Complete the totals."""
         self.totals.h2d_bytes = self.h2d.counts.carried_bytes
         self.totals.d2h_bytes = self.d2h.counts.carried_bytes
-        self.totals.num_guard_offloads = self.scheduler.num_guard_offloads
+        self.totals.num_offloaded_groups = self.scheduler.guard.num_offloads
+        self.totals.num_restored_groups = self.scheduler.guard.num_restores
         counts = asdict(self.planning.counts)
         reasons = {f"reason_{name}": n for name, n in counts.pop("reasons").items()}
         self.totals.plans = counts | reasons
@@ -403,7 +416,8 @@ def staged_of(turns: Sequence[Turn], shape: EngineShape) -> list[StagedRequest]:
         StagedRequest(
             offloaded=turn.request.kv.offloaded,
             num_buffers=turn.request.kv.num_buffers,
-            group_bytes=turn.request.kv.num_host_blocks * shape.block_bytes,
+            group_bytes=turn.num_staged * shape.block_bytes,
+            filled_bytes=turn.num_direct * shape.block_bytes,
         )
         for turn in turns
         if turn.request.kv.offloaded

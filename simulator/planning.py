@@ -4,6 +4,7 @@ Nothing waits for a plan: it answers the snapshot of an earlier step and is carr
 later one. One question is under way at a time.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from simulator.scheduler import Scheduler
 Policy: TypeAlias = Callable[[Snapshot], Plan]
 
 NUM_MISMATCH_STEPS = 8  # whose median counts
+RETRY_S = 1.0  # from a refused plan to the next question, if there is no other reason
 
 
 class Reason(Enum):
@@ -30,6 +32,7 @@ class Reason(Enum):
     EXPIRED = "expired"  # the plan breaks the pool or the SLO from here on
     MISMATCH = "mismatch"  # steps take another time than predicted
     STEP = "step"  # the policy decides every step
+    RETRY = "retry"  # a while after a plan was refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class PlanningOptions:
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
     seed: int = 0
     plan_latency_s: float = 0.005  # from the snapshot to the plan, >= 0
+    report_interval_s: float = 0.0  # of what readers have, see `reader_reports`; 0: known at once
     mismatch_frac: float = 0.15  # of the predicted step that a measured one may differ; 0: any
 
     @property
@@ -49,6 +53,9 @@ class PlanningOptions:
 
     @property
     def replan(self) -> Replan:
+        """When the policy is asked: never where the scheduler's guard is the policy."""
+        if self.placement_policy is PlacementPolicy.DYNAMIC_HEURISTIC:
+            return Replan.NEVER
         return REPLAN[self.placement_policy]
 
 
@@ -76,6 +83,7 @@ class Planning:
         self._plan: Plan | None = None  # in force
         self._due: set[Reason] = set()  # reasons that the plan in force has given
         self._ratios: deque[float] = deque(maxlen=NUM_MISMATCH_STEPS)
+        self._retry_at_s = math.inf
 
     def note(self, reason: Reason) -> None:
         """Remember a reason if the policy listens to it."""
@@ -87,8 +95,11 @@ class Planning:
             self.counts.reasons[reason.value] = self.counts.reasons.get(reason.value, 0) + 1
             self._reasons.append(reason)
 
-    def wants_to_ask(self, step: int) -> bool:
+    def wants_to_ask(self, step: int, now_s: float) -> bool:
         """Return whether to ask during `step`; looks at the plan in force, too."""
+        if now_s >= self._retry_at_s:
+            self._retry_at_s = math.inf
+            self.note(Reason.RETRY)
         if self.options.replan is Replan.EVERY_STEP:
             self.note(Reason.STEP)
         quality = self._plan.quality if self._plan else None
@@ -111,17 +122,18 @@ class Planning:
         self.waiting_for_plan = True
         return self.epoch
 
-    def judge(self, plan: Plan, *, asked_step: int, step: int, scheduler: Scheduler) -> bool:
+    def judge(
+        self, plan: Plan, *, asked_step: int, step: int, scheduler: Scheduler, now_s: float
+    ) -> bool:
         """Return whether a plan that has come is to be carried out; then it is in force."""
-        self.waiting_for_plan = False
+        self.waiting_for_plan, self._retry_at_s = False, now_s + RETRY_S
         if plan.quality is not None and step - asked_step > plan.quality.expires_after:
             self.counts.expired += 1
-            self._reasons.append(Reason.EXPIRED)
             return False
         if blocks_of(plan, scheduler) > scheduler.pool.num_blocks:
             self.counts.over_capacity += 1
-            self._reasons.append(Reason.EXPIRED)
             return False
+        self._retry_at_s = math.inf
         self._plan, self._asked_step = plan, asked_step
         self._due.clear()
         self._ratios.clear()
@@ -162,6 +174,6 @@ def blocks_of(plan: Plan, scheduler: Scheduler) -> int:
         if not paused:
             residency = Residency(num_offloaded=num_offloaded, num_staging=max(1, buffers))
             total += num_request_blocks(
-                scheduler.geometry, residency, num_tokens=request.kv.num_tokens + 1
+                scheduler.geometry, residency, num_tokens=request.num_tokens + 1
             )
     return total

@@ -43,7 +43,9 @@ class Totals:
     paused_s: float = 0.0  # integral of the number of paused requests
     h2d_bytes: int = 0
     d2h_bytes: int = 0
-    num_guard_offloads: int = 0
+    num_loads: int = 0  # groups copied into staging, one per request and step
+    num_offloaded_groups: int = 0  # that left the pool, admissions not counted
+    num_restored_groups: int = 0  # that began to come back
     plans: dict[str, int] = field(default_factory=dict)
 
 

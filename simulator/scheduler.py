@@ -1,23 +1,29 @@
 """Continuous batching over one block pool: who is part of the next step, and who makes room.
 
 The order is vLLM's: running requests first, one token each or the next chunk of a prompt, then
-waiting ones, first come first served. Who lacks blocks takes them, in this order, from restores
-under way, from paused requests, from running ones by offloading one more group of the largest; only
-then the newest request is preempted, and computed again later.
+waiting ones, first come first served, each only if its whole prompt has room. Before that the guard
+makes room. Who lacks blocks all the same takes them from paused requests and from groups on their
+way back, then waits for copies under way; only then the newest request is preempted, and computed
+again later.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.placement.blocks import RESIDENT as RESIDENT_BLOCKS
-from services.placement.blocks import BlockGeometry, min_request_blocks, num_request_blocks
-from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
+from services.placement.blocks import (
+    RESIDENT,
+    BlockGeometry,
+    min_request_blocks,
+    num_request_blocks,
+)
 from services.placement.types import EngineShape
 from simulator.blocks import BlockLedger
+from simulator.copies import Lane
+from simulator.guard import Guard
+from simulator.kv import KVState
 from simulator.requests import LiveRequest
 
-MAX_STAGING = 2
+SPARE_FRAC = 0.02  # of the pool stays free when a group comes back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,8 @@ class Turn:
     request: LiveRequest
     num_tokens: int  # computed, >= 1
     num_before: int  # computed before the step
+    num_staged: int  # blocks of each offloaded group that the step copies in
+    num_direct: int  # blocks of each offloaded group that the step fills in a staging buffer
 
     @property
     def is_decode(self) -> bool:
@@ -43,30 +51,40 @@ class Scheduler:
         self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
         self.pool = BlockLedger(num_blocks=shape.num_blocks)
         self.host = BlockLedger(num_blocks=shape.num_host_blocks)
+        self.guard = Guard(
+            self.pool,
+            self.geometry,
+            block_bytes=shape.block_bytes,
+            num_spare=int(SPARE_FRAC * shape.num_blocks),
+        )
         self.running: list[LiveRequest] = []
         self.waiting: deque[LiveRequest] = deque()
         self.num_admitted = 0
-        self.num_guard_offloads = 0  # groups that left the pool without a plan
         self.preempted: list[LiveRequest] = []  # since the caller last emptied it
-        self._order = spread_order(shape.num_groups)
 
     # -- one step ------------------------------------------------------------------------------
 
-    def schedule(self, now_s: float) -> list[Turn]:
+    def schedule(self, now_s: float, h2d: Lane) -> list[Turn]:
         """Return the next step, with the blocks for it taken. Empty: nobody can run now."""
+        self._wake_up()
+        if self.offloads:
+            self.guard.adjust(self._active(), list(self.waiting)[:1], self._idle(), h2d)
         turns: list[Turn] = []
-        budget = self.shape.max_num_batched_tokens
+        budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
         for request in list(self.running):
-            if request.is_paused or request not in self.running or budget <= 0:
+            if request.is_paused or request.kv.asleep or request not in self.running:
                 continue
-            turn = self._turn(request, budget, now_s)
-            if turn is not None:
-                turns.append(turn)
-                budget -= turn.num_tokens
-        while budget > 0 and (admitted := self._admit()) is not None:
-            turn = self._turn(admitted, budget, now_s)
+            turn = self._turn(request, budget, now_s) if budget > 0 else None
             if turn is None:
+                break  # those behind it wait, too
+            turns.append(turn)
+            budget -= turn.num_tokens
+        turns = [turn for turn in turns if turn.request in self.running]
+        while budget > 0 and len(self.preempted) == num_preempted:
+            if not self._admit():
                 break
+            turn = self._turn(self.running[-1], budget, now_s)
+            assert turn is not None, "there is room for the whole prompt"
             turns.append(turn)
             budget -= turn.num_tokens
         for turn in turns:
@@ -74,42 +92,68 @@ class Scheduler:
             turn.request.computed(turn.num_tokens)
         return turns
 
+    def _wake_up(self) -> None:
+        """Give requests whose pause has ended a staging buffer, as far as there are blocks."""
+        for request in self.running:
+            woken = request.kv.asleep and not request.is_paused
+            if woken and request.kv.wake(num_free=self.pool.num_free):
+                self.guard.refresh(request)
+
+    def _active(self) -> list[LiveRequest]:
+        return [request for request in self.running if not request.is_paused]
+
+    def _idle(self) -> list[LiveRequest]:
+        """Return paused requests, whose blocks go first before others'."""
+        paused = [request for request in self.running if request.is_paused]
+        return sorted(reversed(paused), key=lambda request: -request.num_deposited_told)
+
     def _turn(self, request: LiveRequest, budget: int, now_s: float) -> Turn | None:
         limit = self.shape.max_prefill_chunk_tokens or budget
         num_tokens = min(request.num_left_tokens, budget, limit)
         before = request.num_computed_tokens
-        while not self._grow(request, before + num_tokens):
-            if self._make_room():
-                continue
-            if self._waits_for_copies():
-                return None  # blocks come free by themselves
-            victim = self._victim()
+        while not self._has_room(request.kv, before + num_tokens):
+            if self._relieve():
+                return None  # blocks are free, or come free, before the next step
+            victim = self.running[-1]
             self.preempt(victim, now_s)
             if victim is request:
                 return None
-        return Turn(request=request, num_tokens=num_tokens, num_before=before)
+        rows, staged = request.kv.num_rows, request.kv.num_staged
+        request.kv.grow(before + num_tokens)
+        self.guard.refresh(request)
+        direct = request.kv.num_staged - staged if request.kv.num_rows > rows else 0
+        return Turn(
+            request=request,
+            num_tokens=num_tokens,
+            num_before=before,
+            num_staged=staged,
+            num_direct=direct,
+        )
 
-    def _grow(self, request: LiveRequest, num_tokens: int) -> bool:
-        """Give a request room for so many tokens, and staging if it has been asleep."""
-        kv = request.kv
-        if not self.pool.set_owned(
-            request.request_id, kv.num_owned(num_tokens=num_tokens, awake=True)
-        ):
-            return False
-        kv.num_tokens, kv.asleep = num_tokens, False
-        return True
+    def _has_room(self, kv: KVState, num_tokens: int) -> bool:
+        return kv.num_new(num_tokens) <= self.pool.num_free
+
+    def _relieve(self) -> bool:
+        """Find blocks for a running request; return whether some are free or will be."""
+        idle, num_free = self._idle(), self.pool.num_free
+        num_expected = sum(request.kv.num_owned_when_copied for request in idle)
+        took = self.guard.reclaim(idle, num_expected - 2 * self.geometry.num_groups)
+        for request in self.running:
+            if request.kv.cancel_restores():
+                request.kv.seal()
+                self.guard.refresh(request)
+        freed = self.pool.num_free > num_free
+        return took or freed or any(r.kv.num_staging_groups and r.kv.saves for r in self.running)
 
     # -- admission -----------------------------------------------------------------------------
 
     def fits_alone(self, request: LiveRequest) -> bool:
         """Return whether an empty engine could bring a request to its end."""
         total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
-        if num_request_blocks(self.geometry, RESIDENT_BLOCKS, num_tokens=total) <= (
-            self.pool.num_blocks
-        ):
+        if num_request_blocks(self.geometry, RESIDENT, num_tokens=total) <= self.pool.num_blocks:
             return True
-        least = min_request_blocks(self.geometry, num_tokens=total) + self._chunk_blocks(request)
-        least += self.geometry.num_groups  # a block less than full needs one more per group
+        least = min_request_blocks(self.geometry, num_tokens=total)
+        least += 2 * self.geometry.num_groups  # an open block each, and one on its way to the host
         on_host = self._host_blocks(request) <= self.host.num_blocks
         return self.offloads and on_host and least <= self.pool.num_blocks
 
@@ -117,127 +161,32 @@ class Scheduler:
         total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
         return self.geometry.num_groups * -(-total // self.geometry.block_size)
 
-    def _chunk_blocks(self, request: LiveRequest) -> int:
-        """Return the blocks that a chunk of a prompt needs until its copies are complete."""
-        limit = self.shape.max_prefill_chunk_tokens or self.shape.max_num_batched_tokens
-        chunk = min(request.num_tokens, limit, self.shape.max_num_batched_tokens)
-        return self.geometry.num_groups * -(-chunk // self.geometry.block_size)
-
-    def _admit(self) -> LiveRequest | None:
-        """Move the first in line to the running requests if it can have room for its prompt."""
+    def _admit(self) -> bool:
+        """Move the first in line to the running requests if its whole prompt has room."""
         if not self.waiting or len(self.running) >= self.shape.max_num_seqs:
-            return None
+            return False
         request = self.waiting[0]
-        if self.offloads:
-            reserved = self.host.set_owned(request.request_id, self._host_blocks(request))
-            request.kv.mirrored = reserved
-        groups = self._first_placement(request)
-        if groups is None:
+        if not self._take_in(request):
             self.host.release(request.request_id)
-            request.kv.mirrored = False
-            return None
-        request.kv.offloaded, request.kv.num_buffers = groups, min(1, len(groups))
+            request.kv = KVState(geometry=self.geometry)
+            return False
         self.waiting.popleft()
         self.running.append(request)
         self.num_admitted += 1
-        return request
+        return True
 
-    def _first_placement(self, request: LiveRequest) -> tuple[int, ...] | None:
-        """Return the groups offloaded from the start; None if there is no room even so."""
-        num_tokens = request.num_tokens + 1
-        resident = num_request_blocks(self.geometry, RESIDENT_BLOCKS, num_tokens=num_tokens)
-        if resident <= self.pool.num_free - self._num_promised():
-            return ()
-        if not request.kv.mirrored:
-            return None
-        demands = [
-            Demand(num_tokens=max(1, r.num_tokens + 1), offloadable=r.kv.mirrored)
-            for r in [*self._holders(), request]
-        ]
-        found = fewest_offloaded(
-            demands,
-            self.geometry,
-            num_blocks=self.pool.num_blocks - self._chunk_blocks(request),
-            max_staging=1,
-        )
-        if any(one is None for one in found):
-            return None
-        last = found[-1]
-        assert last is not None
-        return tuple(sorted(self._order[: last.num_offloaded]))
-
-    def _num_promised(self) -> int:
-        """Return the blocks that prompts under computation have yet to take."""
-        return sum(
-            r.kv.num_owned(num_tokens=r.num_tokens + 1) - self.pool.owned.get(r.request_id, 0)
-            for r in self.running
-            if r.num_left_tokens > 1
-        )
-
-    def _holders(self) -> Iterator[LiveRequest]:
-        return (request for request in self.running if request.request_id in self.pool.owned)
-
-    # -- making room ---------------------------------------------------------------------------
-
-    def _make_room(self) -> bool:
-        """Free some blocks without preempting anybody; return whether any came free."""
-        return self._cancel_restore() or self._reclaim_paused() or self._offload_one_more()
-
-    def _cancel_restore(self) -> bool:
-        for request in reversed(self.running):
-            if request.kv.restoring:
-                _, job = request.kv.restoring.popitem()
-                job.cancelled = True
-                self.refresh(request)
-                return True
-        return False
-
-    def _reclaim_paused(self) -> bool:
-        for request in self.running:
-            if not request.is_paused:
-                continue
-            kv = request.kv
-            if not kv.asleep and kv.num_buffers:
-                before = self.pool.owned[request.request_id]
-                kv.asleep = True
-                self.refresh(request)
-                if self.pool.owned[request.request_id] < before:
-                    return True
-            if self._offload_group_of(request):
-                return True
-        return False
-
-    def _offload_one_more(self) -> bool:
-        owned = self.pool.owned
-        by_size = sorted(self._holders(), key=lambda r: -owned[r.request_id])
-        return any(self._offload_group_of(request) for request in by_size)
-
-    def _offload_group_of(self, request: LiveRequest) -> bool:
-        """Offload the next groups of a request that free any block; those before stay offloaded."""
+    def _take_in(self, request: LiveRequest) -> bool:
+        """Place a request that asks for its first blocks; return whether there is room for it."""
         kv = request.kv
-        if not (self.offloads and kv.mirrored and kv.num_host_blocks):
-            return False
-        left = [group for group in self._order if group not in kv.offloaded]
-        for number in range(1, len(left) + 1):
-            count = len(kv.offloaded) + number
-            buffers = max(1, kv.num_buffers)
-            need = kv.num_owned(num_offloaded=count, num_buffers=buffers)
-            if need < self.pool.owned[request.request_id]:
-                kv.offloaded = tuple(sorted({*kv.offloaded, *left[:number]}))
-                kv.num_buffers = buffers
-                kv.asleep = kv.asleep or request.is_paused
-                self.num_guard_offloads += number
-                self.refresh(request)
-                return True
-        return False
+        if self.offloads:
+            placement = self.guard.place_new(request, self._active(), self._idle())
+            kv.mirrored = self.host.set_owned(request.request_id, self._host_blocks(request))
+            if kv.mirrored:
+                kv.wanted_buffers = placement.num_buffers
+                kv.offload(sorted(placement.offloaded), num_free=0)
+        return self._has_room(kv, request.num_tokens)
 
-    def _waits_for_copies(self) -> bool:
-        return any(request.kv.num_late_blocks and request.kv.saves for request in self.running)
-
-    def _victim(self) -> LiveRequest:
-        holding = [r for r in self.running if self.pool.owned.get(r.request_id)]
-        paused = [request for request in holding if request.is_paused]
-        return (paused or holding or self.running)[-1]
+    # -- leaving -------------------------------------------------------------------------------
 
     def preempt(self, request: LiveRequest, now_s: float) -> None:
         """Put a request back to the head of the queue, with nothing computed."""
@@ -251,11 +200,6 @@ class Scheduler:
         self.pool.release(request.request_id)
         self.host.release(request.request_id)
 
-    def refresh(self, request: LiveRequest) -> None:
-        """Let the ledger follow a change of a request's KV that takes no more blocks."""
-        taken = self.pool.set_owned(request.request_id, request.kv.num_owned())
-        assert taken, "a change that frees blocks needs none"
-
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks, host slots or requests do not add up."""
         self.pool.check_integrity()
@@ -264,13 +208,10 @@ class Scheduler:
         assert self.pool.owned.keys() <= ids
         assert len(ids) == len(self.running) <= self.shape.max_num_seqs
         for request in self.running:
-            kv = request.kv
-            assert self.pool.owned.get(request.request_id, 0) == kv.num_owned()
-            assert (request.request_id in self.host.owned) == kv.mirrored
-            assert kv.num_host_blocks <= kv.num_sent_blocks <= kv.num_full_blocks
-            assert set(kv.restoring) <= set(kv.offloaded)
-            assert bool(kv.num_buffers) == bool(kv.offloaded)
-            assert kv.mirrored or not kv.offloaded
+            assert self.pool.owned.get(request.request_id, 0) == request.kv.num_owned
+            assert (request.request_id in self.host.owned) == request.kv.mirrored
+            request.kv.check_integrity()
         for request in self.waiting:
             assert request.request_id not in self.host.owned
             assert not request.kv.num_tokens
+        assert self.guard.given.keys() <= ids | {r.request_id for r in self.waiting}

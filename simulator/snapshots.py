@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 from services.placement.types import Link, PolicyParameters, Profile, RequestState, Snapshot
+from simulator.kv import KVState
 from simulator.learner import Learner
-from simulator.requests import KVState, LiveRequest
+from simulator.requests import LiveRequest
 from simulator.scheduler import Scheduler
+
+MAX_MIRRORED_BLOCKS = 1024  # of resident groups that a step copies to the host: the executor's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,6 @@ class Measured:
     profile: Profile
     h2d: Link
     d2h: Link
-    num_write_through_blocks: int  # copied to the host in one step at most
     last_completion_s: float | None
 
 
@@ -35,22 +37,22 @@ def snapshot_of(
     """Return a snapshot at `now_s`, with the step that begins there scheduled."""
     completed_s = measured.last_completion_s
     requests = [*scheduler.running, *scheduler.waiting]
-    idle = [r for r in scheduler.running if r.is_paused and not r.kv.asleep]
+    idle = [r for r in scheduler.running if r.is_paused]
     return Snapshot(
         epoch=question.epoch,
         policy=question.policy,
         seed=question.seed,
         engine=scheduler.shape,
         requests=tuple(state_of(request, scheduler, learner, now_s) for request in requests),
-        num_free_blocks=scheduler.pool.num_free,
+        num_free_blocks=max(0, scheduler.pool.num_free - scheduler.guard.num_spare),
         num_free_host_blocks=scheduler.host.num_free,
-        num_free_staging_blocks=sum(r.kv.num_buffers * r.kv.num_full_blocks for r in idle),
+        num_free_staging_blocks=sum(r.kv.num_buffers * r.kv.buffer_length for r in idle),
         last_completion_age_s=None if completed_s is None else now_s - completed_s,
         h2d=measured.h2d,
         d2h=measured.d2h,
         profile=measured.profile,
         parameters=question.parameters,
-        num_write_through_blocks=measured.num_write_through_blocks,
+        num_write_through_blocks=MAX_MIRRORED_BLOCKS,
     )
 
 
@@ -97,14 +99,12 @@ def state_of(
 
 def blocks_by_group(kv: KVState) -> tuple[int, ...]:
     """Return the pool blocks per group; staging counts with the first groups that it serves."""
-    full, open_tokens = divmod(kv.num_tokens, kv.geometry.block_size)
-    opened = int(open_tokens > 0)
-    late = max(0, full - kv.num_host_blocks)
-    blocks = [full + opened] * kv.geometry.num_groups
+    blocks = [kv.num_rows] * kv.geometry.num_groups
     for place, group in enumerate(kv.offloaded):
-        staged = place < kv.num_buffers and not kv.asleep
-        returning = group in kv.restoring
-        blocks[group] = opened + late + full * (int(staged) + int(returning))
+        if group not in kv.restoring:
+            blocks[group] = len(kv.own)
+        if place < kv.num_buffers:
+            blocks[group] += kv.buffer_length
     return tuple(blocks)
 
 

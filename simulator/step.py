@@ -3,17 +3,15 @@
 An event simulation, not a formula. The copy of an offloaded layer group may begin when one of its
 request's staging buffers is free: the first m at the start of the step, each later one when the
 group m places before it has been computed. The queue is ordered by the group that needs the data.
-A group is computed when all copies for it are there. While a chunk is under way to the GPU,
-compute is slower by a fixed share.
+A group is computed when all copies for it are there, and what a chunk of a prompt left in its
+staging buffer is on the host. While a chunk is under way to the GPU, compute is slower by a fixed
+share.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.copies import CopyJob, Lane
-
-LOAD = 0  # priority of what a step waits for
-RESTORE = 1  # of layers that come back: after everything a step waits for
+from simulator.copies import LOAD, CopyJob, Lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +21,7 @@ class StagedRequest:
     offloaded: Sequence[int]  # layer groups, ascending
     num_buffers: int  # staging buffers, >= 1
     group_bytes: int  # of one group, copied in every step, >= 0
+    filled_bytes: int = 0  # of one group, that the step fills in a staging buffer, >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,44 +34,80 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCosts:
+    """What copies cost beside the time that they hold the link."""
+
+    slowdown_frac: float = 0.0  # of compute beside a copy to the GPU, >= 0
+    submit_s: float = 0.0  # in which nothing is computed, per group and request, >= 0
+    landing_s_per_byte: float = 0.0  # from a copy's end until who waits for it goes on, >= 0
+    lead_frac: float = 0.0  # of a group's compute that is done before it waits for its copies
+
+
+NO_COSTS = CopyCosts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """How one step went."""
 
     end_s: float
     compute_s: float  # of all layers, slower where copies ran beside them
     stalls_s: tuple[float, ...]  # before each layer group
+    num_loads: int = 0  # groups of requests that were copied in
 
 
 class StepRun:
-    """One step on one lane, which it advances up to its own end."""
+    """One step on the lanes, of which it advances the first up to its own end."""
 
-    def __init__(self, work: StepWork, lane: Lane, *, copy_slowdown_frac: float) -> None:
-        self._work, self._lane = work, lane
-        self._slowdown = 1.0 + copy_slowdown_frac
+    def __init__(self, work: StepWork, lane: Lane, d2h: Lane, costs: CopyCosts) -> None:
+        """`lane` leads to the GPU, `d2h` to the host."""
+        self._work, self._lane, self._d2h, self._costs = work, lane, d2h, costs
+        self._slowdown = 1.0 + costs.slowdown_frac
         num_groups = len(work.compute_s)
         self._awaited: list[list[CopyJob]] = [[] for _ in range(num_groups)]
         self._released: list[list[tuple[int, int]]] = [[] for _ in range(num_groups + 1)]
+        # Bytes that a group leaves in a buffer, and the group that has the buffer next.
+        self._left: list[list[tuple[int, int | None]]] = [[] for _ in range(num_groups)]
+        self._freed: list[list[CopyJob]] = [[] for _ in range(num_groups)]
+        self._num_loads = 0
         for request in work.staged:
-            for place, group in enumerate(request.offloaded):
-                first = place < request.num_buffers
-                after = 0 if first else request.offloaded[place - request.num_buffers] + 1
+            self._plan(request)
+
+    def _plan(self, request: StagedRequest) -> None:
+        chain, depth = request.offloaded, request.num_buffers
+        for place, group in enumerate(chain):
+            after = 0 if place < depth else chain[place - depth] + 1
+            if request.group_bytes:
                 self._released[after].append((group, request.group_bytes))
+            if request.filled_bytes:
+                heir = chain[place + depth] if place + depth < len(chain) else None
+                self._left[group].append((request.filled_bytes, heir))
 
     def run(self, start_s: float) -> StepTimes:
         """Return how the step goes that starts at `start_s`."""
         self._lane.advance(start_s)
         if not self._work.staged and self._lane.is_idle:
             return self._undisturbed(start_s)
-        now_s, compute_s, stalls_s = start_s, 0.0, []
+        now_s, compute_s, stalls_s = self._release(0, start_s), 0.0, []
         for group, work_s in enumerate(self._work.compute_s):
-            self._release(group, now_s)
-            ready_s = self._wait(group, now_s)
-            stalls_s.append(ready_s - now_s)
-            now_s = self._compute(work_s, ready_s)
-            compute_s += now_s - ready_s
+            lead_s = self._costs.lead_frac * work_s
+            waiting_s = self._compute(lead_s, now_s) if lead_s else now_s
+            ready_s = self._wait(group, waiting_s)
+            stalls_s.append(ready_s - waiting_s)
+            end_s = self._compute(work_s - lead_s, ready_s)
+            compute_s += end_s - now_s - stalls_s[-1]
+            now_s = end_s
+            if self._left[group]:
+                self._save(group, now_s)
+            now_s = self._release(group + 1, now_s)
         end_s = now_s + self._work.outside_s
         self._lane.advance(end_s)
-        return StepTimes(end_s=end_s, compute_s=compute_s, stalls_s=tuple(stalls_s))
+        return StepTimes(
+            end_s=end_s,
+            compute_s=compute_s,
+            stalls_s=tuple(stalls_s),
+            num_loads=self._num_loads,
+        )
 
     def _undisturbed(self, start_s: float) -> StepTimes:
         """Return the same, where no copy is under way, waits or will begin."""
@@ -86,19 +121,38 @@ class StepRun:
         stalls_s = (0.0,) * len(self._work.compute_s)
         return StepTimes(end_s=end_s, compute_s=compute_s, stalls_s=stalls_s)
 
-    def _release(self, num_computed: int, now_s: float) -> None:
-        """Queue the copies whose buffers are free once so many groups have been computed."""
+    def _release(self, num_computed: int, now_s: float) -> float:
+        """Queue the copies whose buffers are free once so many groups have been computed.
+
+        Returns when they are queued.
+        """
         for group, num_bytes in self._released[num_computed]:
             job = CopyJob(num_bytes=num_bytes, priority=(LOAD, group))
             self._lane.submit(job, now_s)
             self._awaited[group].append(job)
+            self._num_loads += 1
+            if self._costs.submit_s:
+                now_s += self._costs.submit_s
+                self._lane.advance(now_s)
+        return now_s
+
+    def _save(self, group: int, now_s: float) -> None:
+        """Queue the copies of what a group has left in staging buffers."""
+        self._d2h.advance(now_s)
+        for num_bytes, heir in self._left[group]:
+            job = CopyJob(num_bytes=num_bytes)
+            self._d2h.submit(job, now_s)
+            if heir is not None:
+                self._freed[heir].append(job)
 
     def _wait(self, group: int, now_s: float) -> float:
-        for job in self._awaited[group]:
-            while job.done_s is None:
-                self._lane.begin(now_s)
-                self._lane.finish()
-            now_s = max(now_s, job.done_s)
+        for lane, jobs in ((self._d2h, self._freed[group]), (self._lane, self._awaited[group])):
+            for job in jobs:
+                while job.done_s is None:
+                    lane.begin(now_s)
+                    lane.finish()
+                landed_s = job.done_s + self._costs.landing_s_per_byte * job.num_bytes
+                now_s = max(now_s, landed_s)
         return now_s
 
     def _compute(self, work_s: float, now_s: float) -> float:

@@ -20,9 +20,14 @@ from bench.e2e.replay import Replayed, replay
 from bench.e2e.report import write_report
 from bench.e2e.stack import executor, grown, metric_sums, planner, utc_now
 from bench.e2e.systems import DEFAULT_SYSTEMS, MAX_NUM_SEQS, RESIDENT, SLO_BLIND, SYSTEMS, Device
-from bench.e2e.trace import TracedRequest, poisson_trace, recorded_trace, warm_up
+from bench.e2e.trace import (
+    NUM_WARM_UP_REQUESTS,
+    TracedRequest,
+    poisson_trace,
+    recorded_trace,
+    warm_up,
+)
 
-NUM_WARM_UP_REQUESTS = 8
 NUM_BASE_TOKENS = 120  # output tokens from which the base SLO is measured
 LONGEST_RESIDENT_SHARE = 0.75  # of the pool, by the prompt from which the base SLO is measured
 MEAN_OUTPUT_TOKENS = 108  # of the synthetic trace

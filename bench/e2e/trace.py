@@ -9,6 +9,7 @@ from typing import Any
 
 VOCABULARY = range(10, 2_000)  # of the exactness model, without its special tokens
 MIN_TOKENS = 8
+NUM_WARM_UP_REQUESTS = 8
 
 # (share of requests, shortest and longest prompt, shortest and longest answer), in tokens
 LENGTH_CLASSES = (

@@ -1,131 +1,104 @@
 """`python -m bench.fidelity`: how far the simulator is from runs of the real engine.
 
-Reads finished runs of `bench.e2e`, one folder per device; `--make N` first makes the next N that
-are missing of the wanted configurations, so that they can be made in pieces. A folder's resident
-runs calibrate the machine and are not compared.
+Reads the finished runs of a folder of `bench.e2e`. Some runs of one seed calibrate the machine;
+runs of the other seeds are held out: nothing was fitted to them.
 """
 
 import argparse
-import json
-import subprocess
-import sys
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import median
 
+from bench.document import Benchmark, Row, document, markdown, save
 from bench.e2e.records import RunKey, RunRecord, load_all
-from bench.e2e.systems import SYSTEMS, Device
+from bench.e2e.systems import Device
 from bench.fidelity.comparison import BARS, DEFINITIONS, errors, missed
+from bench.fidelity.copying import with_copies
 from bench.fidelity.machine import Calibration, calibrated
 from bench.fidelity.replayed import RESIDENT_SYSTEM, complete, replayed
 
-COMPARED = ("deepspeed", "flexgen-plus", "slo-aware", "dynamic-heuristic", "layerkv", "orbitflow")
-SCALES = (1.0, 2.5)
-LINKS = (150e6, 300e6)  # bytes/s
-NUM_REQUESTS = 24  # of a run
+CALIBRATION_SEED = 1  # runs of other seeds are held out
+COPYING_SYSTEMS = ("dynamic-heuristic", "flexgen-plus", "slo-aware")  # whose copies are fitted
 SHOWN = ("step", "mean_step", "request_tpot", "ttft", "tbt", "tbt_deposit", "tpot", "tpot_deposit")
 
 
 def main() -> None:
     options = _options()
-    for link, system, scale in _missing(options.out)[: options.make]:
-        _make(options.out, link, system, scale)
-    rows: list[dict[str, Any]] = []
-    calibrations = {}
-    for link in options.links:
-        folder = _folder(options.out, link) if options.runs is None else options.runs
-        runs = load_all(folder / "runs") if (folder / "runs").exists() else []
-        if found := compare(list(runs), Device(link_bytes_per_s=link)):
-            calibrations[f"{link:g}"] = asdict(found[0])
-            rows += [{"link_bytes_per_s": link, **row} for row in found[1]]
-    document = {
-        "definitions": DEFINITIONS, "bars": BARS, "calibrations": calibrations, "rows": rows,
-    }  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "fidelity.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(calibrations))
-    print(table(rows))
+    load, device = os.getloadavg(), Device(link_bytes_per_s=options.link_bytes_per_s)
+    runs = list(load_all(options.runs / "runs"))
+    calibration = calibrate(runs, device)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(partial(compare, device=device, calibration=calibration), runs))
+    benchmark = Benchmark(
+        name="fidelity",
+        title="The simulator beside the engine",
+        definitions=DEFINITIONS,
+        measure=lambda: rows,
+        table=table,
+    )
+    content = document(benchmark, rows, load)
+    content |= {"bars": BARS, "device": asdict(device), "calibration": asdict(calibration)}
+    save(content, options.out)
+    print(markdown(benchmark, content))
 
 
-def compare(
-    runs: list[RunRecord], device: Device
-) -> tuple[Calibration, list[dict[str, Any]]] | None:
-    """Return the calibration and one row per compared run; None without resident runs."""
-    resident = [complete(run) for run in runs if run.key.system == RESIDENT_SYSTEM]
-    if not resident:
-        return None
-    calibration = calibrated(device, resident)
-    rows = []
-    for run in runs:
-        found = errors(complete(run), replayed(run, device, calibration))
-        rows.append(
-            {
-                **asdict(run.key),
-                "calibrates": run.key.system == RESIDENT_SYSTEM,
-                "num_requests": len(complete(run).requests),
-                "errors": found,
-                "misses": missed(found),
-            }
-        )
-    return calibration, rows
+def calibrate(runs: Sequence[RunRecord], device: Device) -> Calibration:
+    """Return what calibration runs say. ValueError without a resident one among them."""
+    given = [complete(run) for run in runs if run.key.seed == CALIBRATION_SEED]
+    resident = [run for run in given if run.key.system == RESIDENT_SYSTEM]
+    return with_copies(
+        calibrated(device, resident), device, [run for run in given if _calibrates_copies(run.key)]
+    )
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return a Markdown table in percent, with the mean of what is compared below."""
-    heads = ["link MB/s", "run", *SHOWN, "beyond its bar"]
-    lines = [heads, ["---"] * len(heads)]
-    for row in rows:
+def _calibrates_copies(key: RunKey) -> bool:
+    return key.seed == CALIBRATION_SEED and key.system in COPYING_SYSTEMS
+
+
+def compare(run: RunRecord, device: Device, calibration: Calibration) -> Row:
+    """Return one run's errors."""
+    real, ours = complete(run), replayed(run, device, calibration)
+    found = errors(real, ours)
+    return {
+        **asdict(run.key),
+        "held_out": run.key.seed != CALIBRATION_SEED,
+        "num_requests": len(real.requests),
+        "num_pauses": run.sums.get("kv_num_pauses", 0.0),
+        "num_simulated_pauses": ours.sums["num_pauses"],
+        "errors": found,
+        "misses": missed(found),
+    }
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the table in percent, held-out runs first, their medians below."""
+    lines = [["run", *SHOWN, "pauses", "beyond its bar"]]
+    for row in sorted(rows, key=lambda row: not row["held_out"]):
         key = RunKey(system=row["system"], seed=row["seed"], slo_scale=row["slo_scale"])
-        name = f"({key.name})" if row["calibrates"] else key.name
+        name = key.name if row["held_out"] else f"({key.name})"
         values = [f"{100 * row['errors'][shown]:.1f}" for shown in SHOWN]
-        link = f"{row['link_bytes_per_s'] / 1e6:g}"
-        lines.append([link, name, *values, ", ".join(row["misses"]) or "-"])
-    compared = [row["errors"] for row in rows if not row["calibrates"]]
-    if compared:
-        means = [fmean(abs(e[shown]) for e in compared) for shown in SHOWN]
-        values = [f"{100 * mean:.1f}" for mean in means]
-        lines.append(["", f"mean of {len(compared)}, without signs", *values, ""])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _folder(out: Path, link: float) -> Path:
-    return out / f"link-{link / 1e6:g}"
-
-
-def _missing(out: Path) -> list[tuple[float, str, float]]:
-    """Return the wanted configurations that have no run, the calibrating ones first."""
-    wanted = [(link, RESIDENT_SYSTEM, SCALES[0]) for link in LINKS]
-    wanted += [(link, system, scale) for link in LINKS for scale in SCALES for system in COMPARED]
-
-    def path(link: float, system: str, scale: float) -> Path:
-        key = RunKey(system=system, seed=1, slo_scale=scale)
-        return _folder(out, link) / "runs" / f"{key.name}.json"
-
-    return [one for one in wanted if not path(*one).exists()]
-
-
-def _make(out: Path, link: float, system: str, scale: float) -> None:
-    """Let `bench.e2e` make one run; a system that is blind to SLOs gets one at every scale."""
-    assert system in SYSTEMS
-    subprocess.run(
-        [
-            sys.executable, "-m", "bench.e2e", "--out", str(_folder(out, link)),
-            "--systems", system, "--scales", f"{scale:g}", "--seeds", "1",
-            "--requests", str(NUM_REQUESTS), "--link-bytes-per-s", f"{link:g}",
-        ],
-        check=True,
-    )  # fmt: skip
+        pauses = f"{row['num_simulated_pauses']:.0f} / {row['num_pauses']:.0f}"
+        lines.append([name, *values, pauses, ", ".join(row["misses"]) or "-"])
+    held_out = [row for row in rows if row["held_out"]]
+    if held_out:
+        middles = [median(abs(row["errors"][shown]) for row in held_out) for shown in SHOWN]
+        num_within = sum(not row["misses"] for row in held_out)
+        name = f"median of {len(held_out)} held out, without signs"
+        values = [f"{100 * middle:.1f}" for middle in middles]
+        lines.append([name, *values, "", f"{num_within} within all bars"])
+    return lines
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(".cache/bench/fidelity"))
-    parser.add_argument("--make", type=int, default=0, help="missing runs to make first")
-    parser.add_argument("--runs", type=Path, help="folder of bench.e2e to compare instead")
-    parser.add_argument(
-        "--links", nargs="+", type=float, default=list(LINKS), help="bytes/s of the device's link"
-    )
+    parser.add_argument("--runs", type=Path, default=Path(".cache/bench/e2e"), help="of bench.e2e")
+    parser.add_argument("--link-bytes-per-s", type=float, default=Device().link_bytes_per_s)
+    parser.add_argument("--out", type=Path, default=Path(".cache/bench/fidelity.json"))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
 
 

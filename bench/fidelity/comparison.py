@@ -16,6 +16,8 @@ DEFINITIONS = {
     "ttft": "|simulated - real| / real of the mean time to the first token",
     "tbt, tbt_deposit, tpot, tpot_deposit": "simulated - real attainment, as a share; what is "
     "attained is defined in bench.e2e",
+    "pauses": "simulated, with the warm-up before the run / of the run",
+    "()": "runs of the seed that also calibrates; all others are held out",
 }
 
 

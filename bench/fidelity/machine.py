@@ -1,13 +1,15 @@
 """The emulated device of `bench.e2e` as a machine of the simulator.
 
-What the device is told to take is known. What the engine and the stream take beside it is measured
-in calibration runs, in which everything is resident; runs that are compared are none of them.
+What the device is told to take is known. What the engine takes beside it is measured in calibration
+runs: outside the layers and for prompts in those in which everything is resident, for copies in
+`copying.py`.
 """
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.e2e.figures import quantile
 from bench.e2e.records import RunRecord
 from bench.e2e.systems import (
     BLOCK_BYTES,
@@ -21,11 +23,13 @@ from bench.fidelity.steps import decode_steps, mixed_steps
 from services.placement.types import EngineShape
 from simulator.costs import LinearCosts, StepLoad
 from simulator.engine import Machine
+from simulator.step import NO_COSTS, CopyCosts
 
 CHUNK_BYTES = 4 << 20  # of one copy
 MAX_NUM_BATCHED_TOKENS = 512  # tokens in one step
 FULL_CHUNK_SPAN = (0.85, 1.7)  # of a full chunk's predicted step: shorter ones are not full
-MIDDLE_FRAC = 0.8  # of the calibration's steps, from which their noise is taken
+SPREAD = (0.05, 0.95)  # quantiles between which a normal distribution has 3.29 deviations
+SPREAD_DEVIATIONS = 3.29
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,7 @@ class Calibration:
     noise_frac: float  # standard deviation of a decode step / its mean
     num_steps: int
     prompt_token_s: float = 0.0  # of a step, per prompt token, beyond what its layers take
+    copies: CopyCosts = NO_COSTS
 
 
 def shape_of(device: Device, *, offloads: bool) -> EngineShape:
@@ -96,14 +101,12 @@ def calibrated(device: Device, runs: Sequence[RunRecord]) -> Calibration:
             rests_s.append(step.seconds - NUM_LAYERS * costs.layer_s(load))
     if not rests_s:
         raise ValueError("no decode steps to calibrate with")
-    rests_s.sort()
-    cut = int(len(rests_s) * (1.0 - MIDDLE_FRAC) / 2.0)
-    middle = rests_s[cut : len(rests_s) - cut]
-    outside_s = max(0.0, statistics.median(rests_s))
+    low_s, high_s = (quantile(rests_s, frac) for frac in SPREAD)
+    outside_s = max(0.0, statistics.fmean(rests_s))
     return Calibration(
         outside_s=outside_s,
         prompt_token_s=_prompt_token_s(device, outside_s, runs),
-        noise_frac=statistics.pstdev(middle) / statistics.fmean(lengths_s),
+        noise_frac=(high_s - low_s) / SPREAD_DEVIATIONS / statistics.fmean(lengths_s),
         num_steps=len(rests_s),
     )
 
@@ -116,6 +119,7 @@ def machine_of(device: Device, calibration: Calibration) -> Machine:
         ),
         link_bytes_per_s=device.link_bytes_per_s,
         chunk_bytes=CHUNK_BYTES,
+        copies=calibration.copies,
         compute_noise_frac=calibration.noise_frac,
     )
 

@@ -5,7 +5,6 @@ a figure that counts needs. Finished runs are kept beside the report and not rep
 """
 
 import argparse
-import json
 import os
 import time
 from collections import defaultdict
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.document import save
 from bench.papers.orbitflow import Point, Size, deployment, figures, recorded
 from bench.papers.sections import Found, section, shows, speed
 from simulator.cache import CellCache, cell_key, code_version
@@ -22,7 +22,7 @@ from simulator.grid import CellResult
 from simulator.report.page import Section, definitions, page, table
 from simulator.sweep import progress_bar, sweep
 
-QUICK = Size(num_requests=16, num_seeds=1)
+QUICK = Size(num_requests=16, num_seeds=1, loads=(3.0, 5.0))
 FULL = Size(num_requests=60, num_seeds=3)
 INTRO = (
     "OrbitFlow (PVLDB 19(5), 2026), simulated: Llama-3-8B on one RTX A5000 behind PCI Express 3.0, "
@@ -83,7 +83,7 @@ def _write(found: Found, folder: Path, how: dict[str, object]) -> None:
             for name, points in found.items()
         },
     }
-    (folder / "orbitflow.json").write_text(json.dumps(document, indent=1))
+    save(document, folder / "orbitflow.json")
     print(text)
     print("\n".join("  ".join(f"{cell:>18}" for cell in row) for row in [heads, *rows]))
     print(f"{how['wall_s']:.0f} s; report in {folder / 'orbitflow.html'}")

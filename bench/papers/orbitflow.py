@@ -50,6 +50,7 @@ class Size:
 
     num_requests: int
     num_seeds: int
+    loads: tuple[float, ...] = LOADS  # of Fig. 8
 
 
 def deployment() -> Deployment:
@@ -86,7 +87,7 @@ def _figure_8(size: Size) -> list[Point]:
     return [
         Point(x=load, cell=_cell(policy, size, load=load, scale=scale))
         for scale in SCALES
-        for load in LOADS
+        for load in size.loads
         for policy in ("vllm", *BASELINES, "orbitflow")
     ]
 

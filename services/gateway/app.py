@@ -41,6 +41,8 @@ logger = structlog.get_logger()
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
 SEND_BUFFER_BYTES = 64 << 10  # of a connection: what it holds counts as delivered, so it is small
+# Python's own but the last: a full collection, in which no token goes out, walks all live requests.
+GC_THRESHOLDS = (700, 10, 200)
 CLOSE_MARGIN_S = 2  # after the drain, for last events to go out before connections are cut
 
 
@@ -209,6 +211,7 @@ async def serve(settings: GatewaySettings) -> None:
     async with run_gateway(settings):
         gc.collect()
         gc.freeze()  # or each full collection walks what was imported, while tokens are due
+        gc.set_threshold(*GC_THRESHOLDS)
         await stop.wait()
 
 

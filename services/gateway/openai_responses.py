@@ -111,16 +111,23 @@ class ChunkWriter:
         """Return an event per token that says something or has probabilities, or one for all of
         them; the first ones follow the chunk with the role.
         """
-        scored = bool(tokens) and tokens[0].logprobs is not None
-        if scored or not all(map(is_plain, tokens)):
-            told = tokens if scored else [token for token in tokens if says_something(token)]
-            groups = [told] if as_one else [[token] for token in told]
-            return self._begin() + b"".join(map(self._full, groups))
-        texts = [token.text for token in tokens if token.text]
+        texts = []
+        for token in tokens:
+            if token.logprobs is not None or not is_plain(token):
+                return self._full_events(tokens, as_one=as_one)
+            if token.text:
+                texts.append(token.text)
         if as_one and texts:
             texts = ["".join(texts)]
         events = [f"{self._before_text}{encode_json(text)}{self._after_text}" for text in texts]
         return (self._begin() + "".join(events).encode()) if events else b""
+
+    def _full_events(self, tokens: Sequence[Token], *, as_one: bool) -> bytes:
+        """Return the events of tokens of which some have more than text."""
+        scored = tokens[0].logprobs is not None
+        told = tokens if scored else [token for token in tokens if says_something(token)]
+        groups = [told] if as_one else [[token] for token in told]
+        return self._begin() + b"".join(map(self._full, groups))
 
     def ending(self, finish: Finish) -> bytes:
         """Return the events up to the finish reason."""

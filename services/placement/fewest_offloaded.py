@@ -7,6 +7,7 @@ offloaded, and a batch that fits offloads nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from services.placement.blocks import (
     RESIDENT,
@@ -51,13 +52,14 @@ def fewest_offloaded(
     return answer
 
 
-def _ladder(num_groups: int, max_staging: int) -> list[Residency]:
+@cache
+def _ladder(num_groups: int, max_staging: int) -> tuple[Residency, ...]:
     """Return the residencies to try: fewest offloaded first, then most buffers."""
     rungs = [RESIDENT]
     for num_offloaded in range(1, num_groups + 1):
         for num_staging in range(min(max_staging, num_offloaded), 0, -1):
             rungs.append(Residency(num_offloaded=num_offloaded, num_staging=num_staging))
-    return rungs
+    return tuple(rungs)
 
 
 def _minimum(demand: Demand, geometry: BlockGeometry) -> int:

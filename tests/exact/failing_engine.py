@@ -6,7 +6,7 @@ Put into a rank by `install`, which runs in the rank's own process; nothing of t
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.executor.kv.copy_engine import (
@@ -102,8 +102,6 @@ class FailingEngine:
             self.num_faults[fault] += 1
         if fault == "hangs":
             ticket.due = self._num_submitted + SUBMISSIONS_UNTIL_LATE_WRITE
-            # Lists of blocks are live; a copy on its way would not see them change.
-            ticket.copy = replace(copy, slots=list(copy.slots), block_ids=list(copy.block_ids))
             self._hung.append(ticket)
         elif fault != "fails":
             ticket.inner = self.engine.submit(copy)

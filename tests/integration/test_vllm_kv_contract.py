@@ -168,6 +168,21 @@ def test_metadata_of_groups_differs_in_block_table_and_slots_only() -> None:
     assert "self._build_attention_metadata(" in source(GPUModelRunner.execute_model)
 
 
+def test_slots_are_told_by_group_and_by_layer() -> None:
+    parameters = inspect.signature(GPUModelRunner._get_slot_mappings).parameters
+    assert list(parameters) == [
+        "self",
+        "num_tokens_padded",
+        "num_reqs_padded",
+        "num_tokens_unpadded",
+        "ubatch_slices",
+    ]
+    body = source(GPUModelRunner._get_slot_mappings)
+    assert "slot_mapping = blk_table.slot_mapping.gpu[:num_tokens_padded]" in body
+    assert "slot_mapping[num_tokens_unpadded:num_tokens_padded].fill_(-1)" in body
+    assert "return slot_mappings_by_gid, slot_mappings_by_layer" in body
+
+
 def test_requests_without_new_blocks_share_the_managers_empty_ones() -> None:
     assert "self.empty_kv_cache_blocks" in source(KVCacheManager.create_kv_cache_blocks)
     assert "get_block_ids(allow_none=True)" in source(Scheduler._make_cached_request_data)

@@ -49,12 +49,27 @@ def build_once(runner: Any) -> None:
     """Make a CPU runner build its first group's metadata only, and the others' from it.
 
     vLLM would go through all its steps for each group before it finds that only two things differ.
+    The runner's block tables are `StackedBlockTables`.
     """
     if any(g.kernel_block_size is not None for groups in runner.attn_groups for g in groups):
         return  # kernels see other blocks than the tables, by a mapping of each group's
     build, config = runner._build_attention_metadata, runner.kv_cache_config
+    names = [group.layer_names for group in config.kv_cache_groups]
     first_only = copy(config)
     first_only.kv_cache_groups = config.kv_cache_groups[:1]
+
+    def find_slots(
+        num_tokens_padded: int,
+        num_reqs_padded: int,
+        num_tokens_unpadded: int,
+        ubatch_slices: None = None,
+    ) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]]:
+        tables = runner.input_batch.block_table
+        slots = tables.slots_of_groups(num_tokens_unpadded, num_padded=num_tokens_padded)
+        by_layer = {
+            layer: mine for mine, layers in zip(slots, names, strict=True) for layer in layers
+        }
+        return dict(enumerate(slots)), by_layer
 
     def build_all(*, slot_mappings: Mapping[int, torch.Tensor], **options: Any) -> Any:
         runner.kv_cache_config = first_only
@@ -62,14 +77,14 @@ def build_once(runner: Any) -> None:
             metadata, common = build(slot_mappings=slot_mappings, **options)
         finally:
             runner.kv_cache_config = config
-        first = metadata[config.kv_cache_groups[0].layer_names[0]]
-        num_rows = len(first.block_table)
-        for index, group in enumerate(config.kv_cache_groups[1:], start=1):
-            rows = runner.input_batch.block_table[index].get_device_tensor(num_rows)
-            others = with_tables(first, rows, slot_mappings[index])
-            metadata.update(dict.fromkeys(group.layer_names, others))
+        first = metadata[names[0][0]]
+        rows = runner.input_batch.block_table.rows_of_groups(len(first.block_table))
+        for index, layers in enumerate(names[1:], start=1):
+            others = with_tables(first, rows[index], slot_mappings[index])
+            metadata.update(dict.fromkeys(layers, others))
         return metadata, common
 
+    runner._get_slot_mappings = find_slots
     runner._build_attention_metadata = build_all
 
 

@@ -26,6 +26,18 @@ class StackedBlockTables(MultiGroupBlockTable):  # type: ignore[misc]
         self._rows = self._stack("block_table")
         self._slots = self._stack("slot_mapping")
 
+    def rows_of_groups(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
+        """Return each group's block table of the first requests."""
+        rows: tuple[torch.Tensor, ...] = torch.from_numpy(self._rows[:, :num_reqs]).unbind()
+        return rows
+
+    def slots_of_groups(self, num_tokens: int, *, num_padded: int) -> tuple[torch.Tensor, ...]:
+        """Return each group's slots of a step, up to `num_padded` tokens, those behind it -1."""
+        if num_padded > num_tokens:
+            self._slots[:, num_tokens:num_padded] = -1
+        slots: tuple[torch.Tensor, ...] = torch.from_numpy(self._slots[:, :num_padded]).unbind()
+        return slots
+
     def _stack(self, name: str) -> np.ndarray[Any, Any]:
         buffers = [getattr(table, name) for table in self.block_tables]
         stacked = torch.stack([buffer.cpu for buffer in buffers])

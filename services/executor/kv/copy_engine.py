@@ -45,7 +45,7 @@ class Copy:
 
     direction: Direction
     group: int
-    slots: Sequence[int]
+    slots: Sequence[int]  # never changes, nor do the block ids: engines may keep them
     block_ids: Sequence[int]  # as long as `slots`
     urgency: float = 0.0  # H2D only: the layer group whose turn it must be ready for, or BACKGROUND
     # Whose the blocks are, in turn: of each as many as it has positions; empty: nobody will ask.

@@ -76,6 +76,11 @@ class CopyWatch:
         self._open: list[WatchedCopy] = []
         self._hung: list[WatchedCopy] = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was under way at the last sweep, and nothing was submitted since."""
+        return not self._open
+
     def submit(self, copy: Copy) -> WatchedCopy:
         watched = WatchedCopy(
             copy,

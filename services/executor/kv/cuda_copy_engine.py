@@ -96,9 +96,8 @@ class CudaCopyEngine:
         self._busy_s = dict.fromkeys(Direction, 0.0)
 
     def submit(self, copy: Copy) -> CopyJob:
-        # Copied, for the caller's sequences grow while the job is under way.
-        slots = np.array(copy.slots, dtype=np.int64)
-        block_ids = np.array(copy.block_ids, dtype=np.int64)
+        slots = np.asarray(copy.slots, dtype=np.int64)
+        block_ids = np.asarray(copy.block_ids, dtype=np.int64)
         pages = self._pages[copy.group]
         if self._poison_targets and copy.direction is Direction.H2D:
             for pool in pages.pool:

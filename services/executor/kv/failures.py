@@ -78,6 +78,8 @@ class FailureLedger:
 
     def take(self) -> dict[str, int]:
         """Return what was counted since the last call; empty if nothing was."""
+        if self._totals == self._taken:  # as in most steps
+            return {}
         new = dict(self._totals - self._taken)
         self._taken = self._totals.copy()
         return new

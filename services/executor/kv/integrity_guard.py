@@ -19,7 +19,6 @@ from services.executor.kv.copy_engine import (
     CopyCorruptError,
     CopyEngine,
     Direction,
-    Identity,
     TransferTotals,
 )
 from services.executor.kv.options import GuardMode
@@ -27,8 +26,9 @@ from services.executor.kv.pages import GroupPages
 
 Checksums = npt.NDArray[np.int64]  # one per block
 
-SAMPLE_EVERY = 32  # loads of a table until each of its blocks was checked once
+SAMPLE_EVERY = 32  # loads of a layer group until each of its blocks was checked once
 ROWS_AT_ONCE = 16
+EVERY_BLOCK = slice(0, None, 1)
 _ABSENT = 0  # identity of a slot that nothing was saved to
 
 
@@ -90,7 +90,7 @@ class GuardedEngine:
         self.num_checked_blocks = 0  # since the start
         self._checksums = BlockChecksums(pages)
         self._every = SAMPLE_EVERY if mode is GuardMode.SAMPLE else 1
-        self._num_loads = 0
+        self._num_loads = [0] * len(pages)  # of each layer group
         # What each slot holds, by slot.
         self._identities = np.full(num_slots, _ABSENT, dtype=np.int64)
         self._sums = np.zeros(num_slots, dtype=np.int64)
@@ -100,10 +100,10 @@ class GuardedEngine:
         if copy.identities and copy.direction is Direction.D2H:
             slots = list(copy.slots)
             self._sums[slots] = self._checksums.of(copy.group, copy.block_ids)
-            self._identities[slots] = identities(copy, slice(None))
+            self._identities[slots] = identities(copy, EVERY_BLOCK)
         elif copy.identities:
-            self._num_loads += 1
-            checked = slice(self._num_loads % self._every, None, self._every)
+            self._num_loads[copy.group] += 1
+            checked = slice(self._num_loads[copy.group] % self._every, None, self._every)
         slots = list(copy.slots[checked])
         ticket = GuardedTicket(copy, None, self._sums[slots], checked)
         if slots:
@@ -158,15 +158,16 @@ def guarded(
 
 def identities(copy: Copy, part: slice) -> Checksums:
     """Return one number per block of a part that stands for whose KV it is; never that of an
-    empty slot.
+    empty slot. The part has a beginning and a step, and goes on to the end.
     """
-    if len(copy.identities) == 1:  # every load, of which only a sample may be asked for
-        return _numbers(copy.identities[0], copy.group, part)
-    numbers = [_numbers(identity, copy.group, slice(None)) for identity in copy.identities]
-    return np.concatenate(numbers)[part]
-
-
-def _numbers(identity: Identity, group: int, part: slice) -> Checksums:
-    positions = np.asarray(identity.positions[part], dtype=np.int64)
-    request = hash((identity.request_id, identity.generation, group))
-    return ((request + positions * np.int64(0x9E3779B97F4A7C1)) << 1) | 1
+    positions: list[int] = []
+    owners: list[int] = []  # one per position
+    start = part.start
+    for identity in copy.identities:
+        mine = identity.positions[start :: part.step]
+        positions.extend(mine)
+        owner = hash((identity.request_id, identity.generation, copy.group))
+        owners.extend([owner] * len(mine))
+        start = (start - len(identity.positions)) % part.step  # of the part within the next one
+    spread = np.array(positions, dtype=np.int64) * np.int64(0x9E3779B97F4A7C1)
+    return ((np.array(owners, dtype=np.int64) + spread) << 1) | 1

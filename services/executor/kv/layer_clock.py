@@ -59,6 +59,7 @@ class LayerClock:
             h2d=CopyTime(
                 num_bytes=h2d_bytes,
                 busy_s=totals.h2d_busy_s - before.h2d_busy_s,
+                # As plans count them, request by request, though loads share copies.
                 num_copies=runner.num_loads - self._taken_loads + h2d_bytes // self._chunk_bytes,
             ),
             d2h=CopyTime(

@@ -12,7 +12,7 @@ def _numbers() -> "array[int]":
 
 @dataclass(slots=True)
 class LoadTable:
-    """One offloaded group of one request; pairwise, and packed: engines read them as a whole."""
+    """One offloaded group of one request; pairwise, and packed: they are joined in every step."""
 
     positions: "array[int]" = field(default_factory=_numbers)
     slots: "array[int]" = field(default_factory=_numbers)

@@ -106,15 +106,13 @@ class RankStats:
         self._runner = runner
         self._rank = str(rank)
         self._reported = self._now()
-        self._idle: tuple[TransferTotals, float, int] | None = None
+        self._was_idle = False  # at the last call
 
     def take(self) -> KVStats | None:
         """Return what happened since the last report; None if nothing moved, as in most steps."""
-        watch = self._runner.watch
-        moved = (self._runner.engine.totals(), watch.stall_s, watch.failures.total())
-        if moved == self._idle:
+        was_idle, self._was_idle = self._was_idle, self._runner.watch.is_idle
+        if was_idle and self._was_idle:
             return None
-        self._idle = moved
         now = self._now()
         before = asdict(self._reported)
         self._reported = now

@@ -15,9 +15,11 @@ layers run on with whatever is there, the request is *lost* on this rank until t
 ended it, and the feedback says so together with the tokens that must be dropped.
 """
 
+from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from services.executor.kv.copy_engine import (
     BACKGROUND,
@@ -28,8 +30,11 @@ from services.executor.kv.copy_engine import (
     Identity,
 )
 from services.executor.kv.copy_watch import CopyWatch, Patience, WatchedCopy
-from services.executor.kv.load_tables import LoadTables, RequestLoads
+from services.executor.kv.load_tables import LoadTable, LoadTables, RequestLoads
 from services.executor.kv.metadata import RestoreOrder, SaveOrder, StepFeedback, StepTransfers
+
+T = TypeVar("T")
+Part = tuple[str, SaveOrder | RestoreOrder | LoadTable]  # of a copy: whose, and which blocks
 
 
 @dataclass(slots=True)
@@ -38,6 +43,12 @@ class RunningSave:
     # One layer group's, of different requests; without those that have ended or begun anew.
     orders: list[SaveOrder]
     copy: WatchedCopy
+
+
+@dataclass(frozen=True, slots=True)
+class RunningLoad:
+    request_ids: list[str]
+    copy: WatchedCopy  # of one layer group of theirs
 
 
 class TransferRunner:
@@ -53,8 +64,7 @@ class TransferRunner:
         self.fill: Callable[[list[int], bool], None] | None = None
         self._num_groups = num_groups
         self._tables = LoadTables()
-        # Of this step: the loads of each group, and whose they are.
-        self._loads: list[list[tuple[str, WatchedCopy]]] = [[] for _ in range(num_groups)]
+        self._loads: list[list[RunningLoad]] = [[] for _ in range(num_groups)]  # of this step
         self._saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]  # still to start
         self._staging_saves: dict[tuple[str, int], WatchedCopy] = {}  # possibly not complete
         self._step = 0
@@ -81,7 +91,7 @@ class TransferRunner:
         self._step = transfers.step
         self.num_steps += 1
         for (request_id, _), copy in self._staging_saves.items():
-            self._await(request_id, copy)
+            self._await([request_id], copy)
         self._staging_saves.clear()
         self._forget(self._tables.update(transfers))
         if self.fill is not None:
@@ -94,13 +104,18 @@ class TransferRunner:
                 self.watch.cancel(self._restores[restore_id])
         for restore in transfers.restores:
             self._restores[restore.restore_id] = self._submit(
-                Direction.H2D, [restore], urgency=BACKGROUND
+                Direction.H2D,
+                restore.group,
+                [(restore.request_id, restore)],
+                urgency=BACKGROUND,
             )
         self._num_groups_begun = 0
         self._loading = self._tables.of(transfers.loading)
-        for request_id, loads in self._loading.items():
-            for group in loads.chain[: loads.num_staging]:
-                self._load(request_id, loads, group)
+        self._start_loads(
+            (group, request_id)
+            for request_id, loads in self._loading.items()
+            for group in loads.chain[: loads.num_staging]
+        )
 
     def _forget(self, ended: Sequence[str]) -> None:
         for request_id in ended:
@@ -121,19 +136,19 @@ class TransferRunner:
         """Return when the group's KV is in its blocks, or is known not to come."""
         self._num_groups_begun += 1
         if self._loads[group]:
-            for request_id, copy in self._loads[group]:
-                self._await(request_id, copy)
+            for load in self._loads[group]:
+                self._await(load.request_ids, load.copy)
             self._loads[group].clear()
 
     def after_group(self, group: int) -> None:
         """Start what may follow a group's last layer."""
         if self._saves[group]:
             self._start_saves(group)
-        for request_id, loads in self._loading.items():
-            if group in loads.tables:
-                successor = loads.buffer_successor(group)
-                if successor is not None:
-                    self._load(request_id, loads, successor)
+        self._start_loads(
+            (successor, request_id)
+            for request_id, loads in self._loading.items()
+            if group in loads.tables and (successor := loads.buffer_successor(group)) is not None
+        )
         if self._staging_saves:
             self._free_staging_for(group + 1)
 
@@ -196,60 +211,58 @@ class TransferRunner:
 
     # -- copies -----------------------------------------------------------------------------
 
-    def _load(self, request_id: str, loads: RequestLoads, group: int) -> None:
-        table = loads.tables[group]
-        if not table.slots or request_id in self._lost:
-            return
-        self.num_loads += 1
-        copy = self.watch.submit(
-            Copy(
-                direction=Direction.H2D,
-                group=group,
-                slots=table.slots,
-                block_ids=table.block_ids,
-                urgency=float(group),
-                identities=(self._identity(request_id, table.positions),),
-            )
-        )
-        self._loads[group].append((request_id, copy))
+    def _start_loads(self, due: Iterable[tuple[int, str]]) -> None:
+        """Start loads of (layer group, request), the earliest needed first."""
+        tables: dict[int, list[tuple[str, LoadTable]]] = {}
+        for group, request_id in due:
+            table = self._loading[request_id].tables[group]
+            if table.slots and request_id not in self._lost:
+                tables.setdefault(group, []).append((request_id, table))
+        for group in sorted(tables):
+            self.num_loads += len(tables[group])
+            for parts in self._sharing(tables[group]):
+                copy = self._submit(Direction.H2D, group, parts, urgency=float(group))
+                self._loads[group].append(RunningLoad([name for name, _ in parts], copy))
 
     def _start_saves(self, group: int) -> None:
-        for orders in self._batches(self._saves[group]):
-            copy = self._submit(Direction.D2H, orders)
+        # The next group may wait for those out of staging, and for none of the others.
+        alone = [[order] for order in self._saves[group] if order.from_staging]
+        others = [order for order in self._saves[group] if not order.from_staging]
+        for orders in [*alone, *self._sharing(others)]:
+            parts = [(order.request_id, order) for order in orders]
+            copy = self._submit(Direction.D2H, group, parts)
             self._running_saves.append(RunningSave(self._step, orders, copy))
             for order in orders:
                 if order.from_staging:
                     self._staging_saves[(order.request_id, group)] = copy
         self._saves[group].clear()
 
-    def _batches(self, orders: list[SaveOrder]) -> list[list[SaveOrder]]:
-        """Return which of a group's saves share a copy: all that nobody waits for.
+    def _sharing(self, wanted: list[T]) -> list[list[T]]:
+        """Return which of a group's copies in one direction are made as one: all of them.
 
         Once a copy has gone wrong on this rank each goes alone, so that the next failure is one
         request's.
         """
         if self.watch.failures:
-            return [[order] for order in orders]
-        alone = [[order] for order in orders if order.from_staging]
-        together = [order for order in orders if not order.from_staging]
-        return [*alone, together] if together else alone
+            return [[one] for one in wanted]
+        return [wanted] if wanted else []
 
     def _submit(
-        self,
-        direction: Direction,
-        orders: Sequence[SaveOrder | RestoreOrder],
-        *,
-        urgency: float = 0.0,
+        self, direction: Direction, group: int, parts: Sequence[Part], *, urgency: float = 0.0
     ) -> WatchedCopy:
-        """Submit one copy of all that is asked for; the orders are of one layer group."""
+        """Submit one copy of all parts, which are of one layer group."""
+        slots, block_ids = array("q"), array("q")
+        for _, part in parts:
+            slots.extend(part.slots)
+            block_ids.extend(part.block_ids)
         return self.watch.submit(
             Copy(
                 direction=direction,
-                group=orders[0].group,
-                slots=[slot for order in orders for slot in order.slots],
-                block_ids=[block_id for order in orders for block_id in order.block_ids],
+                group=group,
+                slots=slots,
+                block_ids=block_ids,
                 urgency=urgency,
-                identities=tuple(self._identity(o.request_id, o.positions) for o in orders),
+                identities=tuple(self._identity(name, part.positions) for name, part in parts),
             )
         )
 
@@ -270,12 +283,14 @@ class TransferRunner:
                 continue
             copy = self._staging_saves.pop((request_id, predecessor), None)
             if copy is not None:
-                self._await(request_id, copy)
+                self._await([request_id], copy)
 
-    def _await(self, request_id: str, copy: WatchedCopy) -> None:
+    def _await(self, request_ids: Sequence[str], copy: WatchedCopy) -> None:
+        """Return when a copy is done or late; its requests are lost if it went wrong."""
         cause = self.watch.wait(copy)
         if cause is not None:
-            self._lose(request_id, cause)
+            for request_id in request_ids:
+                self._lose(request_id, cause)
 
     def _lose(self, request_id: str, cause: FailureCause) -> None:
         if request_id not in self._lost:

@@ -1,16 +1,19 @@
 """Real runs beside simulated ones: what is read off a run, and how errors are counted."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from bench.e2e.records import RequestRecord, RunKey, RunRecord
 from bench.e2e.systems import Device
-from bench.fidelity.__main__ import compare, table
+from bench.fidelity.__main__ import calibrate, compare, table
 from bench.fidelity.comparison import errors, missed
+from bench.fidelity.copying import with_copies
 from bench.fidelity.machine import Calibration, calibrated
-from bench.fidelity.replayed import options_of, replayed
+from bench.fidelity.replayed import options_of, replayed, simulated
 from bench.fidelity.steps import decode_steps
+from simulator.step import CopyCosts
 
 
 def make_request(name: str, *generated_s: float, at: float = 0.0, **overrides) -> RequestRecord:
@@ -65,19 +68,50 @@ def test_calibration_finds_what_a_machine_takes_beside_its_layers() -> None:
     assert found.noise_frac == pytest.approx(true.noise_frac, rel=0.5)
 
 
+def test_calibration_finds_what_copies_cost() -> None:
+    device = Device()
+    true = Calibration(
+        outside_s=0.007,
+        noise_frac=0.0,
+        num_steps=0,
+        copies=CopyCosts(submit_s=0.3e-3, landing_s_per_byte=1.5e-9, lead_frac=0.3),
+    )
+    asked = [
+        make_run(*resident_run(12).requests, system=system, slo_s=0.04)
+        for system in ("dynamic-heuristic", "flexgen-plus")
+    ]
+    runs = [measured(run, device, true) for run in asked]
+    found = with_copies(replace(true, copies=CopyCosts()), device, runs).copies
+
+    assert found.submit_s == pytest.approx(true.copies.submit_s, rel=0.1)
+    assert found.landing_s_per_byte == pytest.approx(true.copies.landing_s_per_byte, rel=0.3)
+    assert found.lead_frac == pytest.approx(true.copies.lead_frac, abs=0.1)
+
+
+def measured(run: RunRecord, device: Device, true: Calibration) -> RunRecord:
+    """Return the run as an engine with these costs would have measured it."""
+    totals = simulated(run, device, true).totals
+    sums = {
+        "controller_num_steps": totals.num_steps,
+        "controller_step_s": totals.busy_s,
+        "kv_step_stall_s_sum": totals.stall_s,
+    }
+    return replace(run, sums=sums)
+
+
 def test_a_run_of_the_simulator_itself_has_no_errors() -> None:
     device = Device()
     true = Calibration(outside_s=0.007, noise_frac=0.0, num_steps=0)
-    runs = [replayed(make_run(*resident_run(8).requests, system=s, slo_s=0.04), device, true)
-            for s in ("vllm", "dynamic-heuristic")]  # fmt: skip
-    found = compare(runs, device)
+    asked = make_run(*resident_run(8).requests, system="dynamic-heuristic", slo_s=0.04)
+    row = compare(replayed(asked, device, true), device, true)
+    held_out = row | {"held_out": True, "seed": 2}
 
-    assert found is not None
-    _, (resident, other) = found
-    assert resident["calibrates"]
-    assert other["errors"]["step"] < 0.02
-    assert other["errors"]["ttft"] < 0.02
-    assert "mean of 1" in table([{"link_bytes_per_s": 3e8, **row} for row in (resident, other)])
+    assert not row["held_out"]
+    assert not row["misses"]
+    assert max(abs(error) for error in row["errors"].values()) < 1e-9
+    *_, last = table([row, held_out])
+    assert last[0].startswith("median of 1 held out")
+    assert last[-1] == "1 within all bars"
 
 
 def test_errors_are_relative_for_times_and_differences_for_shares() -> None:
@@ -95,10 +129,11 @@ def test_errors_are_relative_for_times_and_differences_for_shares() -> None:
     assert missed(found) == ["step", "ttft", "tbt", "tbt_deposit", "tpot"]
 
 
-def test_without_a_resident_run_nothing_is_compared() -> None:
+def test_without_a_resident_run_nothing_is_calibrated() -> None:
     run = make_run(make_request("a", 1.0, 2.0), system="orbitflow")
 
-    assert compare([run], Device()) is None
+    with pytest.raises(ValueError, match="no decode steps"):
+        calibrate([run], Device())
 
 
 def test_a_systems_own_settings_reach_the_policy() -> None:

@@ -27,6 +27,7 @@ from simulator.figures import delivered_s
 from simulator.planning import PlanningOptions
 from simulator.records import RunRecord
 from simulator.simulation import simulate
+from simulator.step import CopyCosts
 from simulator.workload import ArrivingRequest, constant_length, drawn_requests, gamma_gaps
 
 BLOCK_BYTES = 1_000
@@ -232,7 +233,7 @@ def busy_engine(policy: str, *, seed: int = 0) -> Engine:
         copy_overhead_s=1e-3,
         compute_noise_frac=0.05,
         link_noise_frac=0.05,
-        copy_slowdown_frac=0.05,
+        copies=CopyCosts(slowdown_frac=0.05, submit_s=1e-3, landing_s_per_byte=1e-6),
     )
     parameters = PolicyParameters(max_window=32, even_patterns_only=True)
     options = PlanningOptions(policy=policy, parameters=parameters, seed=seed)

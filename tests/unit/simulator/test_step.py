@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import RESIDENT, Pattern
-from simulator.copies import CopyJob, Lane
-from simulator.step import RESTORE, StagedRequest, StepRun, StepTimes, StepWork
+from simulator.copies import RESTORE, CopyJob, Lane
+from simulator.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
 
 # Fig. 3: 9 layers, 3 blocks copied in the time of one layer: one block's copy is the unit of time
 # and of bytes, so that copies are as fine as the figure's.
@@ -27,11 +27,11 @@ def run(
     rate: float = 1.0,
     chunk: int = 1,
     overhead_s: float = 0.0,
-    slowdown: float = 0.0,
+    costs: CopyCosts = NO_COSTS,
 ) -> tuple[StepTimes, Lane]:
     lane = Lane(bytes_per_s=rate, chunk_bytes=chunk, copy_overhead_s=overhead_s)
     work = StepWork(compute_s=compute_s, outside_s=0.0, staged=staged)
-    times = StepRun(work, lane, copy_slowdown_frac=slowdown).run(0.0)
+    times = StepRun(work, lane, Lane(bytes_per_s=rate), costs).run(0.0)
     lane.check_integrity()
     return times, lane
 
@@ -89,7 +89,7 @@ def test_each_copy_pays_its_overhead() -> None:
 def test_compute_is_slower_while_a_copy_runs_beside_it() -> None:
     # The copy for layer 1 takes 2 and is hidden: in these 2 layer 0 gets 2 / 1.25 = 1.6 done, and
     # its other 1.4 at full speed.
-    times, _ = run([3.0, 3.0], [staged((1,), 2)], chunk=8, slowdown=0.25)
+    times, _ = run([3.0, 3.0], [staged((1,), 2)], chunk=8, costs=CopyCosts(slowdown_frac=0.25))
 
     assert times.stalls_s == (0.0, 0.0)
     assert times.end_s == pytest.approx(2.0 + 1.4 + 3.0)
@@ -102,7 +102,7 @@ def test_an_urgent_copy_overtakes_a_restore_but_not_its_chunk_under_way() -> Non
     lane.advance(1.0)  # its first chunk runs until 4
 
     work = StepWork(compute_s=[1.0, 1.0], outside_s=0.0, staged=[staged((0,), 2)])
-    times = StepRun(work, lane, copy_slowdown_frac=0.0).run(1.0)
+    times = StepRun(work, lane, Lane(bytes_per_s=1.0), NO_COSTS).run(1.0)
 
     assert times.stalls_s == (5.0, 0.0)  # from 1 to 4, then 2 of its own
     assert restore.num_left_bytes == 96  # and a chunk that began at 6
@@ -121,11 +121,55 @@ def steps(draw) -> tuple[list[float], list[StagedRequest]]:
     return compute, requests
 
 
+def test_who_submits_a_copy_computes_nothing_meanwhile() -> None:
+    # 0.5 s for the first copy at the start, 0.5 s for the second after layer 1: the link has the
+    # first one's 2 s beside the 3 s of layer 0, the second one's beside the 3 s of layer 2.
+    times, _ = run([3.0] * 4, [staged((1, 3), 2)], costs=CopyCosts(submit_s=0.5))
+
+    assert times.end_s == 4 * 3.0 + 2 * 0.5
+    assert times.stalls_s == (0.0, 0.0, 0.0, 0.0)
+    assert times.compute_s == 12.0
+    assert times.num_loads == 2
+
+
+def test_a_copy_lands_after_its_time_on_the_link() -> None:
+    # 4 s on the link beside 3 s of compute, and 0.25 s for each of its 4 bytes.
+    times, lane = run([3.0, 3.0], [staged((1,), 4)], costs=CopyCosts(landing_s_per_byte=0.25))
+
+    assert times.stalls_s == (0.0, 2.0)
+    assert lane.counts.busy_s == 4.0
+
+
+def test_a_share_of_the_compute_comes_before_the_wait() -> None:
+    # 5 s on the link beside 3 s of layer 0 and a third of layer 1.
+    times, _ = run([3.0, 3.0], [staged((1,), 5)], costs=CopyCosts(lead_frac=1 / 3))
+
+    assert times.stalls_s == pytest.approx((0.0, 1.0))
+    assert times.end_s == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize(("num_buffers", "stall_s"), [(1, 2.0), (2, 0.0)])
+def test_a_chunk_waits_until_its_buffer_is_on_the_host(num_buffers, stall_s) -> None:
+    # Each of 3 groups leaves 2 bytes in its buffer. With one buffer the next group waits for them;
+    # with two they leave while the group between is computed, for 3 s.
+    lane, d2h = Lane(bytes_per_s=1.0), Lane(bytes_per_s=1.0)
+    filling = StagedRequest(
+        offloaded=(0, 1, 2), num_buffers=num_buffers, group_bytes=0, filled_bytes=2
+    )
+    work = StepWork(compute_s=[3.0] * 3, outside_s=0.0, staged=[filling])
+    times = StepRun(work, lane, d2h, NO_COSTS).run(0.0)
+
+    assert times.stalls_s == (0.0, stall_s, stall_s)
+    d2h.advance(100.0)
+    assert d2h.counts.carried_bytes == 6
+    assert lane.counts.carried_bytes == 0
+
+
 @settings(max_examples=100, deadline=None)
 @given(steps(), st.integers(1, 16), st.sampled_from([0.0, 0.25]))
 def test_no_step_is_shorter_than_its_compute_or_its_copies(step, chunk, slowdown) -> None:
     compute, requests = step
-    times, lane = run(compute, requests, chunk=chunk, slowdown=slowdown)
+    times, lane = run(compute, requests, chunk=chunk, costs=CopyCosts(slowdown_frac=slowdown))
     num_bytes = sum(len(r.offloaded) * r.group_bytes for r in requests)
 
     assert lane.counts.carried_bytes == num_bytes
@@ -179,6 +223,6 @@ def test_a_step_without_copies_takes_the_same_time_to_the_bit_either_way(compute
     for copied in ([], [nothing]):
         lane = Lane(bytes_per_s=1.0, chunk_bytes=1)
         work = StepWork(compute_s=compute, outside_s=0.1, staged=copied)
-        ends.append((StepRun(work, lane, copy_slowdown_frac=0.0).run(start), lane.now_s))
+        ends.append((StepRun(work, lane, Lane(bytes_per_s=1.0), NO_COSTS).run(start), lane.now_s))
 
     assert ends[0] == ends[1]

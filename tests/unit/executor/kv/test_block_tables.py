@@ -71,6 +71,20 @@ def test_slots_are_those_of_vllm(num_tokens: list[int], first_positions: list[in
     assert slots_of(StackedBlockTables(tables), num_tokens, first_positions) == expected
 
 
+@pytest.mark.parametrize("num_padded", [3, 5])
+def test_views_of_all_groups_are_those_of_each(num_padded: int) -> None:
+    stacked = StackedBlockTables(make_tables())
+    expected = slots_of(stacked, [1, 2], [40, 64])
+
+    slots = stacked.slots_of_groups(3, num_padded=num_padded)
+    rows = stacked.rows_of_groups(2)
+
+    assert [mine.tolist() for mine in slots] == [one + [-1] * (num_padded - 3) for one in expected]
+    for group in range(NUM_GROUPS):
+        assert torch.equal(rows[group], stacked[group].get_device_tensor(2))
+        assert slots[group].data_ptr() == stacked[group].slot_mapping.gpu.data_ptr()
+
+
 def test_rows_that_change_after_stacking_are_the_ones_that_count() -> None:
     stacked = StackedBlockTables(make_tables())
     stacked.add_row(tuple([100 * (group + 1)] for group in range(NUM_GROUPS)), 1)

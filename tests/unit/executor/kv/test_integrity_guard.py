@@ -21,7 +21,13 @@ from services.executor.kv.copy_engine import (
     Identity,
 )
 from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
-from services.executor.kv.integrity_guard import SAMPLE_EVERY, BlockChecksums, GuardedEngine
+from services.executor.kv.integrity_guard import (
+    EVERY_BLOCK,
+    SAMPLE_EVERY,
+    BlockChecksums,
+    GuardedEngine,
+    identities,
+)
 from services.executor.kv.options import GuardMode
 from services.executor.kv.pages import GroupPages
 from tests.exact import faults
@@ -258,6 +264,47 @@ def test_a_sample_finds_a_block_that_stays_wrong_within_its_round(
 
     assert num_wrong == 1
     assert engine.totals().num_checked_blocks == 3
+
+
+def test_a_sample_finds_a_wrong_block_of_any_group_when_steps_load_them_in_turn(
+    guard: Guard, pages: list[GroupPages]
+) -> None:
+    engine = guard(mode=GuardMode.SAMPLE)
+    for group in (0, 1):
+        save(engine, [7 + group, 9 + group], [1, 2], group=group)
+    pages[0].host[0][10, 3] ^= 1  # the second block of group 1
+    num_wrong = 0
+
+    for _ in range(SAMPLE_EVERY):
+        load(engine, [7, 9], [11, 12])
+        try:
+            load(engine, [8, 10], [13, 14], group=1)
+        except CopyCorruptError:
+            num_wrong += 1
+
+    assert num_wrong == 1
+
+
+@pytest.mark.parametrize("first", range(SAMPLE_EVERY))
+@pytest.mark.parametrize("lengths", [(3, 40, 1), (33, 7, 64), (1, 1, 1)])
+def test_what_stands_for_part_of_a_shared_copy_is_that_part_of_what_stands_for_all(
+    first: int, lengths: tuple[int, ...]
+) -> None:
+    copy = Copy(
+        direction=Direction.H2D,
+        group=1,
+        slots=range(sum(lengths)),
+        block_ids=range(sum(lengths)),
+        identities=tuple(
+            Identity(request_id=f"r{n}", generation=n, positions=range(n, n + length))
+            for n, length in enumerate(lengths)
+        ),
+    )
+    everything = identities(copy, EVERY_BLOCK)
+    part = slice(first, None, SAMPLE_EVERY)
+
+    assert len(set(everything.tolist())) == sum(lengths)
+    assert identities(copy, part).tolist() == everything[part].tolist()
 
 
 def test_a_cancelled_load_is_not_checked(guard: Guard) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.executor.kv.copy_engine import Copy, FailureCause
+from services.executor.kv.copy_engine import BACKGROUND, Copy, Direction, FailureCause
 from services.executor.kv.failures import MAX_FAILED_SAVES, MAX_LOSSES, FailureLedger, Verdict
 from services.executor.kv.metadata import StepFeedback
 from services.executor.kv.recovery import STEPS_BEFORE_RETRY
@@ -171,6 +171,41 @@ def test_saves_of_several_requests_share_a_copy_until_one_goes_wrong() -> None:
     assert saves
     assert all(len(whose) == 1 for whose in saves)
     assert all(sim.owner.requests[name].num_host_blocks == 2 for name in names)
+    assert_whole_after_end(sim)
+
+
+def test_loads_of_several_requests_share_a_copy_per_group_until_one_goes_wrong() -> None:
+    sim = FailingSimulation(seed=3, depth=0, num_ranks=1, num_blocks=100)
+    everything = LayerPlacement(offloaded=frozenset(range(sim.num_groups)), num_staging=2)
+    names = [sim.admit(everything, num_slots=100).request_id for _ in range(3)]
+    sim.step(dict.fromkeys(names, 2 * BLOCK_SIZE))
+    idle(sim)
+    engine, loads = sim.ranks[0].engine, []
+    submit = engine.submit
+
+    def listen(copy: Copy) -> Any:
+        if copy.direction is Direction.H2D and copy.urgency < BACKGROUND:
+            whose = [(identity.request_id, *identity.positions) for identity in copy.identities]
+            loads.append((copy.group, copy.urgency, whose))
+            assert len(set(copy.slots)) == sum(len(one.positions) for one in copy.identities)
+        return submit(copy)
+
+    engine.submit = listen  # type: ignore[method-assign]
+    sim.step(dict.fromkeys(names, 1))
+    everybody = [(name, 0, 1) for name in names]
+    assert loads == [(group, float(group), everybody) for group in range(sim.num_groups)]
+
+    set_rates(sim, FaultRates(fails=1.0))
+    sim.step(dict.fromkeys(names, 1))
+    assert sim.num_lost == 3  # nobody knows whose blocks they were
+    set_rates(sim, FaultRates())
+    sim.step(dict.fromkeys(names, 2 * BLOCK_SIZE))
+    idle(sim)
+    loads.clear()
+    sim.step(dict.fromkeys(names, 1))
+
+    assert loads
+    assert all(len(whose) == 1 for _, _, whose in loads)
     assert_whole_after_end(sim)
 
 

@@ -7,13 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.executor.kv.copy_engine import Direction, FailureCause
+from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
 from services.executor.kv.failures import FailureLedger, FailureTotals
+from services.executor.kv.metadata import SaveOrder, StepTransfers
+from services.executor.kv.pages import GroupPages
 from services.executor.kv.prom_metrics import COUNTERS, GAUGES, KVPromMetrics
-from services.executor.kv.stats import KVStats, Residencies
+from services.executor.kv.stats import KVStats, RankStats, Residencies
 from services.executor.kv.trace import StepTrace
+from services.executor.kv.transfer_runner import TransferRunner
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -109,3 +114,29 @@ def test_failures_add_up_beside_the_schedulers_state() -> None:
     reduced = total.reduce()
     assert (reduced["num_host_blocks"], reduced["num_recomputed_requests"]) == (4, 2)
     assert (reduced["num_losses_hung"], reduced["num_losses_corrupt"]) == (1, 1)
+
+
+def test_a_rank_reports_until_all_that_it_copied_is_told_and_then_nothing() -> None:
+    page = torch.zeros((4, 64), dtype=torch.uint8)
+    engine = CpuCopyEngine(
+        [GroupPages(pool=(page,), host=(page.clone(),))], h2d=LinkModel(), d2h=LinkModel()
+    )
+    runner = TransferRunner(engine, 1)
+    stats = RankStats(runner, rank=0)
+    stats.take()
+    assert stats.take() is None
+    save = SaveOrder("r", 0, [0, 1], [0, 1], [2, 3], from_staging=False)
+
+    runner.begin_step(StepTransfers(step=1, generations={"r": 1}, saves=[save]))
+    runner.end_step()
+    reports = [stats.take()]  # the copy may not have ended yet
+    runner.watch.wait(runner._running_saves[0].copy)
+    runner.feedback()
+    while (report := stats.take()) is not None:
+        reports.append(report)
+
+    told = [report.data["ranks"]["0"] for report in reports if report is not None]
+    engine.close()
+    assert sum(rank["d2h_bytes"] for rank in told) == 2 * 64
+    assert sum(rank["num_steps"] for rank in told) == 1
+    assert len(reports) == 2  # the second one by the first look at an idle rank
