@@ -12,12 +12,30 @@ ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 SPECIAL_TOKENS = (BEGIN, END, *ROLES)  # ids 0 .. 4
 BEGIN_ID, END_ID = 0, 1
 
-# "developer" is OpenAI's newer name for "system".
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|' + message.role.replace('developer', 'system') + '|>' + message.content + eos_token }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+# "developer" is OpenAI's newer name for "system". Tools, calls and results are written in the form
+# that vLLM's parser `hermes` reads.
+CHAT_TEMPLATE = """\
+{{- bos_token }}
+{%- if tools %}
+    {{- '<|system|># Tools' }}
+    {%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
+    {{- '\\n\\nTo call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call>' }}
+    {{- eos_token }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|user|><tool_response>' + message.content + '</tool_response>' }}
+    {%- else %}
+        {{- '<|' + message.role.replace('developer', 'system') + '|>' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>{"name": ' + (call.function.name | tojson) }}
+            {{- ', "arguments": ' + (call.function.arguments | tojson) + '}</tool_call>' }}
+        {%- endfor %}
+    {%- endif %}
+    {{- eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
+"""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -40,7 +58,13 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_model_len: int) -> None:
+def save_tokenizer(
+    tokenizer: Tokenizer,
+    directory: Path,
+    *,
+    max_model_len: int,
+    chat_template: str = CHAT_TEMPLATE,
+) -> None:
     """Write the files from which transformers and vLLM load the tokenizer and its template."""
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
@@ -50,6 +74,6 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_model_len: int)
         "pad_token": END,
         "model_max_length": max_model_len,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1))

@@ -32,7 +32,8 @@ PORTS = {
 # The demo model's KV pool holds 1,024 tokens of all layers, so that a longer prompt does not fit;
 # the modelled link to host memory is slow enough to be felt, and each of the eight layers takes as
 # long as on an emulated device that generates some 30 tokens per second and request.
-SMALL_POOL = {
+DEMO_MODEL = {
+    "EVENFLOW_EXECUTOR_TOOL_CALL_PARSER": "hermes",  # the form of calls in its chat template
     "EVENFLOW_EXECUTOR_LAYERWISE_KV": "true",
     "EVENFLOW_EXECUTOR_KV_CACHE_MEMORY_BYTES": str(2 << 20),
     "EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES": str(256 << 20),
@@ -84,7 +85,7 @@ class StackSettings:
             "EVENFLOW_TRACKER_REDIS_URL": self.redis_url or f"redis://127.0.0.1:{redis_port}/0",
         }
         if not self.model:
-            defaults |= SMALL_POOL
+            defaults |= DEMO_MODEL
         supervisor = {
             "EVENFLOW_RUN_DIR": str(RUN_DIR),
             "EVENFLOW_PYTHON": sys.executable,

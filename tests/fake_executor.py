@@ -39,6 +39,7 @@ class Script:
     texts: Sequence[str | pb.Token] = ("Hello", ",", " world")
     interval_s: float = 0.0  # between two tokens
     finish_reason: gen.FinishReason.ValueType = gen.FINISH_REASON_STOP
+    num_reasoning_tokens: int | None = None  # told with the finish reason
     failure: pb.Failure | None = None  # instead of the finish reason
     reject: pb.Rejected | None = None  # instead of everything; its request id is filled in
     accepting: asyncio.Event = field(default_factory=open_gate)  # nothing is answered before
@@ -304,4 +305,7 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
     if script.failure is not None:
         session.end(request_id, num_tokens, pb.Ending(failure=script.failure))
     else:
-        session.end(request_id, num_tokens, pb.Ending(finish_reason=script.finish_reason))
+        ending = pb.Ending(
+            finish_reason=script.finish_reason, num_reasoning_tokens=script.num_reasoning_tokens
+        )
+        session.end(request_id, num_tokens, ending)

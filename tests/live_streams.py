@@ -15,6 +15,7 @@ from tests.processes import Stack, wait_until
 NUM_PAIRS = 11  # of an HTTP and a gRPC stream with the same prompt: 22 live streams
 
 Ending: TypeAlias = Received | BaseException
+Endings: TypeAlias = tuple[list[Ending], list[Ending]]  # over HTTP, and over gRPC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,7 @@ class Streams:
             *(asyncio.gather(self._http(i), self._grpc(i)) for i in range(NUM_PAIRS))
         )
 
-    async def endings(
-        self,
-    ) -> tuple[list[Received | BaseException], list[Received | BaseException]]:
+    async def endings(self) -> Endings:
         """Stream them all; return what became of each over HTTP, and over gRPC."""
         edges: list[Callable[[int], Awaitable[Received]]] = [self._http, self._grpc]
         ended = await asyncio.gather(

@@ -13,7 +13,6 @@ and a wrong block changes the greedy tokens that follow. The output rows of spec
 zero, so that greedy answers never end before `max_tokens`.
 """
 
-import json
 import pydoc_data.topics
 import sys
 from pathlib import Path
@@ -46,7 +45,7 @@ OUTPUT_GAIN = 1.0
 MLP_GAIN = 0.3  # silu(gate) * up of 0.3 each: small beside attention
 EMBEDDING_RMS = 1.0  # as large as one layer's addition: smaller, and answers fall into loops
 
-# The demo's, and what it has not: tools, calls and their results, and an effort.
+# Plain to read in a test, and with an effort.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% if tools %}{{ '<|system|>' }}"
     "{% for tool in tools %}{{ 'Function ' + (tool.function | tojson) + '. ' }}{% endfor %}"
@@ -75,11 +74,11 @@ def exactness_model() -> Path:
 
 def _build(directory: Path) -> None:
     save_tokenizer(
-        train_tokenizer(TEXTS, vocab_size=VOCAB_SIZE), directory, max_model_len=MAX_MODEL_LEN
+        train_tokenizer(TEXTS, vocab_size=VOCAB_SIZE),
+        directory,
+        max_model_len=MAX_MODEL_LEN,
+        chat_template=CHAT_TEMPLATE,
     )
-    config_file = directory / "tokenizer_config.json"
-    config = json.loads(config_file.read_text()) | {"chat_template": CHAT_TEMPLATE}
-    config_file.write_text(json.dumps(config, indent=1))
     _untrained_model().save_pretrained(directory)
 
 

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -41,12 +42,14 @@ class Stack:
     """Redis, tracker, planner, executor and gateway, each killable and restartable by name."""
 
     SERVICES = ("tracker", "planner", "executor", "gateway")
+    # Endpoints of metrics; the gateway's is that of HTTP.
+    METRICS = ("tracker_metrics", "planner_metrics", "executor_metrics")
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.redis = RedisServer()
-        self.ports = {name: free_port() for name in (*self.SERVICES, "http")}
+        self.ports = {name: free_port() for name in (*self.SERVICES, *self.METRICS, "http")}
         self.base_url = f"http://127.0.0.1:{self.ports['http']}"
 
     def address(self, service: str) -> str:
@@ -59,7 +62,6 @@ class Stack:
             "GATEWAY_EXECUTORS": self.address("executor"),
             "GATEWAY_TRACKER": self.address("tracker"),
             "EXECUTOR_GRPC_PORT": self.ports["executor"],
-            "EXECUTOR_METRICS_PORT": 0,
             "EXECUTOR_TRACKER": self.address("tracker"),
             "EXECUTOR_PLANNER_ADDRESS": self.address("planner"),
             "EXECUTOR_MODEL": exactness_model(),
@@ -72,11 +74,10 @@ class Stack:
             "EXECUTOR_LAYERWISE_KV": "true",  # so that the planner is asked
             "EXECUTOR_KV_HOST_MEMORY_BYTES": 64 << 20,
             "PLANNER_GRPC_PORT": self.ports["planner"],
-            "PLANNER_METRICS_PORT": 0,
             "TRACKER_GRPC_PORT": self.ports["tracker"],
-            "TRACKER_METRICS_PORT": 0,
             "TRACKER_REDIS_URL": self.redis.url,
         }
+        settings |= {f"{name.upper()}_PORT": self.ports[name] for name in self.METRICS}
         settings |= {f"{name.upper()}_GRPC_KEEPALIVE_S": KEEPALIVE_S for name in self.SERVICES}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
@@ -145,13 +146,14 @@ class Stack:
         process.send_signal(signum)
         return process.wait(timeout=60)
 
-    def freeze(self, name: str) -> None:
-        """Stop a service and its children, or Redis, from running, until `thaw`."""
+    @contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """Stop a service and its children, or Redis, from running while the block does."""
         self._signal(name, signal.SIGSTOP)
-
-    def thaw(self, name: str) -> None:
-        """Let a frozen service go on."""
-        self._signal(name, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(name, signal.SIGCONT)
 
     def _signal(self, name: str, signum: int) -> None:
         if name == "redis":

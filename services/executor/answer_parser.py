@@ -1,9 +1,10 @@
 """One answer's text as content, reasoning and calls of functions, step by step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionNamedToolChoiceParam,
     ChatCompletionRequest,
@@ -20,18 +21,35 @@ class AnswerParser:
     """Parses the steps of one answer, in order, with vLLM's streaming parser."""
 
     def __init__(
-        self, parser: Parser, request: ChatCompletionRequest, prompt_token_ids: list[int]
+        self,
+        parser: Parser,
+        request: ChatCompletionRequest,
+        prompt_token_ids: list[int],
+        *,
+        parses_reasoning: bool,
     ) -> None:
         self._parser = parser
-        self._request = request
+        # Reasoning that is not told is read all the same, to be counted.
+        self._request = request.model_copy(update={"include_reasoning": True})
+        self._tells_reasoning = request.include_reasoning
+        self._parses_reasoning = parses_reasoning
         self._prompt_token_ids = prompt_token_ids
         self._calls: dict[int, _Call] = {}
+        self._num_reasoning_tokens = 0
+        self._num_silent_tokens = 0  # since the last one that said something
 
     @property
     def chose_calls(self) -> bool:
         """Return whether the answer calls functions of the model's own choice."""
         is_named = isinstance(self._request.tool_choice, ChatCompletionNamedToolChoiceParam)
         return bool(self._calls) and not is_named
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Return how many tokens the reasoning has so far, told or not, marks before it included;
+        None where nothing tells reasoning from text.
+        """
+        return self._num_reasoning_tokens if self._parses_reasoning else None
 
     def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said:
         """Return what a step adds: its tokens, and the text that they complete. Raises whatever
@@ -44,11 +62,22 @@ class AnswerParser:
             self._prompt_token_ids,
             finished=is_last,
         )
-        if delta is None:
-            return Said()
+        said = Said() if delta is None else self._said(delta)
+        self._count(said, len(token_ids))
+        return said if self._tells_reasoning else replace(said, reasoning="")
+
+    def _said(self, delta: DeltaMessage) -> Said:
         delta = maybe_filter_parallel_tool_calls(delta, self._request)
         parts = tuple(self._part(call) for call in delta.tool_calls)
         return Said(delta.content or "", delta.reasoning or "", parts)
+
+    def _count(self, said: Said, num_tokens: int) -> None:
+        """Count a step's tokens: silent ones belong to what is said next."""
+        self._num_silent_tokens += num_tokens
+        if said.reasoning:
+            self._num_reasoning_tokens += self._num_silent_tokens
+        if said != Said():
+            self._num_silent_tokens = 0
 
     def _part(self, call: Any) -> ToolCallPart:
         """Return a part with id and name the first time only, and with an id in any case."""

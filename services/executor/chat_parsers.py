@@ -32,6 +32,7 @@ class ParsedChat:
     parser_class: type[Parser]
     parser_arguments: dict[str, Any]
     request: ChatCompletionRequest  # in vLLM's form, as the parsers want it
+    parses_reasoning: bool
     has_form_of_tools: bool  # the answer's form is not what the client asked for, but that of calls
 
     def apply(self, sampling: VllmSamplingParams) -> None:
@@ -54,7 +55,12 @@ class ParsedChat:
 
     def answer_parser(self, prompt_token_ids: list[int]) -> AnswerParser:
         """Return a parser for one answer."""
-        return AnswerParser(self._make_parser(), self.request, prompt_token_ids)
+        return AnswerParser(
+            self._make_parser(),
+            self.request,
+            prompt_token_ids,
+            parses_reasoning=self.parses_reasoning,
+        )
 
     def _make_parser(self) -> Parser:
         return self.parser_class(**self.parser_arguments)
@@ -72,6 +78,7 @@ class ChatParsers:
         self._config = config
         self._tokenizer = tokenizer
         self._parses_calls = tool_calls is not None
+        self._parses_reasoning = reasoning is not None
         self._class: type[Parser] | None = ParserManager.get_parser(
             tool_parser_name=tool_calls,
             reasoning_parser_name=reasoning,
@@ -111,6 +118,7 @@ class ChatParsers:
             parser_class=parser_class,
             parser_arguments=arguments,
             request=request,
+            parses_reasoning=self._parses_reasoning,
             has_form_of_tools=request.structured_outputs not in (None, own_form),
         )
 

@@ -51,6 +51,8 @@ class StepParser(Protocol):
 
     @property
     def chose_calls(self) -> bool: ...
+    @property
+    def num_reasoning_tokens(self) -> int | None: ...
     def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said: ...
 
 
@@ -110,10 +112,13 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
     Text without a token (held back for a stop string when the request was aborted) is dropped.
     """
     (completion,) = output.outputs
+    tokens = _tokens(completion, reporting)
+    ending, parser = _ending(completion, reporting), reporting.parser
     return Delta(
-        _tokens(completion, reporting),
-        _ending(completion, reporting),
+        tokens,
+        ending,
         prompt_logprobs(output, reporting.num_logprobs, reporting.first_prompt_token),
+        parser.num_reasoning_tokens if parser is not None and ending is not None else None,
     )
 
 

@@ -11,7 +11,6 @@ from services.executor.observation import (
 from services.executor.step_stream import Frame, Output
 from services.executor.types import (
     ChatInput,
-    Ending,
     EngineLoad,
     Failure,
     FinishReason,
@@ -167,7 +166,7 @@ def _output(request_id: str, output: Output) -> pb.RequestOutput:
         request_id=request_id,
         first_token_index=output.first_token_index,
         tokens=[_token(token) for token in output.tokens],
-        ending=None if output.ending is None else _ending(output.ending),
+        ending=_ending(output),
         prompt=None if output.prompt is None else prompt_to_proto(output.prompt),
     )
 
@@ -181,10 +180,17 @@ def _token(token: Token) -> pb.Token:
     return message
 
 
-def _ending(ending: Ending) -> pb.Ending:
-    if isinstance(ending, Failure):
-        return pb.Ending(failure=pb.Failure(retryable=ending.retryable, message=ending.message))
-    return pb.Ending(finish_reason=_FINISH_REASONS[ending])
+def _ending(output: Output) -> pb.Ending | None:
+    match output.ending:
+        case None:
+            return None
+        case Failure(retryable=retryable, message=message):
+            return pb.Ending(failure=pb.Failure(retryable=retryable, message=message))
+        case reason:
+            return pb.Ending(
+                finish_reason=_FINISH_REASONS[reason],
+                num_reasoning_tokens=output.num_reasoning_tokens,
+            )
 
 
 def tokenize_from_proto(

@@ -63,7 +63,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     if settings.uses_layerwise_kv:
         options.update(_layerwise_args(settings))
     options["structured_outputs_config"] = StructuredOutputsConfig(
-        backend=GRAMMAR_BACKEND, reasoning_parser=settings.reasoning_parser or ""
+        backend=GRAMMAR_BACKEND, reasoning_parser=settings.reasoning_parser
     )
     args = AsyncEngineArgs(
         **{name: value for name, value in options.items() if value is not None},

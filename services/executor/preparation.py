@@ -53,8 +53,8 @@ class Preparation:
         self._parsers = ChatParsers(
             llm.model_config,
             self._tokenizer,
-            tool_calls=settings.tool_call_parser,
-            reasoning=settings.reasoning_parser,
+            tool_calls=settings.tool_call_parser or None,
+            reasoning=settings.reasoning_parser or None,
         )
         self._grammars = GrammarCheck(
             partial(describe_tokenizer, llm.vllm_config, self._tokenizer),

@@ -57,9 +57,10 @@ class ExecutorSettings(ServiceSettings):
     # Who is served first: who came first, or whose request has the lower `priority`.
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     grammar_timeout_s: float = Field(default=5.0, gt=0, le=60)  # to compile a structured output
-    # How the model writes calls of functions and what it thinks: names of vLLM's parsers.
-    tool_call_parser: str | None = Field(default=None, min_length=1)
-    reasoning_parser: str | None = Field(default=None, min_length=1)
+    # How the model writes calls of functions and what it thinks: names of vLLM's parsers; empty:
+    # neither is told from text.
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
     enforce_eager: bool = False
     enable_prefix_caching: bool | None = None
 

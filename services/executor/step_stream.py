@@ -20,6 +20,7 @@ class Output:
     tokens: list[Token] = field(default_factory=list)
     ending: Ending | None = None
     prompt: EchoedPrompt | None = None  # with the first tokens, if asked for
+    num_reasoning_tokens: int | None = None  # with the ending, if reasoning is parsed
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class StepStream:
             self._pending.outputs[request_id] = output
         output.tokens.extend(delta.tokens)
         output.ending = delta.ending
+        output.num_reasoning_tokens = delta.num_reasoning_tokens
         output.prompt = prompt or output.prompt
         self._wake.set()
 

@@ -63,6 +63,7 @@ class Delta:
     tokens: tuple[Token, ...]
     ending: Ending | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one per prompt token, with the first token
+    num_reasoning_tokens: int | None = None  # of the whole answer, with its ending, if parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from services.gateway.dispatcher import Dispatcher
 from services.gateway.errors import CancelledRequestError
 from services.gateway.event_stream import EventStream
 from services.gateway.generation import Generation
-from services.gateway.http_edge import DIRECT_SEND, while_connected
+from services.gateway.http_edge import while_connected
+from services.gateway.http_protocol import BODY
 from services.gateway.openai_responses import (
     DONE_EVENT,
     Answer,
@@ -25,7 +26,7 @@ from services.gateway.openai_responses import (
     whole_answers,
 )
 from services.gateway.side_by_side import side_by_side
-from services.gateway.types import Finish, FinishReason, GenerationRequest
+from services.gateway.types import Finish, FinishReason, GenerationRequest, Token
 from services.kit.errors import ServiceError
 
 log = structlog.get_logger()
@@ -92,7 +93,7 @@ class StreamedAnswers(_Answers):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._dispatcher.generate_all(self._requests) as generations:
-            stream = EventStream(send, scope[DIRECT_SEND])
+            stream = EventStream(send, scope[BODY])
             await stream.start()
             async with stream.kept_alive(self._options.keepalive_s):
                 last = await self._events(generations, stream)
@@ -116,17 +117,36 @@ class StreamedAnswers(_Answers):
 
     async def _write(self, stream: EventStream, generation: Generation, index: int) -> Finish:
         chunks = ChunkWriter(self._head, index, includes_usage=self._options.includes_usage)
-        prompt_is_due = generation.request.echo
-        async for tokens in generation.batches():
-            if prompt_is_due and generation.prompt is not None:
-                prompt_is_due = False
-                await stream.send(chunks.prompt(generation.prompt))
-            if events := chunks.tokens(tokens, as_one=generation.is_lagging):
-                await stream.send(events)
+        await generation.write_to(_AnswerEvents(stream, chunks, generation))
         finish = _uncancelled(generation)
         await stream.send(chunks.ending(finish))
         generation.ending_taken()
         return finish
+
+
+class _AnswerEvents:
+    """Turns one answer's tokens into events: the outlet of its generation."""
+
+    def __init__(self, stream: EventStream, chunks: ChunkWriter, generation: Generation) -> None:
+        self._stream = stream
+        self._chunks = chunks
+        self._generation = generation
+        self._prompt_is_due = generation.request.echo
+
+    @property
+    def is_open(self) -> bool:
+        return self._stream.body.is_open
+
+    async def opened(self) -> None:
+        await self._stream.body.opened()
+
+    def write(self, tokens: Sequence[Token], *, as_one: bool) -> None:
+        prompt = self._generation.prompt
+        if self._prompt_is_due and prompt is not None:
+            self._prompt_is_due = False
+            self._stream.write(self._chunks.prompt(prompt))
+        if events := self._chunks.tokens(tokens, as_one=as_one):
+            self._stream.write(events)
 
 
 def _uncancelled(generation: Generation) -> Finish:

@@ -1,20 +1,19 @@
-"""Who may call: keys from a file, and whose key the current call has shown."""
+"""Who may call, and whose key the current call has shown."""
 
 import hashlib
 import tomllib
 from collections.abc import Sequence
 from contextvars import ContextVar
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from services.kit.errors import UnauthenticatedError
+from services.kit.errors import UnauthenticatedError, UnavailableError
 
 SCHEME = "bearer"
 
 
 class ApiKey(BaseModel):
-    """One entry of the file. Compared and shown by name only."""
+    """One entry of the document. Compared and shown by name only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -24,21 +23,21 @@ class ApiKey(BaseModel):
     tokens_per_minute: int | None = Field(default=None, ge=1)  # prompt and output; None: any number
 
 
-class _KeyFile(BaseModel):
+class _KeyDocument(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     keys: tuple[ApiKey, ...] = Field(min_length=1)
 
 
-def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Read the entries of a TOML file with one table `[[keys]]` per key.
+def parse_api_keys(document: str) -> tuple[ApiKey, ...]:
+    """Return the entries of a TOML document with one table `[[keys]]` per key.
 
     Raises ValueError, whose text names the place but not what stands there.
     """
     try:
-        keys = _KeyFile.model_validate(tomllib.loads(path.read_text())).keys
+        keys = _KeyDocument.model_validate(tomllib.loads(document)).keys
     except tomllib.TOMLDecodeError:
-        raise ValueError("the file is not valid TOML") from None
+        raise ValueError("the keys are not valid TOML") from None
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -53,15 +52,24 @@ def read_api_keys(path: Path) -> tuple[ApiKey, ...]:
 class ApiKeys:
     """Tells callers apart. Without any key everybody may call, as nobody."""
 
-    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
+    def __init__(self, keys: Sequence[ApiKey] | None = ()) -> None:
+        """`None`: keys are asked for, and not known yet."""
+        self._by_digest: dict[bytes, ApiKey] | None = None
+        if keys is not None:
+            self.replace(keys)
+
+    def replace(self, keys: Sequence[ApiKey]) -> None:
+        """Know these keys from now on, and no others; calls that are in go on."""
         # By digest: how long a look-up takes says nothing about a key.
         self._by_digest = {_digest(key.key.get_secret_value()): key for key in keys}
 
     def caller(self, authorization: str) -> ApiKey | None:
         """Return whose key an `Authorization` header shows; None if no keys are asked for.
 
-        Raises UnauthenticatedError.
+        Raises UnauthenticatedError, UnavailableError before the keys are known.
         """
+        if self._by_digest is None:
+            raise UnavailableError("the API keys have not been read yet")
         if not self._by_digest:
             return None
         scheme, _, shown = authorization.partition(" ")

@@ -17,12 +17,13 @@ import uvloop
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
-from services.gateway.api_keys import ApiKeys, read_api_keys
+from services.gateway.api_keys import ApiKeys
 from services.gateway.dispatcher import Dispatcher, DispatchLimits
 from services.gateway.executor_link import ExecutorLink
 from services.gateway.guard import GrpcGuard, HttpGuard
 from services.gateway.http_edge import HttpEdge
 from services.gateway.http_protocol import BoundedHttpProtocol
+from services.gateway.key_sources import FileKeys, KeySource, RedisKeys, follow
 from services.gateway.pacer import Pacer, TimerHandle
 from services.gateway.reports import DeliveryReports, NoReports
 from services.gateway.routes import make_app
@@ -40,6 +41,8 @@ logger = structlog.get_logger()
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
 SEND_BUFFER_BYTES = 64 << 10  # of a connection: what it holds counts as delivered, so it is small
+# Python's own but the last: a full collection, in which no token goes out, walks all live requests.
+GC_THRESHOLDS = (700, 10, 200)
 CLOSE_MARGIN_S = 2  # after the drain, for last events to go out before connections are cut
 
 
@@ -64,7 +67,8 @@ class _HttpServer(uvicorn.Server):
 @asynccontextmanager
 async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """Serve while the block runs, then drain: live streams end, or are ended after the timeout."""
-    keys = ApiKeys(read_api_keys(settings.api_keys_file) if settings.api_keys_file else ())
+    key_source = _key_source(settings)
+    keys = ApiKeys(None if key_source else ())
     listener = _listen(settings.host, settings.http_port)
     tracing = Tracing("evenflow-gateway", settings.otlp_traces_endpoint)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
@@ -93,6 +97,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         )
         dispatcher.tracing = tracing
         background = [*linking, tasks.create_task(dispatcher.watch_readers())]
+        if key_source is not None:
+            following = follow(key_source, keys, interval_s=settings.api_keys_refresh_s)
+            background.append(tasks.create_task(following))
         rpc_server = ServiceServer(
             f"{settings.host}:{settings.grpc_port}",
             [SERVICE_NAME],
@@ -119,6 +126,14 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             for task in background:
                 task.cancel()
             await asyncio.to_thread(tracing.close)
+
+
+def _key_source(settings: GatewaySettings) -> KeySource | None:
+    if settings.api_keys_file is not None:
+        return FileKeys(settings.api_keys_file)
+    if settings.api_keys_redis_url is not None:
+        return RedisKeys(settings.api_keys_redis_url.get_secret_value())
+    return None
 
 
 async def _drain(dispatcher: Dispatcher, rpc_server: ServiceServer, timeout_s: float) -> None:
@@ -196,6 +211,7 @@ async def serve(settings: GatewaySettings) -> None:
     async with run_gateway(settings):
         gc.collect()
         gc.freeze()  # or each full collection walks what was imported, while tokens are due
+        gc.set_threshold(*GC_THRESHOLDS)
         await stop.wait()
 
 

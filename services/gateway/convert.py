@@ -102,7 +102,9 @@ def finish_to_proto(finish: types.Finish) -> pb.Finish:
     return pb.Finish(
         reason=_FINISH_TO_PROTO[finish.reason],
         usage=gen.Usage(
-            num_prompt_tokens=finish.num_prompt_tokens, num_output_tokens=finish.num_output_tokens
+            num_prompt_tokens=finish.num_prompt_tokens,
+            num_output_tokens=finish.num_output_tokens,
+            num_reasoning_tokens=finish.num_reasoning_tokens,
         ),
     )
 
@@ -202,9 +204,13 @@ def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.Mode
     )
 
 
-def finish_reason_from_proto(reason: gen.FinishReason.ValueType) -> types.FinishReason:
-    """Return the reason; one that this build does not know ended normally."""
-    return _FINISH_FROM_PROTO.get(reason, types.FinishReason.STOP)
+def ending_from_proto(ending: executor_pb2.Ending) -> tuple[types.FinishReason, int | None]:
+    """Return why a request ended, and its tokens of reasoning where anything tells. A reason that
+    this build does not know ended normally.
+    """
+    has_count = ending.HasField("num_reasoning_tokens")
+    reason = _FINISH_FROM_PROTO.get(ending.finish_reason, types.FinishReason.STOP)
+    return reason, ending.num_reasoning_tokens if has_count else None
 
 
 def rejection_from_proto(rejected: executor_pb2.Rejected) -> ServiceError:

@@ -29,7 +29,7 @@ class DeliveryRecord:
 
     def written(self, tokens: Sequence[DueToken], now_s: float) -> None:
         """Note that `tokens` were handed to the client at `now_s`."""
-        metrics.DELIVERED_TOKENS.inc(len(tokens))
+        metrics.DELIVERED.num_written += len(tokens)
         if not self._is_timed:
             self.num_written += len(tokens)
             return
@@ -59,10 +59,10 @@ class DeliveryRecord:
             metrics.SLO_VIOLATIONS.labels("ttft").inc()
 
     def _note_gap(self, token: DueToken, now_s: float) -> None:
-        metrics.DELIVERED_TBT_SECONDS.observe(now_s - self._last_written_s)
+        metrics.DELIVERED.note_gap(now_s - self._last_written_s)
         if not self._interval_s:
             return
-        metrics.PACED_TOKENS.inc()
+        metrics.DELIVERED.num_paced += 1
         if violates_delivered_tbt(now_s, self._last_due_s, self._interval_s):
             self.num_late += 1
-            metrics.LATE_TOKENS.inc()
+            metrics.DELIVERED.num_late += 1

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Send
 
+from services.gateway.http_protocol import ChunkedBody
+
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
 
 _HEADERS = [
@@ -16,24 +18,26 @@ _HEADERS = [
 
 
 class EventStream:
-    """Writes whole events, in the order of the calls. `send` waits while the socket takes no more,
-    and so do later calls.
-    """
+    """Writes whole events, in the order of the calls."""
 
-    def __init__(self, send: Send, send_body: Send) -> None:
-        """Send the start with one, events with the other, which may be the same."""
+    def __init__(self, send: Send, body: ChunkedBody) -> None:
+        """Begin and end the response with `send`; events go straight into its body."""
+        self.body = body
         self._send = send
-        self._send_body = send_body
-        self._writing = asyncio.Lock()
         self._num_writes = 0
 
     async def start(self) -> None:
         await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
 
-    async def send(self, events: bytes) -> None:
+    def write(self, events: bytes) -> None:
+        """Write now, whether or not the socket takes it."""
         self._num_writes += 1
-        async with self._writing:
-            await self._send_body({"type": "http.response.body", "body": events, "more_body": True})
+        self.body.write(events)
+
+    async def send(self, events: bytes) -> None:
+        """Write as soon as the socket takes it."""
+        await self.body.opened()
+        self.write(events)
 
     async def end(self, events: bytes) -> None:
         """Write the last events and end the response."""

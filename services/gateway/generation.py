@@ -33,6 +33,20 @@ class ReaderListener(Protocol):
         """Take in that generation should be held, or go on again."""
 
 
+class Outlet(Protocol):
+    """Where one request's tokens go."""
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether it takes tokens now."""
+
+    async def opened(self) -> None:
+        """Wait until it takes tokens."""
+
+    def write(self, tokens: Sequence[Token], *, as_one: bool) -> None:
+        """Take the next tokens; `as_one` if its reader lags, and need not hear of each."""
+
+
 class _Nobody:
     """Hears nothing."""
 
@@ -44,7 +58,7 @@ class _Nobody:
 
 
 class Generation:
-    """Stands between one executor and one reader, who reads with `batches`.
+    """Stands between one executor and one reader, who gets tokens by `write_to`, or by `batches`.
 
     As a `RequestSink` it hears its executor; `answered` tells when the executor has taken it.
     """
@@ -63,7 +77,6 @@ class Generation:
         self.finish: Finish | None = None  # set when `batches` has ended
         self.num_prompt_tokens = 0  # known once it is answered
         self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
-        self.is_lagging = False  # tokens came due while the last batch was being written
         self.caller = current_caller()
         self.listener: ReaderListener = _Nobody()
         self._clock = clock
@@ -77,11 +90,13 @@ class Generation:
             on_hold=lambda hold: self.listener.lags(request.request_id, hold),
         )
         self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
-        self._ready: list[DueToken] = []
+        self._outlet: Outlet | None = None
+        self._ready: list[DueToken] = []  # due, and not taken
         self._waiter: asyncio.Future[None] | None = None  # of the reader; an Event costs more
         self._num_generated = 0
+        self._num_reasoning_tokens: int | None = None
         self._reason: FinishReason | None = None
-        self._error: ServiceError | None = None
+        self._error: Exception | None = None
 
     # The executor's side
 
@@ -101,10 +116,10 @@ class Generation:
         self._num_generated += len(tokens)
         self._paced.push(tokens, generated_s)
 
-    def ended(self, reason: FinishReason) -> None:
+    def ended(self, reason: FinishReason, num_reasoning_tokens: int | None = None) -> None:
         if self._is_over:
             return
-        self._reason = reason
+        self._reason, self._num_reasoning_tokens = reason, num_reasoning_tokens
         if not self.request.service_level.pace_tail:
             self._paced.flush()
         self._wake()
@@ -136,7 +151,7 @@ class Generation:
         self._reason = FinishReason.CANCELLED
         self._wake()
 
-    def give_up(self, error: ServiceError) -> None:
+    def give_up(self, error: Exception) -> None:
         """End with `error` now, even after the last token: the reader does not take the rest."""
         self._drop_rest()
         self._error, self._reason = error, None
@@ -148,24 +163,47 @@ class Generation:
         if self._answer.done() and not self._answer.cancelled():
             self._answer.exception()  # it may be that nobody waited for it
 
+    async def write_to(self, outlet: Outlet) -> None:
+        """Write tokens when they become due: from the pacer's timer while `outlet` is open, so
+        that none waits for this task's turn; from here after it was closed.
+
+        Raises what ended the request abnormally, after its last token.
+        """
+        self._outlet = outlet
+        try:
+            while await self._some_are_ready():
+                lags = not outlet.is_open
+                self._reader.handed(self._clock())
+                await outlet.opened()
+                batch = self._take_ready()
+                self._hand_over(outlet, batch, as_one=lags)
+                self._reader.took(len(batch))
+        finally:
+            self._outlet = None  # whoever gave it up may write something else now
+        self._complete()
+
     async def batches(self) -> AsyncIterator[Sequence[Token]]:
         """Yield tokens as they become due; a batch counts as written when the next is asked for.
 
         Raises what ended the request abnormally, after its last token.
         """
-        while batch := await self._take():
+        while await self._some_are_ready():
+            batch = self._take_ready()
             self._reader.handed(self._clock())
             yield [due.token for due in batch]
-            self.is_lagging = bool(self._ready)
-            self._record.written(batch, self._clock())
-            self.listener.progressed(self.request.request_id, self._record.num_written)
+            self._note_written(batch)
             self._reader.took(len(batch))
+        self._complete()
+
+    def _complete(self) -> None:
+        """Note that the reader has the last token."""
         self._record.finish()
         assert self._reason is not None
         self.finish = Finish(
             reason=self._reason,
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._num_generated,
+            num_reasoning_tokens=self._num_reasoning_tokens,
         )
         self._reader.handed(self._clock())  # what follows the last token is waited for too
 
@@ -202,22 +240,43 @@ class Generation:
     def _is_over(self) -> bool:
         return self._reason is not None or self._error is not None
 
-    async def _take(self) -> Sequence[DueToken]:
-        """Wait for due tokens; none means that the request has ended."""
+    async def _some_are_ready(self) -> bool:
+        """Wait for due tokens; False means that the request has ended."""
         while not self._ready:
             if self._error is not None:
                 raise self._error
             if self._reason is not None and not self._paced.num_held:
-                return ()
+                return False
             self._waiter = self._loop.create_future()
             await self._waiter
+        return True
+
+    def _take_ready(self) -> Sequence[DueToken]:
         batch, self._ready = self._ready, []
         return batch
 
     def _release(self, tokens: Sequence[DueToken]) -> None:
-        self._ready.extend(tokens)
-        self._reader.due(len(tokens))
-        self._wake()
+        """Pass on tokens that are due, which the pacer says from its timer; raises nothing."""
+        outlet = self._outlet
+        if outlet is None or self._ready or not outlet.is_open:
+            self._ready.extend(tokens)
+            self._reader.due(len(tokens))
+            self._wake()
+            return
+        try:
+            self._hand_over(outlet, tokens, as_one=False)
+        except Exception as error:  # noqa: BLE001 - `write_to` raises it, no other stream suffers
+            self.give_up(error)
+        if self._is_over:
+            self._wake()
+
+    def _hand_over(self, outlet: Outlet, tokens: Sequence[DueToken], *, as_one: bool) -> None:
+        outlet.write([due.token for due in tokens], as_one=as_one)
+        self._note_written(tokens)
+
+    def _note_written(self, tokens: Sequence[DueToken]) -> None:
+        self._record.written(tokens, self._clock())
+        self.listener.progressed(self.request.request_id, self._record.num_written)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -10,14 +10,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway import openai_errors
 from services.gateway.api_keys import ApiKeys, bind_caller
-from services.kit.errors import UnauthenticatedError
+from services.kit.errors import ServiceError, UnauthenticatedError
 from services.kit.rpc import QUIET_METHODS, Context
 
 OPEN_PATHS = ("/health", "/ready", "/metrics")  # for probes
 
 
 class HttpGuard:
-    """ASGI layer that answers 401 to whoever shows no good key."""
+    """ASGI layer that answers 401 to whoever shows no good key; 503 while none is known."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
@@ -27,17 +27,18 @@ class HttpGuard:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
                 bind_caller(self._keys.caller(Headers(scope=scope).get("authorization", "")))
-            except UnauthenticatedError as error:
+            except ServiceError as error:
                 await _refusal(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _refusal(error: UnauthenticatedError) -> JSONResponse:
+def _refusal(error: ServiceError) -> JSONResponse:
+    headers = openai_errors.retry_headers(error)
+    if isinstance(error, UnauthenticatedError):
+        headers = {"www-authenticate": "Bearer"}
     return JSONResponse(
-        openai_errors.body_of(error),
-        status_code=openai_errors.http_status(error),
-        headers={"www-authenticate": "Bearer"},
+        openai_errors.body_of(error), status_code=openai_errors.http_status(error), headers=headers
     )
 
 
@@ -58,12 +59,12 @@ class GrpcGuard(aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata or ())
         try:
             bind_caller(self._keys.caller(str(metadata.get("authorization", ""))))
-        except UnauthenticatedError as error:
+        except ServiceError as error:
             return _refusing_handler(error)
         return handler
 
 
-def _refusing_handler(error: UnauthenticatedError) -> grpc.RpcMethodHandler:
+def _refusing_handler(error: ServiceError) -> grpc.RpcMethodHandler:
     async def refuse(request: bytes, context: Context) -> bytes:
         raise error
 

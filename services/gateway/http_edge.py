@@ -28,7 +28,6 @@ log = structlog.get_logger()
 
 QUIET_ROUTES = ("/health", "/ready", "/metrics")  # probes would drown the log
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-DIRECT_SEND = "evenflow.send"  # in a scope: takes bodies past the layers that look at starts only
 CLIENT_GONE_STATUS = 499  # never sent: nobody is there to read it
 
 
@@ -49,7 +48,6 @@ class HttpEdge:
         request_id = claimed if VALID_REQUEST_ID.fullmatch(claimed) else new_request_id()
         bind_request_id(request_id)
         exchange = _Exchange(request_id, send)
-        scope[DIRECT_SEND] = send
         span = self._begin_span(scope)
         start_s = time.monotonic()
         try:

@@ -1,18 +1,46 @@
 """HTTP/1.1 on one connection, as uvicorn reads it, with bounded heads and refusals in JSON."""
 
+from asyncio import Transport
 from http import HTTPStatus
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.gateway import openai_errors
 from services.gateway.openai_responses import encode_json
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers
+BODY = "evenflow.body"  # in a scope: the response's ChunkedBody
 
 
 class _HeadTooLargeError(Exception):
     """Stops the parser."""
+
+
+class ChunkedBody:
+    """Writes the body of a response that was begun without a length, chunk by chunk, as ASGI's
+    `send` would, but in a plain call.
+    """
+
+    def __init__(self, transport: Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether the client keeps up: more than the socket takes is buffered otherwise."""
+        return not self._flow.write_paused
+
+    async def opened(self) -> None:
+        """Wait until the client keeps up, or is gone."""
+        while self._flow.write_paused:
+            await self._flow.drain()
+
+    def write(self, data: bytes) -> None:
+        """Write a chunk; nothing if `data` is empty or the client is gone."""
+        if data and not self._transport.is_closing():
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -36,6 +64,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[BODY] = ChunkedBody(self.transport, self.flow)  # type: ignore[literal-required]
         self._is_in_head, self._num_head_bytes = True, 0
 
     def on_headers_complete(self) -> None:

@@ -144,7 +144,7 @@ class InflightRequests:
         if output.ending.WhichOneof("how") == "failure":
             request.sink.failed(convert.failure_from_proto(output.ending.failure))
         else:
-            request.sink.ended(convert.finish_reason_from_proto(output.ending.finish_reason))
+            request.sink.ended(*convert.ending_from_proto(output.ending))
 
 
 def _new_tokens(output: pb.RequestOutput, num_known: int) -> Sequence[Token]:

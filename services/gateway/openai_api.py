@@ -4,6 +4,7 @@ A parameter that is not listed here is refused by name, and a null is the same a
 """
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
@@ -29,15 +30,14 @@ from services.gateway.openai_tools import (
     ChosenTool,
     Message,
     ReasoningEffort,
-    ToolBody,
+    Tools,
     json_text,
+    tool_options,
 )
 from services.kit import sampling_params as limits
 from services.kit.conversation import (
     DEFAULT_OPTIONS,
-    MAX_TOOLS,
     ConversationOptions,
-    ToolChoice,
     check_options,
 )
 from services.kit.errors import InvalidRequestError
@@ -97,7 +97,7 @@ class ChatCompletionBody(RequestBody):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
-    tools: list[ToolBody] | None = Field(default=None, min_length=1, max_length=MAX_TOOLS)
+    tools: Tools | None = None
     tool_choice: ChosenTool = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
@@ -129,10 +129,10 @@ class ChatCompletionBody(RequestBody):
         return (conversation(self.messages, self._options()),)
 
     def _options(self) -> ConversationOptions:
-        default = ToolChoice.NONE if self.tools is None else ToolChoice.AUTO
-        choice, named_tool = self.tool_choice or (default, "")
-        options = ConversationOptions(
-            tools=tuple(tool.function.to_tool() for tool in self.tools or ()),
+        offered = tool_options(self.tools)
+        choice, named_tool = self.tool_choice or (offered.tool_choice, "")
+        options = replace(
+            offered,
             tool_choice=choice,
             named_tool=named_tool,
             forbids_parallel_calls=not self.parallel_tool_calls,
@@ -169,6 +169,7 @@ class TokenizeBody(StrictBody):
     model: str = Field(min_length=1)
     prompt: Text | None = None
     messages: list[Message] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -178,7 +179,11 @@ class TokenizeBody(StrictBody):
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequestError("prompt: give it or messages, one of both", field="prompt")
         if self.messages is not None:
-            return conversation(self.messages)
+            options = tool_options(self.tools)
+            check_options(options)
+            return conversation(self.messages, options)
+        if self.tools is not None:
+            raise InvalidRequestError("tools: only allowed with messages", field="tools")
         return types.TextPrompt(self.prompt or "")
 
 

@@ -56,15 +56,19 @@ def event(value: Any) -> bytes:
     return f"data: {encode_json(value)}{_END_OF_EVENT}".encode()
 
 
-def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> dict[str, int]:
+def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> dict[str, Any]:
     """Return the token counts of all answers, in order; each prompt counts once."""
     num_prompt_tokens = sum(f.num_prompt_tokens for f in finishes[::answers_per_prompt])
     num_output_tokens = sum(f.num_output_tokens for f in finishes)
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
     }
+    thoughts = [n for f in finishes if (n := f.num_reasoning_tokens) is not None]
+    if thoughts:
+        counts["completion_tokens_details"] = {"reasoning_tokens": sum(thoughts)}
+    return counts
 
 
 def chunk_base(head: AnswerHead) -> dict[str, Any]:
@@ -107,16 +111,23 @@ class ChunkWriter:
         """Return an event per token that says something or has probabilities, or one for all of
         them; the first ones follow the chunk with the role.
         """
-        scored = bool(tokens) and tokens[0].logprobs is not None
-        if scored or not all(map(is_plain, tokens)):
-            told = tokens if scored else [token for token in tokens if says_something(token)]
-            groups = [told] if as_one else [[token] for token in told]
-            return self._begin() + b"".join(map(self._full, groups))
-        texts = [token.text for token in tokens if token.text]
+        texts = []
+        for token in tokens:
+            if token.logprobs is not None or not is_plain(token):
+                return self._full_events(tokens, as_one=as_one)
+            if token.text:
+                texts.append(token.text)
         if as_one and texts:
             texts = ["".join(texts)]
         events = [f"{self._before_text}{encode_json(text)}{self._after_text}" for text in texts]
         return (self._begin() + "".join(events).encode()) if events else b""
+
+    def _full_events(self, tokens: Sequence[Token], *, as_one: bool) -> bytes:
+        """Return the events of tokens of which some have more than text."""
+        scored = tokens[0].logprobs is not None
+        told = tokens if scored else [token for token in tokens if says_something(token)]
+        groups = [told] if as_one else [[token] for token in told]
+        return self._begin() + b"".join(map(self._full, groups))
 
     def ending(self, finish: Finish) -> bytes:
         """Return the events up to the finish reason."""

@@ -1,15 +1,18 @@
 """Turns, tools and calls: how conversations of the OpenAI API are written in JSON."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from services.gateway.openai_fields import StrictBody, Text
 from services.kit.conversation import (
+    MAX_TOOLS,
     REASONING_EFFORTS,
     VALID_TOOL_NAME,
     ChatMessage,
+    ConversationOptions,
     Tool,
     ToolCall,
     ToolChoice,
@@ -74,6 +77,17 @@ class FunctionBody(StrictBody):
 class ToolBody(StrictBody):
     type: Literal["function"]
     function: FunctionBody
+
+
+Tools = Annotated[list[ToolBody], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+def tool_options(tools: Sequence[ToolBody] | None) -> ConversationOptions:
+    """Return the options that say no more than which tools there are; the model may call them."""
+    return ConversationOptions(
+        tools=tuple(tool.function.to_tool() for tool in tools or ()),
+        tool_choice=ToolChoice.AUTO if tools else ToolChoice.NONE,
+    )
 
 
 def _chosen_tool(value: object) -> tuple[ToolChoice, str]:

@@ -7,9 +7,8 @@ token of each stream.
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from services.gateway.types import Token
 from services.kit.clock import Clock
@@ -26,8 +25,7 @@ class TimerHandle(Protocol):
 Timer: TypeAlias = Callable[[float, Callable[[], None]], TimerHandle]
 
 
-@dataclass(frozen=True, slots=True)
-class DueToken:
+class DueToken(NamedTuple):
     """A token and when it was due at the reader, in seconds on the pacer's clock."""
 
     token: Token

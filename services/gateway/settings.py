@@ -4,10 +4,11 @@ import re
 import socket
 from pathlib import Path
 
-from pydantic import Field, FilePath, ValidationInfo, field_validator
+from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.gateway.api_keys import read_api_keys
+from services.gateway.api_keys import parse_api_keys
+from services.kit.redis_url import RedisUrl
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 from services.kit.tracing import OtlpEndpoint
@@ -32,7 +33,11 @@ class GatewaySettings(ServiceSettings):
     # Stable name; empty: host name and HTTP port, so give one if that port is 0.
     id: str = Field(default="", pattern=f"^({VALID_REQUEST_ID.pattern})?$")
     max_live_requests: int = Field(default=1024, ge=1)  # above it: 429
-    api_keys_file: FilePath | None = None  # TOML; unset: nobody is asked for a key
+    # Where API keys stand, as TOML; both unset: nobody is asked for a key. A bad file stops the
+    # start; later, and from Redis, what cannot be read leaves the keys that are known.
+    api_keys_file: FilePath | None = None
+    api_keys_redis_url: RedisUrl | None = None
+    api_keys_refresh_s: float = Field(default=5.0, ge=0.1)  # until a change is seen
     submit_timeout_s: float = Field(default=30.0, gt=0)  # for an executor to accept or reject
     sse_keepalive_s: float = Field(default=15.0, ge=0)  # comment in a silent stream; 0: none
     # Tokens that are due and that a reader has not taken, from which its generation is held.
@@ -53,8 +58,15 @@ class GatewaySettings(ServiceSettings):
     @classmethod
     def _check_api_keys(cls, file: Path | None) -> Path | None:
         if file is not None:
-            read_api_keys(file)
+            parse_api_keys(file.read_text("utf-8"))
         return file
+
+    @field_validator("api_keys_redis_url")
+    @classmethod
+    def _check_one_source(cls, url: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if url is not None and info.data.get("api_keys_file") is not None:
+            raise ValueError("not together with api_keys_file")
+        return url
 
     @field_validator("edge_key_file", "edge_ca_file")
     @classmethod

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType, Protocol, TypeAlias
+from typing import NamedTuple, NewType, Protocol, TypeAlias
 
 from services.kit.conversation import (
     DEFAULT_OPTIONS,
@@ -69,11 +69,10 @@ class GenerationRequest:
         return (self.request_id, self.parent_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One output token."""
+class Token(NamedTuple):
+    """One output token. A tuple, as are all objects made for each token: the cheapest to make."""
 
-    index: int  # in the output, from 0
+    index: int  # type: ignore[assignment]  # in the output, from 0; nobody needs tuple's method
     id: int  # in the model's vocabulary
     text: str  # that it completes; may be empty
     logprobs: TokenLogprobs | None = None
@@ -95,6 +94,7 @@ class Finish:
     reason: FinishReason
     num_prompt_tokens: int
     num_output_tokens: int  # generated, whether or not they were delivered
+    num_reasoning_tokens: int | None = None  # of these; None: nothing tells reasoning from text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,8 @@ class RequestSink(Protocol):
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         """Take the next tokens, none missing, none twice, and when they came in."""
 
-    def ended(self, reason: FinishReason) -> None: ...
+    def ended(self, reason: FinishReason, num_reasoning_tokens: int | None = None) -> None:
+        """Take how it ended, and how many tokens are reasoning where anything tells."""
 
     def failed(self, error: ServiceError) -> None: ...
 

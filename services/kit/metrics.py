@@ -1,6 +1,10 @@
 """Prometheus metrics that every service has, and the endpoint that shows them."""
 
-from prometheus_client import Counter, Histogram, start_http_server
+import socket
+import threading
+from http.server import ThreadingHTTPServer
+
+from prometheus_client import Counter, Histogram, MetricsHandler
 
 RPC_SECONDS = Histogram(
     "evenflow_rpc_duration_seconds",
@@ -11,7 +15,24 @@ RPC_SECONDS = Histogram(
 RPC_ERRORS = Counter("evenflow_rpc_errors_total", "RPCs that failed, by reason.", ["reason"])
 
 
+class _TextHandler(MetricsHandler):
+    """Answers in Prometheus' text format, whatever is asked for: in OpenMetrics the library writes
+    `vllm_…` for `vllm:…` to a Prometheus before 3.
+    """
+
+    def do_GET(self) -> None:  # noqa: N802
+        del self.headers["Accept"]
+        super().do_GET()
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _TextHandler)
+
+
 def start_endpoint(host: str, port: int) -> int:
     """Serve `/metrics` from a thread. Returns the port, which differs from `port` only for 0."""
-    server, _ = start_http_server(port, addr=host)
+    server = _Server(host, port)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server.server_port

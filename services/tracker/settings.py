@@ -1,10 +1,9 @@
 """What the tracker can be told: `EVENFLOW_TRACKER_*`."""
 
-import re
-
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from services.kit.redis_url import RedisUrl
 from services.kit.settings import ServiceSettings
 
 
@@ -13,15 +12,8 @@ class TrackerSettings(ServiceSettings):
 
     grpc_port: int = Field(default=50053, ge=0, le=65535)  # 0 picks a free port
     metrics_port: int = Field(default=9053, ge=0, le=65535)  # 0 picks a free port
-    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")  # it may hold a password
+    redis_url: RedisUrl = SecretStr("redis://127.0.0.1:6379/0")
     redis_timeout_s: float = Field(default=1.0, gt=0)  # to connect, and for each answer
     lease_ttl_s: float = Field(default=5.0, gt=0)  # of an executor, from its last renewal
     request_ttl_s: float = Field(default=60.0, gt=0)  # of a live request, from its last report
     retention_s: float = Field(default=600.0, gt=0)  # of an ended request, from its last report
-
-    @field_validator("redis_url")
-    @classmethod
-    def _check_redis_url(cls, url: SecretStr) -> SecretStr:
-        if not re.match(r"(rediss?|unix)://.", url.get_secret_value()):
-            raise ValueError("must begin with redis://, rediss:// or unix://, and name a server")
-        return url

@@ -16,7 +16,7 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
 from tests.clients import Received, http_chat, recorded
-from tests.live_streams import Ending, Streams, assert_complete, num_in_engine
+from tests.live_streams import Ending, Endings, Streams, assert_complete, num_in_engine
 from tests.processes import HANG_S, KEEPALIVE_S, Stack, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -37,9 +37,8 @@ def die(stack: Stack, name: str) -> None:
 
 
 def hang(stack: Stack, name: str) -> None:
-    stack.freeze(name)
-    time.sleep(HANG_S)
-    stack.thaw(name)
+    with stack.frozen(name):
+        time.sleep(HANG_S)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +95,14 @@ async def test_planner_tracker_and_redis_may(
     await asyncio.to_thread(wait_until, settled, "the tracker's counts equal the clients'")
 
 
+async def live_streams(stack: Stack, name: str) -> tuple[Streams, "asyncio.Task[Endings]"]:
+    """Begin long streams; return them once each reader has tokens, and how each will end."""
+    streams = Streams(stack=stack, name=name, max_tokens=MANY_TOKENS, rate_tps=SLOW_TPS)
+    running = asyncio.create_task(streams.endings())
+    await streams.wait_live()
+    return streams, running
+
+
 def assert_each_ended_once(over_http: list[Ending], over_grpc: list[Ending]) -> None:
     """Every reader has some tokens, then one error."""
     for got in over_http:
@@ -121,9 +128,7 @@ async def assert_refused(stack: Stack, name: str) -> None:
 
 
 async def test_a_dying_executor_ends_each_stream_once_and_service_returns(stack: Stack) -> None:
-    streams = Streams(stack=stack, name="killed", max_tokens=MANY_TOKENS, rate_tps=SLOW_TPS)
-    running = asyncio.create_task(streams.endings())
-    await streams.wait_live()
+    _, running = await live_streams(stack, "killed")
     await asyncio.to_thread(stack.kill, "executor")
 
     assert_each_ended_once(*await running)
@@ -133,24 +138,17 @@ async def test_a_dying_executor_ends_each_stream_once_and_service_returns(stack:
 
 
 async def test_a_hanging_executor_is_given_up_and_taken_back(stack: Stack) -> None:
-    streams = Streams(stack=stack, name="stuck", max_tokens=MANY_TOKENS, rate_tps=SLOW_TPS)
-    running = asyncio.create_task(streams.endings())
-    await streams.wait_live()
-    await asyncio.to_thread(stack.freeze, "executor")
-    try:
+    _, running = await live_streams(stack, "stuck")
+    with stack.frozen("executor"):
         async with asyncio.timeout(GIVEN_UP_S):
             assert_each_ended_once(*await running)
         await assert_refused(stack, "stuck")
         await asyncio.sleep(HANG_S)
-    finally:
-        stack.thaw("executor")
     await assert_served_again(stack, "stuck")
 
 
 async def test_the_requests_of_a_killed_gateway_are_aborted(stack: Stack) -> None:
-    streams = Streams(stack=stack, name="orphan", max_tokens=MANY_TOKENS, rate_tps=SLOW_TPS)
-    running = asyncio.create_task(streams.endings())
-    await streams.wait_live()
+    streams, running = await live_streams(stack, "orphan")
     await asyncio.to_thread(stack.kill, "gateway")
     over_http, over_grpc = await running
 
@@ -163,17 +161,12 @@ async def test_the_requests_of_a_killed_gateway_are_aborted(stack: Stack) -> Non
 
 
 async def test_the_requests_of_a_hanging_gateway_are_aborted(stack: Stack) -> None:
-    streams = Streams(stack=stack, name="deaf", max_tokens=MANY_TOKENS, rate_tps=SLOW_TPS)
-    running = asyncio.create_task(streams.endings())
-    await streams.wait_live()
-    await asyncio.to_thread(stack.freeze, "gateway")
-    try:
+    streams, running = await live_streams(stack, "deaf")
+    with stack.frozen("gateway"):
         gone = "the engine is empty, though the gateway holds its connections"
         await asyncio.to_thread(wait_until, lambda: num_in_engine(stack) == 0, gone)
         await streams.wait_recorded(tracker_pb.REQUEST_STATE_CANCELLED)
         await asyncio.sleep(HANG_S)
-    finally:
-        stack.thaw("gateway")
 
     assert_each_ended_once(*await running)
     await assert_served_again(stack, "deaf")

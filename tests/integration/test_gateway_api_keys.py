@@ -1,18 +1,21 @@
 """API keys: who may call, how much each may have, and what is never written down."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import grpc
 import pytest
+import redis
 from grpc import aio
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor
+from services.gateway.key_sources import REDIS_KEY
+from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, NUM_PROMPT_TOKENS, FakeExecutor
 from tests.gateways import Client, chat_body, gateway_for, stream_body
+from tests.redis_server import RedisServer
 
 ALICE, BOB, CAROL = "sk-alice-0123456789", "sk-bob-0123456789", "sk-carol-0123456789"
 KEYS = f"""
@@ -169,6 +172,51 @@ async def test_nobody_cancels_what_another_key_has_asked_for(
 
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND
     assert answers[-1].finish.reason == gen.FINISH_REASON_CANCELLED
+
+
+async def test_keys_in_redis_are_followed_and_outlive_it(executor: FakeExecutor) -> None:
+    async def status(key: str) -> int:
+        return (await client.http.get("/v1/models", headers=bearer(key))).status_code
+
+    with RedisServer() as server:
+        store = redis.Redis.from_url(server.url)
+        options = {"api_keys_redis_url": server.url, "api_keys_refresh_s": 0.1}
+        async with gateway_for(executor, **options) as client:
+            await client.wait_ready()
+            assert await status(ALICE) == 503  # nobody knows whether it is good
+            with pytest.raises(aio.AioRpcError) as refused:
+                await pb_grpc.GatewayServiceStub(client.channel).ListModels(pb.ListModelsRequest())
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            store.set(REDIS_KEY, KEYS)
+            await eventually(lambda: status(ALICE), 200)
+            server.freeze()
+            assert [await status(ALICE), await status("sk-nobody-0123456789")] == [200, 401]
+            server.thaw()
+            store.set(REDIS_KEY, KEYS.replace(ALICE, "sk-alice-changed-0123"))
+            await eventually(lambda: status(ALICE), 401)
+            server.kill()
+            await asyncio.sleep(0.5)  # some rounds without Redis
+            assert [await status(BOB), await status(ALICE)] == [200, 401]
+
+
+async def test_a_file_is_followed(executor: FakeExecutor, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS)
+
+    async def status() -> int:
+        return (await client.http.get("/v1/models", headers=bearer(ALICE))).status_code
+
+    async with gateway_for(executor, api_keys_file=file, api_keys_refresh_s=0.1) as client:
+        await eventually(status, 200)
+        file.write_text(KEYS.replace(ALICE, "sk-alice-changed-0123"))
+        await eventually(status, 401)
+
+
+async def eventually(ask: Callable[[], Awaitable[int]], answer: int) -> None:
+    """Ask until the answer is this one."""
+    async with asyncio.timeout(EVENT_TIMEOUT_S):
+        while await ask() != answer:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_without_a_file_nobody_is_asked(executor: FakeExecutor) -> None:

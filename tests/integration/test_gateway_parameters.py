@@ -344,6 +344,9 @@ async def test_a_prompt_comes_back_with_its_probabilities(client, executor) -> N
         assert [value for part in parts for value in part[name]] == values
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
 async def test_text_and_conversations_become_tokens(client, executor) -> None:
     text = await client.http.post(
         "/tokenize",
@@ -352,7 +355,7 @@ async def test_text_and_conversations_become_tokens(client, executor) -> None:
     chat = await client.http.post(
         "/tokenize",
         json=chat_body(add_generation_prompt=False, return_token_strs=True)
-        | {"messages": [{"role": "user", "content": "xy"}]},
+        | {"messages": [{"role": "user", "content": "xy"}], "tools": [TOOL]},
     )
     back = await client.http.post("/detokenize", json={"model": MODEL, "tokens": [97, 98]})
 
@@ -368,7 +371,12 @@ async def test_text_and_conversations_become_tokens(client, executor) -> None:
         executor_pb2.TokenizeRequest(model=MODEL, text="ab", omits_special_tokens=True),
         executor_pb2.TokenizeRequest(
             model=MODEL,
-            chat=executor_pb2.Chat(messages=[gen.ChatMessage(role="user", content="xy")]),
+            chat=executor_pb2.Chat(
+                messages=[gen.ChatMessage(role="user", content="xy")],
+                options=gen.ConversationOptions(
+                    tools=[gen.Tool(name="f")], tool_choice=gen.TOOL_CHOICE_AUTO
+                ),
+            ),
             omits_generation_prompt=True,
             with_texts=True,
         ),
@@ -383,7 +391,9 @@ async def test_text_and_conversations_become_tokens(client, executor) -> None:
         ("/tokenize", chat_body(prompt="a"), 400, "prompt"),
         ("/tokenize", chat_body(messages=[]), 400, "messages"),
         ("/tokenize", {"model": MODEL, "prompt": 5}, 400, "prompt"),
-        ("/tokenize", {"model": MODEL, "prompt": "a", "tools": []}, 400, "tools"),
+        ("/tokenize", chat_body(tools=[]), 400, "tools"),
+        ("/tokenize", chat_body(tools=[TOOL, TOOL]), 400, "tools"),
+        ("/tokenize", {"model": MODEL, "prompt": "a", "tools": [TOOL]}, 400, "tools"),
         ("/tokenize", {"model": "other", "prompt": "a"}, 404, "model"),
         ("/tokenize", {"model": MODEL, "prompt": UNRENDERABLE}, 400, "prompt"),
         (

@@ -37,7 +37,9 @@ SAID: list[str | executor_pb2.Token] = [
 
 @pytest.fixture
 def calling(executor: FakeExecutor) -> FakeExecutor:
-    executor.script = Script(texts=SAID, finish_reason=gen.FINISH_REASON_TOOL_CALLS)
+    executor.script = Script(
+        texts=SAID, finish_reason=gen.FINISH_REASON_TOOL_CALLS, num_reasoning_tokens=2
+    )
     return executor
 
 
@@ -61,10 +63,12 @@ def check(choice: Any) -> None:
 
 
 async def test_the_sdk_gets_calls_and_thoughts_of_a_whole_answer(calling, sdk) -> None:
-    answer = await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[TOOL])
+    answer = await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[TOOL], n=2)
 
-    check(answer.choices[0])
-    assert answer.usage.completion_tokens == len(SAID)
+    for choice in answer.choices:
+        check(choice)
+    assert answer.usage.completion_tokens == 2 * len(SAID)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2 * 2
 
 
 async def test_the_sdk_puts_streamed_calls_together(calling, sdk) -> None:
@@ -75,6 +79,7 @@ async def test_the_sdk_puts_streamed_calls_together(calling, sdk) -> None:
 
     check(answer.choices[0])
     assert answer.usage.completion_tokens == len(SAID)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2
 
 
 async def test_a_stream_has_an_event_for_each_token_that_says_something(calling, sdk) -> None:
@@ -130,6 +135,7 @@ async def test_a_plain_conversation_says_nothing_of_tools(client, executor) -> N
 
     assert response.status_code == 200
     assert set(response.json()["choices"][0]["message"]) == {"role", "content", "refusal"}
+    assert "completion_tokens_details" not in response.json()["usage"]
     assert not executor.submits[0].chat.HasField("options")
 
 
@@ -150,3 +156,4 @@ async def test_grpc_clients_get_calls_and_thoughts_token_by_token(client, callin
         list(said.tool_calls) for said in SAID[4:] if isinstance(said, executor_pb2.Token)
     ]
     assert responses[-1].finish.reason == gen.FINISH_REASON_TOOL_CALLS
+    assert responses[-1].finish.usage.num_reasoning_tokens == 2

@@ -1,6 +1,5 @@
 """docker-compose.yml and what it mounts agree with the services' own settings and metrics."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -107,17 +106,3 @@ def test_prometheus_asks_the_ports_that_serve_metrics() -> None:
         ("gateway", default("gateway", "http_port")),
         *((name, default(name, "metrics_port")) for name in ("executor", "planner", "tracker")),
     }
-
-
-def test_the_dashboard_shows_metrics_that_exist() -> None:
-    dashboard = json.loads((ROOT / "docker/grafana/dashboards/evenflow.json").read_text())
-    sources = "\n".join(path.read_text() for path in (ROOT / "services").rglob("*metrics*.py"))
-    sources += (ROOT / "services/gateway/executor_link.py").read_text()
-    expressions = " ".join(t["expr"] for panel in dashboard["panels"] for t in panel["targets"])
-
-    shown = set(re.findall(r"\b(?:vllm:)?evenflow_\w+", expressions))
-    assert len(shown) > 15
-    for name in shown:
-        stem = re.sub(r"^vllm:evenflow_(kv|controller)_", "", name)
-        written = {stem, stem.removesuffix("_bucket"), stem.removesuffix("_total")}
-        assert any(f'"{part}"' in sources for part in written), name

@@ -26,7 +26,10 @@ def test_by_default_the_demo_model_and_the_embedded_redis_run() -> None:
 def test_a_model_of_the_users_is_served_under_its_last_name(monkeypatch) -> None:
     monkeypatch.setenv("EVENFLOW_MODEL", "org/Some-Model")
 
-    assert read_settings().model_id == "Some-Model"
+    settings = read_settings()
+
+    assert settings.model_id == "Some-Model"
+    assert "EVENFLOW_EXECUTOR_TOOL_CALL_PARSER" not in settings.environment("m")
 
 
 def test_a_redis_of_the_users_replaces_the_embedded_one(monkeypatch) -> None:

@@ -61,16 +61,23 @@ def prepared(
     return parsed
 
 
+def steps_of(text: str) -> list[tuple[str, list[int]]]:
+    """Return the steps in which an engine draws `text`: one token each, with what it completes."""
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    so_far = [TOKENIZER.decode(ids[:place]).rstrip("\ufffd") for place in range(len(ids) + 1)]
+    return [(so_far[k + 1].removeprefix(so_far[k]), [id]) for k, id in enumerate(ids)]
+
+
 def read(parsed: ParsedChat, text: str) -> tuple[Said, bool]:
     """Return all that `text` says when its tokens come one by one, and whether calls were chosen.
 
     The parts of each call are put together.
     """
     parser = parsed.answer_parser(PROMPT_IDS)
-    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    steps = steps_of(text)
     said = [
-        parser.parse(TOKENIZER.decode([id]), [id], is_last=place == len(ids) - 1)
-        for place, id in enumerate(ids)
+        parser.parse(said, ids, is_last=place == len(steps))
+        for place, (said, ids) in enumerate(steps, 1)
     ]
     calls: dict[int, ToolCallPart] = {}
     for part in (part for step in said for part in step.tool_calls):
@@ -224,6 +231,35 @@ def test_required_calls_follow_thoughts(omits_reasoning: bool) -> None:
     assert core.reasoning_ended is False  # the form begins after the thoughts
     assert said.reasoning == ("" if omits_reasoning else "hm")
     assert functions(said) == [("f", {"x": 1}), ("g", {})]
+
+
+@pytest.mark.parametrize("omits_reasoning", [False, True])
+@pytest.mark.parametrize(
+    ("text", "num_tokens"),
+    [
+        ("<think>hmm</think>Yes.", 4),  # the first mark too
+        ("hmm</think>Yes.", 3),  # where the prompt has it
+        ("</think>Yes.", 0),
+        ("<think>é", 3),  # cut short; a character of two tokens
+    ],
+)
+def test_tokens_of_the_reasoning_are_counted_told_or_not(
+    text: str, num_tokens: int, omits_reasoning: bool
+) -> None:
+    parsed = prepared(parsers(reasoning="deepseek_r1"), omits_reasoning=omits_reasoning)
+    parser = parsed.answer_parser(PROMPT_IDS)
+    for said, ids in steps_of(text):
+        parser.parse(said, ids, is_last=False)
+
+    assert parser.num_reasoning_tokens == num_tokens
+
+
+def test_without_a_parser_of_reasoning_nobody_counts_it() -> None:
+    parsed = prepared(parsers("hermes"), tools=TOOLS)
+    parser = parsed.answer_parser(PROMPT_IDS)
+    parser.parse("a", [1], is_last=True)
+
+    assert parser.num_reasoning_tokens is None
 
 
 def test_a_plain_conversation_is_not_parsed_where_no_parser_is_named() -> None:

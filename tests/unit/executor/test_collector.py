@@ -146,11 +146,13 @@ class FakeParser:
     """Reads a step as thoughts and a call of the model's choice, but not "?"."""
 
     chose_calls: bool = False
+    num_reasoning_tokens: int = 0
 
     def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said:
         if text == "?":
             raise ValueError(text)
         self.chose_calls = is_last
+        self.num_reasoning_tokens += len(token_ids)
         return Said("", f"{text} {len(token_ids)}", (ToolCallPart(0, "c", "f"),) * is_last)
 
 
@@ -161,7 +163,11 @@ def test_what_a_parser_reads_belongs_to_the_last_token_of_its_step() -> None:
 
     assert first == Delta((Token(5, ""), Token(6, "", reasoning="a 2")))
     call = (ToolCallPart(0, "c", "f"),)
-    assert last == Delta((Token(7, "", reasoning="b 1", tool_calls=call),), FinishReason.TOOL_CALLS)
+    assert last == Delta(
+        (Token(7, "", reasoning="b 1", tool_calls=call),),
+        FinishReason.TOOL_CALLS,
+        num_reasoning_tokens=3,
+    )
 
 
 def test_an_answer_with_calls_that_is_cut_short_says_so() -> None:

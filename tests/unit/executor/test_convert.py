@@ -288,7 +288,12 @@ def test_every_state_and_residency_has_a_name_on_the_wire() -> None:
 def test_a_token_keeps_thoughts_and_calls() -> None:
     parts = (ToolCallPart(0, "c", "f", "{"), ToolCallPart(1, arguments="}"))
     token = Token(9, "x", reasoning="hm", tool_calls=parts)
-    output = Output(first_token_index=0, tokens=[token], ending=FinishReason.TOOL_CALLS)
+    output = Output(
+        first_token_index=0,
+        tokens=[token],
+        ending=FinishReason.TOOL_CALLS,
+        num_reasoning_tokens=1,
+    )
     (sent,) = convert.frame_to_proto(Frame(sequence=0, outputs={"r": output})).outputs
 
     assert list(sent.tokens) == [
@@ -302,7 +307,9 @@ def test_a_token_keeps_thoughts_and_calls() -> None:
             ],
         )
     ]
-    assert sent.ending.finish_reason == gen.FINISH_REASON_TOOL_CALLS
+    assert sent.ending == pb.Ending(
+        finish_reason=gen.FINISH_REASON_TOOL_CALLS, num_reasoning_tokens=1
+    )
 
 
 def test_a_conversation_keeps_its_options_and_calls() -> None:

@@ -1,6 +1,7 @@
 """Frames of one gateway: merged when the writer lags, complete and in order always."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -45,7 +46,7 @@ async def test_steps_that_the_writer_missed_are_appended_and_keep_their_first_in
     stream.push("a", make_delta(10))
     first = await take(stream)
     stream.push("a", make_delta(11))
-    stream.push("a", make_delta(12, ending=FinishReason.LENGTH))
+    stream.push("a", replace(make_delta(12, ending=FinishReason.LENGTH), num_reasoning_tokens=2))
     second = await take(stream)
 
     assert first.accepted == {"a": 1}
@@ -53,6 +54,7 @@ async def test_steps_that_the_writer_missed_are_appended_and_keep_their_first_in
     assert second.outputs["a"].first_token_index == 1
     assert second.outputs["a"].tokens == [Token(11, "<11>"), Token(12, "<12>")]
     assert second.outputs["a"].ending is FinishReason.LENGTH
+    assert second.outputs["a"].num_reasoning_tokens == 2
 
 
 async def test_an_ending_without_tokens_tells_how_many_were_sent() -> None:

@@ -1,12 +1,15 @@
-"""The key file: what is in it, what is wrong with it, and that it is never shown."""
+"""The document of API keys: what is in it, what is wrong with it, and that it is never shown."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from services.gateway.api_keys import ApiKeys, read_api_keys
+from services.gateway.api_keys import ApiKeys, parse_api_keys
+from services.gateway.key_sources import KeysUnreadableError, follow
 from services.gateway.settings import GatewaySettings
+from services.kit.errors import UnauthenticatedError, UnavailableError
 from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load
 from services.tracker.settings import TrackerSettings
 
@@ -20,8 +23,8 @@ def written(tmp_path: Path, text: str) -> Path:
     return file
 
 
-def test_limits_are_optional(tmp_path) -> None:
-    (key,) = read_api_keys(written(tmp_path, GOOD))
+def test_limits_are_optional() -> None:
+    (key,) = parse_api_keys(GOOD)
 
     assert (key.name, key.max_live_requests, key.tokens_per_minute) == ("alice", None, None)
     assert ApiKeys([key]).caller(f"bearer  {SECRET} ") is key
@@ -66,7 +69,74 @@ def test_neither_keys_nor_settings_show_secrets(tmp_path, monkeypatch) -> None:
     file = written(tmp_path, GOOD)
     monkeypatch.setenv("EVENFLOW_GATEWAY_API_KEYS_FILE", str(file))
     monkeypatch.setenv("EVENFLOW_TRACKER_REDIS_URL", f"redis://:{SECRET}@host:1/0")
-    shown = f"{read_api_keys(file)} {GatewaySettings()!r} {TrackerSettings()!r}"
+    settings = GatewaySettings()
+    monkeypatch.delenv("EVENFLOW_GATEWAY_API_KEYS_FILE")
+    monkeypatch.setenv("EVENFLOW_GATEWAY_API_KEYS_REDIS_URL", f"redis://:{SECRET}@host:1/0")
+    shown = f"{parse_api_keys(GOOD)} {settings!r} {GatewaySettings()!r} {TrackerSettings()!r}"
 
     assert SECRET not in shown
     assert TrackerSettings().redis_url.get_secret_value().endswith("@host:1/0")
+
+
+def test_keys_in_two_places_stop_the_process(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("EVENFLOW_GATEWAY_API_KEYS_FILE", str(written(tmp_path, GOOD)))
+    monkeypatch.setenv("EVENFLOW_GATEWAY_API_KEYS_REDIS_URL", "redis://host:1/0")
+
+    with pytest.raises(ValidationError, match="api_keys_redis_url"):
+        GatewaySettings()
+
+
+class Documents:
+    """Gives one document after the other; None is unreadable. Keeps the last reader waiting."""
+
+    def __init__(self, *documents: str | None) -> None:
+        self._documents = list(documents)
+        self.is_exhausted = asyncio.Event()
+        self.is_closed = False
+
+    async def read(self) -> str:
+        if not self._documents:
+            self.is_exhausted.set()
+            await asyncio.Event().wait()
+        document = self._documents.pop(0)
+        if document is None:
+            raise KeysUnreadableError("away")
+        return document
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+async def followed(*documents: str | None) -> ApiKeys:
+    """Return keys that were asked for from the start, after these documents."""
+    keys, source = ApiKeys(None), Documents(*documents)
+    following = asyncio.create_task(follow(source, keys, interval_s=0))
+    await source.is_exhausted.wait()
+    following.cancel()
+    await asyncio.wait([following])
+    assert source.is_closed
+    return keys
+
+
+def name_of(keys: ApiKeys, secret: str) -> str | None:
+    key = keys.caller(f"Bearer {secret}")
+    return key and key.name
+
+
+async def test_before_keys_are_known_nobody_may_call() -> None:
+    with pytest.raises(UnavailableError):
+        (await followed(None, "no toml", "")).caller(f"Bearer {SECRET}")
+
+
+@pytest.mark.parametrize("fault", [None, "no toml", "", GOOD + GOOD])
+async def test_what_cannot_be_read_leaves_the_last_keys(fault: str | None) -> None:
+    assert name_of(await followed(GOOD, fault), SECRET) == "alice"
+
+
+async def test_a_key_that_is_taken_out_is_not_known_any_more() -> None:
+    other = SECRET.replace("0123", "4567")
+    keys = await followed(GOOD, None, GOOD.replace(SECRET, other).replace("alice", "bob"))
+
+    assert name_of(keys, other) == "bob"
+    with pytest.raises(UnauthenticatedError):
+        keys.caller(f"Bearer {SECRET}")

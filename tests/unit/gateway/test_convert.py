@@ -103,8 +103,11 @@ def test_a_submit_says_what_was_asked_and_nothing_else(prompt, expected) -> None
 def test_every_finish_reason_makes_the_round_trip() -> None:
     for reason in FinishReason:
         finish = Finish(reason=reason, num_prompt_tokens=1, num_output_tokens=2)
-        assert convert.finish_reason_from_proto(convert.finish_to_proto(finish).reason) is reason
+        ending = executor_pb2.Ending(finish_reason=convert.finish_to_proto(finish).reason)
+        assert convert.ending_from_proto(ending) == (reason, None)
 
 
 def test_a_finish_reason_of_a_later_version_is_a_normal_end() -> None:
-    assert convert.finish_reason_from_proto(99) is FinishReason.STOP
+    ending = executor_pb2.Ending(finish_reason=99, num_reasoning_tokens=0)  # type: ignore[arg-type]
+
+    assert convert.ending_from_proto(ending) == (FinishReason.STOP, 0)

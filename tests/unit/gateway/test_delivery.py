@@ -104,3 +104,46 @@ def test_a_whole_answer_s_tokens_are_only_counted() -> None:
 
     assert growth("evenflow_ttft_seconds_count", use) == 0
     assert record.num_written == 2
+
+
+@pytest.mark.parametrize(
+    ("bound", "counted"),
+    [("0.15", 0), ("0.25", 1), ("0.5", 1), ("+Inf", 1)],  # the gap is 0.25: its own bound's, too
+)
+def test_a_gap_counts_in_each_bucket_from_its_own_on(bound, counted) -> None:
+    record = make_record()
+    record.written([due(20.0)], 20.0)
+    name = "evenflow_delivered_tbt_seconds_bucket"
+
+    def use() -> None:
+        record.written([due(20.25)], 20.25)
+
+    assert growth(name, use, le=bound) == counted
+
+
+def test_the_gaps_of_all_tokens_are_summed_up() -> None:
+    record = make_record()
+
+    def use() -> None:
+        for at_s in (20.0, 20.5, 22.0):  # 0.5 and 1.5
+            record.written([due(at_s)], at_s)
+
+    assert growth("evenflow_delivered_tbt_seconds_sum", use) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [
+        ("evenflow_delivered_tokens_total", 3),
+        ("evenflow_paced_tokens_total", 2),  # the first is not
+        ("evenflow_delivered_tbt_violations_total", 1),
+    ],
+)
+def test_tokens_are_counted_and_the_paced_and_late_ones_among_them(name, counted) -> None:
+    record = make_record(interval_s=1.0)
+
+    def use() -> None:
+        for due_s, written_s in ((20.0, 20.0), (21.0, 21.1), (22.0, 22.0)):
+            record.written([due(due_s)], written_s)
+
+    assert growth(name, use) == counted

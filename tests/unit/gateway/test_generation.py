@@ -1,6 +1,7 @@
 """One live request between its executor and its reader, on a clock that the test moves."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -37,10 +38,28 @@ class NoTimer:
         """Do nothing."""
 
 
+class Timer:
+    """Keeps the callbacks that the pacer asks for; the test makes the newest happen."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+
+    def __call__(self, delay_s: float, callback: Callable[[], None]) -> NoTimer:
+        self._callbacks.append(callback)
+        return NoTimer()
+
+    def fire(self) -> None:
+        self._callbacks.pop()()
+
+
 def make_generation(
-    level: ServiceLevel = ONE_A_SECOND, delivery: Delivery = Delivery.STREAMED
+    level: ServiceLevel = ONE_A_SECOND,
+    delivery: Delivery = Delivery.STREAMED,
+    *,
+    clock: Clock | None = None,
+    pacer: Pacer | None = None,
 ) -> Generation:
-    clock = Clock()
+    clock = clock or Clock()
     request = GenerationRequest(
         request_id=RequestId("r"),
         model="m",
@@ -48,10 +67,9 @@ def make_generation(
         service_level=level,
         delivery=delivery,
     )
-    pacer = Pacer(clock=clock, timer=lambda delay_s, callback: NoTimer())
     generation = Generation(
         request,
-        pacer=pacer,
+        pacer=pacer or Pacer(clock=clock, timer=lambda delay_s, callback: NoTimer()),
         clock=clock,
         arrived_s=0.0,
         max_undelivered_tokens=MAX_UNDELIVERED_TOKENS,
@@ -206,22 +224,159 @@ async def test_who_has_all_of_an_answer_is_waited_for_no_more() -> None:
     assert generation.reader_stopped_for_s(50.0) == 0.0
 
 
-async def test_tokens_that_come_while_a_batch_is_written_are_late_for_it() -> None:
+class Outlet:
+    """Writes down what it takes; the test opens and closes it."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[int, bool]] = []  # how many tokens, and whether as one
+        self._open = asyncio.Event()
+        self._open.set()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open.is_set()
+
+    async def opened(self) -> None:
+        await self._open.wait()
+
+    def write(self, tokens: Sequence[Token], *, as_one: bool) -> None:
+        self.written.append((len(tokens), as_one))
+
+    def set_open(self, is_open: bool) -> None:
+        if is_open:
+            self._open.set()
+        else:
+            self._open.clear()
+
+
+async def turns() -> None:
+    """Let other tasks run until they wait."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_an_open_outlet_takes_each_token_in_the_moment_that_it_is_due() -> None:
     generation = make_generation(ServiceLevel())
-    batches = generation.batches()
+    generation.listener = listener = Listener()
+    outlet = Outlet()
+    generation.extended(make_tokens(2), 0.0)  # before there is an outlet
+    writing = asyncio.ensure_future(generation.write_to(outlet))
+    await turns()
+    assert outlet.written == [(2, False)]
+
+    generation.extended([Token(2, 2, "x")], 0.0)
+
+    assert outlet.written == [(2, False), (1, False)]  # no other task had a turn
+    assert listener.counts == [2, 3]
+    generation.ended(FinishReason.STOP)
+    await writing
+    assert generation.finish is not None
+    assert generation.finish.num_output_tokens == 3
+
+
+async def test_tokens_that_come_due_while_an_outlet_is_closed_go_out_as_one() -> None:
+    generation = make_generation(ServiceLevel())
+    generation.listener = listener = Listener()
+    outlet = Outlet()
+    writing = asyncio.ensure_future(generation.write_to(outlet))
+    await turns()
+
+    outlet.set_open(False)
+    for index in range(MAX_UNDELIVERED_TOKENS):
+        generation.extended([Token(index, index, "x")], 0.0)
+        await turns()
+    assert outlet.written == []
+    assert listener.holds == [True]
+    assert generation.reader_stopped_for_s(50.0) == 50.0
+
+    outlet.set_open(True)
+    await turns()
+    assert outlet.written == [(MAX_UNDELIVERED_TOKENS, True)]
+    assert listener.holds == [True, False]
+    assert generation.reader_stopped_for_s(50.0) == 0.0
+
+    generation.extended([Token(9, 9, "x"), Token(10, 10, "x")], 0.0)
+    assert outlet.written[1:] == [(2, False)]
+    writing.cancel()
+
+
+async def test_what_comes_due_while_older_tokens_wait_for_their_turn_goes_out_after_them() -> None:
+    generation = make_generation(ServiceLevel())
+    outlet = Outlet()
+    writing = asyncio.ensure_future(generation.write_to(outlet))
+    await turns()
+    outlet.set_open(False)
     generation.extended(make_tokens(1), 0.0)
-    await anext(batches)
-    assert not generation.is_lagging
+    outlet.set_open(True)
+    generation.extended([Token(1, 1, "x")], 0.0)  # open again, but nobody was told
 
-    generation.extended([Token(1, 1, "x"), Token(2, 2, "x")], 0.0)  # nobody asked yet
-    assert len(await anext(batches)) == 2
-    assert generation.is_lagging
+    assert outlet.written == []
+    await turns()
+    assert outlet.written == [(2, False)]
+    writing.cancel()
 
-    reading = asyncio.ensure_future(anext(batches))
-    await asyncio.sleep(0)
-    generation.extended([Token(3, 3, "x"), Token(4, 4, "x")], 0.0)  # as soon as they are asked for
-    assert len(await reading) == 2
-    assert not generation.is_lagging
+
+async def test_nothing_is_written_to_an_outlet_that_was_given_up() -> None:
+    generation = make_generation(ServiceLevel())
+    outlet = Outlet()
+    writing = asyncio.ensure_future(generation.write_to(outlet))
+    await turns()
+    writing.cancel()
+    await turns()
+
+    generation.extended(make_tokens(1), 0.0)
+
+    assert outlet.written == []
+
+
+async def test_with_a_paced_tail_writing_ends_with_the_last_token() -> None:
+    time, timer = Clock(), Timer()
+    pacer = Pacer(clock=time, timer=timer)
+    generation = make_generation(
+        ServiceLevel(consumption_rate_tps=1.0, pace_tail=True), clock=time, pacer=pacer
+    )
+    outlet = Outlet()
+    writing = asyncio.ensure_future(generation.write_to(outlet))
+    await turns()
+    generation.extended(make_tokens(2), 0.0)  # the second is held back
+    generation.ended(FinishReason.STOP)
+    await turns()
+    assert not writing.done()
+
+    time.now_s = 1.0
+    timer.fire()
+    await writing
+
+    assert outlet.written == [(1, False), (1, False)]
+
+
+async def test_an_outlet_that_fails_ends_its_own_request_only() -> None:
+    class Broken(Outlet):
+        def write(self, tokens: Sequence[Token], *, as_one: bool) -> None:
+            raise ValueError("not writable")
+
+    time, timer = Clock(), Timer()
+    pacer = Pacer(clock=time, timer=timer)
+    broken, sound = (make_generation(clock=time, pacer=pacer) for _ in range(2))
+    outlet = Outlet()
+    for generation in (broken, sound):
+        generation.extended(make_tokens(1), 0.0)
+    await anext(broken.batches())  # has its first token
+    failing = asyncio.ensure_future(broken.write_to(Broken()))
+    writing = asyncio.ensure_future(sound.write_to(outlet))
+    await turns()
+    for generation in (broken, sound):
+        generation.extended([Token(1, 1, "x")], 0.0)  # is due at 1
+
+    time.now_s = 1.0
+    timer.fire()
+
+    with pytest.raises(ValueError, match="not writable"):
+        await failing
+    assert broken.result == "failed"
+    assert outlet.written == [(1, False), (1, False)]
+    pacer.check_integrity()
+    writing.cancel()
 
 
 async def test_a_reader_that_lags_has_generation_held_until_it_has_caught_up() -> None:

@@ -13,6 +13,7 @@ from services.kit.errors import OverloadedError, ServiceError
 from services.kit.logprobs import EchoedPrompt
 
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
+STOPPED_THINKING = pb.Ending(finish_reason=gen.FINISH_REASON_STOP, num_reasoning_tokens=2)
 CANCELLED = pb.Ending(finish_reason=gen.FINISH_REASON_CANCELLED)
 
 
@@ -25,6 +26,7 @@ class Sink:
         self.prompts: list[EchoedPrompt] = []
         self.arrived_s: list[float] = []
         self.endings: list[FinishReason | type[ServiceError]] = []
+        self.num_reasoning_tokens: int | None = None
 
     def accepted(self, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
@@ -39,8 +41,9 @@ class Sink:
         self.tokens += tokens
         self.arrived_s += [generated_s] * len(tokens)
 
-    def ended(self, reason: FinishReason) -> None:
+    def ended(self, reason: FinishReason, num_reasoning_tokens: int | None = None) -> None:
         self.endings.append(reason)
+        self.num_reasoning_tokens = num_reasoning_tokens
 
     def failed(self, error: ServiceError) -> None:
         self.endings.append(type(error))
@@ -100,7 +103,7 @@ def sink(requests: InflightRequests, executor: Executor) -> Sink:
 
 def test_a_request_hears_its_life(requests, executor, sink) -> None:
     executor.send(make_output(0, "xy"), at_s=1.0)
-    executor.send(make_output(2, "z", STOPPED), at_s=2.0)
+    executor.send(make_output(2, "z", STOPPED_THINKING), at_s=2.0)
 
     assert sink.num_prompt_tokens == 3
     assert sink.tokens == [
@@ -110,6 +113,7 @@ def test_a_request_hears_its_life(requests, executor, sink) -> None:
     ]
     assert sink.arrived_s == [1.0, 1.0, 2.0]
     assert sink.endings == [FinishReason.STOP]
+    assert sink.num_reasoning_tokens == 2
     assert len(requests) == 0
 
 
