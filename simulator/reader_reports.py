@@ -2,7 +2,7 @@
 
 A gateway counts what its readers have at every multiple of an interval. The executor passes the
 newest counts on into the engine's process, one call at a time and at most one per interval; the
-engine answers a call between two steps, and takes its counts for true at that instant.
+engine answers a call between two steps; each count says when it was true.
 """
 
 import math
@@ -29,6 +29,6 @@ class ReaderReports:
             num_delivered = bisect_right(request.due_s, counted_s)
             if num_delivered > request.num_told:  # what has not changed is not told again
                 request.num_told = num_delivered
-                request.reader.delivered(num_delivered, now_s)
+                request.reader.delivered(num_delivered, counted_s)
         next_s = self._called_s + self._interval_s
         self._called_s = max(next_s, now_s)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -52,7 +53,7 @@ class Engine:
         self._renderer = PromptRenderer(llm.renderer)
         self._preparation = Preparation(llm, self._renderer, settings)
         self._aborts: set[asyncio.Task[None]] = set()
-        self._delivered = ReaderRelay[int](self._call_deliver)
+        self._delivered = ReaderRelay[tuple[int, float]](self._call_deliver)
         self._holds = ReaderRelay[bool](self._call_hold)
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
@@ -154,13 +155,13 @@ class Engine:
 
     def deliver(self, engine_id: str, num_delivered: int) -> None:
         """Let the scheduler know soon how many tokens a reader has. Returns at once."""
-        self._delivered.note(engine_id, num_delivered)
+        self._delivered.note(engine_id, (num_delivered, time.monotonic()))
 
     def hold(self, engine_id: str, held: bool) -> None:
         """Have a request held soon, or let go on: its reader has stopped, or reads again."""
         self._holds.note(engine_id, held)
 
-    async def _call_deliver(self, counts: dict[str, int]) -> None:
+    async def _call_deliver(self, counts: dict[str, tuple[int, float]]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.DELIVER, counts)
 
     async def _call_hold(self, holds: dict[str, bool]) -> None:

@@ -30,12 +30,15 @@ class RequestBuffer:
             self._reader.generated(now_s)
         self.num_generated = max(num_generated, self.num_generated)
 
-    def deliver(self, num_delivered: int, now_s: float) -> None:
-        """Take over how many tokens the reader has; smaller counts are older and mean nothing."""
+    def deliver(self, num_delivered: int, counted_s: float) -> None:
+        """Take over how many tokens the reader had at `counted_s`, which may be a while ago.
+
+        Smaller counts are older and mean nothing.
+        """
         num_delivered = min(num_delivered, self.num_generated)
         if num_delivered >= self.num_delivered:
             self.num_delivered = num_delivered
-            self._reader.delivered(num_delivered, now_s)
+            self._reader.delivered(num_delivered, counted_s)
 
     def num_deposited(self, now_s: float) -> int:
         """Return how many generated tokens the reader does not have yet."""

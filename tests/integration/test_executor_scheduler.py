@@ -1,5 +1,6 @@
 """Our schedulers on real scheduler state, without an engine."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,7 +126,8 @@ def test_the_deposit_is_what_was_generated_and_not_yet_delivered(scheduler: Any)
     scheduler.add_request(make_request("slow", slow))
     for _ in range(4):
         run_step(scheduler)
-    scheduler.deliver({"slow": 1, "never here": 3})
+    now_s = time.monotonic()
+    scheduler.deliver({"slow": (1, now_s), "never here": (3, now_s)})
 
     (request,) = observed(scheduler).values()
     assert request.num_generated_tokens == 4
@@ -137,7 +139,7 @@ def test_counts_for_a_request_that_ended_are_ignored(scheduler: Any) -> None:
     scheduler.add_request(make_request("a", TAG))
     run_step(scheduler)
     scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    scheduler.deliver({"a": 1})
+    scheduler.deliver({"a": (1, time.monotonic())})
 
     assert observed(scheduler) == {}
     scheduler.check_integrity()

@@ -20,7 +20,7 @@ def install() -> None:
     setattr(EngineCore, OBSERVE, _observe)
 
 
-def _deliver(core: Any, counts: dict[str, int]) -> None:
+def _deliver(core: Any, counts: dict[str, tuple[int, float]]) -> None:
     """Take over how many tokens each reader has; see `ReaderStateMixin.deliver`."""
     core.scheduler.deliver(counts)
 

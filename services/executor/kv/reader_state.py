@@ -57,16 +57,17 @@ class ReaderStateMixin:
                 buffer.generated(requests[request_id].num_output_tokens, now_s)
         return outputs
 
-    def deliver(self, counts: dict[str, int]) -> None:
-        """Take over how many tokens each reader has, by the engine's request ids.
+    def deliver(self, counts: dict[str, tuple[int, float]]) -> None:
+        """Take over how many tokens each reader had at some instant, by the engine's request ids.
 
+        Instants are of `time.monotonic()`, which all processes of a machine share: a count has
+        been under way for up to an interval of the relay and a step, in which its reader read on.
         Ids of requests that are gone or were never here are ignored.
         """
-        now_s = time.monotonic()
-        for request_id, num_delivered in counts.items():
+        for request_id, (num_delivered, counted_s) in counts.items():
             buffer = self.buffers.get(request_id)
             if buffer is not None:
-                buffer.deliver(num_delivered, now_s)
+                buffer.deliver(num_delivered, counted_s)
 
     def hold(self, holds: dict[str, bool]) -> None:
         """Hold requests whose readers have stopped, or let them go on; by the engine's ids.

@@ -14,7 +14,7 @@ def make_buffer(rate_tps: float = 1.0) -> RequestBuffer:
 def test_the_deposit_is_what_was_generated_and_not_delivered() -> None:
     buffer = make_buffer(rate_tps=0.01)  # due at 0, 100, 200, ...
     buffer.generated(40, now_s=0.0)
-    buffer.deliver(1, now_s=1.0)
+    buffer.deliver(1, counted_s=1.0)
 
     assert buffer.num_deposited(2.0) == 39
 
@@ -22,27 +22,36 @@ def test_the_deposit_is_what_was_generated_and_not_delivered() -> None:
 def test_between_two_counts_the_reader_takes_tokens_as_they_are_due() -> None:
     buffer = make_buffer()  # due at 0, 1, 2, ...
     buffer.generated(10, now_s=0.0)
-    buffer.deliver(1, now_s=0.0)
+    buffer.deliver(1, counted_s=0.0)
 
     assert buffer.num_deposited(3.5) == 6  # those due at 1, 2, 3 are gone
-    buffer.deliver(2, now_s=3.5)
+    buffer.deliver(2, counted_s=3.5)
     assert buffer.num_deposited(3.5) == 8
 
 
 def test_an_older_count_changes_nothing() -> None:
     buffer = make_buffer()
     buffer.generated(10, now_s=0.0)
-    buffer.deliver(5, now_s=2.0)
-    buffer.deliver(3, now_s=4.0)
+    buffer.deliver(5, counted_s=2.0)
+    buffer.deliver(3, counted_s=4.0)
 
     assert buffer.num_delivered == 5
     assert buffer.num_deposited(4.0) == 3  # not 5: what was due at 3 and 4 counts as read
 
 
+def test_what_came_due_while_a_count_was_under_way_is_read() -> None:
+    buffer = make_buffer()
+    for num_generated in (1, 2, 3, 4):
+        buffer.generated(num_generated, now_s=10.0 * num_generated)  # a dry reader
+    buffer.deliver(2, counted_s=25.0)  # and here at 40
+
+    assert buffer.num_deposited(40.0) == 0
+
+
 def test_a_count_beyond_what_was_generated_is_cut() -> None:
     buffer = make_buffer()
     buffer.generated(3, now_s=0.0)
-    buffer.deliver(1_000, now_s=0.5)
+    buffer.deliver(1_000, counted_s=0.5)
     buffer.generated(8, now_s=0.5)
 
     assert buffer.num_delivered == 3
@@ -79,7 +88,7 @@ def test_a_token_is_late_when_the_deposit_does_not_cover_its_gap(
 def test_a_reader_that_has_stopped_takes_nothing() -> None:
     buffer = make_buffer()  # due at 0, 1, 2, ...
     buffer.generated(10, now_s=0.0)
-    buffer.deliver(3, now_s=2.0)
+    buffer.deliver(3, counted_s=2.0)
     buffer.on_hold = True
 
     assert buffer.num_deposited(100.0) == 7

@@ -34,11 +34,12 @@ def test_without_reports_each_token_is_there_when_it_is_due() -> None:
     assert request.reader.num_deposited(1.3) == 0
 
 
-def test_a_count_is_old_when_it_is_taken_for_true() -> None:
+def test_a_count_is_taken_for_what_it_was_when_it_was_made() -> None:
     # The call of 0 s is answered at 1.0 s, so the next is made then and answered at 1.3 s: its
-    # count of 1.0 s has the first token only.
+    # count of 1.0 s has the first token only, and the others were due since.
     request, reports = dry_reader(), ReaderReports(0.05)
     reports.take_in([], 1.0)
     reports.take_in([request], 1.3)
 
-    assert request.reader.num_deposited(1.3) == 3
+    assert request.num_told == 1
+    assert request.reader.num_deposited(1.3) == 0
