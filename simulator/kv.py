@@ -4,8 +4,9 @@ A request's row has the same length in every layer group. A *resident* group own
 row. An *offloaded* group owns the positions that are not yet complete on the host: the open block,
 which takes new tokens, and full blocks that await their copy; the others are staged in buffers that
 the request's offloaded groups take turns in. Full blocks that a chunk of a prompt fills go straight
-to the buffers. A group on its way back owns its whole row already. A request that does not run may
-be *asleep*: without buffers.
+to the buffers. A group on its way back owns its whole row already; one that leaves meanwhile may be
+counted with a block more than the executor has. A request that does not run may be *asleep*:
+without buffers.
 """
 
 from collections import deque
