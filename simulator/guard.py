@@ -6,27 +6,16 @@ when there is room again. Paused requests lose theirs before a running one is of
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
 from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
+from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement, widened
 from services.placement.types import RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
 from simulator.requests import LiveRequest
 
 MAX_STAGING = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPlacement:
-    """Where a request's layer groups belong."""
-
-    offloaded: frozenset[int] = frozenset()
-    num_buffers: int = 1  # that offloaded groups take turns in, >= 1
-
-
-ALL_RESIDENT = LayerPlacement()
 
 
 class Guard:
@@ -75,17 +64,7 @@ class Guard:
 
     def _placement(self, request: LiveRequest, residency: Residency | None) -> LayerPlacement:
         """Return which groups: the given ones, then the ones that spread best."""
-        given = self._floor(request)
-        if residency is None:  # it does not fit; asking for the least lets others fit
-            return LayerPlacement(offloaded=frozenset(range(self._geometry.num_groups)))
-        more = [group for group in self._spread if group not in given.offloaded]
-        extra = more[: max(0, residency.num_offloaded - len(given.offloaded))]
-        num_buffers = residency.num_staging
-        if given.offloaded and not extra:
-            num_buffers = min(num_buffers, given.num_buffers)
-        return LayerPlacement(
-            offloaded=given.offloaded | frozenset(extra), num_buffers=max(1, num_buffers)
-        )
+        return widened(self._floor(request), residency, self._spread)
 
     # -- before each step ------------------------------------------------------------------------
 
@@ -154,8 +133,8 @@ class Guard:
             h2d.submit(kv.begin_restore(group, self._block_bytes), h2d.now_s)
             self.num_restores += 1
             self.refresh(request)
-        if kv.num_buffers and kv.num_buffers != least.num_buffers:
-            kv.set_buffers(least.num_buffers, num_free=self._pool.num_free)
+        if kv.num_buffers and kv.num_buffers != least.num_staging:
+            kv.set_buffers(least.num_staging, num_free=self._pool.num_free)
             self.refresh(request)
 
     def _may_restore(self, request: LiveRequest, group: int) -> bool:

@@ -1,7 +1,8 @@
 """Carries out what a plan says about one request's layers."""
 
+from services.placement.layer_placement import LayerPlacement
 from services.placement.types import EngineShape, Placement
-from simulator.guard import Guard, LayerPlacement
+from simulator.guard import Guard
 
 
 def groups_of(placement: Placement, shape: EngineShape) -> frozenset[int]:
@@ -14,6 +15,6 @@ def place(placement: Placement, shape: EngineShape, guard: Guard) -> None:
     groups = groups_of(placement, shape)
     if groups:
         buffers = max(1, placement.num_prefetch_buffers)
-        guard.given[placement.request_id] = LayerPlacement(offloaded=groups, num_buffers=buffers)
+        guard.given[placement.request_id] = LayerPlacement(offloaded=groups, num_staging=buffers)
     else:
         guard.given.pop(placement.request_id, None)

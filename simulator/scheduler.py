@@ -182,7 +182,7 @@ class Scheduler:
             placement = self.guard.place_new(request, self._active(), self._idle())
             kv.mirrored = self.host.set_owned(request.request_id, self._host_blocks(request))
             if kv.mirrored:
-                kv.wanted_buffers = placement.num_buffers
+                kv.wanted_buffers = placement.num_staging
                 kv.offload(sorted(placement.offloaded), num_free=0)
         return self._has_room(kv, request.num_tokens)
 

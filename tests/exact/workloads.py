@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.executor.kv.residency import LayerPlacement
+from services.placement.layer_placement import LayerPlacement
 from services.placement.resume import LinkAndStep, ParkedRequest, ResumeWay
 from tests.exact.harness import Arrival, Hook, make_prompt
 

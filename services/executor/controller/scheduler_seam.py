@@ -14,9 +14,9 @@ from services.executor.controller.request_ledger import RequestLedger
 from services.executor.controller.request_state import StateReader, phase_of
 from services.executor.controller.types import Links
 from services.executor.kv.pages import CHUNK_BYTES
-from services.executor.kv.residency import LayerPlacement
 from services.kit.clock import Clock
 from services.placement.blocks import Residency
+from services.placement.layer_placement import LayerPlacement
 from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
 
 if TYPE_CHECKING:

@@ -18,11 +18,12 @@ from services.executor.kv.growth import Growth
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.pool_blocks import PoolBlocks
 from services.executor.kv.quarantine import Quarantine
-from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
+from services.executor.kv.residency import GroupKV, RequestKV
 from services.executor.kv.restores import Restores
 from services.executor.kv.staging import StagingBuffers
 from services.executor.kv.step_orders import StepOrders
 from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
 
 
 class BlockOwner:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from services.executor.kv.block_owner import BlockOwner
-from services.executor.kv.residency import ALL_RESIDENT, LayerPlacement, RequestKV
+from services.executor.kv.residency import RequestKV
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
 from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
+from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement, widened
 
 
 class Need(NamedTuple):
@@ -213,17 +214,7 @@ class CapacityGuard:
     def _placement(self, request_id: str, residency: Residency | None) -> LayerPlacement:
         """Return which groups: the given ones, then the ones that spread best."""
         given = self._given.get(request_id, ALL_RESIDENT)
-        if residency is None:  # it does not fit; asking for the least lets others fit
-            everything = frozenset(range(self._owner.geometry.num_groups))
-            return LayerPlacement(offloaded=everything, num_staging=1)
-        more = [index for index in self._spread if index not in given.offloaded]
-        extra = more[: max(0, residency.num_offloaded - len(given.offloaded))]
-        num_staging = residency.num_staging
-        if given.offloaded and not extra:
-            num_staging = min(num_staging, given.num_staging)
-        return LayerPlacement(
-            offloaded=given.offloaded | frozenset(extra), num_staging=max(1, num_staging)
-        )
+        return widened(given, residency, self._spread)
 
 
 def _num_unmovable(request: RequestKV, geometry: BlockGeometry) -> int:

@@ -22,7 +22,7 @@ from services.executor.kv.host_pool import HostPool
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.kv.rates import Rates, write_budget_blocks
 from services.executor.kv.recovery import Recovery, RecoverySchedulerMixin
-from services.executor.kv.residency import GroupKV, LayerPlacement, RequestKV
+from services.executor.kv.residency import GroupKV, RequestKV
 from services.executor.kv.run_control import RunControl, need_of
 from services.executor.kv.scheduler import EvenflowSchedulerMixin
 from services.executor.kv.sizing import are_slots_ready_at_start, block_bytes, num_host_slots
@@ -30,6 +30,7 @@ from services.executor.kv.step_orders import StepOrders
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.executor.observation import RequestState
 from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
 
 HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
 

@@ -15,16 +15,7 @@ from dataclasses import dataclass, field
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPlacement:
-    """Where a request's layer groups belong."""
-
-    offloaded: frozenset[int] = frozenset()  # layer groups in host memory
-    num_staging: int = 1  # buffers that offloaded groups take turns in, >= 1
-
-
-ALL_RESIDENT = LayerPlacement()
+from services.placement.layer_placement import LayerPlacement
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from services.executor.kv.block_owner import BlockOwner
-from services.executor.kv.residency import LayerPlacement, RequestKV
+from services.executor.kv.residency import RequestKV
+from services.placement.layer_placement import LayerPlacement
 from services.placement.resume import ResumeWay
 
 

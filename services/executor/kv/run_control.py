@@ -14,9 +14,10 @@ from services.executor.kv.holds import HoldKind, Holds
 from services.executor.kv.options import KVOptions
 from services.executor.kv.plain_holds import IDLE_WAIT_S, NEVER
 from services.executor.kv.rates import Rates
-from services.executor.kv.residency import LayerPlacement, RequestKV
+from services.executor.kv.residency import RequestKV
 from services.executor.kv.resumes import Resumes
 from services.executor.kv.transfer_planner import TransferPlanner
+from services.placement.layer_placement import LayerPlacement
 from services.placement.resume import LinkAndStep, ParkedRequest, ResumeWay, cheapest_resume
 
 RESUME_HORIZON = 64  # steps that a host-resident request is expected to run before it is restored

@@ -2,10 +2,11 @@
 
 from services.pacing.types import ServiceLevel
 from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
 from services.placement.types import RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
-from simulator.guard import Guard, LayerPlacement
+from simulator.guard import Guard
 from simulator.requests import LiveRequest, live_request
 from simulator.workload import ArrivingRequest
 
@@ -64,11 +65,11 @@ def test_the_newest_gives_way_to_the_first_in_line() -> None:
 def test_a_plans_placement_is_a_floor_and_what_is_beyond_it_comes_back() -> None:
     guard, pool, h2d = make(num_blocks=200)
     a = running(pool, "a", num_tokens=20)
-    guard.given[a.request_id] = LayerPlacement(offloaded=frozenset({1, 2}), num_buffers=1)
+    guard.given[a.request_id] = LayerPlacement(offloaded=frozenset({1, 2}), num_staging=1)
     guard.adjust([a], [], [], h2d)
     assert a.kv.offloaded == (1, 2)
 
-    guard.given[a.request_id] = LayerPlacement(offloaded=frozenset({1}), num_buffers=1)
+    guard.given[a.request_id] = LayerPlacement(offloaded=frozenset({1}), num_staging=1)
     guard.adjust([a], [], [], h2d)
     assert set(a.kv.restoring) == {2}
     h2d.advance(100.0)

@@ -6,9 +6,9 @@ from vllm.v1.core.block_pool import BlockPool
 
 from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.host_pool import HostPool
-from services.executor.kv.residency import LayerPlacement
 from services.executor.kv.step_orders import StepOrders
 from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
 from simulator.kv import KVState
 
 GEOMETRY = BlockGeometry(num_groups=4, block_size=4)

@@ -15,7 +15,7 @@ from services.executor.kv.copy_watch import CopyWatch, Patience
 from services.executor.kv.failures import Verdict
 from services.executor.kv.metadata import StepFeedback
 from services.executor.kv.recovery import Recovery
-from services.executor.kv.residency import LayerPlacement
+from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.kv.simulated_ranks import (
     Content,
     LateEngine,

@@ -17,11 +17,12 @@ from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
 from services.executor.kv.host_pool import HostPool
 from services.executor.kv.metadata import StepFeedback, StepTransfers
-from services.executor.kv.residency import LayerPlacement, RequestKV
+from services.executor.kv.residency import RequestKV
 from services.executor.kv.step_orders import StepOrders
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.executor.kv.transfer_runner import TransferRunner
 from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
 
 Content = tuple[str, int, int] | None  # request, layer group, position; None: poison
 BLOCK_SIZE = 4

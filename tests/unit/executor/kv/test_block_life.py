@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from services.executor.kv.residency import ALL_RESIDENT, LayerPlacement
 from services.placement.blocks import Residency, num_request_blocks
+from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from tests.unit.executor.kv.simulated_ranks import BLOCK_SIZE, Simulation
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -3,7 +3,8 @@
 import pytest
 
 from services.executor.kv.capacity_guard import CapacityGuard, Need
-from services.executor.kv.residency import LayerPlacement, RequestKV
+from services.executor.kv.residency import RequestKV
+from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.kv.simulated_ranks import Simulation
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.executor.kv.residency import LayerPlacement
+from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.kv.scheduler_without_engine import SchedulerWithoutEngine
 from tests.unit.executor.kv.simulated_scheduler import SimulatedScheduler
 

@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 
-from services.executor.kv.residency import LayerPlacement, RequestKV
+from services.executor.kv.residency import RequestKV
 from services.executor.kv.resumes import Resumes
+from services.placement.layer_placement import LayerPlacement
 from services.placement.resume import ResumeWay
 from tests.unit.executor.kv.simulated_ranks import BLOCK_SIZE, Simulation
 

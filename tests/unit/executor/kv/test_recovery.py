@@ -9,7 +9,7 @@ from services.executor.kv.copy_engine import BACKGROUND, Copy, Direction, Failur
 from services.executor.kv.failures import MAX_FAILED_SAVES, MAX_LOSSES, FailureLedger, Verdict
 from services.executor.kv.metadata import StepFeedback
 from services.executor.kv.recovery import STEPS_BEFORE_RETRY
-from services.executor.kv.residency import LayerPlacement
+from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.kv.failing_copies import (
     STEPS_UNTIL_LATE,
     FailingSimulation,

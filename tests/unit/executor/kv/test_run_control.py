@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from services.executor.kv.residency import LayerPlacement
 from services.executor.kv.run_control import need_of
+from services.placement.layer_placement import LayerPlacement
 from services.placement.resume import ResumeWay
 from tests.unit.executor.kv.simulated_scheduler import SimulatedScheduler
 
