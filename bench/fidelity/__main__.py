@@ -50,13 +50,8 @@ def calibrate(runs: Sequence[RunRecord], device: Device) -> Calibration:
     """Return what calibration runs say. ValueError without a resident one among them."""
     given = [complete(run) for run in runs if run.key.seed == CALIBRATION_SEED]
     resident = [run for run in given if run.key.system == RESIDENT_SYSTEM]
-    return with_copies(
-        calibrated(device, resident), device, [run for run in given if _calibrates_copies(run.key)]
-    )
-
-
-def _calibrates_copies(key: RunKey) -> bool:
-    return key.seed == CALIBRATION_SEED and key.system in COPYING_SYSTEMS
+    copying = [run for run in given if run.key.system in COPYING_SYSTEMS]
+    return with_copies(calibrated(device, resident), device, copying)
 
 
 def compare(run: RunRecord, device: Device, calibration: Calibration) -> Row:

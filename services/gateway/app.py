@@ -72,15 +72,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     listener = _listen(settings.host, settings.http_port)
     tracing = Tracing("evenflow-gateway", settings.otlp_traces_endpoint)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
-    links = [
-        ExecutorLink(
-            address,
-            gateway_id=settings.name,
-            clock=clock.monotonic_s,
-            transport=settings.transport,
-        )
-        for address in settings.executor_addresses
-    ]
+    links = _links(settings)
     async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
         linking = [tasks.create_task(link.run()) for link in links]
         dispatcher = Dispatcher(
@@ -126,6 +118,18 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             for task in background:
                 task.cancel()
             await asyncio.to_thread(tracing.close)
+
+
+def _links(settings: GatewaySettings) -> list[ExecutorLink]:
+    return [
+        ExecutorLink(
+            address,
+            gateway_id=settings.name,
+            clock=clock.monotonic_s,
+            transport=settings.transport,
+        )
+        for address in settings.executor_addresses
+    ]
 
 
 def _key_source(settings: GatewaySettings) -> KeySource | None:
