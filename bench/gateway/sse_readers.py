@@ -56,7 +56,7 @@ class SseReader(asyncio.Protocol):
 
 async def read_all(port: int, schedule: Schedule) -> dict[str, float]:
     """Open all streams, read them to their end, return the release errors' quantiles."""
-    loop, request = asyncio.get_running_loop(), _request(schedule)
+    loop, request = asyncio.get_running_loop(), request_for(1 / schedule.interval_s)
     readers: list[SseReader] = []
     while len(readers) < schedule.num_streams:
         batch = min(CONNECTS_AT_ONCE, schedule.num_streams - len(readers))
@@ -73,13 +73,16 @@ async def read_all(port: int, schedule: Schedule) -> dict[str, float]:
     return _figures(readers, schedule)
 
 
-def _request(schedule: Schedule) -> bytes:
+def request_for(rate_tps: float) -> bytes:
+    """Return an HTTP request for a stream at so many tokens per second, the only one of its
+    connection.
+    """
     body = json.dumps(
         {
             "model": MODEL,
             "messages": [{"role": "user", "content": "Count."}],
             "stream": True,
-            "evenflow": {"consumption_rate_tps": 1 / schedule.interval_s, "pace_tail": True},
+            "evenflow": {"consumption_rate_tps": rate_tps, "pace_tail": True},
         }
     )
     return (

@@ -54,22 +54,14 @@ def _measure(pattern: Pattern, num_streams: int) -> Row:
     )
     text = json.dumps(asdict(schedule))
     executor_port, port = free_port(), free_port()
-    settings = {
-        "EVENFLOW_GATEWAY_HTTP_PORT": port,
-        "EVENFLOW_GATEWAY_GRPC_PORT": 0,
-        "EVENFLOW_GATEWAY_EXECUTORS": f"127.0.0.1:{executor_port}",
-        "EVENFLOW_GATEWAY_TRACKER": "",
-        "EVENFLOW_GATEWAY_MAX_LIVE_REQUESTS": num_streams,
-        "EVENFLOW_GATEWAY_LOG_LEVEL": "warning",
-        "EVENFLOW_GATEWAY_DRAIN_TIMEOUT_S": 0,
-    }
+    settings = gateway_settings(port, executor_port, num_streams)
     with (
         running(
             "bench.gateway.synthetic_executor", str(executor_port), text, cores=[OTHER_CORE]
         ) as executor,
         running("services.gateway", settings=settings, cores=[GATEWAY_CORE]) as front,
     ):
-        wait_until(lambda: _is_ready(port), "the gateway")
+        wait_until(lambda: is_ready(port), "the gateway")
         gateway = psutil.Process(front.pid)
         before_bytes = gateway.memory_info().rss
         with running("bench.gateway.sse_readers", str(port), text, cores=[OTHER_CORE]) as readers:
@@ -88,7 +80,21 @@ def _measure(pattern: Pattern, num_streams: int) -> Row:
     }
 
 
-def _is_ready(port: int) -> bool:
+def gateway_settings(port: int, executor_port: int, max_streams: int) -> dict[str, object]:
+    """Return a gateway's settings for streams of one executor, without a tracker."""
+    return {
+        "EVENFLOW_GATEWAY_HTTP_PORT": port,
+        "EVENFLOW_GATEWAY_GRPC_PORT": 0,
+        "EVENFLOW_GATEWAY_EXECUTORS": f"127.0.0.1:{executor_port}",
+        "EVENFLOW_GATEWAY_TRACKER": "",
+        "EVENFLOW_GATEWAY_MAX_LIVE_REQUESTS": max_streams,
+        "EVENFLOW_GATEWAY_LOG_LEVEL": "warning",
+        "EVENFLOW_GATEWAY_DRAIN_TIMEOUT_S": 0,
+    }
+
+
+def is_ready(port: int) -> bool:
+    """Say whether the gateway there takes requests."""
     try:
         return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200
     except httpx.HTTPError:

@@ -27,16 +27,20 @@ SETTLE_S = 1.0  # from the last submit to the first token
 LENGTH = pb.Ending(finish_reason=gen.FINISH_REASON_LENGTH)
 
 
-class SyntheticExecutor(pb_grpc.ExecutorServiceServicer):
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._request_ids: list[str] = []
-        self._accepted: asyncio.Queue[pb.Accepted] = asyncio.Queue()
+class EnginelessExecutor(pb_grpc.ExecutorServiceServicer):
+    """Tells a gateway what it asks before it sends requests."""
 
     async def GetModelInfo(  # noqa: N802
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
         return pb.GetModelInfoResponse(executor_id="synthetic", model=MODEL, max_model_len=1 << 20)
+
+
+class SyntheticExecutor(EnginelessExecutor):
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._request_ids: list[str] = []
+        self._accepted: asyncio.Queue[pb.Accepted] = asyncio.Queue()
 
     async def Stream(  # noqa: N802
         self, requests: AsyncIterator[pb.StreamRequest], context: Context

@@ -42,6 +42,7 @@ class EventStream:
     async def end(self, events: bytes) -> None:
         """Write the last events and end the response."""
         await self.send(events)
+        self.body.flush()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     @asynccontextmanager

@@ -158,8 +158,13 @@ class Generation:
         self._wake()
 
     def close(self) -> None:
-        """Release nothing more. May be called twice."""
+        """Release nothing more. May be called twice.
+
+        What refers to this object forgets it, so that its memory is free when its last user is
+        gone: the garbage collector would find it late.
+        """
         self._drop_rest()
+        self._reader.close()
         if self._answer.done() and not self._answer.cancelled():
             self._answer.exception()  # it may be that nobody waited for it
 
@@ -267,7 +272,7 @@ class Generation:
             self._hand_over(outlet, tokens, as_one=False)
         except Exception as error:  # noqa: BLE001 - `write_to` raises it, no other stream suffers
             self.give_up(error)
-        if self._is_over:
+        if self._is_over and not self._paced.num_held:
             self._wake()
 
     def _hand_over(self, outlet: Outlet, tokens: Sequence[DueToken], *, as_one: bool) -> None:

@@ -8,7 +8,9 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
 
 from services.gateway.types import Token
 from services.kit.clock import Clock
@@ -25,7 +27,7 @@ class TimerHandle(Protocol):
 Timer: TypeAlias = Callable[[float, Callable[[], None]], TimerHandle]
 
 
-class DueToken(NamedTuple):
+class DueToken(Struct, frozen=True, gc=False):
     """A token and when it was due at the reader, in seconds on the pacer's clock."""
 
     token: Token
@@ -115,11 +117,10 @@ class PacedStream:
     def __init__(self, pacer: Pacer, interval_s: float, release: Release) -> None:
         self._pacer = pacer
         self._interval_s = interval_s
-        self._release = release
+        self._release: Release | None = release  # None: closed; whom it belongs to refers to it
         self._waiting: deque[DueToken] = deque()
         self._last_due_s: float | None = None
         self._ticket = 0  # of the head in the pacer's heap; 0: none is queued
-        self._closed = False
 
     @property
     def num_held(self) -> int:
@@ -136,7 +137,7 @@ class PacedStream:
 
     def push(self, tokens: Sequence[Token], generated_s: float) -> None:
         """Take tokens generated at `generated_s`, not before those of earlier calls."""
-        if self._closed:
+        if self._release is None:
             return
         for token in tokens:
             due_s = next_due_s(self._last_due_s, generated_s, self._interval_s)
@@ -153,7 +154,7 @@ class PacedStream:
             due.append(self._waiting.popleft())
         if self._waiting:
             self._ticket = self._pacer.enqueue(self, self._waiting[0].due_s)
-        if due:
+        if due and self._release is not None:
             self._release(due)
 
     def flush(self) -> None:
@@ -161,12 +162,12 @@ class PacedStream:
         now_s = self._pacer.now_s()
         rest = [DueToken(held.token, min(held.due_s, now_s)) for held in self._waiting]
         self._forget()
-        if rest:
+        if rest and self._release is not None:
             self._release(rest)
 
     def close(self) -> None:
         """Drop all waiting tokens and ignore later ones. May be called twice."""
-        self._closed = True
+        self._release = None
         self._forget()
 
     def _forget(self) -> None:

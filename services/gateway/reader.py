@@ -36,8 +36,16 @@ class Reader:
         """Return since when the reader has taken nothing of what was handed to it; else 0."""
         return 0.0 if self._waiting_since_s is None else now_s - self._waiting_since_s
 
+    def close(self) -> None:
+        """Have nothing held any more, and forget whom to call. May be called twice."""
+        self._on_hold = _nobody
+
     def _hold_or_let_go(self) -> None:
         lags = self._num_undelivered >= self._max_undelivered_tokens
         if lags != self._is_held:
             self._is_held = lags
             self._on_hold(lags)
+
+
+def _nobody(hold: bool) -> None:
+    """Do nothing."""

@@ -66,6 +66,7 @@ async def test_a_dying_executor_fails_whole_answers_with_503(client, executor) -
 
 
 async def test_service_returns_with_the_executor_and_what_it_serves_then(client, executor) -> None:
+    await until(lambda: bool(executor.gateway_ids))
     await executor.kill()
     await until(lambda: not client.gateway.dispatcher.is_ready)
     executor.model = "another-model"

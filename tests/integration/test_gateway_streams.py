@@ -50,7 +50,7 @@ async def read_texts(response: httpx.Response) -> list[tuple[str, float]]:
     loop = asyncio.get_running_loop()
     got = []
     async for line in response.aiter_lines():
-        if not line or line == "data: [DONE]":
+        if not line.startswith("data: {"):  # an empty line, a comment, or the end
             continue
         event = json.loads(line.removeprefix("data: "))
         assert "error" not in event, event

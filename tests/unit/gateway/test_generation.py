@@ -1,6 +1,8 @@
 """One live request between its executor and its reader, on a clock that the test moves."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -348,6 +350,46 @@ async def test_with_a_paced_tail_writing_ends_with_the_last_token() -> None:
     await writing
 
     assert outlet.written == [(1, False), (1, False)]
+
+
+async def test_a_paced_tail_is_written_without_waking_the_task_before_its_end() -> None:
+    time, timer = Clock(), Timer()
+    generation = make_generation(
+        ServiceLevel(consumption_rate_tps=1.0, pace_tail=True),
+        clock=time,
+        pacer=Pacer(clock=time, timer=timer),
+    )
+    outlet = Outlet()
+    writing = asyncio.ensure_future(generation.write_to(outlet))
+    await turns()
+    generation.extended(make_tokens(3), 0.0)
+    generation.ended(FinishReason.STOP)
+    await turns()
+    asleep = generation._waiter
+
+    time.now_s = 1.0
+    timer.fire()
+    await turns()
+
+    assert len(outlet.written) == 2
+    assert generation._waiter is asleep
+    writing.cancel()
+
+
+async def test_a_finished_request_leaves_no_work_to_the_garbage_collector() -> None:
+    generation = make_generation(ServiceLevel())
+    generation.extended(make_tokens(1), 0.0)
+    generation.ended(FinishReason.STOP)
+    await generation.write_to(Outlet())
+    generation.close()
+    still_there = weakref.ref(generation)
+
+    gc.disable()
+    try:
+        del generation
+        assert still_there() is None
+    finally:
+        gc.enable()
 
 
 async def test_an_outlet_that_fails_ends_its_own_request_only() -> None:

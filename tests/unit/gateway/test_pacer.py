@@ -1,5 +1,6 @@
 """The pacing loop on a clock that the test moves: no real time passes."""
 
+import gc
 import heapq
 from collections.abc import Callable, Sequence
 from itertools import count, pairwise
@@ -269,3 +270,10 @@ def test_tokens_come_in_order_on_time_and_no_two_in_an_interval(streams, late) -
         if not late:
             pairs = pairwise(released_s)
             assert all(second - first >= interval / 16 for first, second in pairs)
+
+
+def test_waiting_tokens_are_nothing_to_the_garbage_collector() -> None:
+    token = Token(0, 1, "x")
+
+    assert not gc.is_tracked(token)
+    assert not gc.is_tracked(DueToken(token, 1.0))
