@@ -245,10 +245,20 @@ def size(
             return run_policy(deployment, requests, PlanningOptions(policy=name), seed=seed)
 
         most = largest_held(run, readers, max_readers=max_readers, tried=trials.append)
-        bound = " or more" if most == max_readers else ""
-        console.print(f"{one.value:20} {most} readers{bound}")
+        console.print(f"{one.value:20} {_held(most, trials, readers)}", soft_wrap=True)
         answers[one.value] = {"readers": most, "trials": [asdict(trial) for trial in trials]}
     _write(json_path, deployment, {"question": asdict(readers), "answers": answers})
+
+
+def _held(most: int, trials: list[Trial], readers: Readers) -> str:
+    """Say how many are held, and what one more would have had."""
+    beyond = next((trial for trial in trials if trial.num_readers == most + 1), None)
+    if beyond is None:
+        return f"{most} readers or more"
+    return (
+        f"{most} readers; with {most + 1}, {beyond.tbt_deposit:.1%} of tokens are in time and "
+        f"{beyond.ttft_met:.1%} of first tokens within {readers.ttft_s:g} s"
+    )
 
 
 def _measured(path: Path) -> MeasuredDeployment:

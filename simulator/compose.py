@@ -1,12 +1,17 @@
 """The composition root: the one module that puts parts of the services and the simulator together.
 
-The policies are the planner's, the online profile and the length predictor the executor's: the same
-objects as in the stack. The rest of the simulator knows them by their interfaces only.
+The policies are the planner's; the online profile, the length predictor and the rules by which a
+plan is carried out are the executor's: the same objects as in the stack. The rest of the simulator
+knows them by their interfaces only.
 """
 
+from collections.abc import Sequence
+
 from services.executor.controller.answer_lengths import AnswerLengths
+from services.executor.controller.plan_rules import LiveRequest, Moment, Question, Verdict, judge
 from services.executor.controller.profile import OnlineProfile
 from services.executor.controller.types import StepSample
+from services.executor.kv.rates import Rates
 from services.placement.presets import PRESETS, PlacementPolicy
 from services.placement.types import EngineShape, Plan, Profile, Snapshot
 from services.planner.budget import NodeBudget
@@ -17,7 +22,7 @@ from simulator.deployment import Deployment
 from simulator.engine import Brain, Engine, Machine
 from simulator.learner import MeasuredStep
 from simulator.measured import MeasuredDeployment
-from simulator.planning import PlanningOptions, Policy
+from simulator.planning import HeldKV, PlanningOptions, Policy
 from simulator.records import RunRecord
 from simulator.simulation import simulate
 from simulator.workload import ArrivingRequest
@@ -33,8 +38,12 @@ class StackLearner:
             num_layers=shape.num_layers, num_parameters=shape.model.num_parameters
         )
         self._lengths = AnswerLengths()
+        self._rates = Rates()
 
     def add(self, step: MeasuredStep) -> None:
+        self._rates.note_step(
+            step.step_s, num_tokens=step.num_tokens, num_prefill_tokens=step.num_prefill_tokens
+        )
         self._profile.add(
             StepSample(
                 step_s=step.step_s,
@@ -50,11 +59,55 @@ class StackLearner:
     def profile(self) -> Profile | None:
         return self._profile.profile()
 
+    def pace(self) -> tuple[float | None, float | None]:
+        return self._rates.step_s.value, self._rates.prefill_tokens_per_s.value
+
     def answer_ended(self, num_output_tokens: int) -> None:
         self._lengths.ended(num_output_tokens)
 
     def predict_output(self, num_output_tokens: int, max_tokens: int) -> tuple[int, int] | None:
         return self._lengths.predict(num_output_tokens=num_output_tokens, max_tokens=max_tokens)
+
+
+class StackRules:
+    """The executor's, with the one question that may be under way."""
+
+    def __init__(self, shape: EngineShape) -> None:
+        self._shape = shape
+        self._question: Question | None = None
+        self._last_applied_epoch = 0
+
+    def asked(self, snapshot: Snapshot, *, step: int) -> None:
+        self._question = Question(
+            epoch=snapshot.epoch,
+            policy=snapshot.policy,
+            step=step,
+            posted_s=0.0,  # nobody here measures how late plans are
+            request_ids=frozenset(request.request_id for request in snapshot.requests),
+        )
+
+    def refusal(self, plan: Plan, held: Sequence[HeldKV], *, step: int) -> str | None:
+        live = [
+            LiveRequest(
+                request_id=one.request_id,
+                num_tokens=one.num_tokens,
+                residency=one.residency,
+                holds_kv=one.holds_kv,
+                paused=one.paused,
+            )
+            for one in held
+        ]
+        now = Moment(
+            step=step,
+            last_applied_epoch=self._last_applied_epoch,
+            live=live,
+            engine=self._shape,
+        )
+        verdict = judge(plan, self._question, now)
+        if verdict is not Verdict.APPLIED:
+            return str(verdict.value)
+        self._last_applied_epoch = plan.epoch
+        return None
 
 
 _optimiser = OrbitFlow(warm_solver)
@@ -77,7 +130,12 @@ def make_engine(
     return Engine(
         shape,
         machine,
-        Brain(options=options, policy=stack_policy(), learner=StackLearner(shape)),
+        Brain(
+            options=options,
+            policy=stack_policy(),
+            learner=StackLearner(shape),
+            rules=StackRules(shape),
+        ),
         offloads=options.placement_policy is not PlacementPolicy.ALL_RESIDENT,
         seed=seed,
     )

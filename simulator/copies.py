@@ -1,7 +1,8 @@
 """One direction between host and GPU memory, chunk by chunk.
 
 Jobs are served in the order of their priority, first come first served among equals. A chunk that
-has begun is finished: a more urgent job waits for it.
+has begun is finished: a more urgent job waits for it. Chunks of one job that follow each other are
+one stretch, computed at once; it is cut behind the chunk under way where anything changes.
 """
 
 import heapq
@@ -28,7 +29,7 @@ class CopyJob:
 
 @dataclass(slots=True, kw_only=True)
 class LaneCounts:
-    """What became of everything submitted, in bytes and seconds."""
+    """What became of everything submitted, in bytes and seconds; of complete chunks."""
 
     submitted_bytes: int = 0
     carried_bytes: int = 0
@@ -39,9 +40,9 @@ class LaneCounts:
 
 @dataclass(slots=True, kw_only=True)
 class Lane:
-    """A queue of jobs and the chunk under way. Time only goes forward."""
+    """A queue of jobs and the stretch under way. Time only goes forward."""
 
-    bytes_per_s: float  # > 0; may change between chunks
+    bytes_per_s: float  # > 0; `set_rate` changes it
     copy_overhead_s: float = 0.0  # per chunk, >= 0
     chunk_bytes: int = 4 << 20  # >= 1
     now_s: float = 0.0
@@ -49,9 +50,11 @@ class Lane:
     _queue: list[tuple[Priority, int, CopyJob]] = field(default_factory=list)
     _numbers: "count[int]" = field(default_factory=count)
     _current: CopyJob | None = None
-    _current_bytes: int = 0
     _current_number: int = 0
-    _current_end_s: float = 0.0
+    # The stretch under way, without the chunks of it that are counted already.
+    _stretch_bytes: int = 0
+    _begun_s: float = 0.0
+    _end_s: float = 0.0
 
     @property
     def num_queued_bytes(self) -> int:
@@ -64,26 +67,35 @@ class Lane:
         """Whether nothing is under way and nothing waits."""
         return self._current is None and not self._queue
 
+    def set_rate(self, bytes_per_s: float) -> None:
+        """Change the rate from the next chunk on."""
+        if bytes_per_s != self.bytes_per_s:
+            self._cut()
+            self.bytes_per_s = bytes_per_s
+
     def submit(self, job: CopyJob, now_s: float) -> None:
         """Put a job into the queue at `now_s`, up to which the lane has been advanced."""
         assert now_s >= self.now_s
-        if self._current is None:
-            self.now_s = now_s
+        self.now_s = now_s
         job.num_left_bytes = job.num_bytes
         self.counts.submitted_bytes += job.num_bytes
         if job.num_bytes == 0:
             job.done_s = now_s
             return
         heapq.heappush(self._queue, (job.priority, next(self._numbers), job))
+        if self._current is not None and job.priority < self._current.priority:
+            self._cut()
 
     def begin(self, now_s: float) -> float | None:
-        """Return when the chunk under way ends, after beginning one at `now_s` if none is.
+        """Return when the stretch under way ends, after beginning one at `now_s` if none is.
 
         None if there is nothing to do.
         """
+        if self._current is not None and self._current.cancelled:
+            self._cut()
         if self._current is None:
             self._take(now_s)
-        return None if self._current is None else self._current_end_s
+        return None if self._current is None else self._end_s
 
     def _take(self, now_s: float) -> None:
         while self._queue:
@@ -93,43 +105,75 @@ class Lane:
                 continue
             self.now_s = max(self.now_s, now_s)
             self._current, self._current_number = job, number
-            self._current_bytes = min(job.num_left_bytes, self.chunk_bytes)
-            seconds = self.copy_overhead_s + self._current_bytes / self.bytes_per_s
-            self._current_end_s = self.now_s + seconds
-            self.counts.busy_s += seconds
-            self.counts.num_copies += 1
+            self._stretch_bytes, self._begun_s = job.num_left_bytes, self.now_s
+            self._end_s = self.now_s + self._stretch_s()
             return
 
+    def _stretch_s(self) -> float:
+        num_chunks = -(-self._stretch_bytes // self.chunk_bytes)
+        return num_chunks * self.copy_overhead_s + self._stretch_bytes / self.bytes_per_s
+
     def finish(self) -> CopyJob:
-        """End the chunk under way, and return its job: done if `done_s` is set."""
+        """End the stretch under way, and return its job: done if `done_s` is set."""
         job = self._current
         assert job is not None
-        self.now_s, self._current = self._current_end_s, None
-        job.num_left_bytes -= self._current_bytes
-        self.counts.carried_bytes += self._current_bytes
+        self.now_s, self._current = self._end_s, None
+        num_chunks = -(-self._stretch_bytes // self.chunk_bytes)
+        self._count(job, num_chunks, self._stretch_bytes, self._end_s - self._begun_s)
         if job.num_left_bytes == 0:
             job.done_s = self.now_s
         else:
             heapq.heappush(self._queue, (job.priority, self._current_number, job))
         return job
 
+    def _count(self, job: CopyJob, num_chunks: int, num_bytes: int, seconds: float) -> None:
+        job.num_left_bytes -= num_bytes
+        counts = self.counts
+        counts.carried_bytes += num_bytes
+        counts.busy_s += seconds
+        counts.num_copies += num_chunks
+
+    def _settle(self) -> None:
+        """Count the chunks of the stretch under way that are complete, all but the last one."""
+        job, chunk_bytes = self._current, self.chunk_bytes
+        if job is None or self._stretch_bytes <= chunk_bytes:
+            return
+        chunk_s = self.copy_overhead_s + chunk_bytes / self.bytes_per_s
+        num_chunks = int((self.now_s - self._begun_s) / chunk_s)
+        num_chunks = min(num_chunks, (self._stretch_bytes - 1) // chunk_bytes)
+        if num_chunks > 0:
+            self._begun_s += num_chunks * chunk_s
+            self._stretch_bytes -= num_chunks * chunk_bytes
+            self._count(job, num_chunks, num_chunks * chunk_bytes, num_chunks * chunk_s)
+
+    def _cut(self) -> None:
+        """End the stretch under way behind its chunk of this moment."""
+        self._settle()
+        job = self._current
+        if job is None:
+            return
+        if self._begun_s >= self.now_s:  # the chunk would only begin now
+            self._current = None
+            heapq.heappush(self._queue, (job.priority, self._current_number, job))
+        elif self._stretch_bytes > self.chunk_bytes:
+            self._stretch_bytes = self.chunk_bytes
+            self._end_s = self._begun_s + self._stretch_s()
+
     def advance(self, until_s: float) -> None:
         """Carry what can be carried up to `until_s`; a chunk that ends later stays under way.
 
         None begins at `until_s` itself: what is submitted then may be more urgent.
         """
+        if self._current is not None and self._current.cancelled:
+            self._cut()
         while True:
             if self._current is None and self.now_s < until_s:
                 self._take(self.now_s)
-            if self._current is None or self._current_end_s > until_s:
+            if self._current is None or self._end_s > until_s:
                 break
             self.finish()
-        if self._current is None:
-            self.now_s = max(self.now_s, until_s)
-
-    def next_end_s(self) -> float | None:
-        """Return when the chunk under way ends; None if the lane is idle."""
-        return None if self._current is None else self._current_end_s
+        self.now_s = max(self.now_s, until_s)
+        self._settle()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if bytes were lost or made."""

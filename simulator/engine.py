@@ -16,13 +16,14 @@ from simulator.events import Arrived, Event, PlanCame, StepEnded, Woke
 from simulator.learner import Learner, LinkMeter, MeasuredStep
 from simulator.mirroring import order_saves
 from simulator.placing import place
-from simulator.planning import Planning, PlanningOptions, Policy, Reason
+from simulator.planning import Planning, PlanningOptions, PlanRules, Policy, Reason
 from simulator.reader_reports import ReaderReports
 from simulator.records import Outcome, Totals
 from simulator.requests import LiveRequest, live_request
 from simulator.residency import ResidencyLog, sample_of
+from simulator.resumes import Rates
 from simulator.scheduler import Scheduler, Turn
-from simulator.snapshots import Measured, Question, snapshot_of
+from simulator.snapshots import Measured, Question, held_kv, snapshot_of
 from simulator.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
 
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
@@ -50,11 +51,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brain:
-    """Who decides, and what it learns from."""
+    """Who decides, what it learns from, and which of its plans are carried out."""
 
     options: PlanningOptions
     policy: Policy
     learner: Learner
+    rules: PlanRules
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,8 +78,8 @@ class Engine:
     ) -> None:
         """`offloads`: whether KV may leave the pool at all."""
         self.shape, self.machine = shape, machine
-        self.scheduler = Scheduler(shape, offloads=offloads)
-        self.planning = Planning(brain.options)
+        self.scheduler = Scheduler(shape, offloads=offloads, rates=self._rates)
+        self.planning = Planning(brain.options, brain.rules)
         self.outcomes: list[Outcome] = []
         self.totals = Totals()
         self.residency = ResidencyLog()
@@ -144,9 +146,10 @@ class Engine:
     def _take_in_copies(self, now_s: float) -> None:
         self.h2d.advance(now_s)
         self.d2h.advance(now_s)
-        for request in self.scheduler.running:
+        for request in self.scheduler.live:
             kv = request.kv
             saved, restored = kv.take_in_saves(), kv.take_in_restores()
+            self.totals.num_restored_groups += restored
             if saved or restored:
                 kv.seal()
                 self.scheduler.guard.refresh(request)
@@ -168,6 +171,8 @@ class Engine:
         if asleep:  # nobody runs for want of what it holds
             self.scheduler.preempt(asleep[-1], now_s)
             return [Woke(time_s=now_s)]
+        if self.scheduler.put_back_last():
+            return [Woke(time_s=now_s)]
         # Nothing changes by itself: the first in line fits nowhere.
         stuck = (self.scheduler.waiting or self.scheduler.running)[0]
         if stuck in self.scheduler.waiting:
@@ -185,15 +190,15 @@ class Engine:
             return
         if self.planning.judge(
             came.plan,
+            held_kv(self.scheduler),
             asked_step=came.asked_step,
             step=self._step_number,
-            scheduler=self.scheduler,
             now_s=now_s,
         ):
             self._carry_out(came.plan, now_s)
 
     def _carry_out(self, plan: Plan, now_s: float) -> None:
-        live = {r.request_id: r for r in (*self.scheduler.running, *self.scheduler.waiting)}
+        live = {request.request_id: request for request in self.scheduler.live}
         for placement in plan.placements:
             request = live.get(placement.request_id)
             if request is None:
@@ -228,6 +233,7 @@ class Engine:
         snapshot = self.snapshot(now_s)
         if snapshot is None:
             return []
+        self.planning.asked(snapshot, step=self._step_number)
         told = {state.request_id: state.num_deposited_tokens for state in snapshot.requests}
         for request in self.scheduler.running:
             request.num_deposited_told = told[request.request_id]
@@ -236,19 +242,19 @@ class Engine:
         return [PlanCame(time_s=ready_s, plan=plan, asked_step=self._step_number)]
 
     def snapshot(self, now_s: float) -> Snapshot | None:
-        """Begin a question; None while too little has been measured."""
+        """Return the engine as the policy sees it; None while too little has been measured."""
         profile = self._learner.profile()
         if profile is None:
             return None
         options = self.planning.options
         h2d, d2h = self._meters
         returning = sum(
-            job.num_left_bytes for r in self.scheduler.running for job in r.kv.restoring.values()
+            job.num_left_bytes for r in self.scheduler.live for job in r.kv.restoring.values()
         )
         return snapshot_of(
             self.scheduler,
             Question(
-                epoch=self.planning.asked(),
+                epoch=self.planning.epoch + 1,
                 policy=options.policy,
                 seed=options.seed,
                 parameters=options.parameters,
@@ -263,6 +269,14 @@ class Engine:
             now_s,
         )
 
+    def _rates(self) -> Rates:
+        step_s, prefill_tokens_per_s = self._learner.pace()
+        return Rates(
+            h2d_bytes_per_s=self._meters[0].link(num_queued_bytes=0).bytes_per_s,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            step_s=step_s,
+        )
+
     # -- the step --------------------------------------------------------------------------------
 
     def _run(self, turns: list[Turn], now_s: float) -> float:
@@ -270,7 +284,8 @@ class Engine:
         load = load_of(turns)
         noise = self._noise(self.machine.compute_noise_frac)
         rate = self.machine.link_bytes_per_s * self._noise(self.machine.link_noise_frac)
-        self.h2d.bytes_per_s = self.d2h.bytes_per_s = rate
+        self.h2d.set_rate(rate)
+        self.d2h.set_rate(rate)
         layer_s = self.machine.costs.layer_s(load) * noise
         work = StepWork(
             compute_s=[size * layer_s for size in self._group_sizes],
@@ -388,10 +403,12 @@ class Engine:
         self.totals.h2d_bytes = self.h2d.counts.carried_bytes
         self.totals.d2h_bytes = self.d2h.counts.carried_bytes
         self.totals.num_offloaded_groups = self.scheduler.guard.num_offloads
-        self.totals.num_restored_groups = self.scheduler.guard.num_restores
+        resumes = self.scheduler.resumes.num_resumes
+        self.totals.resumes = {way.value: number for way, number in resumes.items()}
         counts = asdict(self.planning.counts)
+        refused = counts.pop("refused")
         reasons = {f"reason_{name}": n for name, n in counts.pop("reasons").items()}
-        self.totals.plans = counts | reasons
+        self.totals.plans = counts | refused | reasons
 
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks, host slots, bytes or requests do not add up."""

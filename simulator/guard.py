@@ -27,8 +27,7 @@ class Guard:
         """`num_spare`: blocks that stay free when a group comes back."""
         self.given: dict[RequestId, LayerPlacement] = {}
         self.num_offloads = 0  # groups that left the pool, since the start
-        self.num_restores = 0  # groups that began to come back
-        self._pool, self._geometry, self._block_bytes = pool, geometry, block_bytes
+        self._pool, self.geometry, self._block_bytes = pool, geometry, block_bytes
         self.num_spare = num_spare
         self._num_kept_free = 0
         self._spread = spread_order(geometry.num_groups)
@@ -56,7 +55,7 @@ class Guard:
             for request in requests
         ]
         return fewest_offloaded(
-            demands, self._geometry, num_blocks=num_blocks, max_staging=MAX_STAGING
+            demands, self.geometry, num_blocks=num_blocks, max_staging=MAX_STAGING
         )
 
     def _floor(self, request: LiveRequest) -> LayerPlacement:
@@ -90,10 +89,9 @@ class Guard:
         ]
         self.reclaim(idle, self._pool.num_blocks - sum(num_needed))
         # What comes back takes what the next step leaves, or it would starve it again and again.
-        self._num_kept_free = self.num_spare + sum(num_needed[len(running) :])
-        self._num_kept_free += sum(
-            one.kv.num_new(one.num_tokens) + one.kv.num_to_wake for one in running
-        )
+        self._num_kept_free = self.num_spare + self.num_blocks_of_next_step(running)
+        for one, num_blocks in zip(waiting, num_needed[len(running) :], strict=True):
+            self._num_kept_free += max(0, num_blocks - one.kv.num_owned)
         for request, least, most in zip(running, tight, roomy, strict=False):
             untouched = not request.kv.offloaded and most is not None and not most.num_offloaded
             if request.kv.mirrored and not untouched:
@@ -101,10 +99,14 @@ class Guard:
                     request, self._placement(request, least), self._placement(request, most), h2d
                 )
 
+    def num_blocks_of_next_step(self, requests: Sequence[LiveRequest]) -> int:
+        """Return the blocks that requests take for all their tokens, those asleep to wake up."""
+        return sum(one.kv.num_new(one.num_tokens) + one.kv.num_to_wake for one in requests)
+
     def _num_blocks_of(self, request: LiveRequest, residency: Residency | None) -> int:
         if residency is None:
             return 0
-        return num_request_blocks(self._geometry, residency, num_tokens=request.num_tokens + 1)
+        return num_request_blocks(self.geometry, residency, num_tokens=request.num_tokens + 1)
 
     def _is_all_resident_with_room(
         self, needs: Sequence[LiveRequest], idle: Sequence[LiveRequest]
@@ -112,10 +114,10 @@ class Guard:
         """Return whether there is nothing to do: the common case, answered without the search."""
         if self.given or any(one.kv.offloaded or one.kv.asleep for one in (*needs, *idle)):
             return False
-        block_size = self._geometry.block_size
+        block_size = self.geometry.block_size
         num_rows = sum(one.num_tokens // block_size + 1 for one in needs)
         num_rows += sum(one.kv.num_rows for one in idle)
-        return num_rows * self._geometry.num_groups <= self._pool.num_blocks - self.num_spare
+        return num_rows * self.geometry.num_groups <= self._pool.num_blocks - self.num_spare
 
     def _move(
         self, request: LiveRequest, least: LayerPlacement, most: LayerPlacement, h2d: Lane
@@ -131,7 +133,6 @@ class Guard:
             if not self._may_restore(request, group):
                 break
             h2d.submit(kv.begin_restore(group, self._block_bytes), h2d.now_s)
-            self.num_restores += 1
             self.refresh(request)
         if kv.num_buffers and kv.num_buffers != least.num_staging:
             kv.set_buffers(least.num_staging, num_free=self._pool.num_free)

@@ -84,6 +84,11 @@ class KVState:
         """Blocks that it takes to run again."""
         return self.num_staged if self.asleep else 0
 
+    @property
+    def is_parked(self) -> bool:
+        """Whether all that it has is on the host, and nothing is on its way back."""
+        return self.asleep and not self.num_owned
+
     def num_new(self, num_tokens: int) -> int:
         """Return the blocks that room for so many tokens takes, those to wake up not counted."""
         rows, more = self._rows(num_tokens)
@@ -94,6 +99,8 @@ class KVState:
         new = (self.geometry.num_groups - staging) * more + staging * (rows - direct)
         if direct > self.num_rows:
             new += self.num_buffers * max(0, direct - self.buffer_length)
+            if self.asleep:  # it wakes up with one buffer
+                new += direct - self.num_rows
         return new
 
     def _rows(self, num_tokens: int) -> tuple[int, int]:
@@ -174,6 +181,22 @@ class KVState:
             self.num_buffers, self.buffer_length = 1, self.num_staged
             self._assign(num_free=num_free - self.num_staged)
         return True
+
+    def parked(self) -> "KVState":
+        """Return what is left of it out of the pool: positions that every group has a copy of."""
+        num_kept = self.num_host_blocks
+        if not num_kept:
+            return KVState(geometry=self.geometry)
+        return KVState(
+            geometry=self.geometry,
+            num_tokens=num_kept * self.geometry.block_size,
+            offloaded=tuple(range(self.geometry.num_groups)),
+            wanted_buffers=self.wanted_buffers,
+            asleep=True,
+            mirrored=True,
+            num_host_blocks=num_kept,
+            num_sent_blocks=num_kept,
+        )
 
     def begin_restore(self, group: int, block_bytes: int) -> CopyJob:
         """Take the blocks that a group comes back to; return its copy, to be submitted."""

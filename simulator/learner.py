@@ -29,6 +29,9 @@ class Learner(Protocol):
     def profile(self) -> Profile | None:
         """Return the profile of this moment; None while too little has been measured."""
 
+    def pace(self) -> tuple[float | None, float | None]:
+        """Return the length of a decode step and prompt tokens per second, averages of late."""
+
     def answer_ended(self, num_output_tokens: int) -> None:
         """Take in the length of a complete answer."""
 

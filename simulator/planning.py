@@ -6,17 +6,15 @@ later one. One question is under way at a time.
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from services.placement.blocks import Residency, num_request_blocks
+from services.placement.blocks import Residency
 from services.placement.presets import PRESETS, REPLAN, PlacementPolicy, Replan
-from services.placement.types import Placement, Plan, PolicyParameters, RequestId, Snapshot
-from simulator.placing import groups_of
-from simulator.scheduler import Scheduler
+from services.placement.types import Plan, PolicyParameters, RequestId, Snapshot
 
 Policy: TypeAlias = Callable[[Snapshot], Plan]
 
@@ -65,16 +63,37 @@ class PlanCounts:
 
     asked: int = 0
     applied: int = 0
-    expired: int = 0
-    over_capacity: int = 0
+    refused: dict[str, int] = field(default_factory=dict)  # by the rule that it broke
     reasons: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldKV:
+    """A request when a plan comes, as far as the plan's size depends on it."""
+
+    request_id: RequestId
+    num_tokens: int  # known, >= 1
+    residency: Residency  # of this moment
+    holds_kv: bool  # it has blocks, paused or not
+    paused: bool
+
+
+class PlanRules(Protocol):
+    """Whether a plan that comes may be carried out."""
+
+    def asked(self, snapshot: Snapshot, *, step: int) -> None:
+        """Remember what a plan will answer."""
+
+    def refusal(self, plan: Plan, held: Sequence[HeldKV], *, step: int) -> str | None:
+        """Return the rule that a plan breaks; None for one that is carried out now."""
 
 
 class Planning:
     """Reasons to ask, the question under way, and the plan in force."""
 
-    def __init__(self, options: PlanningOptions) -> None:
+    def __init__(self, options: PlanningOptions, rules: PlanRules) -> None:
         self.options = options
+        self._rules = rules
         self.counts = PlanCounts()
         self.epoch = 0
         self.waiting_for_plan = False
@@ -114,24 +133,22 @@ class Planning:
             self._due.add(reason)
             self.note(reason)
 
-    def asked(self) -> int:
-        """Begin a question; return its epoch."""
+    def asked(self, snapshot: Snapshot, *, step: int) -> None:
+        """Begin a question."""
         self._reasons.clear()
-        self.epoch += 1
+        self._rules.asked(snapshot, step=step)
+        self.epoch = snapshot.epoch
         self.counts.asked += 1
         self.waiting_for_plan = True
-        return self.epoch
 
     def judge(
-        self, plan: Plan, *, asked_step: int, step: int, scheduler: Scheduler, now_s: float
+        self, plan: Plan, held: Sequence[HeldKV], *, asked_step: int, step: int, now_s: float
     ) -> bool:
         """Return whether a plan that has come is to be carried out; then it is in force."""
         self.waiting_for_plan, self._retry_at_s = False, now_s + RETRY_S
-        if plan.quality is not None and step - asked_step > plan.quality.expires_after:
-            self.counts.expired += 1
-            return False
-        if blocks_of(plan, scheduler) > scheduler.pool.num_blocks:
-            self.counts.over_capacity += 1
+        refusal = self._rules.refusal(plan, held, step=step)
+        if refusal is not None:
+            self.counts.refused[refusal] = self.counts.refused.get(refusal, 0) + 1
             return False
         self._retry_at_s = math.inf
         self._plan, self._asked_step = plan, asked_step
@@ -158,22 +175,3 @@ class Planning:
         if len(self._ratios) == NUM_MISMATCH_STEPS:
             far = abs(median(self._ratios) - 1.0) > self.options.mismatch_frac
             self._note_once(Reason.MISMATCH, far)
-
-
-def blocks_of(plan: Plan, scheduler: Scheduler) -> int:
-    """Return the blocks in the next step of all who would run; what the others hold can go."""
-    placed: dict[RequestId, Placement] = {p.request_id: p for p in plan.placements}
-    total = 0
-    for request in scheduler.running:
-        placement = placed.get(request.request_id)
-        num_offloaded, buffers = len(request.kv.offloaded), request.kv.num_buffers
-        paused = request.is_paused
-        if placement is not None:
-            num_offloaded = len(groups_of(placement, scheduler.shape))
-            buffers, paused = placement.num_prefetch_buffers, placement.paused
-        if not paused:
-            residency = Residency(num_offloaded=num_offloaded, num_staging=max(1, buffers))
-            total += num_request_blocks(
-                scheduler.geometry, residency, num_tokens=request.num_tokens + 1
-            )
-    return total

@@ -50,6 +50,10 @@ class LiveRequest:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def num_left_output_tokens(self) -> int:
+        return self.spec.num_output_tokens - self.num_output_tokens
+
+    @property
     def is_paused(self) -> bool:
         return self.phase is RequestPhase.PAUSED
 
@@ -87,11 +91,11 @@ class LiveRequest:
         self.phase = RequestPhase.DECODING if decodes else RequestPhase.PREFILL
 
     def preempt(self, now_s: float) -> None:
-        """Lose turn and blocks; everything is computed again."""
+        """Lose turn and blocks; what has a complete host copy is kept there."""
         if self.is_paused:
             self.resume(now_s)
         self.kv.cancel_copies()
-        self.kv = KVState(geometry=self.kv.geometry)
+        self.kv = self.kv.parked()
         self.phase, self.preempted_s = RequestPhase.PREEMPTED, now_s
         self.num_computed_tokens, self.caught_up = 0, False
         self.num_preemptions += 1

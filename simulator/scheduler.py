@@ -3,12 +3,14 @@
 The order is vLLM's: running requests first, one token each or the next chunk of a prompt, then
 waiting ones, first come first served, each only if its whole prompt has room. Before that the guard
 makes room. Who lacks blocks all the same takes them from paused requests and from groups on their
-way back, then waits for copies under way; only then the newest request is preempted, and computed
-again later.
+way back, then waits for copies under way; only then the newest request is preempted, and brought
+back later.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from services.placement.blocks import (
     RESIDENT,
@@ -22,6 +24,7 @@ from simulator.copies import Lane
 from simulator.guard import Guard
 from simulator.kv import KVState
 from simulator.requests import LiveRequest
+from simulator.resumes import Rates, Resumes, num_host_blocks
 
 SPARE_FRAC = 0.02  # of the pool stays free when a group comes back
 
@@ -44,8 +47,8 @@ class Turn:
 class Scheduler:
     """Owns the queues, the pool and the host pool. Only the host pool's size allows offloading."""
 
-    def __init__(self, shape: EngineShape, *, offloads: bool) -> None:
-        """`offloads`: whether KV may leave the pool at all."""
+    def __init__(self, shape: EngineShape, *, offloads: bool, rates: Callable[[], Rates]) -> None:
+        """`offloads`: whether KV may leave the pool at all; `rates`: of this moment."""
         self.shape = shape
         self.offloads = offloads and shape.num_host_blocks > 0
         self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
@@ -57,10 +60,18 @@ class Scheduler:
             block_bytes=shape.block_bytes,
             num_spare=int(SPARE_FRAC * shape.num_blocks),
         )
+        self.resumes = Resumes(
+            self.guard, self.pool, self.host, block_bytes=shape.block_bytes, rates=rates
+        )
         self.running: list[LiveRequest] = []
         self.waiting: deque[LiveRequest] = deque()
         self.num_admitted = 0
         self.preempted: list[LiveRequest] = []  # since the caller last emptied it
+
+    @property
+    def live(self) -> tuple[LiveRequest, ...]:
+        """All requests that have not ended, those that run first."""
+        return (*self.running, *self.waiting)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -68,7 +79,9 @@ class Scheduler:
         """Return the next step, with the blocks for it taken. Empty: nobody can run now."""
         self._wake_up()
         if self.offloads:
-            self.guard.adjust(self._active(), list(self.waiting)[:1], self._idle(), h2d)
+            active, idle = self._active(), self._idle()
+            self.guard.adjust(active, self._next_in_line(), idle, h2d)
+            self.resumes.prepare(islice(self.waiting, self._num_places), active, idle, h2d)
         turns: list[Turn] = []
         budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
         for request in list(self.running):
@@ -99,13 +112,32 @@ class Scheduler:
             if woken and request.kv.wake(num_free=self.pool.num_free):
                 self.guard.refresh(request)
 
+    @property
+    def _num_places(self) -> int:
+        """How many more requests may run."""
+        return self.shape.max_num_seqs - len(self.running)
+
+    def _next_in_line(self) -> list[LiveRequest]:
+        """Return whom to make room for: those being prepared and the first other who waits.
+
+        Nobody while as many run as may run.
+        """
+        line: list[LiveRequest] = []
+        for request in self.waiting if self._num_places else ():
+            line.append(request)
+            if not self.resumes.is_preparing(request):
+                break
+        return line
+
     def _active(self) -> list[LiveRequest]:
         return [request for request in self.running if not request.is_paused]
 
     def _idle(self) -> list[LiveRequest]:
-        """Return paused requests, whose blocks go first before others'."""
-        paused = [request for request in self.running if request.is_paused]
-        return sorted(reversed(paused), key=lambda request: -request.num_deposited_told)
+        """Return who owns blocks and cannot run: theirs go first before others'."""
+        idle = [request for request in self.running if request.is_paused]
+        if not self._num_places:
+            idle += [request for request in self.waiting if request.kv.num_owned]
+        return sorted(reversed(idle), key=lambda request: -request.num_deposited_told)
 
     def _turn(self, request: LiveRequest, budget: int, now_s: float) -> Turn | None:
         limit = self.shape.max_prefill_chunk_tokens or budget
@@ -138,7 +170,7 @@ class Scheduler:
         idle, num_free = self._idle(), self.pool.num_free
         num_expected = sum(request.kv.num_owned_when_copied for request in idle)
         took = self.guard.reclaim(idle, num_expected - 2 * self.geometry.num_groups)
-        for request in self.running:
+        for request in self.live:
             if request.kv.cancel_restores():
                 request.kv.seal()
                 self.guard.refresh(request)
@@ -154,33 +186,38 @@ class Scheduler:
             return True
         least = min_request_blocks(self.geometry, num_tokens=total)
         least += 2 * self.geometry.num_groups  # an open block each, and one on its way to the host
-        on_host = self._host_blocks(request) <= self.host.num_blocks
+        on_host = num_host_blocks(self.geometry, request) <= self.host.num_blocks
         return self.offloads and on_host and least <= self.pool.num_blocks
-
-    def _host_blocks(self, request: LiveRequest) -> int:
-        total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
-        return self.geometry.num_groups * -(-total // self.geometry.block_size)
 
     def _admit(self) -> bool:
         """Move the first in line to the running requests if its whole prompt has room."""
-        if not self.waiting or len(self.running) >= self.shape.max_num_seqs:
+        request = self.resumes.first_ready(self.waiting) if self._num_places else None
+        if request is None or not self._take_in(request):
             return False
-        request = self.waiting[0]
-        if not self._take_in(request):
-            self.host.release(request.request_id)
-            request.kv = KVState(geometry=self.geometry)
-            return False
-        self.waiting.popleft()
+        self.waiting.remove(request)
         self.running.append(request)
+        self.resumes.admitted(request)
+        request.num_computed_tokens = request.kv.num_tokens
         self.num_admitted += 1
         return True
 
     def _take_in(self, request: LiveRequest) -> bool:
+        """Return whether there is room for all known tokens of a request."""
+        if request.kv.num_tokens:  # its blocks are from the host
+            return self._has_room(request.kv, request.num_tokens)
+        if self._place_new(request):
+            return True
+        self.host.release(request.request_id)
+        request.kv = KVState(geometry=self.geometry)
+        return False
+
+    def _place_new(self, request: LiveRequest) -> bool:
         """Place a request that asks for its first blocks; return whether there is room for it."""
         kv = request.kv
         if self.offloads:
             placement = self.guard.place_new(request, self._active(), self._idle())
-            kv.mirrored = self.host.set_owned(request.request_id, self._host_blocks(request))
+            num_slots = num_host_blocks(self.geometry, request)
+            kv.mirrored = self.resumes.reserve(request, self.waiting, num_slots)
             if kv.mirrored:
                 kv.wanted_buffers = placement.num_staging
                 kv.offload(sorted(placement.offloaded), num_free=0)
@@ -189,14 +226,31 @@ class Scheduler:
     # -- leaving -------------------------------------------------------------------------------
 
     def preempt(self, request: LiveRequest, now_s: float) -> None:
-        """Put a request back to the head of the queue, with nothing computed."""
+        """Put a request back to the head of the queue, with what is on the host."""
         self.running.remove(request)
         self.release(request)
         request.preempt(now_s)
+        if request.kv.mirrored:
+            self.host.set_owned(
+                request.request_id, self.geometry.num_groups * request.kv.num_host_blocks
+            )
         self.waiting.appendleft(request)
         self.preempted.append(request)
 
+    def put_back_last(self) -> bool:
+        """Take back the blocks of the last in line that has some: those ahead lack them.
+
+        One that is alone is computed again. False if nobody who waits has blocks.
+        """
+        preparing = [request for request in self.waiting if request.kv.num_owned]
+        if len(preparing) == 1:
+            self.resumes.recompute(preparing[0])
+        elif preparing:
+            self.resumes.put_back(preparing[-1])
+        return bool(preparing)
+
     def release(self, request: LiveRequest) -> None:
+        self.resumes.forget(request)
         self.pool.release(request.request_id)
         self.host.release(request.request_id)
 
@@ -204,14 +258,12 @@ class Scheduler:
         """Raise AssertionError if blocks, host slots or requests do not add up."""
         self.pool.check_integrity()
         self.host.check_integrity()
-        ids = {request.request_id for request in self.running}
-        assert self.pool.owned.keys() <= ids
-        assert len(ids) == len(self.running) <= self.shape.max_num_seqs
-        for request in self.running:
+        ids = {request.request_id for request in self.live}
+        assert self.pool.owned.keys() | self.host.owned.keys() <= ids
+        assert len(ids) == len(self.running) + len(self.waiting)
+        assert len(self.running) <= self.shape.max_num_seqs
+        for request in self.live:
             assert self.pool.owned.get(request.request_id, 0) == request.kv.num_owned
             assert (request.request_id in self.host.owned) == request.kv.mirrored
             request.kv.check_integrity()
-        for request in self.waiting:
-            assert request.request_id not in self.host.owned
-            assert not request.kv.num_tokens
-        assert self.guard.given.keys() <= ids | {r.request_id for r in self.waiting}
+        assert self.guard.given.keys() <= ids

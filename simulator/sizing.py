@@ -26,7 +26,10 @@ class Readers:
     def requests(self, num_readers: int) -> list[ArrivingRequest]:
         """Return the questions: readers begin evenly spaced over the reading of one answer."""
         reading_s = self.num_output_tokens / self.consumption_rate_tps
-        level = ServiceLevel(consumption_rate_tps=self.consumption_rate_tps)
+        level = ServiceLevel(
+            slo_tbt_s=1.0 / self.consumption_rate_tps,  # what the policies are told to meet
+            consumption_rate_tps=self.consumption_rate_tps,
+        )
         return [
             ArrivingRequest(
                 request_id=RequestId(f"reader{reader}-{question}"),

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from services.placement.blocks import Residency
 from services.placement.types import Link, PolicyParameters, Profile, RequestState, Snapshot
 from simulator.kv import KVState
 from simulator.learner import Learner
+from simulator.planning import HeldKV
 from simulator.requests import LiveRequest
 from simulator.scheduler import Scheduler
 
@@ -36,14 +38,13 @@ def snapshot_of(
 ) -> Snapshot:
     """Return a snapshot at `now_s`, with the step that begins there scheduled."""
     completed_s = measured.last_completion_s
-    requests = [*scheduler.running, *scheduler.waiting]
     idle = [r for r in scheduler.running if r.is_paused]
     return Snapshot(
         epoch=question.epoch,
         policy=question.policy,
         seed=question.seed,
         engine=scheduler.shape,
-        requests=tuple(state_of(request, scheduler, learner, now_s) for request in requests),
+        requests=tuple(state_of(request, scheduler, learner, now_s) for request in scheduler.live),
         num_free_blocks=max(0, scheduler.pool.num_free - scheduler.guard.num_spare),
         num_free_host_blocks=scheduler.host.num_free,
         num_free_staging_blocks=sum(r.kv.num_buffers * r.kv.buffer_length for r in idle),
@@ -60,7 +61,9 @@ def state_of(
     request: LiveRequest, scheduler: Scheduler, learner: Learner, now_s: float
 ) -> RequestState:
     """Return one request's state."""
-    spec, kv, level = request.spec, request.kv, request.spec.level
+    spec, level = request.spec, request.spec.level
+    runs = request in scheduler.running  # what is brought back of a waiting one is not shown
+    kv = request.kv if runs else KVState(geometry=scheduler.geometry)
     predicted = learner.predict_output(request.num_output_tokens, spec.num_output_tokens)
     first_s = request.generated_s[0] if request.generated_s else None
     deposited = min(request.reader.num_deposited(now_s), request.num_output_tokens)
@@ -87,7 +90,7 @@ def state_of(
         offloaded_layers=tuple(
             layer for group in kv.offloaded for layer in scheduler.shape.layers_of(group)
         ),
-        num_prefetch_buffers=kv.num_buffers,
+        num_prefetch_buffers=kv.num_buffers or min(1, len(kv.offloaded)),
         num_blocks=blocks_by_group(kv) if kv.num_tokens else (),
         num_host_blocks=(kv.num_host_blocks,) * kv.geometry.num_groups if kv.mirrored else (),
         num_preemptions=request.num_preemptions,
@@ -95,6 +98,22 @@ def state_of(
         last_scheduled_age_s=_age(request.last_scheduled_s, now_s),
         delivered_age_sum_s=request.reader.delivered_age_sum_s(now_s),
     )
+
+
+def held_kv(scheduler: Scheduler) -> list[HeldKV]:
+    """Return what a plan that comes now is measured against, in scheduling order."""
+    return [
+        HeldKV(
+            request_id=request.request_id,
+            num_tokens=request.num_tokens,
+            residency=Residency(
+                num_offloaded=len(request.kv.offloaded), num_staging=max(1, request.kv.num_buffers)
+            ),
+            holds_kv=request in scheduler.running,
+            paused=request.is_paused,
+        )
+        for request in scheduler.live
+    ]
 
 
 def blocks_by_group(kv: KVState) -> tuple[int, ...]:

@@ -17,12 +17,13 @@ from bench.document import Benchmark, Row, document, markdown, save
 from bench.e2e.records import RunKey, RunRecord, load_all
 from bench.e2e.systems import Device
 from bench.fidelity.comparison import BARS, DEFINITIONS, errors, missed
-from bench.fidelity.copying import with_copies
+from bench.fidelity.copying import Map, with_copies
 from bench.fidelity.machine import Calibration, calibrated
 from bench.fidelity.replayed import RESIDENT_SYSTEM, complete, replayed
 
 CALIBRATION_SEED = 1  # runs of other seeds are held out
-COPYING_SYSTEMS = ("dynamic-heuristic", "flexgen-plus", "slo-aware")  # whose copies are fitted
+# Whose copies are fitted: many, and their plans hardly depend on milliseconds.
+COPYING_SYSTEMS = ("batch-uniform", "dynamic-heuristic", "flexgen-plus", "slo-aware")
 SHOWN = ("step", "mean_step", "request_tpot", "ttft", "tbt", "tbt_deposit", "tpot", "tpot_deposit")
 
 
@@ -30,8 +31,8 @@ def main() -> None:
     options = _options()
     load, device = os.getloadavg(), Device(link_bytes_per_s=options.link_bytes_per_s)
     runs = list(load_all(options.runs / "runs"))
-    calibration = calibrate(runs, device)
     with ProcessPoolExecutor(options.jobs) as pool:
+        calibration = calibrate(runs, device, over=pool.map)
         rows = list(pool.map(partial(compare, device=device, calibration=calibration), runs))
     benchmark = Benchmark(
         name="fidelity",
@@ -46,12 +47,12 @@ def main() -> None:
     print(markdown(benchmark, content))
 
 
-def calibrate(runs: Sequence[RunRecord], device: Device) -> Calibration:
+def calibrate(runs: Sequence[RunRecord], device: Device, *, over: Map = map) -> Calibration:
     """Return what calibration runs say. ValueError without a resident one among them."""
     given = [complete(run) for run in runs if run.key.seed == CALIBRATION_SEED]
     resident = [run for run in given if run.key.system == RESIDENT_SYSTEM]
     copying = [run for run in given if run.key.system in COPYING_SYSTEMS]
-    return with_copies(calibrated(device, resident), device, copying)
+    return with_copies(calibrated(device, resident), device, copying, over=over)
 
 
 def compare(run: RunRecord, device: Device, calibration: Calibration) -> Row:

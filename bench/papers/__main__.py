@@ -8,7 +8,7 @@ import argparse
 import os
 import time
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -35,6 +35,7 @@ INTRO = (
 def main() -> None:
     options = _options()
     size = QUICK if options.quick else FULL
+    size = replace(size, num_seeds=options.seeds or size.num_seeds)
     wanted = figures(size)
     for path in sorted(options.traces.glob("*.json")) if options.traces else ():
         try:
@@ -93,6 +94,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(".cache/papers"))
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seeds", type=int, default=0, help="of each point; 0: 1 if quick, else 3")
     parser.add_argument("--traces", type=Path, help="folder of OrbitFlow's recorded traces")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()

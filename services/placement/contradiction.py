@@ -82,6 +82,8 @@ def _layer_contradictions(request: RequestState, engine: EngineShape) -> Iterato
         yield "offloaded_layers", "splits a layer group"
     if request.num_prefetch_buffers > len(groups):
         yield "num_prefetch_buffers", "exceeds the number of offloaded layer groups"
+    if groups and not request.num_prefetch_buffers:
+        yield "num_prefetch_buffers", "is 0 although layers are offloaded"
     for name, blocks in (
         ("num_blocks", request.num_blocks),
         ("num_host_blocks", request.num_host_blocks),

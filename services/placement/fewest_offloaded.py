@@ -5,6 +5,7 @@ its minimum (everything offloaded, one staging buffer). So the oldest request is
 offloaded, and a batch that fits offloads nothing.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -81,14 +82,17 @@ def _admitted(minima: Sequence[int], num_blocks: int) -> list[bool]:
 def _first_that_fits(
     demand: Demand, geometry: BlockGeometry, ladder: Sequence[Residency], num_free: int
 ) -> tuple[Residency, int]:
-    rungs = ladder if demand.offloadable else ladder[:1]
-    for residency in rungs:
-        if demand.offloadable and residency.num_offloaded < demand.min_offloaded:
-            continue
-        num_blocks = num_request_blocks(geometry, residency, num_tokens=demand.num_tokens)
-        if num_blocks <= num_free:
-            return residency, num_blocks
-    raise AssertionError("a request that was admitted by its minimum fits with it")
+    """Return the first rung that fits, and its blocks: no rung takes more than the one before."""
+
+    def num_blocks(residency: Residency) -> int:
+        return num_request_blocks(geometry, residency, num_tokens=demand.num_tokens)
+
+    if not demand.offloadable:
+        return RESIDENT, num_blocks(RESIDENT)
+    lowest = bisect_left(ladder, demand.min_offloaded, key=lambda rung: rung.num_offloaded)
+    place = bisect_left(ladder, True, lo=lowest, key=lambda rung: num_blocks(rung) <= num_free)
+    assert place < len(ladder), "a request that was admitted by its minimum fits with it"
+    return ladder[place], num_blocks(ladder[place])
 
 
 def spread_order(num_groups: int) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ class ParkedRequest:
     num_steps: int  # that it is expected to run before its layers are back, >= 1
 
 
+RESUME_HORIZON = 64  # steps at most that a host-resident request is expected to run so
 MIN_LINK_SHARE = 0.05  # of the link is left to background copies, whatever the steps load
 
 

@@ -10,7 +10,7 @@ class KVView:
     """Where a request's blocks are, per layer group."""
 
     offloaded: tuple[int, ...] = ()  # layer groups in host memory, ascending
-    num_buffers: int = 0  # staging buffers, 0 iff nothing is offloaded
+    num_buffers: int = 0  # staging; asleep: what it wakes up with; 0 iff nothing is offloaded
     num_blocks: tuple[int, ...] = ()  # of the pool; staging counts with the first groups it serves
     num_host_blocks: tuple[int, ...] = ()  # leading full blocks whose host copy is complete
     num_leaving_blocks: int = 0  # copies to the host under way
@@ -28,7 +28,7 @@ def view_of(kv: RequestKV) -> KVView:
         num_blocks[index] += len(buffer)
     return KVView(
         offloaded=tuple(chain),
-        num_buffers=len(kv.staging),
+        num_buffers=len(kv.staging) or min(1, len(chain)),
         num_blocks=tuple(num_blocks),
         num_host_blocks=tuple(group.num_host_blocks for group in kv.groups),
         num_leaving_blocks=sum(g.num_saves_sent - g.num_host_blocks for g in kv.groups),

@@ -18,9 +18,13 @@ from services.executor.kv.residency import RequestKV
 from services.executor.kv.resumes import Resumes
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.placement.layer_placement import LayerPlacement
-from services.placement.resume import LinkAndStep, ParkedRequest, ResumeWay, cheapest_resume
-
-RESUME_HORIZON = 64  # steps that a host-resident request is expected to run before it is restored
+from services.placement.resume import (
+    RESUME_HORIZON,
+    LinkAndStep,
+    ParkedRequest,
+    ResumeWay,
+    cheapest_resume,
+)
 
 
 class RunControl:
@@ -163,8 +167,13 @@ class RunControl:
         return self.resumes.num_host_tokens(request.request_id)
 
     def next_in_line(self) -> list[Request]:
-        """Return the requests to make room for: those being prepared, and the first of the rest."""
+        """Return the requests to make room for: those being prepared, and the first of the rest.
+
+        Nobody while as many run as may run: what they would take is the running requests' own.
+        """
         line: list[Request] = []
+        if not self._num_places():
+            return line
         for request in self._eligible():
             line.append(request)
             if not self.resumes.is_preparing(request.request_id):
@@ -176,9 +185,8 @@ class RunControl:
         self.resumes.is_short_of_blocks = False
         if not self._scheduler.waiting:
             return
-        num_places = self._scheduler.max_num_running_reqs - len(self._scheduler.running)
         ahead = self.active_needs()  # who is served before the request at hand
-        for request in itertools.islice(self._eligible(), max(0, num_places)):
+        for request in itertools.islice(self._eligible(), self._num_places()):
             self.resumes.prepare(
                 request.request_id,
                 lambda kv, request=request: self._choose(request, kv, ahead),  # type: ignore[misc]
@@ -188,6 +196,11 @@ class RunControl:
             if self.resumes.is_short_of_blocks or request.request_id not in self._owner.requests:
                 break
             ahead.append(need_of(request))
+
+    def _num_places(self) -> int:
+        """Return how many more requests may run."""
+        num_places: int = self._scheduler.max_num_running_reqs - len(self._scheduler.running)
+        return max(0, num_places)
 
     def _eligible(self) -> Iterator[Request]:
         waiting = self._scheduler.waiting

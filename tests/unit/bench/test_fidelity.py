@@ -68,7 +68,7 @@ def test_calibration_finds_what_a_machine_takes_beside_its_layers() -> None:
     assert found.noise_frac == pytest.approx(true.noise_frac, rel=0.5)
 
 
-def test_calibration_finds_what_copies_cost() -> None:
+def test_calibration_finds_what_copies_cost_though_a_run_was_disturbed() -> None:
     device = Device()
     true = Calibration(
         outside_s=0.007,
@@ -78,9 +78,11 @@ def test_calibration_finds_what_copies_cost() -> None:
     )
     asked = [
         make_run(*resident_run(12).requests, system=system, slo_s=0.04)
-        for system in ("dynamic-heuristic", "flexgen-plus")
+        for system in ("dynamic-heuristic", "flexgen-plus", "slo-aware")
     ]
     runs = [measured(run, device, true) for run in asked]
+    disturbed = runs[-1].sums["controller_step_s"] * 1.2
+    runs[-1] = replace(runs[-1], sums=runs[-1].sums | {"controller_step_s": disturbed})
     found = with_copies(replace(true, copies=CopyCosts()), device, runs).copies
 
     assert found.submit_s == pytest.approx(true.copies.submit_s, rel=0.1)

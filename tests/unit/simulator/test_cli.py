@@ -58,6 +58,15 @@ def test_size_answers_for_each_policy(tmp_path) -> None:
     assert report["answers"]["vllm"]["trials"][0]["num_readers"] == 1
 
 
+def test_size_says_what_one_reader_more_would_have_had() -> None:
+    asked = ("size", *SMALL, "--context", "400", "--answer", "40", "--policy", "vllm")
+
+    assert "1 readers or more" in call(*asked, "--max-readers", "1").output
+    # A prompt of 400 tokens takes longer than a millisecond: nobody is held.
+    hasty = call(*asked, "--ttft-s", "0.001").output
+    assert "0 readers; with 1, 100.0% of tokens are in time and 0.0% of first tokens" in hasty
+
+
 def test_a_model_that_does_not_fit_is_refused_with_a_reason() -> None:
     result = call("size", "--model", "llama-3-70b", "--device", "h100", "--context", "100")
 

@@ -27,10 +27,44 @@ def test_a_chunk_under_way_at_the_end_of_an_advance_goes_on() -> None:
     lane.submit(job, 0.0)
 
     lane.advance(5.0)
-    assert (job.num_left_bytes, lane.next_end_s()) == (6, 8.0)
+    assert (job.num_left_bytes, lane.counts.busy_s) == (6, 4.0)
 
     lane.advance(10.0)
     assert job.done_s == 10.0
+
+
+def test_a_more_urgent_job_waits_for_the_chunk_under_way_only() -> None:
+    lane = make_lane()
+    job, urgent = CopyJob(num_bytes=12, priority=(1,)), CopyJob(num_bytes=2, priority=(0,))
+    lane.submit(job, 0.0)
+    lane.advance(5.0)  # in the second chunk, which ends at 8
+    lane.submit(urgent, 5.0)
+    lane.advance(100.0)
+
+    assert (urgent.done_s, job.done_s) == (10.0, 14.0)
+
+
+def test_a_chunk_that_would_begin_now_lets_a_more_urgent_job_go_first() -> None:
+    lane = make_lane()
+    job, urgent = CopyJob(num_bytes=12, priority=(1,)), CopyJob(num_bytes=2, priority=(0,))
+    lane.submit(job, 0.0)
+    lane.advance(4.0)
+    lane.submit(urgent, 4.0)
+    lane.advance(100.0)
+
+    assert (urgent.done_s, job.done_s) == (6.0, 14.0)
+
+
+def test_another_rate_is_that_of_the_next_chunk() -> None:
+    lane = make_lane(copy_overhead_s=1.0)
+    job = CopyJob(num_bytes=12)
+    lane.submit(job, 0.0)
+    lane.advance(6.0)  # the second chunk runs from 5 to 10
+    lane.set_rate(2.0)
+    lane.advance(100.0)
+
+    assert job.done_s == 10.0 + 1.0 + 4 / 2.0
+    assert lane.counts.num_copies == 3
 
 
 def test_an_idle_lane_starts_when_the_job_comes() -> None:

@@ -144,3 +144,19 @@ def test_the_executors_block_owner_owns_as_many(offloaded, num_buffers, prompt, 
             pair.sleep()
             pair.wake()
         pair.check()
+
+
+def test_what_is_kept_of_a_preempted_request_is_what_the_executor_keeps() -> None:
+    pair = Pair(frozenset({1, 3}), 1)
+    pair.grow(18)
+    pair.save()
+    pair.grow(27)  # two more full blocks, not on the host
+
+    pair.owner.pool.free_blocks(reversed(pair.owner.park("a")))
+    kept, parked = pair.owner.requests["a"], pair.ours.parked()
+
+    assert (parked.num_tokens, parked.num_host_blocks) == (kept.num_tokens, kept.num_host_blocks)
+    assert (parked.num_tokens, parked.num_owned, parked.is_parked) == (16, 0, True)
+    assert parked.num_to_wake == pair.owner.staging.num_to_wake(kept) == 4
+    assert parked.num_new(27) == pair.owner.num_new_blocks(kept, num_tokens=27)
+    parked.check_integrity()

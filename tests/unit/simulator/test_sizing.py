@@ -42,6 +42,12 @@ def test_the_largest_number_is_found(limit) -> None:
     assert all(trial.held == (trial.num_readers <= limit) for trial in trials)
 
 
+def test_policies_are_told_the_pace_at_which_answers_are_read() -> None:
+    levels = {request.level for request in READERS.requests(2)}
+
+    assert [(level.slo_tbt_s, level.consumption_rate_tps) for level in levels] == [(0.1, 10.0)]
+
+
 def test_no_more_than_asked_for_are_tried() -> None:
     trials: list[Trial] = []
 

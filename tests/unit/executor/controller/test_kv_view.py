@@ -44,6 +44,11 @@ def test_every_block_of_the_request_is_counted_once() -> None:
     assert view.num_leaving_blocks == 1
 
 
+def test_a_request_that_is_asleep_shows_the_buffer_it_wakes_up_with() -> None:
+    assert view_of(make_kv(RESIDENT, OFFLOADED)).num_buffers == 1
+    assert view_of(make_kv(RESIDENT, RESIDENT)).num_buffers == 0
+
+
 def test_targets_of_a_restore_are_held_and_on_their_way() -> None:
     restoring = GroupKV(
         row=OFFLOADED.row,

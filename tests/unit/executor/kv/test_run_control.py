@@ -45,6 +45,21 @@ def test_one_that_came_back_too_early_is_put_back_when_nobody_can_run() -> None:
     assert all("a" in names for names in ran[-6:])
 
 
+def test_room_is_made_for_one_in_line_only_while_one_more_may_run() -> None:
+    scheduler = SimulatedScheduler(num_blocks=41, num_slots=400)
+    scheduler.max_num_running_reqs = 2
+    for name in ("a", "b"):
+        scheduler.add(name, 14)
+        scheduler.step()
+    scheduler.add("c", 14)
+
+    in_line_when_full = scheduler.control.next_in_line()
+    scheduler.finish("a")
+
+    assert in_line_when_full == []
+    assert [request.request_id for request in scheduler.control.next_in_line()] == ["c"]
+
+
 def load_without_regard_to_others(scheduler: SimulatedScheduler, request_id: str) -> None:
     """Fill all blocks of a parked request, and do not admit it."""
     scheduler.control.resume(request_id)

@@ -1,0 +1,207 @@
+"""Brings preempted requests back whose KV is on the host: by the executor's rules.
+
+A preempted request keeps what has a complete copy in every group. At the head of the queue the way
+back is chosen by `services/placement/resume.py`: its groups are loaded into free blocks, one whole
+group after the other, or it runs from its staging buffers, or all is computed again. While it is
+prepared it waits, asleep; once awake it is admitted with all tokens computed that came from the
+host.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from services.placement.blocks import BlockGeometry
+from services.placement.resume import (
+    RESUME_HORIZON,
+    LinkAndStep,
+    ParkedRequest,
+    ResumeWay,
+    cheapest_resume,
+)
+from services.placement.types import RequestId
+from simulator.blocks import BlockLedger
+from simulator.copies import Lane
+from simulator.guard import Guard
+from simulator.kv import KVState
+from simulator.requests import LiveRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What the engine has measured of itself; None until there is a sample."""
+
+    h2d_bytes_per_s: float | None
+    prefill_tokens_per_s: float | None
+    step_s: float | None  # of a decode step
+
+
+@dataclass(slots=True, kw_only=True)
+class _Return:
+    """The way that was chosen, and the groups whose load has not begun."""
+
+    way: ResumeWay
+    lacking: list[int]
+
+
+class Resumes:
+    """Preparation of requests that were preempted, in the order of the queue."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        pool: BlockLedger,
+        host: BlockLedger,
+        *,
+        block_bytes: int,
+        rates: Callable[[], Rates],
+    ) -> None:
+        # A request lacks blocks to come back: nobody without KV is admitted meanwhile.
+        self.is_short_of_blocks = False
+        self.num_resumes = dict.fromkeys(ResumeWay, 0)
+        self._guard, self._pool, self._host = guard, pool, host
+        self._block_bytes, self._rates = block_bytes, rates
+        self._returns: dict[RequestId, _Return] = {}
+
+    def forget(self, request: LiveRequest) -> None:
+        self._returns.pop(request.request_id, None)
+
+    def is_preparing(self, request: LiveRequest) -> bool:
+        return request.request_id in self._returns
+
+    def first_ready(self, waiting: Iterable[LiveRequest]) -> LiveRequest | None:
+        """Return who may be admitted first; who is prepared is passed over."""
+        for request in waiting:
+            if not request.kv.asleep and (request.kv.num_tokens or not self.is_short_of_blocks):
+                return request
+        return None
+
+    def admitted(self, request: LiveRequest) -> None:
+        """Take in that a request runs again, or for the first time."""
+        found = self._returns.pop(request.request_id, None)
+        if found is not None:
+            self.num_resumes[found.way] += 1
+
+    def prepare(
+        self,
+        waiting: Iterable[LiveRequest],
+        active: Sequence[LiveRequest],
+        idle: Sequence[LiveRequest],
+        h2d: Lane,
+    ) -> None:
+        """Move the first in line on towards running, beside `active` ones; `waiting`: who may."""
+        self.is_short_of_blocks = False
+        ahead = list(active)
+        for request in waiting:
+            if request.kv.asleep:
+                self._move_on(request, ahead, idle, h2d)
+            if self.is_short_of_blocks or not request.kv.num_tokens:
+                break
+            ahead.append(request)
+
+    def _move_on(
+        self,
+        request: LiveRequest,
+        ahead: Sequence[LiveRequest],
+        idle: Sequence[LiveRequest],
+        h2d: Lane,
+    ) -> None:
+        kv, found = request.kv, self._returns.get(request.request_id)
+        if found is None or (found.way is ResumeWay.LOAD and kv.is_parked):  # it was put back
+            found = self._begin(request, ahead, idle, h2d)
+        if found.way is ResumeWay.RECOMPUTE:
+            return
+        num_left = self._pool.num_free - self._guard.num_blocks_of_next_step(ahead)
+        num_left -= self._load(request, found, num_left, h2d)
+        if found.lacking or kv.restoring:
+            self.is_short_of_blocks |= bool(found.lacking)
+            return
+        # A running request that lacks what is kept would take it back, again and again.
+        woke = kv.num_to_wake <= num_left and kv.wake(num_free=self._pool.num_free)
+        self._guard.refresh(request)
+        self.is_short_of_blocks |= not woke
+
+    def _begin(
+        self,
+        request: LiveRequest,
+        ahead: Sequence[LiveRequest],
+        idle: Sequence[LiveRequest],
+        h2d: Lane,
+    ) -> _Return:
+        """Choose a way; without room on the host to grow into, all is computed again."""
+        geometry, kv = self._guard.geometry, request.kv
+        placement = self._guard.place_new(request, ahead, idle)
+        num_loaded = geometry.num_groups - len(placement.offloaded)
+        group_bytes = kv.num_host_blocks * self._block_bytes
+        parked = ParkedRequest(
+            num_tokens=request.num_tokens,
+            num_host_tokens=kv.num_tokens,
+            load_bytes=num_loaded * group_bytes,
+            host_bytes=geometry.num_groups * group_bytes,
+            num_steps=max(1, min(RESUME_HORIZON, request.num_left_output_tokens)),
+        )
+        way = cheapest_resume(parked, self._link_and_step(ahead, h2d))
+        if way is ResumeWay.LOAD and not num_loaded:
+            way = ResumeWay.HOST_RESIDENT
+        num_slots = num_host_blocks(geometry, request)
+        if way is ResumeWay.RECOMPUTE or not self._host.set_owned(request.request_id, num_slots):
+            way = ResumeWay.RECOMPUTE
+            self.recompute(request)
+        kv.wanted_buffers = placement.num_staging
+        lacking = [g for g in kv.offloaded if g not in placement.offloaded]
+        found = _Return(way=way, lacking=lacking if way is ResumeWay.LOAD else [])
+        self._returns[request.request_id] = found
+        return found
+
+    def _link_and_step(self, ahead: Sequence[LiveRequest], h2d: Lane) -> LinkAndStep:
+        rates = self._rates()
+        num_blocks = sum(one.kv.num_staged * one.kv.num_staging_groups for one in ahead)
+        return LinkAndStep(
+            h2d_bytes_per_s=rates.h2d_bytes_per_s,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            step_s=rates.step_s or 0.0,
+            step_bytes=num_blocks * self._block_bytes,
+            queue_bytes=h2d.num_queued_bytes,  # between two steps: restores only
+            num_running=len(ahead),
+        )
+
+    def _load(self, request: LiveRequest, found: _Return, num_left: int, h2d: Lane) -> int:
+        """Begin the loads for which there are blocks; return the blocks taken."""
+        kv, num_taken = request.kv, 0
+        while found.lacking and num_taken + kv.num_rows <= num_left:
+            h2d.submit(kv.begin_restore(found.lacking.pop(0), self._block_bytes), h2d.now_s)
+            self._guard.refresh(request)
+            num_taken += kv.num_rows
+        return num_taken
+
+    def put_back(self, request: LiveRequest) -> None:
+        """Undo a preparation, to choose anew."""
+        self.forget(request)
+        request.kv.cancel_copies()
+        request.kv = request.kv.parked()
+        self._guard.refresh(request)
+
+    def recompute(self, request: LiveRequest) -> None:
+        """Give up the host copies of a request that waits, and what came back of them."""
+        self.forget(request)
+        request.kv.cancel_copies()
+        self._pool.release(request.request_id)
+        self._host.release(request.request_id)
+        request.kv = KVState(geometry=request.kv.geometry)
+
+    def reserve(self, request: LiveRequest, waiting: Iterable[LiveRequest], num_slots: int) -> bool:
+        """Promise host slots, at the cost of parked requests, shortest first; False: too few."""
+        parked = sorted((r for r in waiting if r.kv.is_parked), key=lambda r: r.kv.num_tokens)
+        num_missing = num_slots - self._host.num_free
+        if num_missing > sum(self._host.owned[one.request_id] for one in parked):
+            return False
+        for one in parked:
+            if num_slots <= self._host.num_free:
+                break
+            self.recompute(one)
+        return self._host.set_owned(request.request_id, num_slots)
+
+
+def num_host_blocks(geometry: BlockGeometry, request: LiveRequest) -> int:
+    """Return the host blocks that a request takes until its end."""
+    total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
+    return geometry.num_groups * -(-total // geometry.block_size)
