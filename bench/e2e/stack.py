@@ -19,6 +19,7 @@ from tests.redis_server import free_port
 PLANNER_START_TIMEOUT_S = 300.0
 SCRAPE_TIMEOUT_S = 10.0
 PREFIX = "vllm:evenflow_"
+KINDS = ("kind", "result")  # labels by which sums are kept apart too
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def executor(
 
 
 def metric_sums(process: ExecutorProcess) -> dict[str, float]:
-    """Return our metrics of the executor, summed over labels."""
+    """Return our metrics of the executor, summed over labels; `name/value` for those of KINDS."""
     url = f"http://127.0.0.1:{process.metrics_port}/metrics"
     text = urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S).read().decode()
     sums: dict[str, float] = {}
@@ -70,7 +71,9 @@ def metric_sums(process: ExecutorProcess) -> dict[str, float]:
         for sample in family.samples:
             if sample.name.startswith(PREFIX) and not sample.name.endswith(("_bucket", "_created")):
                 name = sample.name.removeprefix(PREFIX).removesuffix("_total")
-                sums[name] = sums.get(name, 0.0) + sample.value
+                kinds = [f"{name}/{sample.labels[k]}" for k in KINDS if k in sample.labels]
+                for key in (name, *kinds):
+                    sums[key] = sums.get(key, 0.0) + sample.value
     return sums
 
 
