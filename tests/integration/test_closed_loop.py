@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from services.executor.controller.options import ControllerOptions
+from services.executor.kv.cpu_copy_engine import LinkModel
 from services.executor.kv.options import KVOptions
 from services.executor.service_level import RequestTag, to_extra_args
 from services.pacing.attainment import violates_delivered_tbt
@@ -35,6 +36,7 @@ from tests.exact.harness import (
     run_case,
     stock,
 )
+from tests.exact.link import h2d_link
 from tests.exact.workloads import mixed
 from tests.planner_process import warm_planner
 from tests.scripted_planner import Answer, keep_everything, scripted_planner
@@ -382,10 +384,18 @@ def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) ->
             victim = scheduler.running.pop()
             scheduler._preempt_request(victim, time.monotonic())
 
-    with scripted_planner() as planner:
-        planner.answer = pausing("r2", "s1")
-        with asking(runner, planner.address, parameters=parameters):
-            runner.run(workload, hook=hook)
+    def answer(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+        plan = pausing("r2", "s1")(snapshot, context)
+        plan.quality.window = 1  # a snapshot in every step: in those of a restore, too
+        return plan
 
+    # A restore takes longer than a step.
+    slow = LinkModel(bytes_per_s=LINK_BYTES_PER_S / 4, latency_s=0.1e-3)
+    with scripted_planner() as planner, h2d_link(slow):
+        planner.answer = answer
+        with asking(runner, planner.address, parameters=parameters):
+            outcome = runner.run(workload, hook=hook)
+
+    assert outcome.num_restores > 0
     filled = set().union(*(set_fields(snapshot) for snapshot in planner.snapshots))
     assert all_fields(pb.Snapshot.DESCRIPTOR) - filled == NEVER_SET
