@@ -74,11 +74,19 @@ test-e2e: setup models ## all processes, through the gateway
 test-faults: setup models ## every process and Redis killed, and hung for 30 s, under 22 streams (about 6 minutes)
 	EVENFLOW_TEST_HANG_S=30 $(BIN)/python -m pytest tests/e2e/test_faults.py
 
-# Three runs, so that what engines leave behind in a test's own process does not add up.
+# Three runs, so that what engines leave behind in a test's own process does not add up; two at a time.
 test-exact: setup models ## layer-wise KV: the full product of its options (about 30 minutes)
-	$(BIN)/python -m pytest tests/exact/product.py -k "not pp1 and not pp2"
-	$(BIN)/python -m pytest tests/exact/product.py -k "pp1 or pp2"
-	$(BIN)/python -m pytest tests/exact/failures.py
+	$(MAKE) --jobs=2 --output-sync=line test-exact-parallel test-exact-single test-exact-failures
+
+.PHONY: test-exact-parallel test-exact-single test-exact-failures
+test-exact-parallel:
+	$(BIN)/python -m pytest -v tests/exact/product.py -k "pp1 or pp2"
+
+test-exact-single:
+	$(BIN)/python -m pytest -v tests/exact/product.py -k "not pp1 and not pp2"
+
+test-exact-failures:
+	$(BIN)/python -m pytest -v tests/exact/failures.py
 
 soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 minutes)
 	$(BIN)/python -m tests.exact.soak
@@ -121,5 +129,5 @@ bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick":
 	$(BIN)/python -m bench.e2e.halved_link
 	$(BIN)/python -m bench.e2e $(E2E)
 
-papers-quick: setup ## OrbitFlow's figures in the simulator (about 12 minutes of CPU time; TRACES=folder adds recorded ones)
+papers-quick: setup ## OrbitFlow's figures in the simulator (about 10 minutes of CPU time; TRACES=folder adds recorded ones)
 	$(BIN)/python -m bench.papers --quick $(if $(TRACES),--traces $(TRACES)) --out .cache/papers
