@@ -1,14 +1,10 @@
 """The composition root: the one module that puts parts of the services and the simulator together.
 
-The policies are the planner's; the online profile, the length predictor and the rules by which a
-plan is carried out are the executor's: the same objects as in the stack. The rest of the simulator
-knows them by their interfaces only.
+The policies are the planner's; the online profile and the length predictor are the executor's: the
+same objects as in the stack. The rest of the simulator knows them by their interfaces only.
 """
 
-from collections.abc import Sequence
-
 from services.executor.controller.answer_lengths import AnswerLengths
-from services.executor.controller.plan_rules import LiveRequest, Moment, Question, Verdict, judge
 from services.executor.controller.profile import OnlineProfile
 from services.executor.controller.types import StepSample
 from services.executor.kv.rates import Rates
@@ -22,7 +18,7 @@ from simulator.deployment import Deployment
 from simulator.engine import Brain, Engine, Machine
 from simulator.learner import MeasuredStep
 from simulator.measured import MeasuredDeployment
-from simulator.planning import HeldKV, PlanningOptions, Policy
+from simulator.planning import PlanningOptions, Policy
 from simulator.records import RunRecord
 from simulator.simulation import simulate
 from simulator.workload import ArrivingRequest
@@ -69,47 +65,6 @@ class StackLearner:
         return self._lengths.predict(num_output_tokens=num_output_tokens, max_tokens=max_tokens)
 
 
-class StackRules:
-    """The executor's, with the one question that may be under way."""
-
-    def __init__(self, shape: EngineShape) -> None:
-        self._shape = shape
-        self._question: Question | None = None
-        self._last_applied_epoch = 0
-
-    def asked(self, snapshot: Snapshot, *, step: int) -> None:
-        self._question = Question(
-            epoch=snapshot.epoch,
-            policy=snapshot.policy,
-            step=step,
-            posted_s=0.0,  # nobody here measures how late plans are
-            request_ids=frozenset(request.request_id for request in snapshot.requests),
-        )
-
-    def refusal(self, plan: Plan, held: Sequence[HeldKV], *, step: int) -> str | None:
-        live = [
-            LiveRequest(
-                request_id=one.request_id,
-                num_tokens=one.num_tokens,
-                residency=one.residency,
-                holds_kv=one.holds_kv,
-                paused=one.paused,
-            )
-            for one in held
-        ]
-        now = Moment(
-            step=step,
-            last_applied_epoch=self._last_applied_epoch,
-            live=live,
-            engine=self._shape,
-        )
-        verdict = judge(plan, self._question, now)
-        if verdict is not Verdict.APPLIED:
-            return str(verdict.value)
-        self._last_applied_epoch = plan.epoch
-        return None
-
-
 _optimiser = OrbitFlow(warm_solver)
 
 
@@ -130,12 +85,7 @@ def make_engine(
     return Engine(
         shape,
         machine,
-        Brain(
-            options=options,
-            policy=stack_policy(),
-            learner=StackLearner(shape),
-            rules=StackRules(shape),
-        ),
+        Brain(options=options, policy=stack_policy(), learner=StackLearner(shape)),
         offloads=options.placement_policy is not PlacementPolicy.ALL_RESIDENT,
         seed=seed,
     )

@@ -16,14 +16,14 @@ from simulator.events import Arrived, Event, PlanCame, StepEnded, Woke
 from simulator.learner import Learner, LinkMeter, MeasuredStep
 from simulator.mirroring import order_saves
 from simulator.placing import place
-from simulator.planning import Planning, PlanningOptions, PlanRules, Policy, Reason
+from simulator.planning import Planning, PlanningOptions, Policy, Reason
 from simulator.reader_reports import ReaderReports
 from simulator.records import Outcome, Totals
 from simulator.requests import LiveRequest, live_request
 from simulator.residency import ResidencyLog, sample_of
 from simulator.resumes import Rates
 from simulator.scheduler import Scheduler, Turn
-from simulator.snapshots import Measured, Question, held_kv, snapshot_of
+from simulator.snapshots import Measured, Question, live_requests, snapshot_of
 from simulator.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
 
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
@@ -51,12 +51,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brain:
-    """Who decides, what it learns from, and which of its plans are carried out."""
+    """Who decides, and what it learns from."""
 
     options: PlanningOptions
     policy: Policy
     learner: Learner
-    rules: PlanRules
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +78,7 @@ class Engine:
         """`offloads`: whether KV may leave the pool at all."""
         self.shape, self.machine = shape, machine
         self.scheduler = Scheduler(shape, offloads=offloads, rates=self._rates)
-        self.planning = Planning(brain.options, brain.rules)
+        self.planning = Planning(brain.options, shape)
         self.outcomes: list[Outcome] = []
         self.totals = Totals()
         self.residency = ResidencyLog()
@@ -188,13 +187,8 @@ class Engine:
         came, self._inbox = self._inbox, None
         if came is None:
             return
-        if self.planning.judge(
-            came.plan,
-            held_kv(self.scheduler),
-            asked_step=came.asked_step,
-            step=self._step_number,
-            now_s=now_s,
-        ):
+        live = live_requests(self.scheduler)
+        if self.planning.judge(came.plan, live, step=self._step_number, now_s=now_s):
             self._carry_out(came.plan, now_s)
 
     def _carry_out(self, plan: Plan, now_s: float) -> None:
@@ -233,13 +227,13 @@ class Engine:
         snapshot = self.snapshot(now_s)
         if snapshot is None:
             return []
-        self.planning.asked(snapshot, step=self._step_number)
+        self.planning.asked(snapshot, step=self._step_number, now_s=now_s)
         told = {state.request_id: state.num_deposited_tokens for state in snapshot.requests}
         for request in self.scheduler.running:
             request.num_deposited_told = told[request.request_id]
         plan = self._policy(snapshot)
         ready_s = now_s + self.planning.options.plan_latency_s
-        return [PlanCame(time_s=ready_s, plan=plan, asked_step=self._step_number)]
+        return [PlanCame(time_s=ready_s, plan=plan)]
 
     def snapshot(self, now_s: float) -> Snapshot | None:
         """Return the engine as the policy sees it; None while too little has been measured."""

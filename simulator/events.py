@@ -28,7 +28,6 @@ class PlanCame:
 
     time_s: float
     plan: Plan
-    asked_step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from services.placement.blocks import Residency
+from services.placement.plan_rules import LiveRequest, Moment, Question, Verdict, judge
 from services.placement.presets import PRESETS, REPLAN, PlacementPolicy, Replan
-from services.placement.types import Plan, PolicyParameters, RequestId, Snapshot
+from services.placement.types import EngineShape, Plan, PolicyParameters, Snapshot
 
 Policy: TypeAlias = Callable[[Snapshot], Plan]
 
@@ -67,38 +67,19 @@ class PlanCounts:
     reasons: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldKV:
-    """A request when a plan comes, as far as the plan's size depends on it."""
-
-    request_id: RequestId
-    num_tokens: int  # known, >= 1
-    residency: Residency  # of this moment
-    holds_kv: bool  # it has blocks, paused or not
-    paused: bool
-
-
-class PlanRules(Protocol):
-    """Whether a plan that comes may be carried out."""
-
-    def asked(self, snapshot: Snapshot, *, step: int) -> None:
-        """Remember what a plan will answer."""
-
-    def refusal(self, plan: Plan, held: Sequence[HeldKV], *, step: int) -> str | None:
-        """Return the rule that a plan breaks; None for one that is carried out now."""
-
-
 class Planning:
     """Reasons to ask, the question under way, and the plan in force."""
 
-    def __init__(self, options: PlanningOptions, rules: PlanRules) -> None:
+    def __init__(self, options: PlanningOptions, shape: EngineShape) -> None:
         self.options = options
-        self._rules = rules
+        self._shape = shape
         self.counts = PlanCounts()
         self.epoch = 0
         self.waiting_for_plan = False
         self._reasons: list[Reason] = []
-        self._asked_step = 0
+        self._question: Question | None = None
+        self._last_applied_epoch = 0
+        self._asked_step = 0  # before the snapshot of the plan in force
         self._plan: Plan | None = None  # in force
         self._due: set[Reason] = set()  # reasons that the plan in force has given
         self._ratios: deque[float] = deque(maxlen=NUM_MISMATCH_STEPS)
@@ -133,25 +114,36 @@ class Planning:
             self._due.add(reason)
             self.note(reason)
 
-    def asked(self, snapshot: Snapshot, *, step: int) -> None:
+    def asked(self, snapshot: Snapshot, *, step: int, now_s: float) -> None:
         """Begin a question."""
         self._reasons.clear()
-        self._rules.asked(snapshot, step=step)
+        self._question = Question(
+            epoch=snapshot.epoch,
+            policy=snapshot.policy,
+            step=step,
+            posted_s=now_s,
+            request_ids=frozenset(request.request_id for request in snapshot.requests),
+        )
         self.epoch = snapshot.epoch
         self.counts.asked += 1
         self.waiting_for_plan = True
 
-    def judge(
-        self, plan: Plan, held: Sequence[HeldKV], *, asked_step: int, step: int, now_s: float
-    ) -> bool:
+    def judge(self, plan: Plan, live: Sequence[LiveRequest], *, step: int, now_s: float) -> bool:
         """Return whether a plan that has come is to be carried out; then it is in force."""
         self.waiting_for_plan, self._retry_at_s = False, now_s + RETRY_S
-        refusal = self._rules.refusal(plan, held, step=step)
-        if refusal is not None:
-            self.counts.refused[refusal] = self.counts.refused.get(refusal, 0) + 1
+        now = Moment(
+            step=step,
+            last_applied_epoch=self._last_applied_epoch,
+            live=live,
+            engine=self._shape,
+        )
+        verdict = judge(plan, self._question, now)
+        if verdict is not Verdict.APPLIED or self._question is None:
+            self.counts.refused[verdict.value] = self.counts.refused.get(verdict.value, 0) + 1
             return False
         self._retry_at_s = math.inf
-        self._plan, self._asked_step = plan, asked_step
+        self._last_applied_epoch = plan.epoch
+        self._plan, self._asked_step = plan, self._question.step
         self._due.clear()
         self._ratios.clear()
         self.counts.applied += 1

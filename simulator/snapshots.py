@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from services.placement import plan_rules
 from services.placement.blocks import Residency
 from services.placement.types import Link, PolicyParameters, Profile, RequestState, Snapshot
 from simulator.kv import KVState
 from simulator.learner import Learner
-from simulator.planning import HeldKV
 from simulator.requests import LiveRequest
 from simulator.scheduler import Scheduler
 
@@ -100,10 +100,10 @@ def state_of(
     )
 
 
-def held_kv(scheduler: Scheduler) -> list[HeldKV]:
+def live_requests(scheduler: Scheduler) -> list[plan_rules.LiveRequest]:
     """Return what a plan that comes now is measured against, in scheduling order."""
     return [
-        HeldKV(
+        plan_rules.LiveRequest(
             request_id=request.request_id,
             num_tokens=request.num_tokens,
             residency=Residency(

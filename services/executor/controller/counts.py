@@ -3,9 +3,9 @@
 from collections import Counter, defaultdict
 from typing import Any
 
-from services.executor.controller.plan_rules import Verdict
 from services.executor.controller.shadow import ShadowReport
 from services.executor.controller.types import Trigger
+from services.placement.plan_rules import Verdict
 
 Data = dict[str, Any]
 MAX_LATENESSES = 1_024  # kept between two reports

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.executor.controller.link_rate import LinkRate
-from services.executor.controller.plan_rules import LiveRequest
 from services.executor.controller.prediction import PlacedRequest
 from services.executor.controller.types import Links
+from services.placement.plan_rules import LiveRequest
 from services.placement.types import EngineShape, Profile, RequestId, Snapshot
 
 

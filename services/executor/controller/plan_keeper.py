@@ -7,9 +7,9 @@ from services.executor.controller.engine_seam import EngineSeam
 from services.executor.controller.options import ControllerOptions
 from services.executor.controller.pauses import Pause, pauses_to_end
 from services.executor.controller.plan_in_force import PlanInForce
-from services.executor.controller.plan_rules import Moment, Question, Verdict, groups_of, judge
 from services.executor.controller.request_ledger import RequestLedger
 from services.executor.controller.types import Trigger
+from services.placement.plan_rules import Moment, Question, Verdict, groups_of, judge
 from services.placement.types import Placement, Plan, Snapshot
 
 NUM_REMEMBERED_QUESTIONS = 64

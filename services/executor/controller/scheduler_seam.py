@@ -8,7 +8,6 @@ from services.executor.controller.engine_shape import engine_shape
 from services.executor.controller.kv_view import NOTHING, view_of
 from services.executor.controller.link_rate import LinkRate
 from services.executor.controller.options import ControllerOptions
-from services.executor.controller.plan_rules import LiveRequest
 from services.executor.controller.prediction import PlacedRequest
 from services.executor.controller.request_ledger import RequestLedger
 from services.executor.controller.request_state import StateReader, phase_of
@@ -17,6 +16,7 @@ from services.executor.kv.pages import CHUNK_BYTES
 from services.kit.clock import Clock
 from services.placement.blocks import Residency
 from services.placement.layer_placement import LayerPlacement
+from services.placement.plan_rules import LiveRequest
 from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
 
 if TYPE_CHECKING:

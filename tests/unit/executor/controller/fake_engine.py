@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from services.executor.controller.link_rate import LinkRate
-from services.executor.controller.plan_rules import LiveRequest
 from services.executor.controller.planner_client import Answer
 from services.executor.controller.prediction import PlacedRequest
 from services.executor.controller.types import Links
 from services.placement.blocks import RESIDENT
+from services.placement.plan_rules import LiveRequest
 from services.placement.types import (
     EngineShape,
     Link,

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from services.executor.controller.plan_rules import (
+from services.placement.blocks import RESIDENT
+from services.placement.plan_rules import (
     LiveRequest,
     Moment,
     Question,
     Verdict,
     judge,
 )
-from services.placement.blocks import RESIDENT
 from services.placement.types import (
     Placement,
     Plan,
