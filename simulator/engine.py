@@ -126,7 +126,7 @@ class Engine:
         self._reports.take_in(scheduler.running, now_s)
         self._take_plan(now_s)
         self._look_after_pauses(now_s)
-        num_admitted = scheduler.num_admitted
+        num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
         turns = scheduler.schedule(now_s, self.h2d)
         while not turns and (paused := [r for r in scheduler.running if r.is_paused]):
             self._resume(max(paused, key=lambda r: now_s - (r.paused_s or 0.0)), now_s)
@@ -137,7 +137,8 @@ class Engine:
             self.planning.note(Reason.BATCH)
         scheduler.preempted.clear()
         if not turns:
-            return self._rest(now_s)
+            freed = scheduler.pool.num_free > num_free  # for somebody who runs in the next step
+            return [Woke(time_s=now_s)] if freed else self._rest(now_s)
         self._step_number += 1
         asked = self._ask(now_s)
         return [StepEnded(time_s=self._run(turns, now_s)), *asked]
@@ -153,7 +154,8 @@ class Engine:
                 kv.seal()
                 self.scheduler.guard.refresh(request)
             lag = kv.num_full_blocks - kv.num_host_blocks
-            decodes = kv.mirrored and request.num_output_tokens > 0
+            decodes = request.num_output_tokens > 0 and request.preempted_s is None
+            decodes = decodes and kv.mirrored
             if not request.caught_up and decodes and lag <= CAUGHT_UP_BLOCKS:
                 request.caught_up = True
                 self.planning.note(Reason.BATCH)

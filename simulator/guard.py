@@ -27,7 +27,7 @@ class Guard:
         """`num_spare`: blocks that stay free when a group comes back."""
         self.given: dict[RequestId, LayerPlacement] = {}
         self.num_offloads = 0  # groups that left the pool, since the start
-        self._pool, self.geometry, self._block_bytes = pool, geometry, block_bytes
+        self.pool, self.geometry, self._block_bytes = pool, geometry, block_bytes
         self.num_spare = num_spare
         self._num_kept_free = 0
         self._spread = spread_order(geometry.num_groups)
@@ -38,7 +38,7 @@ class Guard:
         self, request: LiveRequest, running: Sequence[LiveRequest], idle: Sequence[LiveRequest]
     ) -> LayerPlacement:
         """Return where a request that asks for its first blocks belongs, beside those that run."""
-        num_blocks = self._pool.num_blocks - sum(one.kv.num_unmovable for one in idle)
+        num_blocks = self.pool.num_blocks - sum(one.kv.num_unmovable for one in idle)
         answers = self._fewest([*running, request], num_blocks=num_blocks)
         return self._placement(request, answers[-1])
 
@@ -49,7 +49,7 @@ class Guard:
             Demand(
                 # The next token of every request must find room, and it opens a block at worst.
                 num_tokens=request.num_tokens + 1,
-                offloadable=request.kv.mirrored or request.request_id not in self._pool.owned,
+                offloadable=request.kv.mirrored or request.request_id not in self.pool.owned,
                 min_offloaded=len(self._floor(request).offloaded),
             )
             for request in requests
@@ -81,13 +81,13 @@ class Guard:
         needs = [*running, *waiting]
         if self._is_all_resident_with_room(needs, idle):
             return
-        num_blocks = self._pool.num_blocks - sum(one.kv.num_unmovable for one in idle)
+        num_blocks = self.pool.num_blocks - sum(one.kv.num_unmovable for one in idle)
         tight = self._fewest(needs, num_blocks=num_blocks)
         roomy = self._fewest(needs, num_blocks=num_blocks - self.num_spare)
         num_needed = [
             self._num_blocks_of(one, found) for one, found in zip(needs, tight, strict=True)
         ]
-        self.reclaim(idle, self._pool.num_blocks - sum(num_needed))
+        self.reclaim(idle, self.pool.num_blocks - sum(num_needed))
         # What comes back takes what the next step leaves, or it would starve it again and again.
         self._num_kept_free = self.num_spare + self.num_blocks_of_next_step(running)
         for one, num_blocks in zip(waiting, num_needed[len(running) :], strict=True):
@@ -117,7 +117,7 @@ class Guard:
         block_size = self.geometry.block_size
         num_rows = sum(one.num_tokens // block_size + 1 for one in needs)
         num_rows += sum(one.kv.num_rows for one in idle)
-        return num_rows * self.geometry.num_groups <= self._pool.num_blocks - self.num_spare
+        return num_rows * self.geometry.num_groups <= self.pool.num_blocks - self.num_spare
 
     def _move(
         self, request: LiveRequest, least: LayerPlacement, most: LayerPlacement, h2d: Lane
@@ -126,7 +126,7 @@ class Guard:
         kv, now = request.kv, set(request.kv.offloaded)
         leaving = [g for g in sorted(least.offloaded) if g not in now or g in kv.restoring]
         if leaving:
-            kv.offload(leaving, num_free=self._pool.num_free)
+            kv.offload(leaving, num_free=self.pool.num_free)
             self.num_offloads += len(leaving)
             self.refresh(request)
         for group in sorted(now - most.offloaded):
@@ -135,11 +135,11 @@ class Guard:
             h2d.submit(kv.begin_restore(group, self._block_bytes), h2d.now_s)
             self.refresh(request)
         if kv.num_buffers and kv.num_buffers != least.num_staging:
-            kv.set_buffers(least.num_staging, num_free=self._pool.num_free)
+            kv.set_buffers(least.num_staging, num_free=self.pool.num_free)
             self.refresh(request)
 
     def _may_restore(self, request: LiveRequest, group: int) -> bool:
-        num_left = self._pool.num_free - self._num_kept_free
+        num_left = self.pool.num_free - self._num_kept_free
         return group not in request.kv.restoring and request.kv.num_rows <= num_left
 
     def reclaim(self, idle: Sequence[LiveRequest], num_allowed: int) -> bool:
@@ -171,5 +171,5 @@ class Guard:
 
     def refresh(self, request: LiveRequest) -> None:
         """Let the ledger follow a change of a request's KV that finds its blocks free."""
-        taken = self._pool.set_owned(request.request_id, request.kv.num_owned)
+        taken = self.pool.set_owned(request.request_id, request.kv.num_owned)
         assert taken, "blocks were taken that were not free"

@@ -25,7 +25,8 @@ def order_saves(
         skipped = min(num_bytes, sent_bytes)
         sent_bytes -= skipped
         priority = OFFLOADED_FIRST if kv.offloaded else RESIDENT_LATER
-        job = CopyJob(num_bytes=num_bytes - skipped, priority=priority)
+        # Not before what is in the queue: a byte at least.
+        job = CopyJob(num_bytes=max(1, num_bytes - skipped), priority=priority)
         d2h.submit(job, now_s)
         kv.saves.append((job, upto))
         kv.num_sent_blocks = upto

@@ -9,9 +9,12 @@ from simulator.kv import KVState
 from simulator.workload import ArrivingRequest
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class LiveRequest:
-    """One request from its arrival to its end. Instants are of virtual time."""
+    """One request from its arrival to its end: equal to itself only.
+
+    Instants are of virtual time.
+    """
 
     spec: ArrivingRequest
     kv: KVState

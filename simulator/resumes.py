@@ -7,8 +7,9 @@ prepared it waits, asleep; once awake it is admitted with all tokens computed th
 host.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from services.placement.blocks import BlockGeometry
 from services.placement.resume import (
@@ -49,16 +50,18 @@ class Resumes:
     def __init__(
         self,
         guard: Guard,
-        pool: BlockLedger,
         host: BlockLedger,
+        waiting: Sequence[LiveRequest],
         *,
         block_bytes: int,
         rates: Callable[[], Rates],
     ) -> None:
+        """`waiting`: the queue of this moment, the first in line first."""
         # A request lacks blocks to come back: nobody without KV is admitted meanwhile.
         self.is_short_of_blocks = False
         self.num_resumes = dict.fromkeys(ResumeWay, 0)
-        self._guard, self._pool, self._host = guard, pool, host
+        self._guard, self._pool, self._host = guard, guard.pool, host
+        self._waiting = waiting
         self._block_bytes, self._rates = block_bytes, rates
         self._returns: dict[RequestId, _Return] = {}
 
@@ -68,9 +71,9 @@ class Resumes:
     def is_preparing(self, request: LiveRequest) -> bool:
         return request.request_id in self._returns
 
-    def first_ready(self, waiting: Iterable[LiveRequest]) -> LiveRequest | None:
+    def first_ready(self) -> LiveRequest | None:
         """Return who may be admitted first; who is prepared is passed over."""
-        for request in waiting:
+        for request in self._waiting:
             if not request.kv.asleep and (request.kv.num_tokens or not self.is_short_of_blocks):
                 return request
         return None
@@ -83,17 +86,18 @@ class Resumes:
 
     def prepare(
         self,
-        waiting: Iterable[LiveRequest],
+        num_places: int,
         active: Sequence[LiveRequest],
         idle: Sequence[LiveRequest],
         h2d: Lane,
     ) -> None:
-        """Move the first in line on towards running, beside `active` ones; `waiting`: who may."""
+        """Move the first `num_places` in line on towards running, beside `active` ones."""
         self.is_short_of_blocks = False
         ahead = list(active)
-        for request in waiting:
+        for request in islice(self._waiting, num_places):
             if request.kv.asleep:
-                self._move_on(request, ahead, idle, h2d)
+                others = [one for one in idle if one is not request and one not in ahead]
+                self._move_on(request, ahead, others, h2d)
             if self.is_short_of_blocks or not request.kv.num_tokens:
                 break
             ahead.append(request)
@@ -142,8 +146,7 @@ class Resumes:
         way = cheapest_resume(parked, self._link_and_step(ahead, h2d))
         if way is ResumeWay.LOAD and not num_loaded:
             way = ResumeWay.HOST_RESIDENT
-        num_slots = num_host_blocks(geometry, request)
-        if way is ResumeWay.RECOMPUTE or not self._host.set_owned(request.request_id, num_slots):
+        if way is ResumeWay.RECOMPUTE or not self.reserve(request):
             way = ResumeWay.RECOMPUTE
             self.recompute(request)
         kv.wanted_buffers = placement.num_staging
@@ -188,17 +191,32 @@ class Resumes:
         self._host.release(request.request_id)
         request.kv = KVState(geometry=request.kv.geometry)
 
-    def reserve(self, request: LiveRequest, waiting: Iterable[LiveRequest], num_slots: int) -> bool:
-        """Promise host slots, at the cost of parked requests, shortest first; False: too few."""
-        parked = sorted((r for r in waiting if r.kv.is_parked), key=lambda r: r.kv.num_tokens)
-        num_missing = num_slots - self._host.num_free
-        if num_missing > sum(self._host.owned[one.request_id] for one in parked):
+    def can_reserve(self, request: LiveRequest) -> bool:
+        """Return whether `reserve` would succeed."""
+        num_droppable = sum(self._host.owned[one.request_id] for one in self._parked(request))
+        return self._num_missing(request) <= num_droppable
+
+    def reserve(self, request: LiveRequest) -> bool:
+        """Promise the host slots that a request may take until its end; False: too few.
+
+        It is at the cost of parked ones, shortest first. Its own copies it keeps.
+        """
+        if not self.can_reserve(request):
             return False
-        for one in parked:
-            if num_slots <= self._host.num_free:
+        for one in self._parked(request):
+            if self._num_missing(request) <= 0:
                 break
             self.recompute(one)
+        num_slots = num_host_blocks(self._guard.geometry, request)
         return self._host.set_owned(request.request_id, num_slots)
+
+    def _num_missing(self, request: LiveRequest) -> int:
+        num_slots = num_host_blocks(self._guard.geometry, request)
+        return num_slots - self._host.owned.get(request.request_id, 0) - self._host.num_free
+
+    def _parked(self, but: LiveRequest) -> list[LiveRequest]:
+        parked = [one for one in self._waiting if one.kv.is_parked and one is not but]
+        return sorted(parked, key=lambda one: one.kv.num_tokens)
 
 
 def num_host_blocks(geometry: BlockGeometry, request: LiveRequest) -> int:

@@ -8,9 +8,8 @@ back later.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from services.placement.blocks import (
     RESIDENT,
@@ -60,11 +59,11 @@ class Scheduler:
             block_bytes=shape.block_bytes,
             num_spare=int(SPARE_FRAC * shape.num_blocks),
         )
-        self.resumes = Resumes(
-            self.guard, self.pool, self.host, block_bytes=shape.block_bytes, rates=rates
-        )
         self.running: list[LiveRequest] = []
         self.waiting: deque[LiveRequest] = deque()
+        self.resumes = Resumes(
+            self.guard, self.host, self.waiting, block_bytes=shape.block_bytes, rates=rates
+        )
         self.num_admitted = 0
         self.preempted: list[LiveRequest] = []  # since the caller last emptied it
 
@@ -79,9 +78,9 @@ class Scheduler:
         """Return the next step, with the blocks for it taken. Empty: nobody can run now."""
         self._wake_up()
         if self.offloads:
-            active, idle = self._active(), self._idle()
-            self.guard.adjust(active, self._next_in_line(), idle, h2d)
-            self.resumes.prepare(islice(self.waiting, self._num_places), active, idle, h2d)
+            active, line = self._active(), self._next_in_line()
+            self.guard.adjust(active, line, self._idle(but=line), h2d)
+            self.resumes.prepare(self._num_places, active, self._idle(), h2d)
         turns: list[Turn] = []
         budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
         for request in list(self.running):
@@ -94,10 +93,10 @@ class Scheduler:
             budget -= turn.num_tokens
         turns = [turn for turn in turns if turn.request in self.running]
         while budget > 0 and len(self.preempted) == num_preempted:
-            if not self._admit():
+            if not self._admit(budget):
                 break
             turn = self._turn(self.running[-1], budget, now_s)
-            assert turn is not None, "there is room for the whole prompt"
+            assert turn is not None, "there is room for it"
             turns.append(turn)
             budget -= turn.num_tokens
         for turn in turns:
@@ -132,16 +131,14 @@ class Scheduler:
     def _active(self) -> list[LiveRequest]:
         return [request for request in self.running if not request.is_paused]
 
-    def _idle(self) -> list[LiveRequest]:
+    def _idle(self, but: Sequence[LiveRequest] = ()) -> list[LiveRequest]:
         """Return who owns blocks and cannot run: theirs go first before others'."""
         idle = [request for request in self.running if request.is_paused]
-        if not self._num_places:
-            idle += [request for request in self.waiting if request.kv.num_owned]
+        idle += [one for one in self.waiting if one.kv.num_owned and one not in but]
         return sorted(reversed(idle), key=lambda request: -request.num_deposited_told)
 
     def _turn(self, request: LiveRequest, budget: int, now_s: float) -> Turn | None:
-        limit = self.shape.max_prefill_chunk_tokens or budget
-        num_tokens = min(request.num_left_tokens, budget, limit)
+        num_tokens = self._chunk(request.num_left_tokens, budget)
         before = request.num_computed_tokens
         while not self._has_room(request.kv, before + num_tokens):
             if self._relieve():
@@ -161,6 +158,10 @@ class Scheduler:
             num_staged=staged,
             num_direct=direct,
         )
+
+    def _chunk(self, num_left: int, budget: int) -> int:
+        """Return how many of the tokens left a step computes."""
+        return min(num_left, budget, self.shape.max_prefill_chunk_tokens or budget)
 
     def _has_room(self, kv: KVState, num_tokens: int) -> bool:
         return kv.num_new(num_tokens) <= self.pool.num_free
@@ -189,10 +190,10 @@ class Scheduler:
         on_host = num_host_blocks(self.geometry, request) <= self.host.num_blocks
         return self.offloads and on_host and least <= self.pool.num_blocks
 
-    def _admit(self) -> bool:
+    def _admit(self, budget: int) -> bool:
         """Move the first in line to the running requests if its whole prompt has room."""
-        request = self.resumes.first_ready(self.waiting) if self._num_places else None
-        if request is None or not self._take_in(request):
+        request = self.resumes.first_ready() if self._num_places else None
+        if request is None or not self._take_in(request, budget):
             return False
         self.waiting.remove(request)
         self.running.append(request)
@@ -201,27 +202,30 @@ class Scheduler:
         self.num_admitted += 1
         return True
 
-    def _take_in(self, request: LiveRequest) -> bool:
+    def _take_in(self, request: LiveRequest, budget: int) -> bool:
         """Return whether there is room for all known tokens of a request."""
-        if request.kv.num_tokens:  # its blocks are from the host
-            return self._has_room(request.kv, request.num_tokens)
-        if self._place_new(request):
-            return True
-        self.host.release(request.request_id)
-        request.kv = KVState(geometry=self.geometry)
-        return False
+        is_new = not request.kv.num_tokens  # else its blocks are from the host
+        kv = self._draft(request) if is_new else request.kv
+        chunk = self._chunk(request.num_tokens - kv.num_tokens, budget)
+        # Part of a prompt may take more than all of it: what fills a block is staged.
+        if not all(self._has_room(kv, n) for n in (request.num_tokens, kv.num_tokens + chunk)):
+            return False
+        if is_new and kv.mirrored:
+            reserved = self.resumes.reserve(request)
+            assert reserved
+        request.kv = kv
+        return True
 
-    def _place_new(self, request: LiveRequest) -> bool:
-        """Place a request that asks for its first blocks; return whether there is room for it."""
-        kv = request.kv
+    def _draft(self, request: LiveRequest) -> KVState:
+        """Return where a request that asks for its first blocks would be."""
+        kv = KVState(geometry=self.geometry)
         if self.offloads:
-            placement = self.guard.place_new(request, self._active(), self._idle())
-            num_slots = num_host_blocks(self.geometry, request)
-            kv.mirrored = self.resumes.reserve(request, self.waiting, num_slots)
+            placement = self.guard.place_new(request, self._active(), self._idle(but=[request]))
+            kv.mirrored = self.resumes.can_reserve(request)
             if kv.mirrored:
                 kv.wanted_buffers = placement.num_staging
                 kv.offload(sorted(placement.offloaded), num_free=0)
-        return self._has_room(kv, request.num_tokens)
+        return kv
 
     # -- leaving -------------------------------------------------------------------------------
 

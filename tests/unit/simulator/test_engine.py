@@ -227,7 +227,7 @@ def busy_requests(seed: int, num_requests: int = 12) -> list[ArrivingRequest]:
     )
 
 
-def busy_engine(policy: str, *, seed: int = 0) -> Engine:
+def busy_engine(policy: str, *, seed: int = 0, num_host_blocks: int = 4_000) -> Engine:
     machine = make_machine(
         link_bytes_per_s=40_000.0,
         copy_overhead_s=1e-3,
@@ -237,15 +237,16 @@ def busy_engine(policy: str, *, seed: int = 0) -> Engine:
     )
     parameters = PolicyParameters(max_window=32, even_patterns_only=True)
     options = PlanningOptions(policy=policy, parameters=parameters, seed=seed)
-    return make_engine(
-        make_shape(num_blocks=160, max_num_batched_tokens=32), machine, options, seed=seed
-    )
+    shape = make_shape(num_blocks=160, max_num_batched_tokens=32, num_host_blocks=num_host_blocks)
+    return make_engine(shape, machine, options, seed=seed)
 
 
+@pytest.mark.parametrize("num_host_blocks", [300, 4_000], ids=["small-host", "large-host"])
 @pytest.mark.parametrize("policy", list(PRESETS))
-def test_nothing_is_lost_under_any_policy(policy) -> None:
+def test_nothing_is_lost_under_any_policy(policy, num_host_blocks) -> None:
     requests = busy_requests(1)
-    record = run(busy_engine(policy), requests)  # checks integrity after every event
+    engine = busy_engine(policy, num_host_blocks=num_host_blocks)
+    record = run(engine, requests)  # checks integrity after every event
     outcomes = {outcome.request_id: outcome for outcome in record.outcomes}
 
     assert outcomes.keys() == {one.request_id for one in requests}

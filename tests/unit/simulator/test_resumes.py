@@ -9,6 +9,7 @@ from simulator.costs import LinearCosts
 from simulator.engine import Engine, Machine
 from simulator.planning import PlanningOptions
 from simulator.records import RunRecord
+from simulator.requests import LiveRequest, live_request
 from simulator.scheduler import Turn
 from simulator.simulation import simulate
 from simulator.workload import ArrivingRequest
@@ -33,6 +34,15 @@ def make(*, link_bytes_per_s: float, token_s: float = 0.1) -> Engine:
     return make_engine(SHAPE, machine, PlanningOptions(policy="dynamic-heuristic"))
 
 
+def asked(name: str, *, num_prompt_tokens: int) -> ArrivingRequest:
+    return ArrivingRequest(
+        request_id=RequestId(name),
+        arrival_s=0.0,
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=40,
+    )
+
+
 def run_with_preemption(engine: Engine, *, after_tokens: int) -> tuple[RunRecord, list[int]]:
     """Preempt one request once; return the run, and the tokens that each later step computed."""
     scheduler, schedule = engine.scheduler, engine.scheduler.schedule
@@ -48,10 +58,11 @@ def run_with_preemption(engine: Engine, *, after_tokens: int) -> tuple[RunRecord
         return turns
 
     scheduler.schedule = preempting  # type: ignore[method-assign]
-    asked = ArrivingRequest(
-        request_id=RequestId("a"), arrival_s=0.0, num_prompt_tokens=90, num_output_tokens=40
+    record = simulate(
+        engine,
+        [asked("a", num_prompt_tokens=90)],
+        after_event=lambda event: engine.check_integrity(),
     )
-    record = simulate(engine, [asked], after_event=lambda event: engine.check_integrity())
     return record, [number for number in computed if number]
 
 
@@ -81,3 +92,86 @@ def test_without_a_complete_copy_all_is_computed_again() -> None:
 
     assert not any(record.totals.resumes.values())
     assert computed[:3] == [64, 36, 1]
+
+
+def parked(engine: Engine, name: str, *, num_blocks: int) -> LiveRequest:
+    """Return a request at the end of the queue that has so many blocks per layer on the host."""
+    scheduler = engine.scheduler
+    request = live_request(asked(name, num_prompt_tokens=90), scheduler.geometry)
+    request.kv.mirrored = True
+    request.kv.grow(4 * num_blocks)
+    request.kv.num_sent_blocks = request.kv.num_host_blocks = num_blocks
+    request.kv = request.kv.parked()
+    assert scheduler.host.set_owned(request.request_id, 4 * num_blocks)
+    scheduler.waiting.append(request)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("num_free", "kept"),
+    [
+        # "a" asks for room for 130 tokens: 33 blocks of 4 layers, 132 slots; 20 of them it has.
+        (112, {"short", "long"}),
+        (111, {"long"}),  # "short" holds 8
+        (103, set()),  # "long" holds 40
+    ],
+)
+def test_who_comes_back_takes_host_room_from_parked_ones_shortest_first(
+    num_free: int, kept: set[str]
+) -> None:
+    engine = make(link_bytes_per_s=1e4)
+    first = parked(engine, "a", num_blocks=5)
+    others = [parked(engine, "long", num_blocks=10), parked(engine, "short", num_blocks=2)]
+    host = engine.scheduler.host
+    assert host.set_owned(RequestId("rest"), host.num_free - num_free)
+
+    assert engine.scheduler.resumes.reserve(first)
+    assert {one.request_id for one in others if one.kv.is_parked} == kept
+    assert first.kv.num_host_blocks == 5
+    assert host.owned[first.request_id] == 132
+
+
+def test_nothing_is_dropped_where_it_would_not_be_enough() -> None:
+    engine = make(link_bytes_per_s=1e4)
+    first, other = (parked(engine, name, num_blocks=5) for name in ("a", "b"))
+    host = engine.scheduler.host
+    assert host.set_owned(RequestId("rest"), host.num_free - 91)  # 132 - 20 are asked, "b" has 20
+
+    assert not engine.scheduler.resumes.reserve(first)
+    assert other.kv.is_parked
+    assert host.owned[other.request_id] == 20
+
+
+def test_a_request_that_finds_no_room_in_the_pool_costs_nobody_host_room() -> None:
+    engine = make(link_bytes_per_s=1e4)
+    scheduler = engine.scheduler
+    newcomer = live_request(asked("new", num_prompt_tokens=90), scheduler.geometry)
+    scheduler.waiting.append(newcomer)
+    behind = parked(engine, "behind", num_blocks=5)
+    assert scheduler.host.set_owned(RequestId("rest"), scheduler.host.num_free - 120)
+    assert scheduler.pool.set_owned(RequestId("rest"), 399)
+
+    assert not scheduler.schedule(0.0, engine.h2d)
+    assert behind.kv.is_parked
+    assert newcomer.request_id not in scheduler.host.owned
+
+    scheduler.pool.release(RequestId("rest"))
+    assert scheduler.schedule(0.0, engine.h2d)
+    assert not behind.kv.is_parked
+
+
+def test_blocks_of_one_that_is_prepared_go_before_a_running_one_is_preempted() -> None:
+    engine = make(link_bytes_per_s=1e4)
+    scheduler = engine.scheduler
+    running = live_request(asked("runs", num_prompt_tokens=40), scheduler.geometry)
+    scheduler.waiting.append(running)
+    assert scheduler.schedule(0.0, engine.h2d)
+    ready = parked(engine, "ready", num_blocks=10)
+    assert ready.kv.wake(num_free=scheduler.pool.num_free)
+    scheduler.guard.refresh(ready)
+    running.step_ended(1.0)
+    assert scheduler.pool.set_owned(RequestId("rest"), scheduler.pool.num_free)
+
+    assert not scheduler.schedule(1.0, engine.h2d)
+    assert running.num_preemptions == 0
+    assert ready.kv.is_parked
