@@ -9,6 +9,7 @@ import pytest
 from services.pacing.types import ServiceLevel
 from services.placement.contradiction import find_contradiction
 from services.placement.presets import PRESETS
+from services.placement.resume import ResumeWay
 from services.placement.types import (
     EngineShape,
     Placement,
@@ -19,13 +20,16 @@ from services.placement.types import (
     RequestPhase,
     Snapshot,
 )
+from simulator import resumes
 from simulator.compose import StackLearner, make_engine
+from simulator.copies import Lane
 from simulator.costs import LinearCosts
 from simulator.engine import Brain, Engine, Machine
 from simulator.events import Event
 from simulator.figures import delivered_s
 from simulator.planning import PlanningOptions
 from simulator.records import RunRecord
+from simulator.scheduler import Turn
 from simulator.simulation import simulate
 from simulator.step import CopyCosts
 from simulator.workload import ArrivingRequest, constant_length, drawn_requests, gamma_gaps
@@ -241,7 +245,7 @@ def busy_engine(policy: str, *, seed: int = 0, num_host_blocks: int = 4_000) -> 
     return make_engine(shape, machine, options, seed=seed)
 
 
-@pytest.mark.parametrize("num_host_blocks", [300, 4_000], ids=["small-host", "large-host"])
+@pytest.mark.parametrize("num_host_blocks", [150, 4_000], ids=["small-host", "large-host"])
 @pytest.mark.parametrize("policy", list(PRESETS))
 def test_nothing_is_lost_under_any_policy(policy, num_host_blocks) -> None:
     requests = busy_requests(1)
@@ -259,6 +263,29 @@ def test_nothing_is_lost_under_any_policy(policy, num_host_blocks) -> None:
             delivered >= generated
             for delivered, generated in zip(delivered_s(outcome), outcome.generated_s, strict=True)
         )
+
+
+@pytest.mark.parametrize("num_host_blocks", [150, 250, 4_000])
+@pytest.mark.parametrize("policy", ["dynamic-heuristic", "orbitflow"])
+def test_nothing_is_lost_while_requests_are_preempted_and_come_back_at_random(
+    policy, num_host_blocks, monkeypatch
+) -> None:
+    """Each way back is taken, where the host and the pool are short, too."""
+    ways = random.Random(6)
+    monkeypatch.setattr(resumes, "cheapest_resume", lambda *_: ways.choice(list(ResumeWay)))
+    engine = busy_engine(policy, num_host_blocks=num_host_blocks)
+    scheduler, schedule, rng = engine.scheduler, engine.scheduler.schedule, random.Random(5)
+
+    def preempting(now_s: float, h2d: Lane) -> list[Turn]:
+        if scheduler.running and rng.random() < 0.3:
+            scheduler.preempt(rng.choice(scheduler.running), now_s)
+        return schedule(now_s, h2d)
+
+    scheduler.schedule = preempting
+    record = run(engine, busy_requests(1))
+
+    assert all(len(one.generated_s) == 24 for one in record.outcomes)
+    assert min(record.totals.resumes.values()) >= 1
 
 
 @pytest.mark.parametrize("policy", ["vllm", "dynamic-heuristic", "orbitflow"])
