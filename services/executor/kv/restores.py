@@ -6,7 +6,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.executor.kv.metadata import RestoreOrder
 from services.executor.kv.pool_blocks import PoolBlocks
-from services.executor.kv.residency import RequestKV, Restore
+from services.executor.kv.residency import GroupKV, RequestKV, Restore
 from services.executor.kv.staging import StagingBuffers
 from services.executor.kv.step_orders import StepOrders
 
@@ -28,7 +28,7 @@ class Restores:
         The group stays offloaded, and takes new tokens in own blocks, until `complete`.
         """
         group = request.groups[index]
-        if not group.stages or self._orders.next_step < group.restore_from_step:
+        if not self._may_begin(group):
             return False
         num_blocks = sum(1 for _ in group.staged_positions())
         if num_blocks > self._blocks.num_free:
@@ -38,11 +38,19 @@ class Restores:
         return True
 
     def begin_in_parts(self, request: RequestKV, index: int) -> None:
-        """Start to bring back a group of a request that is asleep; `extend` takes its blocks."""
+        """Start to bring back a group of a request that is asleep; `extend` takes its blocks.
+
+        One that cannot come back now stays on the host.
+        """
         assert request.asleep
-        assert request.groups[index].stages
-        request.groups[index].restore = Restore()
-        self.extend(request, index, max_blocks=0)
+        group = request.groups[index]
+        if self._may_begin(group):
+            group.restore = Restore()
+            self.extend(request, index, max_blocks=0)
+
+    def _may_begin(self, group: GroupKV) -> bool:
+        """Return whether a group is on the host, and no load of it has just failed."""
+        return group.stages and self._orders.next_step >= group.restore_from_step
 
     def extend(self, request: RequestKV, index: int, *, max_blocks: int) -> int:
         """Take blocks for what has none yet, order its copy, and return how many were taken.

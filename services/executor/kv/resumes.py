@@ -102,8 +102,8 @@ class Resumes:
             return ResumeWay.RECOMPUTE
         self._ways[name] = way
         request.wanted_staging = placement.num_staging
-        for index, group in enumerate(request.groups):
-            if way is ResumeWay.LOAD and index not in placement.offloaded and group.stages:
+        for index in range(len(request.groups)):
+            if way is ResumeWay.LOAD and index not in placement.offloaded:
                 self._owner.restores.begin_in_parts(request, index)
         return way
 

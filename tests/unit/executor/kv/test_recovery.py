@@ -9,7 +9,9 @@ from services.executor.kv.copy_engine import BACKGROUND, Copy, Direction, Failur
 from services.executor.kv.failures import MAX_FAILED_SAVES, MAX_LOSSES, FailureLedger, Verdict
 from services.executor.kv.metadata import StepFeedback
 from services.executor.kv.recovery import STEPS_BEFORE_RETRY
+from services.executor.kv.resumes import Resumes
 from services.placement.layer_placement import LayerPlacement
+from services.placement.resume import ResumeWay
 from tests.unit.executor.kv.failing_copies import (
     STEPS_UNTIL_LATE,
     FailingSimulation,
@@ -259,6 +261,25 @@ def test_a_restore_that_fails_leaves_the_group_where_it_is_and_is_tried_again_la
 
     assert not request.groups[3].offloaded
     assert sim.num_lost == 0
+
+
+def test_a_parked_request_whose_loads_fail_runs_from_its_staging_buffers() -> None:
+    """They are not tried again in every step: it would never come back."""
+    sim = one_request()
+    idle(sim)
+    sim.park("r1")
+    set_rates(sim, FaultRates(fails=1.0))
+    resumes = Resumes(sim.owner)
+
+    for _ in range(6):
+        resumes.prepare(
+            "r1", lambda _: (ResumeWay.LOAD, LayerPlacement()), num_slots=24, num_kept_free=0
+        )
+        idle(sim, 2)
+
+    assert resumes.num_host_tokens("r1") == 20
+    assert len(sim.owner.requests["r1"].chain()) == 4
+    assert sim.recovery.ledger.totals().num_failed_restores == 4  # once for each group
 
 
 def test_a_restore_that_brings_back_other_bytes_costs_the_request_its_kv() -> None:
