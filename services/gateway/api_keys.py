@@ -36,7 +36,7 @@ def parse_api_keys(document: str) -> tuple[ApiKey, ...]:
     """
     try:
         keys = _KeyDocument.model_validate(tomllib.loads(document)).keys
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         raise ValueError("the keys are not valid TOML") from None
     except ValidationError as error:
         first = error.errors(include_input=False)[0]

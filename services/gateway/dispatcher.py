@@ -300,7 +300,7 @@ class Dispatcher:
             raise
         ref = RequestRef(info.executor_id, request.request_id, number)
         self._routes[request.request_id] = _Route(link, ref)
-        generation.listener = self
+        generation.listen(self)
         self._reports.register(
             convert.registration_to_proto(
                 request,

@@ -78,7 +78,7 @@ class Generation:
         self.num_prompt_tokens = 0  # known once it is answered
         self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
         self.caller = current_caller()
-        self.listener: ReaderListener = _Nobody()
+        self._listener: ReaderListener = _Nobody()
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[None] = self._loop.create_future()
@@ -87,7 +87,7 @@ class Generation:
         self._paced = pacer.open(interval_s, self._release)
         self._reader = Reader(
             max_undelivered_tokens=max_undelivered_tokens,
-            on_hold=lambda hold: self.listener.lags(request.request_id, hold),
+            on_hold=lambda hold: self._listener.lags(request.request_id, hold),
         )
         self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
         self._outlet: Outlet | None = None
@@ -167,6 +167,12 @@ class Generation:
         self._reader.close()
         if self._answer.done() and not self._answer.cancelled():
             self._answer.exception()  # it may be that nobody waited for it
+
+    def listen(self, listener: ReaderListener) -> None:
+        """Tell `listener` from now on, and at once if generation should be held already."""
+        self._listener = listener
+        if self._reader.is_held:
+            listener.lags(self.request.request_id, True)
 
     async def write_to(self, outlet: Outlet) -> None:
         """Write tokens when they become due: from the pacer's timer while `outlet` is open, so
@@ -281,7 +287,7 @@ class Generation:
 
     def _note_written(self, tokens: Sequence[DueToken]) -> None:
         self._record.written(tokens, self._clock())
-        self.listener.progressed(self.request.request_id, self._record.num_written)
+        self._listener.progressed(self.request.request_id, self._record.num_written)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -40,7 +40,8 @@ class ChunkedBody:
         return not self._flow.write_paused
 
     async def opened(self) -> None:
-        """Wait until the client keeps up, or is gone."""
+        """Wait until the client keeps up with all that was written, or is gone."""
+        self.flush()
         while self._flow.write_paused:
             await self._flow.drain()
 
@@ -60,36 +61,45 @@ class ChunkedBody:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Refuses a request whose head is too large with 431, however slowly it comes, and what is no
-    HTTP with 400. The connection ends with either.
+    """Refuses a request whose head, or trailer of a chunked body, is too large with 431, however
+    slowly it comes, and what is no HTTP with 400. The connection ends with either.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_in_head = False
-        self._num_head_bytes = 0  # of the head that is being read
+        self._num_silent_bytes = 0  # read since the parser last told of something complete
         self._is_too_large = False
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._is_in_head
+        self._num_silent_bytes += len(data)
         super().data_received(data)
-        if was_in_head and self._is_in_head:  # all of it belongs to one unfinished head
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._num_silent_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if not self._is_in_head and self.cycle is not None and self.cycle.response_started:
+                self.transport.close()
+            else:
                 self._refuse(431)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[BODY] = ChunkedBody(self.transport, self.flow)  # type: ignore[literal-required]
-        self._is_in_head, self._num_head_bytes = True, 0
+        self._is_in_head, self._num_silent_bytes = True, 0
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
             self._is_too_large = True
             raise _HeadTooLargeError
-        self._is_in_head = False
+        self._is_in_head, self._num_silent_bytes = False, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_silent_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_silent_bytes = 0
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser stopped at."""

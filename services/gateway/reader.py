@@ -17,6 +17,11 @@ class Reader:
         self._is_held = False
         self._waiting_since_s: float | None = None  # for the reader to take what was handed to it
 
+    @property
+    def is_held(self) -> bool:
+        """Say whether generation is to be held."""
+        return self._is_held
+
     def due(self, num_tokens: int) -> None:
         """Note that so many more tokens are the reader's to take."""
         self._num_undelivered += num_tokens

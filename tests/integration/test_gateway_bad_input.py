@@ -284,6 +284,32 @@ async def test_too_large_a_head_is_a_431(client, pieces) -> None:
     assert (status, error["type"]) == (431, "invalid_request_error")
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [
+        pytest.param(b"x: y\r\n" * 7_000, id="many"),
+        pytest.param(b"a" * 40_000, id="endless"),
+    ],
+)
+async def test_too_large_a_trailer_is_a_431(client, piece) -> None:
+    begin = POST + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx-y: z\r\n"
+    status, error = await exchange(client, begin, *[piece] * 3)
+
+    assert (status, error["type"]) == (431, "invalid_request_error")
+
+
+async def test_a_body_in_chunks_has_no_limit_but_its_own(client) -> None:
+    """Its parts, all together larger than a head may be, and a trailer are read."""
+    content = json.dumps(chat_body(model="other", messages=turn(content="x" * 200_000))).encode()
+    parts = [content[place : place + 30_000] for place in range(0, len(content), 30_000)]
+    chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in parts]
+    head = POST + b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+    end = b"0\r\nx-y: z\r\n\r\n"
+    status, error = await exchange(client, head + b"connection: close\r\n\r\n", *chunks, end)
+
+    assert (status, error["code"]) == (404, "model_not_found")
+
+
 async def test_a_head_below_the_limit_is_read(client) -> None:
     response = await client.http.get("/v1/models", headers={"x-y": "a" * (MAX_HEAD_BYTES - 4096)})
 

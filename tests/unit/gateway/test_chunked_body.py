@@ -53,6 +53,21 @@ async def test_what_was_flushed_does_not_go_out_again() -> None:
     assert socket.writes == [b"3\r\none\r\n"]
 
 
+async def test_a_client_that_does_not_take_what_was_just_written_is_waited_for() -> None:
+    """It pauses the flow when the bytes come to its socket, not when they are written."""
+    socket = Socket()
+    flow = FlowControl(socket)
+    body = ChunkedBody(socket, flow)
+    socket.write = lambda data: flow.pause_writing()  # type: ignore[method-assign]
+    body.write(b"one")
+    waiting = asyncio.create_task(body.opened())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    flow.resume_writing()
+    await asyncio.wait_for(waiting, 5)
+
+
 async def test_nothing_goes_out_to_a_client_that_is_gone() -> None:
     body, socket = make_body()
     body.write(b"one")

@@ -181,7 +181,7 @@ async def test_a_cancelled_request_drops_what_the_reader_does_not_have() -> None
 
 async def test_a_batch_counts_as_delivered_when_the_next_is_asked_for() -> None:
     generation = make_generation(ServiceLevel())
-    generation.listener = listener = Listener()
+    generation.listen(listener := Listener())
     batches = generation.batches()
     generation.extended(make_tokens(2), 0.0)
 
@@ -259,7 +259,7 @@ async def turns() -> None:
 
 async def test_an_open_outlet_takes_each_token_in_the_moment_that_it_is_due() -> None:
     generation = make_generation(ServiceLevel())
-    generation.listener = listener = Listener()
+    generation.listen(listener := Listener())
     outlet = Outlet()
     generation.extended(make_tokens(2), 0.0)  # before there is an outlet
     writing = asyncio.ensure_future(generation.write_to(outlet))
@@ -278,7 +278,7 @@ async def test_an_open_outlet_takes_each_token_in_the_moment_that_it_is_due() ->
 
 async def test_tokens_that_come_due_while_an_outlet_is_closed_go_out_as_one() -> None:
     generation = make_generation(ServiceLevel())
-    generation.listener = listener = Listener()
+    generation.listen(listener := Listener())
     outlet = Outlet()
     writing = asyncio.ensure_future(generation.write_to(outlet))
     await turns()
@@ -423,7 +423,7 @@ async def test_an_outlet_that_fails_ends_its_own_request_only() -> None:
 
 async def test_a_reader_that_lags_has_generation_held_until_it_has_caught_up() -> None:
     generation = make_generation(ServiceLevel())
-    generation.listener = listener = Listener()
+    generation.listen(listener := Listener())
     batches = generation.batches()
     generation.extended(make_tokens(MAX_UNDELIVERED_TOKENS - 1), 0.0)
     await anext(batches)
@@ -436,9 +436,17 @@ async def test_a_reader_that_lags_has_generation_held_until_it_has_caught_up() -
     assert listener.holds == [True, False]
 
 
+async def test_who_listens_late_hears_that_generation_should_be_held() -> None:
+    generation = make_generation(ServiceLevel())
+    generation.extended(make_tokens(MAX_UNDELIVERED_TOKENS), 0.0)
+    generation.listen(listener := Listener())
+
+    assert listener.holds == [True]
+
+
 async def test_tokens_that_are_held_back_hold_nothing() -> None:
     generation = make_generation(ONE_A_SECOND)
-    generation.listener = listener = Listener()
+    generation.listen(listener := Listener())
     generation.extended(make_tokens(100), 0.0)  # one is due
 
     assert listener.holds == []
