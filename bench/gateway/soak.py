@@ -70,10 +70,12 @@ class Readers:
     async def read(self) -> None:
         """Read streams one after the other, until cancelled."""
         while True:
-            self.num_streams += 1
-            leaves = self.num_streams % LEAVING_EVERY == 0
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
             writer.write(self._request)
+            status = await reader.readuntil(b"\r\n")
+            assert b" 200 " in status, status
+            self.num_streams += 1
+            leaves = self.num_streams % LEAVING_EVERY == 0
             await (reader.readuntil(b"data: ") if leaves else reader.read())
             writer.close()
 
@@ -84,7 +86,8 @@ async def soak(minutes: float) -> None:
     pb_grpc.add_ExecutorServiceServicer_to_server(PromptExecutor(), server)
     server.add_insecure_port(f"127.0.0.1:{executor_port}")
     await server.start()
-    settings = gateway_settings(port, executor_port, NUM_READERS)
+    # One that has left counts until the gateway has noticed.
+    settings = gateway_settings(port, executor_port, 2 * NUM_READERS)
     with running("services.gateway", settings=settings) as front:
         await asyncio.to_thread(wait_until, lambda: is_ready(port), "the gateway")
         readers, gateway = Readers(port), psutil.Process(front.pid)
@@ -93,6 +96,7 @@ async def soak(minutes: float) -> None:
         start_s = time.monotonic()
         for _ in range(NUM_SAMPLES):
             await asyncio.sleep(minutes * 60 / NUM_SAMPLES)
+            assert not any(task.done() for task in reading), "a reader has failed"
             elapsed_minutes = (time.monotonic() - start_s) / 60
             mebibytes = gateway.memory_info().rss / 2**20
             full = await _num_full_collections(port)
