@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from bench.document import Benchmark, Row, document, markdown, save
 from bench.e2e.records import RunKey, RunRecord, load_all
@@ -24,6 +24,7 @@ from bench.fidelity.replayed import RESIDENT_SYSTEM, complete, replayed
 CALIBRATION_SEED = 1  # runs of other seeds are held out
 # Whose copies are fitted: many, and their plans hardly depend on milliseconds.
 COPYING_SYSTEMS = ("batch-uniform", "dynamic-heuristic", "flexgen-plus", "slo-aware")
+NUM_SEEDS = 5  # of the noise: a simulated run is one draw, as a real one is
 SHOWN = ("step", "mean_step", "request_tpot", "ttft", "tbt", "tbt_deposit", "tpot", "tpot_deposit")
 
 
@@ -57,14 +58,15 @@ def calibrate(runs: Sequence[RunRecord], device: Device, *, over: Map = map) -> 
 
 def compare(run: RunRecord, device: Device, calibration: Calibration) -> Row:
     """Return one run's errors."""
-    real, ours = complete(run), replayed(run, device, calibration)
+    real = complete(run)
+    ours = [replayed(run, device, calibration, seed=seed) for seed in range(NUM_SEEDS)]
     found = errors(real, ours)
     return {
         **asdict(run.key),
         "held_out": run.key.seed != CALIBRATION_SEED,
         "num_requests": len(real.requests),
         "num_pauses": run.sums.get("kv_num_pauses", 0.0),
-        "num_simulated_pauses": ours.sums["num_pauses"],
+        "num_simulated_pauses": fmean(one.sums["num_pauses"] for one in ours),
         "errors": found,
         "misses": missed(found),
     }

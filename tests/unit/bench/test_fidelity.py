@@ -121,7 +121,7 @@ def test_errors_are_relative_for_times_and_differences_for_shares() -> None:
     # before only.
     real = make_run(make_request("a", 2.0, 3.0, 4.0), slo_s=1.05)
     own = make_run(make_request("a", 2.5, 3.6, 4.7), slo_s=1.05)
-    found = errors(real, own)
+    found = errors(real, [own])
 
     assert found["step"] == pytest.approx(0.1)
     assert found["mean_step"] == pytest.approx(0.1)
@@ -129,6 +129,17 @@ def test_errors_are_relative_for_times_and_differences_for_shares() -> None:
     assert found["ttft"] == pytest.approx(0.25)
     assert found["tpot"] == -1.0
     assert missed(found) == ["step", "ttft", "tbt", "tbt_deposit", "tpot"]
+
+
+def test_several_simulations_of_a_run_count_together() -> None:
+    real = make_run(make_request("a", 2.0, 3.0, 4.0), slo_s=1.05)
+    slow = make_run(make_request("a", 2.5, 3.6, 4.7), slo_s=1.05)
+    found = errors(real, [slow, real])
+
+    assert found["mean_step"] == pytest.approx(0.05)
+    assert found["request_tpot"] == pytest.approx(0.05)
+    assert found["ttft"] == pytest.approx(0.125)
+    assert found["tpot"] == -0.5
 
 
 def test_without_a_resident_run_nothing_is_calibrated() -> None:
