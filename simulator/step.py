@@ -2,7 +2,8 @@
 
 An event simulation, not a formula. The copy of an offloaded layer group may begin when one of its
 request's staging buffers is free: the first m at the start of the step, each later one when the
-group m places before it has been computed. The queue is ordered by the group that needs the data.
+group m places before it has been computed. What may begin at one moment for one group is one copy,
+of all requests together. The queue is ordered by the group that needs the data.
 A group is computed when all copies for it are there, and what a chunk of a prompt left in its
 staging buffer is on the host. While a chunk is under way to the GPU, compute is slower by a fixed
 share.
@@ -39,8 +40,6 @@ class CopyCosts:
 
     slowdown_frac: float = 0.0  # of compute beside a copy to the GPU, >= 0
     submit_s: float = 0.0  # in which nothing is computed, per group and request, >= 0
-    landing_s_per_byte: float = 0.0  # from a copy's end until who waits for it goes on, >= 0
-    lead_frac: float = 0.0  # of a group's compute, done before it waits for its copies, [0, 1]
 
 
 NO_COSTS = CopyCosts()
@@ -65,7 +64,9 @@ class StepRun:
         self._slowdown = 1.0 + costs.slowdown_frac
         num_groups = len(work.compute_s)
         self._awaited: list[list[CopyJob]] = [[] for _ in range(num_groups)]
-        self._released: list[list[tuple[int, int]]] = [[] for _ in range(num_groups + 1)]
+        # What of each group may be copied once so many groups have been computed: bytes of each
+        # request.
+        self._released: list[dict[int, list[int]]] = [{} for _ in range(num_groups + 1)]
         # Bytes that a group leaves in a buffer, and the group that has the buffer next.
         self._left: list[list[tuple[int, int | None]]] = [[] for _ in range(num_groups)]
         self._freed: list[list[CopyJob]] = [[] for _ in range(num_groups)]
@@ -78,7 +79,8 @@ class StepRun:
         for place, group in enumerate(chain):
             after = 0 if place < depth else chain[place - depth] + 1
             if request.group_bytes:
-                self._released[after].append((group, request.group_bytes))
+                self._released[after].setdefault(group, []).append(request.group_bytes)
+                self._num_loads += 1
             if request.filled_bytes:
                 heir = chain[place + depth] if place + depth < len(chain) else None
                 self._left[group].append((request.filled_bytes, heir))
@@ -90,13 +92,10 @@ class StepRun:
             return self._undisturbed(start_s)
         now_s, compute_s, stalls_s = self._release(0, start_s), 0.0, []
         for group, work_s in enumerate(self._work.compute_s):
-            lead_s = self._costs.lead_frac * work_s
-            waiting_s = self._compute(lead_s, now_s) if lead_s else now_s
-            ready_s = self._wait(group, waiting_s)
-            stalls_s.append(ready_s - waiting_s)
-            end_s = self._compute(work_s - lead_s, ready_s)
-            compute_s += end_s - now_s - stalls_s[-1]
-            now_s = end_s
+            ready_s = self._wait(group, now_s)
+            stalls_s.append(ready_s - now_s)
+            now_s = self._compute(work_s, ready_s)
+            compute_s += now_s - ready_s
             if self._left[group]:
                 self._save(group, now_s)
             now_s = self._release(group + 1, now_s)
@@ -126,13 +125,12 @@ class StepRun:
 
         Returns when they are queued.
         """
-        for group, num_bytes in self._released[num_computed]:
-            job = CopyJob(num_bytes=num_bytes, priority=(LOAD, group))
+        for group, parts in sorted(self._released[num_computed].items()):
+            job = CopyJob(num_bytes=sum(parts), priority=(LOAD, group))
             self._lane.submit(job, now_s)
             self._awaited[group].append(job)
-            self._num_loads += 1
             if self._costs.submit_s:
-                now_s += self._costs.submit_s
+                now_s += self._costs.submit_s * len(parts)
                 self._lane.advance(now_s)
         return now_s
 
@@ -151,8 +149,7 @@ class StepRun:
                 while job.done_s is None:
                     lane.begin(now_s)
                     lane.finish()
-                landed_s = job.done_s + self._costs.landing_s_per_byte * job.num_bytes
-                now_s = max(now_s, landed_s)
+                now_s = max(now_s, job.done_s)
         return now_s
 
     def _compute(self, work_s: float, now_s: float) -> float:

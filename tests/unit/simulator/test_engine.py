@@ -237,7 +237,7 @@ def busy_engine(policy: str, *, seed: int = 0, num_host_blocks: int = 4_000) -> 
         copy_overhead_s=1e-3,
         compute_noise_frac=0.05,
         link_noise_frac=0.05,
-        copies=CopyCosts(slowdown_frac=0.05, submit_s=1e-3, landing_s_per_byte=1e-6),
+        copies=CopyCosts(slowdown_frac=0.05, submit_s=1e-3),
     )
     parameters = PolicyParameters(max_window=32, even_patterns_only=True)
     options = PlanningOptions(policy=policy, parameters=parameters, seed=seed)

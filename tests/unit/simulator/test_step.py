@@ -132,20 +132,15 @@ def test_who_submits_a_copy_computes_nothing_meanwhile() -> None:
     assert times.num_loads == 2
 
 
-def test_a_copy_lands_after_its_time_on_the_link() -> None:
-    # 4 s on the link beside 3 s of compute, and 0.25 s for each of its 4 bytes.
-    times, lane = run([3.0, 3.0], [staged((1,), 4)], costs=CopyCosts(landing_s_per_byte=0.25))
+def test_what_may_begin_at_once_for_one_layer_is_one_copy() -> None:
+    # Submitting takes 0.5 s for each request; their 2 + 3 bytes are one copy of layer 1, whose
+    # latency of 1 s counts once.
+    lane = Lane(bytes_per_s=1.0, copy_overhead_s=1.0, chunk_bytes=100)
+    work = StepWork(compute_s=[3.0, 3.0], outside_s=0.0, staged=[staged((1,), 2), staged((1,), 3)])
+    times = StepRun(work, lane, Lane(bytes_per_s=1.0), CopyCosts(submit_s=0.5)).run(0.0)
 
-    assert times.stalls_s == (0.0, 2.0)
-    assert lane.counts.busy_s == 4.0
-
-
-def test_a_share_of_the_compute_comes_before_the_wait() -> None:
-    # 5 s on the link beside 3 s of layer 0 and a third of layer 1.
-    times, _ = run([3.0, 3.0], [staged((1,), 5)], costs=CopyCosts(lead_frac=1 / 3))
-
-    assert times.stalls_s == pytest.approx((0.0, 1.0))
-    assert times.end_s == pytest.approx(7.0)
+    assert times.stalls_s == (0.0, 2.0)  # from 1 + 3 to 6
+    assert times.num_loads == 2
 
 
 @pytest.mark.parametrize(("num_buffers", "stall_s"), [(1, 2.0), (2, 0.0)])
