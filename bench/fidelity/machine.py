@@ -19,13 +19,14 @@ from bench.e2e.systems import (
     NUM_LAYERS,
     Device,
 )
-from bench.fidelity.steps import decode_steps, mixed_steps
+from bench.fidelity.steps import DecodeStep, decode_steps, mixed_steps
 from services.placement.types import EngineShape
 from simulator.costs import LinearCosts, StepLoad
 from simulator.engine import Machine
 from simulator.step import NO_COSTS, CopyCosts
 
 CHUNK_BYTES = 4 << 20  # of one copy
+NUM_NULL_BLOCKS = 1  # of the pool, which vLLM gives to nobody
 MAX_NUM_BATCHED_TOKENS = 512  # tokens in one step
 FULL_CHUNK_SPAN = (0.85, 1.7)  # of a full chunk's predicted step: shorter ones are not full
 SPREAD = (0.05, 0.95)  # quantiles between which a normal distribution has 3.29 deviations
@@ -36,7 +37,7 @@ SPREAD_DEVIATIONS = 3.29
 class Calibration:
     """What calibration runs say about the machine, beside what its device is told to take."""
 
-    outside_s: float  # of a decode step, outside the layers
+    outside_s: float  # of a step, outside the layers
     noise_frac: float  # standard deviation of a decode step / its mean
     num_steps: int
     prompt_token_s: float = 0.0  # of a step, per prompt token, beyond what its layers take
@@ -53,7 +54,7 @@ def shape_of(device: Device, *, offloads: bool) -> EngineShape:
         num_layers=NUM_LAYERS,
         layers_per_group=1,
         block_size=BLOCK_SIZE,
-        num_blocks=device.pool_tokens // BLOCK_SIZE * NUM_LAYERS,
+        num_blocks=device.pool_tokens // BLOCK_SIZE * NUM_LAYERS - NUM_NULL_BLOCKS,
         block_bytes=BLOCK_BYTES,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
@@ -86,29 +87,30 @@ def costs_of(device: Device, outside_s: float) -> LinearCosts:
 
 
 def calibrated(device: Device, runs: Sequence[RunRecord]) -> Calibration:
-    """Return what decode steps of resident runs take beside their layers.
+    """Return what steps of resident runs take beside their layers.
 
-    Raises ValueError without any such step.
+    The median step counts: few have a prompt among them. Raises ValueError without any decode step.
     """
     costs = costs_of(device, 0.0)
-    lengths_s, rests_s = [], []
-    for run in runs:
-        for step in decode_steps(run):
-            load = StepLoad(
-                num_decodes=step.num_requests, num_context_tokens=step.num_context_tokens
-            )
-            lengths_s.append(step.seconds)
-            rests_s.append(step.seconds - NUM_LAYERS * costs.layer_s(load))
-    if not rests_s:
+    decodes = [step for run in runs for step in decode_steps(run)]
+    if not decodes:
         raise ValueError("no decode steps to calibrate with")
+    steps = [*decodes, *(step for run in runs for step in mixed_steps(run))]
+    outside_s = max(0.0, statistics.median(_rest_s(step, costs) for step in steps))
+    rests_s = [_rest_s(step, costs) for step in decodes]
     low_s, high_s = (quantile(rests_s, frac) for frac in SPREAD)
-    outside_s = max(0.0, statistics.fmean(rests_s))
+    mean_s = statistics.fmean(step.seconds for step in decodes)
     return Calibration(
         outside_s=outside_s,
         prompt_token_s=_prompt_token_s(device, outside_s, runs),
-        noise_frac=(high_s - low_s) / SPREAD_DEVIATIONS / statistics.fmean(lengths_s),
-        num_steps=len(rests_s),
+        noise_frac=(high_s - low_s) / SPREAD_DEVIATIONS / mean_s,
+        num_steps=len(steps),
     )
+
+
+def _rest_s(step: DecodeStep, costs: LinearCosts) -> float:
+    load = StepLoad(num_decodes=step.num_requests, num_context_tokens=step.num_context_tokens)
+    return step.seconds - NUM_LAYERS * costs.layer_s(load)
 
 
 def machine_of(device: Device, calibration: Calibration) -> Machine:
