@@ -50,7 +50,7 @@ class StepTimes:
     """How one step went."""
 
     end_s: float
-    compute_s: float  # of all layers, slower where copies ran beside them
+    compute_s: float  # of all layers, slower where copies ran beside them, with what they submit
     stalls_s: tuple[float, ...]  # before each layer group
     num_loads: int = 0  # groups of requests that were copied in
 
@@ -95,10 +95,10 @@ class StepRun:
             ready_s = self._wait(group, now_s)
             stalls_s.append(ready_s - now_s)
             now_s = self._compute(work_s, ready_s)
-            compute_s += now_s - ready_s
             if self._left[group]:
                 self._save(group, now_s)
             now_s = self._release(group + 1, now_s)
+            compute_s += now_s - ready_s
         end_s = now_s + self._work.outside_s
         self._lane.advance(end_s)
         return StepTimes(
