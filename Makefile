@@ -129,5 +129,5 @@ bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick":
 	$(BIN)/python -m bench.e2e.halved_link
 	$(BIN)/python -m bench.e2e $(E2E)
 
-papers-quick: setup ## OrbitFlow's figures in the simulator (about 10 minutes of CPU time; TRACES=folder adds recorded ones)
+papers-quick: setup ## OrbitFlow's figures in the simulator (two minutes on two cores; TRACES=folder adds recorded ones)
 	$(BIN)/python -m bench.papers --quick $(if $(TRACES),--traces $(TRACES)) --out .cache/papers
