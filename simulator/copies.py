@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 Priority: TypeAlias = tuple[int, ...]  # smaller goes first
 
+ALL_REDUCE = -1  # of the step under way
 LOAD = 0  # to the GPU: what a step waits for
 RESTORE = 1  # layers that come back: after everything a step waits for
 
@@ -109,9 +110,13 @@ class Lane:
             self._end_s = self.now_s + self._stretch_s()
             return
 
+    def alone_s(self, num_bytes: int) -> float:
+        """Return how long a job takes that waits for no other."""
+        num_chunks = -(-num_bytes // self.chunk_bytes)
+        return num_chunks * self.copy_overhead_s + num_bytes / self.bytes_per_s
+
     def _stretch_s(self) -> float:
-        num_chunks = -(-self._stretch_bytes // self.chunk_bytes)
-        return num_chunks * self.copy_overhead_s + self._stretch_bytes / self.bytes_per_s
+        return self.alone_s(self._stretch_bytes)
 
     def finish(self) -> CopyJob:
         """End the stretch under way, and return its job: done if `done_s` is set."""

@@ -33,6 +33,9 @@ class Costs(Protocol):
     def outside_s(self, load: StepLoad) -> float:
         """Return the time outside the layers, >= 0."""
 
+    def reduce_bytes(self, load: StepLoad) -> int:
+        """Return what each of a layer's two all-reduces sends over the link of the copies, >= 0."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCosts:
@@ -53,6 +56,9 @@ class LinearCosts:
 
     def outside_s(self, load: StepLoad) -> float:
         return self.outside_step_s
+
+    def reduce_bytes(self, load: StepLoad) -> int:
+        return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,12 @@ class Roofline:
         head_s = self._products_s(self.model.num_head_parameters, num_rows)
         return self.assumptions.outside_s + head_s
 
+    def reduce_bytes(self, load: StepLoad) -> int:
+        """Return the bytes of all devices together; none where they have links of their own."""
+        if self.device.peer_bytes_per_s != self.device.link_bytes_per_s:
+            return 0
+        return int(self.num_devices * self._sent_bytes(load.num_tokens))
+
     def _products_s(self, num_parameters: int, num_rows: int) -> float:
         return self._longer_s(2 * num_parameters * num_rows, num_parameters * BYTES_PER_ELEMENT)
 
@@ -100,7 +112,10 @@ class Roofline:
     def _all_reduce_s(self, num_tokens: int) -> float:
         if self.num_devices == 1:
             return 0.0
-        num_bytes = num_tokens * self.model.hidden_size * BYTES_PER_ELEMENT
-        share = 2 * (self.num_devices - 1) / self.num_devices
         rate = self.device.peer_bytes_per_s * self.assumptions.link_efficiency
-        return self.assumptions.all_reduce_latency_s + share * num_bytes / rate
+        return self.assumptions.all_reduce_latency_s + self._sent_bytes(num_tokens) / rate
+
+    def _sent_bytes(self, num_tokens: int) -> float:
+        """Return what each device sends in an all-reduce."""
+        num_bytes = num_tokens * self.model.hidden_size * BYTES_PER_ELEMENT
+        return 2 * (self.num_devices - 1) / self.num_devices * num_bytes

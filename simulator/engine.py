@@ -96,6 +96,7 @@ class Engine:
         self._step_number = 0  # of the newest step that began, from 1
         self._last_ids: frozenset[str] = frozenset()
         self._last_completion_s: float | None = None
+        self._reduced_bytes = 0  # that all-reduces sent over the lane to the GPU
 
     def handle(self, event: Event) -> list[Event]:
         """Take in one event, not earlier than those before it; return what follows from it."""
@@ -287,6 +288,8 @@ class Engine:
             compute_s=[size * layer_s for size in self._group_sizes],
             outside_s=self.machine.costs.outside_s(load) * noise,
             staged=staged_of(turns, self.shape),
+            num_reduces=[2 * size for size in self._group_sizes],
+            reduce_bytes=self.machine.costs.reduce_bytes(load),
         )
         quiet = self.h2d.num_queued_bytes == 0
         run = StepRun(work, self.h2d, self.d2h, self.machine.copies)
@@ -387,6 +390,7 @@ class Engine:
         totals.compute_s += step.times.compute_s
         totals.stall_s += sum(step.times.stalls_s)
         totals.num_loads += step.times.num_loads
+        self._reduced_bytes += step.times.reduced_bytes
         now = sample_of(scheduler, now_s)
         totals.pool_used_s += seconds * now.pool_used_frac
         totals.host_used_s += seconds * now.host_used_frac
@@ -396,7 +400,7 @@ class Engine:
 
     def close(self) -> None:
         """Complete the totals."""
-        self.totals.h2d_bytes = self.h2d.counts.carried_bytes
+        self.totals.h2d_bytes = self.h2d.counts.carried_bytes - self._reduced_bytes
         self.totals.d2h_bytes = self.d2h.counts.carried_bytes
         self.totals.num_offloaded_groups = self.scheduler.guard.num_offloads
         resumes = self.scheduler.resumes.num_resumes

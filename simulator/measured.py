@@ -34,6 +34,9 @@ class ProfiledCosts:
         # A prompt's time per token is of whole steps.
         return self.profile.outside_layers_s if load.num_decodes else 0.0
 
+    def reduce_bytes(self, load: StepLoad) -> int:
+        return 0  # they are part of what was measured
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredDeployment:

@@ -12,7 +12,7 @@ share.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.copies import LOAD, CopyJob, Lane
+from simulator.copies import ALL_REDUCE, LOAD, CopyJob, Lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class StepWork:
     compute_s: Sequence[float]  # per layer group, without copies beside it
     outside_s: float  # after the layers
     staged: Sequence[StagedRequest] = ()
+    num_reduces: Sequence[int] = ()  # per layer group: all-reduces that its compute contains
+    reduce_bytes: int = 0  # of each, over the link to the GPU; 0: not over it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ class StepTimes:
     compute_s: float  # of all layers, slower where copies ran beside them, with what they submit
     stalls_s: tuple[float, ...]  # before each layer group
     num_loads: int = 0  # groups of requests that were copied in
+    reduced_bytes: int = 0  # by all-reduces on the lane to the GPU
 
 
 class StepRun:
@@ -94,7 +97,7 @@ class StepRun:
         for group, work_s in enumerate(self._work.compute_s):
             ready_s = self._wait(group, now_s)
             stalls_s.append(ready_s - now_s)
-            now_s = self._compute(work_s, ready_s)
+            now_s = self._compute_group(group, work_s, ready_s)
             if self._left[group]:
                 self._save(group, now_s)
             now_s = self._release(group + 1, now_s)
@@ -106,6 +109,7 @@ class StepRun:
             compute_s=compute_s,
             stalls_s=tuple(stalls_s),
             num_loads=self._num_loads,
+            reduced_bytes=self._work.reduce_bytes * sum(self._work.num_reduces),
         )
 
     def _undisturbed(self, start_s: float) -> StepTimes:
@@ -150,6 +154,22 @@ class StepRun:
                     lane.begin(now_s)
                     lane.finish()
                 now_s = max(now_s, job.done_s)
+        return now_s
+
+    def _compute_group(self, group: int, work_s: float, now_s: float) -> float:
+        """Return when a group has been computed; its all-reduces wait for the chunk under way."""
+        if not self._work.reduce_bytes:
+            return self._compute(work_s, now_s)
+        lane, num_reduces = self._lane, self._work.num_reduces[group]
+        alone_s = lane.alone_s(self._work.reduce_bytes)
+        for _ in range(num_reduces):
+            now_s = self._compute(max(0.0, work_s / num_reduces - alone_s), now_s)
+            job = CopyJob(num_bytes=self._work.reduce_bytes, priority=(ALL_REDUCE,))
+            lane.submit(job, now_s)
+            while job.done_s is None:
+                lane.begin(now_s)
+                lane.finish()
+            now_s = job.done_s
         return now_s
 
     def _compute(self, work_s: float, now_s: float) -> float:

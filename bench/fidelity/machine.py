@@ -76,6 +76,9 @@ class EmulatedCosts:
     def outside_s(self, load: StepLoad) -> float:
         return self.layers.outside_s(load) + self.prompt_token_s * load.num_prefill_tokens
 
+    def reduce_bytes(self, load: StepLoad) -> int:
+        return 0
+
 
 def costs_of(device: Device, outside_s: float) -> LinearCosts:
     return LinearCosts(

@@ -1,5 +1,7 @@
 """Data files and the roofline."""
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.costs import LinearCosts, Roofline, StepLoad
@@ -110,6 +112,16 @@ def test_two_gpus_halve_the_work_and_add_two_all_reduces() -> None:
     load = StepLoad(num_decodes=1, num_context_tokens=10)
 
     assert make_roofline(num_devices=2).layer_s(load) == pytest.approx(62 + 3 + 2 * (2 + 1))
+
+
+def test_all_reduces_take_the_copies_link_where_gpus_have_none_of_their_own() -> None:
+    # Of 4 bytes each of two devices sends 2 * (1 / 2) * 4.
+    load = StepLoad(num_decodes=1, num_context_tokens=10)
+    shared = replace(UNIT, peer_bytes_per_s=UNIT.link_bytes_per_s)
+
+    assert make_roofline(num_devices=2, device=shared).reduce_bytes(load) == 8
+    assert make_roofline(num_devices=2).reduce_bytes(load) == 0
+    assert make_roofline(device=shared).reduce_bytes(load) == 0
 
 
 def test_a_linear_profile_is_the_emulated_devices_formula() -> None:

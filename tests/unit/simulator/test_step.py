@@ -143,6 +143,34 @@ def test_what_may_begin_at_once_for_one_layer_is_one_copy() -> None:
     assert times.num_loads == 2
 
 
+def test_all_reduces_and_copies_wait_for_each_other_on_one_link() -> None:
+    # Each layer has 3 s of compute and two all-reduces of 1 s. A copy of 8 bytes for layer 1 is
+    # under way in chunks of 2 s when they come, at 1.5 and, after a chunk's end at 2, at 4.5 again.
+    lane = Lane(bytes_per_s=1.0, chunk_bytes=2)
+    work = StepWork(
+        compute_s=[5.0, 5.0],
+        outside_s=0.0,
+        staged=[staged((1,), 8)],
+        num_reduces=[2, 2],
+        reduce_bytes=1,
+    )
+    times = StepRun(work, lane, Lane(bytes_per_s=1.0), NO_COSTS).run(0.0)
+
+    # Layer 0: 1.5, until 2 and 3; 1.5, until 5 and 6. The copy: 2, then 3 to 5, then 6 to 10.
+    assert times.stalls_s == (0.0, 4.0)
+    assert times.end_s == 10.0 + 5.0
+    assert times.reduced_bytes == 4
+    assert lane.counts.carried_bytes == 8 + 4
+
+
+def test_all_reduces_take_no_longer_where_nothing_is_copied() -> None:
+    work = StepWork(compute_s=[5.0, 5.0], outside_s=1.0, num_reduces=[2, 2], reduce_bytes=1)
+    lane = Lane(bytes_per_s=1.0)
+
+    assert StepRun(work, lane, Lane(bytes_per_s=1.0), NO_COSTS).run(0.0).end_s == 11.0
+    assert lane.counts.carried_bytes == 0
+
+
 @pytest.mark.parametrize(("num_buffers", "stall_s"), [(1, 2.0), (2, 0.0)])
 def test_a_chunk_waits_until_its_buffer_is_on_the_host(num_buffers, stall_s) -> None:
     # Each of 3 groups leaves 2 bytes in its buffer. With one buffer the next group waits for them;
