@@ -117,13 +117,7 @@ class Planning:
     def asked(self, snapshot: Snapshot, *, step: int, now_s: float) -> None:
         """Begin a question."""
         self._reasons.clear()
-        self._question = Question(
-            epoch=snapshot.epoch,
-            policy=snapshot.policy,
-            step=step,
-            posted_s=now_s,
-            request_ids=frozenset(request.request_id for request in snapshot.requests),
-        )
+        self._question = Question.of(snapshot, step=step, posted_s=now_s)
         self.epoch = snapshot.epoch
         self.counts.asked += 1
         self.waiting_for_plan = True

@@ -14,13 +14,8 @@ class Reader:
         self._max_undelivered_tokens = max_undelivered_tokens
         self._on_hold = on_hold
         self._num_undelivered = 0  # due, and not taken
-        self._is_held = False
+        self.is_held = False  # generation is
         self._waiting_since_s: float | None = None  # for the reader to take what was handed to it
-
-    @property
-    def is_held(self) -> bool:
-        """Say whether generation is to be held."""
-        return self._is_held
 
     def due(self, num_tokens: int) -> None:
         """Note that so many more tokens are the reader's to take."""
@@ -47,8 +42,8 @@ class Reader:
 
     def _hold_or_let_go(self) -> None:
         lags = self._num_undelivered >= self._max_undelivered_tokens
-        if lags != self._is_held:
-            self._is_held = lags
+        if lags != self.is_held:
+            self.is_held = lags
             self._on_hold(lags)
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import pairwise
 
 from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
-from services.placement.types import EngineShape, Placement, Plan, RequestId
+from services.placement.types import EngineShape, Placement, Plan, RequestId, Snapshot
 
 
 class Verdict(Enum):
@@ -34,6 +34,17 @@ class Question:
     step: int  # engine steps before the snapshot
     posted_s: float
     request_ids: frozenset[RequestId]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, *, step: int, posted_s: float) -> "Question":
+        """Return what a snapshot asks."""
+        return cls(
+            epoch=snapshot.epoch,
+            policy=snapshot.policy,
+            step=step,
+            posted_s=posted_s,
+            request_ids=frozenset(request.request_id for request in snapshot.requests),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

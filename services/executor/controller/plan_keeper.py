@@ -33,15 +33,7 @@ class PlanKeeper:
 
     def asked(self, snapshot: Snapshot, *, step: int, now_s: float) -> None:
         """Remember what a plan will answer."""
-        self._questions.append(
-            Question(
-                epoch=snapshot.epoch,
-                policy=snapshot.policy,
-                step=step,
-                posted_s=now_s,
-                request_ids=frozenset(request.request_id for request in snapshot.requests),
-            )
-        )
+        self._questions.append(Question.of(snapshot, step=step, posted_s=now_s))
 
     def came(self, epoch: int, plan: Plan, *, step: int, now_s: float) -> list[Trigger]:
         """Carry a plan out if the rules allow it. `epoch`: of the snapshot that was sent."""
