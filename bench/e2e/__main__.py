@@ -91,6 +91,7 @@ def _base_slo_s(device: Device, planner_address: str, folder: Path) -> float:
     with executor(
         device, RESIDENT, planner_address=planner_address, log_path=folder / "executor.log"
     ) as process:
+        _warm_up(process.address, slo_s=0)
         (record,) = asyncio.run(replay(process.address, [alone], slo_s=0.0)).requests
     if record.failure:
         raise SystemExit(f"the base SLO cannot be measured: {record.failure}")
@@ -112,9 +113,7 @@ def _run(
     with executor(
         device, SYSTEMS[key.system], planner_address=address, log_path=log_path
     ) as process:
-        warm = asyncio.run(replay(process.address, warm_up(NUM_WARM_UP_REQUESTS), slo_s=slo_s))
-        if failed := [r.failure for r in warm.requests if r.failure]:
-            raise RunError(f"{len(failed)} requests of the warm-up failed: {failed[0]}")
+        _warm_up(process.address, slo_s=slo_s)
         before, started = metric_sums(process), utc_now()
         result: Replayed = asyncio.run(replay(process.address, trace, slo_s=slo_s))
         sums = grown(before, metric_sums(process))
@@ -130,6 +129,13 @@ def _run(
         started=started,
         load=os.getloadavg()[0],
     )
+
+
+def _warm_up(address: str, *, slo_s: float) -> None:
+    """Run the requests that are not measured: a new engine's first steps tell nothing."""
+    warm = asyncio.run(replay(address, warm_up(NUM_WARM_UP_REQUESTS), slo_s=slo_s))
+    if failed := [r.failure for r in warm.requests if r.failure]:
+        raise RunError(f"{len(failed)} requests of the warm-up failed: {failed[0]}")
 
 
 def _options() -> argparse.Namespace:
