@@ -3,11 +3,14 @@
 A decode step is common to the whole batch. In a window of Delta steps request r's k-th token comes
 after k steps, and by Token-Deposit's rule (`services.pacing`) the reader of r expects it at
 
-    k * S_r + slack_r,    slack_r = deposited_r * S_r - age_r,
+    k * S_r + slack_r,    slack_r = max(0, deposited_r * S_r - age_r),
 
 age_r being the time since the newest token was released. A token later than that is one violation,
 and moves the reader's clock. For a constant step T > S_r the first late token is the first k with
 k * (T - S_r) > slack_r, and every later one is late as well.
+
+What a reader behind his due time has lost is lost under every plan, so that his clock starts anew
+with the window. Counted, it would leave a batch no plan that keeps its SLO, and pause others for it.
 """
 
 import math
@@ -22,14 +25,12 @@ class Promise:
     """What one reader expects of a window."""
 
     interval_s: float  # S_r > 0
-    slack_s: float  # before the first token of the window is due, beyond S_r; may be negative
+    slack_s: float  # before the first token of the window is due, beyond S_r, >= 0
 
     def num_late(self, step_s: float, window: int) -> int:
         """Return how many of `window` tokens are late if every step takes `step_s`."""
         if step_s <= self.interval_s:
-            return int(step_s > self.interval_s + self.slack_s)
-        if self.slack_s < 0.0:
-            return window
+            return 0
         num_covered = min(self.slack_s / (step_s - self.interval_s), float(window))
         return window - math.floor(num_covered)
 
@@ -43,10 +44,7 @@ def promise_of(request: RequestState, *, deposit: bool) -> Promise | None:
         return None
     num_deposited = request.num_deposited_tokens if deposit else 0
     age_s = request.last_release_age_s or 0.0
-    covered_s = num_deposited * request.slo_s
-    slack_s = covered_s - age_s
-    if not deposit:
-        slack_s = max(slack_s, 0.0)  # without deposits each step is judged by itself
+    slack_s = max(0.0, num_deposited * request.slo_s - age_s)
     return Promise(interval_s=request.slo_s, slack_s=slack_s)
 
 

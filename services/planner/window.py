@@ -136,11 +136,7 @@ def num_late(promises: Promises, step_s: float, window: int) -> int:
     late = 0
     for p in range(promises.interval_s.shape[0]):
         interval_s, slack_s = promises.interval_s[p], promises.slack_s[p]
-        if step_s <= interval_s:
-            late += int(step_s > interval_s + slack_s)
-        elif slack_s < 0.0:
-            late += window
-        else:
+        if step_s > interval_s:
             late += window - int(min(np.floor(slack_s / (step_s - interval_s)), float(window)))
     return late
 
