@@ -9,8 +9,8 @@ age_r being the time since the newest token was released. A token later than tha
 and moves the reader's clock. For a constant step T > S_r the first late token is the first k with
 k * (T - S_r) > slack_r, and every later one is late as well.
 
-What a reader behind his due time has lost is lost under every plan, so that his clock starts anew
-with the window. Counted, it would leave a batch no plan that keeps its SLO, and pause others for it.
+What a reader has lost before the window is lost under every plan: his clock starts anew with it.
+Counted, it would leave a batch without a plan that keeps its SLO, and pause others for it.
 """
 
 import math
