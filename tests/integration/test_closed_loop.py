@@ -329,8 +329,6 @@ def test_a_held_request_is_not_scheduled_and_goes_on_with_the_same_tokens(
 
 # -- the snapshot --------------------------------------------------------------------------------
 
-# Tokens and context grow together here: on a busy machine the fit may explain all by one of them.
-SLOPES = {"profile.layer_s_per_token", "profile.layer_s_per_context_token"}
 NEVER_SET = {
     "requests.num_uncached_tokens",  # no policy recomputes a prefix
 }
@@ -403,6 +401,4 @@ def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) ->
 
     assert outcome.num_restores > 0
     filled = set().union(*(set_fields(snapshot) for snapshot in planner.snapshots))
-    missing = all_fields(pb.Snapshot.DESCRIPTOR) - filled
-    assert missing - SLOPES == NEVER_SET
-    assert missing & SLOPES < SLOPES
+    assert all_fields(pb.Snapshot.DESCRIPTOR) - filled == NEVER_SET
