@@ -8,6 +8,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from services.executor.controller.options import ControllerOptions
+from services.executor.engine_options import read_engine_options
 from services.executor.kv.options import KVOptions, check_supported
 from services.executor.settings import ExecutorSettings
 from services.placement.types import PolicyParameters
@@ -21,6 +22,7 @@ LONE_SPARE_FRAC = 0.1  # the same where the capacity guard decides alone, before
 # one that the engine's first form was for.
 GRAMMAR_BACKEND = "xgrammar"
 FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
+CPU_WORKER = "services.executor.kv.cpu_worker.EvenflowCPUWorker"
 SYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowScheduler"
 ASYNC_SCHEDULER = "services.executor.kv.scheduler.EvenflowAsyncScheduler"
 SYNC_LAYERWISE_SCHEDULER = "services.executor.kv.layerwise_scheduler.LayerwiseScheduler"
@@ -60,11 +62,14 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["max_model_len"] = FIT_TO_POOL
     if current_platform.is_cpu() and options["kv_cache_memory_bytes"] is None:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    if current_platform.is_cpu():
+        options["worker_cls"] = CPU_WORKER
     if settings.uses_layerwise_kv:
         options.update(_layerwise_args(settings))
     options["structured_outputs_config"] = StructuredOutputsConfig(
         backend=GRAMMAR_BACKEND, reasoning_parser=settings.reasoning_parser
     )
+    options.update(_further_options(settings))
     args = AsyncEngineArgs(
         **{name: value for name, value in options.items() if value is not None},
         served_model_name=settings.model_id,
@@ -81,6 +86,16 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     else:
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
     return config
+
+
+def _further_options(settings: ExecutorSettings) -> dict[str, Any]:
+    """Return what `engine_args` gives. ValueError if a setting has the same name."""
+    if not settings.engine_args:
+        return {}
+    given = read_engine_options(settings.engine_args)
+    if twice := sorted(given.keys() & ExecutorSettings.model_fields.keys()):
+        raise ValueError(f"engine_args: {', '.join(twice)} has a setting of its own")
+    return given
 
 
 def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class ExecutorSettings(ServiceSettings):
     # Tokens; unset: what the model allows; "auto": the same, cut to what the KV pool holds.
     max_model_len: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     seed: int = 0
+    # vLLM's engine options that have no setting here, as its command line has them (a JSON list).
+    engine_args: tuple[str, ...] = ()
 
     tensor_parallel_size: int = Field(default=1, ge=1)
     pipeline_parallel_size: int = Field(default=1, ge=1)
