@@ -11,32 +11,43 @@ that a test on its tokens proves little. Here every weight matrix is drawn so th
 
 and a wrong block changes the greedy tokens that follow. The output rows of special tokens are
 zero, so that greedy answers never end before `max_tokens`.
+
+It is the same to the byte on every machine: SHAKE-256 draws it, and what follows are sums of
+integers and operations that IEEE 754 rounds in one way only.
 """
 
-import pydoc_data.topics
+import hashlib
+import json
+import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import demo.chat_tokenizer
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+import tests.chat_tokenizer
+import tests.made_up_text
 from demo.cached_build import MODELS_ROOT, build_once, recipe_fingerprint
-from demo.chat_tokenizer import (
+from tests.chat_tokenizer import (
     BEGIN_ID,
     END_ID,
     SPECIAL_TOKENS,
     save_tokenizer,
     train_tokenizer,
 )
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+from tests.made_up_text import paragraphs
 
 NUM_LAYERS = 8
+NUM_HEADS = 6
 NUM_KV_HEADS = 2
 HEAD_DIM = 32
+HIDDEN_SIZE = NUM_HEADS * HEAD_DIM
+INTERMEDIATE_SIZE = 512
 VOCAB_SIZE = 2_048
 MAX_MODEL_LEN = 8_192
-SEED = 20_26
+SEED = "2026"
 
 # Gain of a matrix: RMS of its output for an input of RMS 1, as the RMSNorm before it gives.
 QUERY_KEY_GAIN = 1.75  # logits q.k / sqrt(head_dim) then have a deviation of 1.75^2 = 3.1
@@ -44,6 +55,26 @@ VALUE_GAIN = 1.0
 OUTPUT_GAIN = 1.0
 MLP_GAIN = 0.3  # silu(gate) * up of 0.3 each: small beside attention
 EMBEDDING_RMS = 1.0  # as large as one layer's addition: smaller, and answers fall into loops
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "float32",
+    "hidden_act": "silu",
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN_SIZE,
+    "intermediate_size": INTERMEDIATE_SIZE,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": NUM_HEADS,
+    "num_key_value_heads": NUM_KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "bos_token_id": BEGIN_ID,
+    "eos_token_id": END_ID,
+    "tie_word_embeddings": False,
+}
 
 # Plain to read in a test, and with an effort.
 CHAT_TEMPLATE = (
@@ -63,54 +94,61 @@ CHAT_TEMPLATE = (
     "{% if reasoning_effort %}{{ 'Effort: ' + reasoning_effort + '. ' }}{% endif %}{% endif %}"
 )
 
-TEXTS = tuple(text for _, text in sorted(pydoc_data.topics.topics.items()))
-
 
 def exactness_model() -> Path:
     """Return the model's directory, building it first if it is not there (seconds)."""
-    fingerprint = recipe_fingerprint(sys.modules[__name__], demo.chat_tokenizer, *TEXTS)
-    return build_once(MODELS_ROOT / "exactness", fingerprint, _build)
+    return build_once(MODELS_ROOT / "exactness", exactness_fingerprint(), build_exactness_model)
 
 
-def _build(directory: Path) -> None:
+def exactness_fingerprint() -> str:
+    """Hash everything that the model is made of: this module and the two that write its tokens."""
+    return recipe_fingerprint(sys.modules[__name__], tests.chat_tokenizer, tests.made_up_text)
+
+
+def build_exactness_model(directory: Path) -> None:
+    """Write the checkpoint into an empty directory."""
     save_tokenizer(
-        train_tokenizer(TEXTS, vocab_size=VOCAB_SIZE),
+        train_tokenizer(paragraphs(SEED), vocab_size=VOCAB_SIZE),
         directory,
         max_model_len=MAX_MODEL_LEN,
         chat_template=CHAT_TEMPLATE,
     )
-    _untrained_model().save_pretrained(directory)
+    weights = {name: _weight(name, shape) for name, shape in _shapes()}
+    weights["lm_head.weight"][: len(SPECIAL_TOKENS)] = 0
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(CONFIG, indent=1))
 
 
-def _untrained_model() -> "LlamaForCausalLM":
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
+def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the shape of every tensor; matrices are `[outputs, inputs]`."""
+    hidden, inner = HIDDEN_SIZE, INTERMEDIATE_SIZE
+    yield "model.embed_tokens.weight", (VOCAB_SIZE, hidden)
+    for layer in range(NUM_LAYERS):
+        prefix = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{prefix}.{norm}.weight", (hidden,)
+        for part in ("q_proj", "o_proj"):
+            yield f"{prefix}.self_attn.{part}.weight", (hidden, hidden)
+        for part in ("k_proj", "v_proj"):
+            yield f"{prefix}.self_attn.{part}.weight", (NUM_KV_HEADS * HEAD_DIM, hidden)
+        for part in ("gate_proj", "up_proj"):
+            yield f"{prefix}.mlp.{part}.weight", (inner, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (VOCAB_SIZE, hidden)
 
-    logging.disable_progress_bar()
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=192,
-            intermediate_size=512,
-            num_hidden_layers=NUM_LAYERS,
-            num_attention_heads=6,
-            num_key_value_heads=NUM_KV_HEADS,
-            head_dim=HEAD_DIM,
-            max_position_embeddings=MAX_MODEL_LEN,
-            bos_token_id=BEGIN_ID,
-            eos_token_id=END_ID,
-            tie_word_embeddings=False,
-            dtype="float32",
-        )
-    ).float()
-    generator = torch.Generator().manual_seed(SEED)
-    with torch.no_grad():
-        for name, weight in sorted(model.named_parameters()):
-            if weight.dim() == 2:
-                weight.normal_(std=_std(name, weight.shape[1]), generator=generator)
-        model.lm_head.weight[: len(SPECIAL_TOKENS)] = 0
-    return model
+
+def _weight(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return one tensor: a norm of ones, or a matrix of sums of four uniform 16-bit integers."""
+    if len(shape) == 1:
+        return np.ones(shape, np.float32)
+    size = math.prod(shape)
+    drawn = hashlib.shake_256(f"{SEED} {name}".encode()).digest(8 * size)
+    sums = np.frombuffer(drawn, "<u2").reshape(size, 4).sum(axis=1, dtype=np.int64)
+    # A uniform integer of n values has the mean (n - 1) / 2 and the variance (n^2 - 1) / 12.
+    centred = (sums - 4 * (2**16 - 1) // 2).astype(np.float64)
+    scale = _std(name, shape[1]) / math.sqrt(4 * (2**32 - 1) / 12)
+    return (centred * scale).astype(np.float32).reshape(shape)
 
 
 def _std(name: str, num_inputs: int) -> float:
@@ -127,7 +165,7 @@ def _std(name: str, num_inputs: int) -> float:
         gain = MLP_GAIN
     else:
         gain = 1.0
-    return gain / float(num_inputs) ** 0.5
+    return gain / math.sqrt(num_inputs)
 
 
 if __name__ == "__main__":

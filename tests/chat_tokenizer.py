@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer with a chat template, trained on the spot."""
+"""A byte-level BPE tokenizer with marks for turns and roles, trained on the spot."""
 
 import json
 from collections.abc import Iterable
@@ -11,31 +11,6 @@ END = "<|end|>"  # ends every turn, and so an answer, id 1
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 SPECIAL_TOKENS = (BEGIN, END, *ROLES)  # ids 0 .. 4
 BEGIN_ID, END_ID = 0, 1
-
-# "developer" is OpenAI's newer name for "system". Tools, calls and results are written in the form
-# that vLLM's parser `hermes` reads.
-CHAT_TEMPLATE = """\
-{{- bos_token }}
-{%- if tools %}
-    {{- '<|system|># Tools' }}
-    {%- for tool in tools %}{{ '\\n' + (tool | tojson) }}{% endfor %}
-    {{- '\\n\\nTo call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call>' }}
-    {{- eos_token }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'tool' %}
-        {{- '<|user|><tool_response>' + message.content + '</tool_response>' }}
-    {%- else %}
-        {{- '<|' + message.role.replace('developer', 'system') + '|>' + (message.content or '') }}
-        {%- for call in message.tool_calls or [] %}
-            {{- '<tool_call>{"name": ' + (call.function.name | tojson) }}
-            {{- ', "arguments": ' + (call.function.arguments | tojson) + '}</tool_call>' }}
-        {%- endfor %}
-    {%- endif %}
-    {{- eos_token }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
-"""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -59,11 +34,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(
-    tokenizer: Tokenizer,
-    directory: Path,
-    *,
-    max_model_len: int,
-    chat_template: str = CHAT_TEMPLATE,
+    tokenizer: Tokenizer, directory: Path, *, max_model_len: int, chat_template: str
 ) -> None:
     """Write the files from which transformers and vLLM load the tokenizer and its template."""
     tokenizer.save(str(directory / "tokenizer.json"))
