@@ -32,8 +32,8 @@ lock: ## resolve every lock file in requirements/ anew (needs PyTorch's package 
 
 setup: $(ENV_STAMP) $(PROTO_STAMP) ## create .venv from the lock file and generate the stubs
 
-$(ENV_STAMP): requirements/dev.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+$(ENV_STAMP): requirements/dev.txt pyproject.toml
+	@$(PYTHON) requirements/check_machine.py
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing the locked packages into $(VENV) (a few minutes the first time)"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt \
@@ -59,8 +59,9 @@ lint: setup ## ruff, import contracts, and buf where npx is installed
 types: setup ## mypy --strict
 	$(BIN)/mypy
 
-models: setup ## build the exactness test model
+models: setup ## make the models: the untrained one for exactness, and the demo's
 	$(BIN)/python -m tests.models
+	$(BIN)/python -m demo.model
 
 test-unit: setup ## no engine, no network
 	$(BIN)/python -m pytest tests/unit
@@ -95,20 +96,21 @@ soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 m
 # looks into every module that is loaded.
 test: lint types test-unit test-integration test-e2e ## everything that must pass
 
-demo: setup ## everything from nothing: stack up, one answer at a reading pace, how to ask for more
-	$(BIN)/python -m demo run
+demo: setup ## everything from nothing: a real model, paced answers, four readers, vLLM beside them
+	$(BIN)/python -m demo
 
-up: setup ## start the local stack (EVENFLOW_MODEL=<path or hub id> serves another model)
-	$(BIN)/python -m demo up
+up: setup ## start the local stack and leave it running, with the demo model (or SERVE="DIRECTORY --option ...")
+	$(if $(SERVE),,$(BIN)/python -m demo.model)
+	$(BIN)/evenflow serve $(or $(SERVE),.cache/models/smollm2-135m-instruct --dtype float32 --layerwise-kv --kv-host-memory 1G) --detach
 
 down: ## stop the local stack
-	@if [ -x $(BIN)/python ]; then $(BIN)/python -m demo down; fi
+	@if [ -x $(BIN)/evenflow ]; then $(BIN)/evenflow down; fi
 
 watch: ## show what the engine of the local stack is doing
-	$(BIN)/python -m demo watch
+	$(BIN)/evenflow watch
 
 logs: ## follow the logs of the local stack
-	$(BIN)/python -m demo logs
+	$(BIN)/evenflow logs
 
 bench: bench-planner bench-layerwise bench-parking bench-gateway ## all benchmarks; each writes JSON and prints a table
 

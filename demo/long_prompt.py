@@ -1,85 +1,69 @@
 """A prompt whose KV does not fit the pool, and what layer-wise KV did while it was answered."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
+from cli.client.answer import PacedAnswer, stream_answer
+from cli.local.settings import StackSettings
+from demo.kv_figures import KVFigures, read_figures
+from demo.questions import question
+from demo.texts import QUESTION, long_text
 
-from demo.answer import PacedAnswer, Question, stream_answer
-from demo.questions import ZEN_QUESTION, context_texts
-from demo.settings import StackSettings
-
-NUM_CONTEXT_CHARS = 6_000  # some 1,800 tokens
-READING_RATE_TPS = 60.0  # more than the engine makes: the first answer has shown the pace
-SCRAPE_TIMEOUT_S = 10.0
+SECONDS_PER_LOOK = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVFigures:
-    """Layer-wise KV at one moment, from the executor's metrics."""
+class LongAnswer:
+    """The answer, and the executor's figures before, during and after it."""
 
-    pool_blocks: int  # of one layer group each
-    block_size: int  # tokens
-    h2d_bytes: float
-    d2h_bytes: float
-    stall_s: float
-    num_resident: int  # layer groups of live requests
-    num_offloaded: int
+    answer: PacedAnswer
+    before: KVFigures
+    during: KVFigures
+    after: KVFigures
+
+    def report(self) -> str:
+        """Say what happened to the KV."""
+        during = self.during
+        num_groups = during.num_resident + during.num_offloaded
+        needed = num_groups * -(-self.answer.num_prompt_tokens // during.block_size)
+        loaded_mb = (self.after.h2d_bytes - self.before.h2d_bytes) / 1e6
+        saved_mb = (self.after.d2h_bytes - self.before.d2h_bytes) / 1e6
+        stalled_ms = (self.after.stall_s - self.before.stall_s) * 1e3
+        return (
+            f"prompt                {self.answer.num_prompt_tokens} tokens: {needed} KV blocks, "
+            f"in a pool of {during.pool_blocks}\n"
+            f"layer groups          {during.num_resident} resident, "
+            f"{during.num_offloaded} offloaded\n"
+            f"bytes moved           {loaded_mb:.1f} MB from host memory, {saved_mb:.1f} MB to it\n"
+            f"layers waited         {stalled_ms:.0f} ms for copies, in "
+            f"{self.answer.num_tokens} tokens"
+        )
 
 
-def show_long_prompt(settings: StackSettings) -> str:
-    """Ask behind a long text; print the answer as it comes, return what happened to its KV."""
-    before = read_figures(settings)
-    during = before
-
-    def show(piece: str) -> None:
-        nonlocal during
-        print(piece, end="", flush=True)
-        if not during.num_offloaded:  # the first figures may be those of the step before
-            during = read_figures(settings)
-
-    answer = stream_answer(
-        settings.base_url,
-        settings.model_id,
-        Question(text=ZEN_QUESTION, context="\n".join(context_texts())[:NUM_CONTEXT_CHARS]),
-        rate_tps=READING_RATE_TPS,
-        show=show,
+def show_long_prompt(settings: StackSettings, rate_tps: float, num_tokens: int) -> LongAnswer:
+    """Ask behind a long text, print the answer as it comes."""
+    before, answered = read_figures(settings), Event()
+    with ThreadPoolExecutor(1) as thread:  # beside the reading, which must not wait for it
+        during = thread.submit(_figures_with_offloaded, settings, answered)
+        try:
+            answer = stream_answer(
+                settings.base_url,
+                settings.model_id,
+                question(QUESTION, context=long_text(), max_tokens=num_tokens),
+                rate_tps=rate_tps,
+                show=lambda piece: print(piece, end="", flush=True),
+            )
+        finally:
+            answered.set()
+    return LongAnswer(
+        answer=answer, before=before, during=during.result(), after=read_figures(settings)
     )
-    return _report(answer, before, during, read_figures(settings))
 
 
-def _report(answer: PacedAnswer, before: KVFigures, during: KVFigures, after: KVFigures) -> str:
-    num_groups = during.num_resident + during.num_offloaded
-    needed = num_groups * -(-answer.num_prompt_tokens // during.block_size)
-    loaded_mb = (after.h2d_bytes - before.h2d_bytes) / 1e6
-    saved_mb = (after.d2h_bytes - before.d2h_bytes) / 1e6
-    stalled_s = after.stall_s - before.stall_s
-    return (
-        f"prompt                {answer.num_prompt_tokens} tokens: {needed} KV blocks, "
-        f"in a pool of {during.pool_blocks}\n"
-        f"layer groups          {during.num_resident} resident, {during.num_offloaded} offloaded\n"
-        f"bytes moved           {loaded_mb:.1f} MB from host memory, {saved_mb:.1f} MB to it\n"
-        f"layers waited         {stalled_s * 1e3:.0f} ms for copies, in {answer.num_tokens} tokens"
-    )
-
-
-def read_figures(settings: StackSettings) -> KVFigures:
-    """Read the executor's metrics endpoint."""
-    port = settings.ports["EVENFLOW_EXECUTOR_METRICS_PORT"]
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=SCRAPE_TIMEOUT_S).text
-    values: dict[str, float] = {}
-    shape: dict[str, str] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            values[sample.name.removeprefix("vllm:evenflow_kv_")] = sample.value
-            if sample.name == "vllm:cache_config_info":
-                shape = sample.labels
-    return KVFigures(
-        pool_blocks=int(shape["num_gpu_blocks"]),
-        block_size=int(shape["block_size"]),
-        h2d_bytes=values["h2d_bytes_total"],
-        d2h_bytes=values["d2h_bytes_total"],
-        stall_s=values["step_stall_s_sum"],
-        num_resident=int(values["num_resident_groups"]),
-        num_offloaded=int(values["num_offloaded_groups"]),
-    )
+def _figures_with_offloaded(settings: StackSettings, answered: Event) -> KVFigures:
+    """Return the first figures with offloaded layers; the last ones if there are none."""
+    while True:
+        figures = read_figures(settings)
+        if figures.num_offloaded or answered.wait(SECONDS_PER_LOOK):
+            return figures

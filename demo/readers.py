@@ -1,19 +1,22 @@
-"""Four readers at once, behind prompts that the KV pool does not hold together."""
+"""Four readers at once, whose KV the pool does not hold together; and what each of them felt."""
 
 import secrets
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from demo.answer import PacedAnswer, Question, num_late, stream_answer
-from demo.engine_view import display_for
-from demo.engine_watch import EngineWatch
-from demo.questions import context_texts, topics
-from demo.settings import StackSettings
-from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s
+from rich.table import Table
+
+from cli.client.answer import PacedAnswer, Question, stream_answer
+from cli.client.engine_view import display_for
+from cli.client.engine_watch import EngineWatch
+from cli.client.felt import Stalls, stalls
+from cli.local.settings import StackSettings
+from demo.questions import question
+from demo.texts import READERS_QUESTIONS, readers_text
 
 UPDATES_PER_S = 8.0
-NUM_CONTEXT_CHARS = 2_400  # some 700 tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,66 +25,113 @@ class Reader:
 
     name: str
     rate_tps: float  # tokens per second
-    topic: int  # index into `topics()`
 
 
 READERS = (
-    Reader(name="slow", rate_tps=8.0, topic=1),
-    Reader(name="steady", rate_tps=12.0, topic=5),
-    Reader(name="quick", rate_tps=16.0, topic=12),
-    Reader(name="hasty", rate_tps=20.0, topic=0),
+    Reader(name="slow", rate_tps=4.0),
+    Reader(name="steady", rate_tps=5.0),
+    Reader(name="quick", rate_tps=6.0),
+    Reader(name="hasty", rate_tps=7.0),
 )
 
 
-def show_readers(settings: StackSettings) -> str:
-    """Show the engine while the readers read; return what each of them got."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Felt:
+    """What one reader got."""
+
+    reader: Reader
+    answer: PacedAnswer
+
+    @property
+    def stalls(self) -> Stalls:
+        return stalls(self.answer.arrived_s, 1 / self.reader.rate_tps)
+
+    @property
+    def in_time_frac(self) -> float:
+        """Return the share of tokens after the first that came when they were due, in [0, 1]."""
+        return 1 - self.stalls.num_late / max(1, self.stalls.num_gaps)
+
+
+def show_readers(settings: StackSettings, readers: Sequence[Reader], num_tokens: int) -> list[Felt]:
+    """Show the engine while the readers read `num_tokens` each; return what each of them got."""
     watch = EngineWatch(settings.address("executor"), updates_per_s=UPDATES_PER_S)
     display = display_for()
-    waiting = set(READERS)
+    waiting = set(readers)
 
     def leave(reader: Reader, answer: Future[PacedAnswer]) -> None:
         waiting.discard(reader)
         if not waiting:
             watch.stop()
 
-    with ThreadPoolExecutor(len(READERS)) as threads:
+    with ThreadPoolExecutor(len(readers)) as threads:
         answers: list[Future[PacedAnswer]] = []
-        for reader in READERS:
-            answers.append(threads.submit(_ask, settings, reader))
+        for number, reader in enumerate(readers):
+            asked = _question(number, reader, num_tokens)
+            answers.append(threads.submit(_ask, settings, reader, asked))
             answers[-1].add_done_callback(partial(leave, reader))
         try:
             for state in watch.states():
                 display.show(state)
         finally:
             display.close()
-    results = zip(READERS, [answer.result() for answer in answers], strict=True)
-    return "\n".join(_line(reader, answer) for reader, answer in results)
+    return [
+        Felt(reader=reader, answer=answer.result())
+        for reader, answer in zip(readers, answers, strict=True)
+    ]
 
 
-def _ask(settings: StackSettings, reader: Reader) -> PacedAnswer:
-    """Ask behind a text of the reader's own."""
-    text = "\n".join(context_texts())
-    start = NUM_CONTEXT_CHARS * READERS.index(reader)
-    question = Question(
-        text=topics()[reader.topic].questions[0],
-        context=text[start : start + NUM_CONTEXT_CHARS],
+def comparison(ours: Sequence[Felt], theirs: Sequence[Felt], *, link_share: float) -> Table:
+    """Return one table of what the same readers felt on both; `link_share` is its lambda."""
+    table = Table(
+        title=f"What the readers felt (lambda {link_share:.0%}: what the link moves in a step, "
+        "of the pool)"
+    )
+    table.add_column("reader", no_wrap=True)
+    table.add_column("tokens/s", justify="right")
+    for who in ("Evenflow", "vLLM"):
+        for figure in ("first token", "in time", "waited"):
+            table.add_column(f"{who}\n{figure}", justify="right", no_wrap=True)
+    for mine, stock in zip(ours, theirs, strict=True):
+        rate = f"{mine.reader.rate_tps:.3g}"
+        table.add_row(mine.reader.name, rate, *_figures(mine), *_figures(stock))
+    table.add_section()
+    table.add_row("all", "", *_sums(ours), *_sums(theirs))
+    return table
+
+
+def _figures(felt: Felt) -> tuple[str, str, str]:
+    return (
+        f"{felt.answer.ttft_s:.1f} s",
+        f"{felt.in_time_frac:.1%}",
+        f"{felt.stalls.waited_s:.1f} s",
+    )
+
+
+def _sums(felt: Sequence[Felt]) -> tuple[str, str, str]:
+    num_gaps = sum(one.stalls.num_gaps for one in felt)
+    num_late = sum(one.stalls.num_late for one in felt)
+    return (
+        f"{sum(one.answer.ttft_s for one in felt) / len(felt):.1f} s",
+        f"{1 - num_late / max(1, num_gaps):.1%}",
+        f"{sum(one.stalls.waited_s for one in felt):.1f} s",
+    )
+
+
+def _question(number: int, reader: Reader, num_tokens: int) -> Question:
+    """Return a question behind a text of the reader's own."""
+    return question(
+        READERS_QUESTIONS[number],
+        context=readers_text(number),
+        max_tokens=num_tokens,
         request_id=f"{reader.name}-{secrets.token_hex(2)}",
     )
+
+
+def _ask(settings: StackSettings, reader: Reader, asked: Question) -> PacedAnswer:
     return stream_answer(
         settings.base_url,
         settings.model_id,
-        question,
+        asked,
         rate_tps=reader.rate_tps,
         show=lambda piece: None,
-    )
-
-
-def _line(reader: Reader, answer: PacedAnswer) -> str:
-    mean_gap_s = tpot_s(answer.arrived_s)
-    rate = "-" if mean_gap_s is None else f"{1 / mean_gap_s:.1f}"
-    return (
-        f"{reader.name:<8}{answer.num_prompt_tokens} tokens of prompt, {answer.num_tokens} of "
-        f"answer, {rate} tokens/s of {reader.rate_tps:g}; "
-        f"{num_late(answer.arrived_s, 1 / reader.rate_tps)} came more than "
-        f"{DELIVERY_TOLERANCE_S * 1e3:.0f} ms after their turn"
     )

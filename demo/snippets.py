@@ -1,14 +1,20 @@
 """Commands to paste into a shell in the repository's root."""
 
-from demo.settings import StackSettings
+from cli.local.settings import StackSettings
+from demo.texts import QUESTION
 
 
-def snippets(settings: StackSettings, question: str) -> str:
-    """Return the addresses of the running stack and three ways to call it."""
+def snippets(settings: StackSettings, question: str = QUESTION) -> str:
+    """Return the addresses of the running stack and ways to call it."""
     url, model = settings.base_url, settings.model_id
     return f"""\
 OpenAI API   {url}/v1      gRPC   {settings.address("gateway")}
 metrics      {url}/metrics      logs   make logs      stop   make down
+
+# in a terminal: a conversation, the engine at work, a load of readers
+.venv/bin/evenflow chat --rate 12
+.venv/bin/evenflow watch
+.venv/bin/evenflow bench --reading-rates 8,12,16
 
 # curl, at 12 tokens per second
 curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\

@@ -1,4 +1,4 @@
-"""The `evenflow` command: what would policy P do with this model, GPU, link and traffic?"""
+"""`evenflow simulate|size`: what would policy P do with this model, GPU, link and traffic?"""
 
 import json
 import os
@@ -277,9 +277,5 @@ def _write(
         path.write_text(json.dumps(whole, indent=1))
 
 
-def main() -> None:
-    app()
-
-
 if __name__ == "__main__":
-    main()
+    app()

@@ -72,9 +72,11 @@ def test_addresses_name_a_service_and_a_port_it_listens_on(service) -> None:
 
 
 @pytest.mark.parametrize("service", [name for name in SERVICES if "ports" in SERVICES[name]])
-def test_published_ports_are_ports_that_the_service_listens_on(service) -> None:
+def test_published_ports_are_listened_on_and_reached_from_this_machine_only(service) -> None:
     for published in SERVICES[service]["ports"]:
-        assert int(filled_in(published).rsplit(":", 1)[1]) in ports_of(service)
+        host, _, port = filled_in(published).split(":")
+        assert host == "127.0.0.1"
+        assert int(port) in ports_of(service)
 
 
 @pytest.mark.parametrize("service", [name for name in SERVICES if name not in ONE_SHOT])

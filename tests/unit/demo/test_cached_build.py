@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import demo.questions
+import demo.cached_build
 from demo.cached_build import build_once, is_built, recipe_fingerprint
 
 
@@ -56,7 +56,7 @@ def test_a_fingerprint_tells_texts_and_their_borders_apart() -> None:
         recipe_fingerprint("ab", "c"),
         recipe_fingerprint("a", "bc"),
         recipe_fingerprint("abc"),
-        recipe_fingerprint("abc", demo.questions),
+        recipe_fingerprint("abc", demo.cached_build),
     }
 
     assert len(fingerprints) == 4

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from demo.engine_watch import NUM_STEPS_KEPT, EngineState
+from cli.client.engine_watch import NUM_STEPS_KEPT, EngineState
 from evenflow.executor.v1 import executor_pb2 as pb
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from demo.engine_view import (
+from cli.client.engine_view import (
     ASCII,
     BLOCKS,
     Glyphs,
@@ -18,7 +18,7 @@ from demo.engine_view import (
     spark_line,
     summary_lines,
 )
-from demo.engine_watch import EngineState, Row
+from cli.client.engine_watch import EngineState, Row
 from evenflow.executor.v1 import executor_pb2 as pb
 
 RESIDENCY = [

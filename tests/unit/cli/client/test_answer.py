@@ -2,7 +2,7 @@
 
 import pytest
 
-from demo.answer import PacedAnswer, num_late, summary
+from cli.client.answer import PacedAnswer, num_late, summary
 
 INTERVAL_S = 0.1
 

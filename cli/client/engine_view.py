@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from demo.engine_watch import EngineState, Row
+from cli.client.engine_watch import EngineState, Row
 from evenflow.executor.v1 import executor_pb2 as pb
 
 BAR_WIDTH = 28

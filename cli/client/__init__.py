@@ -1,0 +1,1 @@
+"""A served model as its readers and watchers see it."""

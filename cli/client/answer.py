@@ -1,0 +1,263 @@
+"""One chat answer through the public HTTP API: shown as it arrives, measured at the client."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import httpx
+
+from cli.client.endpoint import AnswerError as AnswerError
+from cli.client.endpoint import Endpoint, RefusedError, UnreachableError
+from cli.client.felt import stalls
+from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s
+
+ANSWER_TIMEOUT_S = 120.0  # between two events
+DEFAULT_MAX_TOKENS = 400
+SAID = ("content", "reasoning_content", "tool_calls")  # of a delta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacedAnswer:
+    """One answer as its client saw it. Times are seconds on one clock."""
+
+    text: str
+    num_prompt_tokens: int  # as the server counted; 0 for an answer that was left
+    num_tokens: int  # as the server counted; those that arrived for an answer that was left
+    sent_s: float
+    arrived_s: tuple[float, ...]  # one per token
+    finish_reason: str = ""  # as the server said it; empty for an answer that was left
+
+    @property
+    def ttft_s(self) -> float:
+        return self.arrived_s[0] - self.sent_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [b - a for a, b in pairwise(self.arrived_s)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn; None leaves it to the server."""
+
+    temperature: float = 0.0  # [0, 2]; 0 is greedy
+    top_p: float | None = None  # (0, 1]
+    repetition_penalty: float | None = None  # (0, 10]
+    seed: int | None = None
+
+    def as_body(self) -> dict[str, object]:
+        values = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": self.seed,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked."""
+
+    text: str
+    context: str = ""  # the system's message
+    messages: tuple[Mapping[str, str], ...] = ()  # role and content of the turns before
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = DEFAULT_MAX_TOKENS  # fewer where the context leaves fewer
+    request_id: str = ""  # empty: the gateway chooses one
+
+    def as_messages(self) -> list[Mapping[str, str]]:
+        system = [{"role": "system", "content": self.context}] if self.context else []
+        return [*system, *self.messages, {"role": "user", "content": self.text}]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one event brought."""
+
+    text: str  # empty: the token has none of its own, as the first bytes of a character
+    num_tokens: int  # >= 1
+    arrived_s: float
+
+
+class AnswerStream:
+    """An answer while it arrives. What came so far can be had at any time."""
+
+    def __init__(
+        self, endpoint: Endpoint, model: str, question: Question, *, rate_tps: float | None
+    ) -> None:
+        """With `rate_tps` > 0 the gateway keeps that pace; None: tokens come as they are made."""
+        self._endpoint = endpoint
+        self._body = _body(model, question, rate_tps)
+        self._headers = {**endpoint.headers, "x-request-id": question.request_id}
+        if rate_tps is not None:
+            self._headers["x-consumption-rate-tps"] = str(rate_tps)
+        self._usage = dict[str, int]()
+        self._text = ""
+        self._finish_reason = ""
+        self._arrived_s: list[float] = []
+        self._sent_s = 0.0
+
+    def pieces(self) -> Generator[Piece]:
+        """Ask, and yield each piece as it arrives. Closing the iterator ends the request.
+
+        Raises AnswerError when the server refuses or fails.
+        """
+        self._sent_s = time.monotonic()
+        for event in self._events():
+            self._usage = event.get("usage") or self._usage
+            for choice in event["choices"]:
+                self._finish_reason = choice.get("finish_reason") or ""
+                if piece := _piece(choice):
+                    self._text += piece.text
+                    self._arrived_s += [piece.arrived_s] * piece.num_tokens
+                    yield piece
+
+    @property
+    def is_begun(self) -> bool:
+        return bool(self._arrived_s)
+
+    def answer(self) -> PacedAnswer:
+        """Return what arrived. Raises AnswerError if nothing has."""
+        if not self._arrived_s:
+            raise AnswerError("the answer is empty")
+        return PacedAnswer(
+            text=self._text,
+            num_prompt_tokens=self._usage.get("prompt_tokens", 0),
+            num_tokens=self._usage.get("completion_tokens", len(self._arrived_s)),
+            sent_s=self._sent_s,
+            arrived_s=tuple(self._arrived_s),
+            finish_reason=self._finish_reason,
+        )
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield from _post(self._endpoint, self._body, self._headers)
+        except RefusedError as error:
+            if error.param != "max_tokens":
+                raise
+            # The context leaves fewer than asked for; unstated, all that it leaves.
+            body = {name: value for name, value in self._body.items() if name != "max_tokens"}
+            yield from _post(self._endpoint, body, self._headers)
+
+
+def stream_answer(
+    base_url: str,
+    model: str,
+    question: Question,
+    *,
+    rate_tps: float,
+    show: Callable[[str], None],
+) -> PacedAnswer:
+    """Ask, call `show` with each piece of text as it arrives, return what was measured.
+
+    Raises AnswerError when the server refuses or fails.
+    """
+    stream = AnswerStream(Endpoint(base_url=base_url), model, question, rate_tps=rate_tps)
+    for piece in stream.pieces():
+        show(piece.text)
+    return stream.answer()
+
+
+def summary(answer: PacedAnswer, *, rate_tps: float) -> str:
+    """Return what the reader got, in words and milliseconds."""
+    lines = [
+        f"time to first token   {answer.ttft_s * 1e3:.0f} ms",
+        f"tokens                {answer.num_tokens} in "
+        f"{answer.arrived_s[-1] - answer.sent_s:.1f} s",
+    ]
+    mean_gap_s = tpot_s(answer.arrived_s)
+    if mean_gap_s is None:
+        return "\n".join(lines)
+    gaps_ms = sorted(gap_s * 1e3 for gap_s in answer.gaps_s)
+    late = num_late(answer.arrived_s, 1 / rate_tps)
+    lines += [
+        f"delivered             {1 / mean_gap_s:.1f} tokens/s; asked for {rate_tps:g}",
+        f"gaps between tokens   median {statistics.median(gaps_ms):.0f} ms, shortest "
+        f"{gaps_ms[0]:.0f} ms, longest {gaps_ms[-1]:.0f} ms; one interval is "
+        f"{1e3 / rate_tps:.0f} ms",
+        f"late tokens           {late} of {len(answer.arrived_s)} came more than "
+        f"{DELIVERY_TOLERANCE_S * 1e3:.0f} ms after their turn",
+    ]
+    return "\n".join(lines)
+
+
+def num_late(arrived_s: Sequence[float], interval_s: float) -> int:
+    """Count tokens that came later than one interval after the previous token's turn.
+
+    A late token moves the turns of all tokens after it.
+    """
+    return stalls(arrived_s, interval_s).num_late
+
+
+def num_tokens_told(choice: dict[str, Any]) -> int:
+    """Return how many tokens a choice of a streamed event tells of, of a chat or a completion.
+
+    Told by their probabilities; without these, whatever the event says is one token.
+    """
+    probabilities = choice.get("logprobs") or {}
+    scored = probabilities.get("content") or probabilities.get("tokens") or ()
+    delta = choice.get("delta") or {}
+    said = choice.get("text") or any(delta.get(name) for name in SAID)
+    return len(scored) or int(bool(said))
+
+
+def _body(model: str, question: Question, rate_tps: float | None) -> dict[str, object]:
+    body: dict[str, object] = {
+        "model": model,
+        "messages": question.as_messages(),
+        **question.sampling.as_body(),
+        "max_tokens": question.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        # With probabilities a token is told even if it has no text, so that each can be timed.
+        "logprobs": True,
+    }
+    if rate_tps is not None:
+        # A small model has finished long before its reader; the tail keeps the pace all the same.
+        body["evenflow"] = {"pace_tail": True}
+    return body
+
+
+def _piece(choice: dict[str, Any]) -> Piece | None:
+    """Return what a choice of an event brings; None: no token."""
+    num_tokens = num_tokens_told(choice)
+    if not num_tokens:
+        return None
+    text = choice["delta"].get("content") or ""
+    return Piece(text=text, num_tokens=num_tokens, arrived_s=time.monotonic())
+
+
+def _post(
+    endpoint: Endpoint, body: dict[str, object], headers: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    url = f"{endpoint.base_url}/v1/chat/completions"
+    try:
+        with (
+            httpx.Client(timeout=ANSWER_TIMEOUT_S) as client,
+            client.stream("POST", url, json=body, headers=headers) as answer,
+        ):
+            if answer.status_code != httpx.codes.OK:
+                answer.read()
+                raise RefusedError(answer.status_code, answer.text)
+            yield from _parse(answer.iter_lines())
+    except httpx.ConnectError as error:
+        raise UnreachableError(endpoint.base_url) from error
+    except httpx.TransportError as error:
+        raise AnswerError(f"the connection to {endpoint.base_url} broke: {error}") from error
+
+
+def _parse(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream. Raises AnswerError for one that tells of an error."""
+    for line in lines:
+        data = line.removeprefix("data: ")
+        if data in (line, "[DONE]"):
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise AnswerError(event["error"]["message"])
+        yield event

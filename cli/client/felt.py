@@ -1,0 +1,167 @@
+"""What readers felt of their answers, from when each token reached them. Pure.
+
+A reader with a promised interval S takes the first token when it comes and expects each further
+one S after the turn of the one before. A token that comes more than epsilon after that makes the
+reader wait: it is late, and its coming is the turn that all later ones count from. So a reader has
+read n tokens after (n - 1) S and the seconds waited. Times are seconds on one clock.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from services.pacing.attainment import violates_delivered_tbt
+from services.pacing.deposit import next_due_s, release_interval_s
+from services.pacing.types import ServiceLevel
+
+ALL = "all"
+UNPACED = "unpaced"
+DEFINITIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "interval": "S = 1 / reading rate, else the TBT SLO, else the TPOT SLO, else no promise",
+        "late": "came more than tolerance_s after S past the turn of the token before",
+        "in_time_frac": "share of the tokens after the first that were not late",
+        "waited": "seconds that late tokens came after their turn, per reader",
+        "rebuffering_frac": "seconds waited / seconds from the first token to the last one's turn",
+        "tokens_per_s": "delivered, from a reader's first token to the last, over all readers",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """What one reader had to wait for, first token apart."""
+
+    num_gaps: int  # tokens after the first, >= 0
+    num_late: int  # of them
+    waited_s: float  # beyond the pace, for all late tokens
+    reading_s: float  # from the first token to the turn of the last one; waiting included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """One answer as its reader got it."""
+
+    level: ServiceLevel  # what the reader was promised
+    sent_s: float
+    arrived_s: tuple[float, ...]  # one per token, ascending, at least one
+    num_tokens: int  # as the server counted; more than arrived: some were told with another one
+
+    @property
+    def ttft_s(self) -> float:
+        return self.arrived_s[0] - self.sent_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Felt:
+    """What some readers felt together. None: not promised, or too few tokens to say."""
+
+    readers: str  # their reading rate in tokens/s, "unpaced", or "all"
+    num_requests: int
+    ttft_p50_s: float
+    ttft_p95_s: float
+    ttft_p99_s: float
+    ttft_in_time_frac: float | None
+    in_time_frac: float | None
+    num_stalls: int | None  # late tokens
+    waited_p50_s: float | None  # per reader
+    waited_p95_s: float | None
+    waited_max_s: float | None
+    rebuffering_frac: float | None
+    tokens_per_s: float | None
+
+
+def stalls(arrived_s: Sequence[float], interval_s: float) -> Stalls:
+    """Return what a reader with the interval S > 0 had to wait for.
+
+    `arrived_s` has one time per token, ascending, at least one.
+    """
+    num_late, waited_s, due_s = 0, 0.0, arrived_s[0]
+    for time_s in arrived_s[1:]:
+        turn_s = due_s + interval_s
+        if violates_delivered_tbt(time_s, due_s, interval_s):
+            num_late += 1
+            waited_s += time_s - turn_s
+            turn_s = next_due_s(due_s, time_s, interval_s)
+        due_s = turn_s
+    return Stalls(
+        num_gaps=len(arrived_s) - 1,
+        num_late=num_late,
+        waited_s=waited_s,
+        reading_s=due_s - arrived_s[0],
+    )
+
+
+def felt_by_rate(heard: Sequence[Heard]) -> list[Felt]:
+    """Return a row for each reading rate, slowest first, and one for all; none without answers."""
+    if not heard:
+        return []
+    rates = {one.level.consumption_rate_tps for one in heard}
+    if len(rates) == 1:
+        return [felt(_name(*rates), heard)]
+    ordered = sorted(rates, key=lambda rate: math.inf if rate is None else rate)
+    return [
+        *(
+            felt(_name(rate), [one for one in heard if one.level.consumption_rate_tps == rate])
+            for rate in ordered
+        ),
+        felt(ALL, heard),
+    ]
+
+
+def felt(readers: str, heard: Sequence[Heard]) -> Felt:
+    """Return what these readers felt; there is at least one."""
+    ttft_s = [one.ttft_s for one in heard]
+    promised = [one for one in heard if one.level.slo_ttft_s is not None]
+    found = [
+        stalls(one.arrived_s, release_interval_s(one.level))
+        for one in heard
+        if release_interval_s(one.level)
+    ]
+    waited_s = [one.waited_s for one in found]
+    delivering_s = sum(one.arrived_s[-1] - one.arrived_s[0] for one in heard)
+    return Felt(
+        readers=readers,
+        num_requests=len(heard),
+        ttft_p50_s=percentile(ttft_s, 0.50),
+        ttft_p95_s=percentile(ttft_s, 0.95),
+        ttft_p99_s=percentile(ttft_s, 0.99),
+        ttft_in_time_frac=_share(map(_is_in_time, promised), len(promised)),
+        in_time_frac=_share((one.num_gaps - one.num_late for one in found), _gaps(found)),
+        num_stalls=sum(one.num_late for one in found) if found else None,
+        waited_p50_s=percentile(waited_s, 0.50) if found else None,
+        waited_p95_s=percentile(waited_s, 0.95) if found else None,
+        waited_max_s=max(waited_s, default=None),
+        rebuffering_frac=_share(waited_s, sum(one.reading_s for one in found)),
+        tokens_per_s=_share((len(one.arrived_s) - 1 for one in heard), delivering_s),
+    )
+
+
+def percentile(values: Iterable[float], frac: float) -> float:
+    """Return the value below which `frac` in [0, 1] of at least one lie, interpolated linearly."""
+    ordered = sorted(values)
+    place = frac * (len(ordered) - 1)
+    low = ordered[math.floor(place)]
+    return low + (ordered[math.ceil(place)] - low) * (place - math.floor(place))
+
+
+def num_untimed(heard: Sequence[Heard]) -> int:
+    """Return how many tokens the servers counted that no event told of."""
+    return sum(max(0, one.num_tokens - len(one.arrived_s)) for one in heard)
+
+
+def _name(rate_tps: float | None) -> str:
+    return UNPACED if rate_tps is None else f"{rate_tps:g}"
+
+
+def _is_in_time(one: Heard) -> bool:
+    return one.level.slo_ttft_s is not None and one.ttft_s <= one.level.slo_ttft_s
+
+
+def _gaps(found: Sequence[Stalls]) -> int:
+    return sum(one.num_gaps for one in found)
+
+
+def _share(parts: Iterable[float], whole: float) -> float | None:
+    return sum(parts) / whole if whole else None

@@ -1,0 +1,1 @@
+"""The processes of `supervisord.conf` on one machine."""

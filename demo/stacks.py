@@ -1,0 +1,69 @@
+"""The two stacks of the demo: Evenflow with layer-wise KV, and stock vLLM's policy beside it."""
+
+import json
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+from cli.local.settings import PORTS, StackSettings, read_settings
+from demo.model import MODEL_ID
+
+POOL_TOKENS = 704  # of all layers: a third of the long prompt
+BLOCK_SIZE = 32  # tokens
+BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
+HOST_BYTES = 512 << 20
+LAYERWISE = {
+    "EVENFLOW_EXECUTOR_LAYERWISE_KV": "true",
+    "EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES": str(HOST_BYTES),
+    "EVENFLOW_EXECUTOR_MAX_MODEL_LEN": "4096",
+}
+
+
+def evenflow(model: Path, dtype: str) -> StackSettings:
+    """Return the stack that the demo shows and leaves running; the user's own settings win."""
+    settings = read_settings()
+    return settings.having({**_engine(model, dtype), **LAYERWISE, **settings.variables})
+
+
+def stock(beside: StackSettings) -> StackSettings:
+    """Return the same engine under vLLM's own policy, on free ports."""
+    ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+    return StackSettings(
+        run_dir=beside.run_dir / "stock",
+        redis_url="",
+        ports=ports,
+        variables={
+            **beside.variables,
+            "EVENFLOW_EXECUTOR_POLICY": "vllm",
+            "EVENFLOW_EXECUTOR_LAYERWISE_KV": "false",
+            "EVENFLOW_EXECUTOR_MAX_MODEL_LEN": "auto",  # what the pool holds: stock vLLM asks that
+        },
+    )
+
+
+def _engine(model: Path, dtype: str) -> dict[str, str]:
+    return {
+        "EVENFLOW_EXECUTOR_MODEL": str(model),
+        "EVENFLOW_EXECUTOR_SERVED_MODEL_NAME": MODEL_ID,
+        "EVENFLOW_EXECUTOR_DTYPE": dtype,
+        "EVENFLOW_EXECUTOR_BLOCK_SIZE": str(BLOCK_SIZE),
+        "EVENFLOW_EXECUTOR_KV_CACHE_MEMORY_BYTES": str(POOL_TOKENS * bytes_per_token(model, dtype)),
+        "EVENFLOW_EXECUTOR_ENFORCE_EAGER": "true",  # starts faster than a compiled model
+        "EVENFLOW_EXECUTOR_TOOL_CALL_PARSER": "hermes",  # the form of calls in its chat template
+        "EVENFLOW_GATEWAY_HOST": "127.0.0.1",
+    }
+
+
+def bytes_per_token(model: Path, dtype: str) -> int:
+    """Return the KV bytes of a token, all layers."""
+    config = json.loads((model / "config.json").read_text())
+    values = 2 * config["num_key_value_heads"] * config["head_dim"]
+    return int(config["num_hidden_layers"] * values * BYTES_PER_VALUE[dtype])
+
+
+def _free_ports(number: int) -> list[int]:
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]

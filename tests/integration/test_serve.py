@@ -1,0 +1,148 @@
+"""`evenflow serve` and its sisters: one command starts the stack, and leaves nothing behind."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli.local.settings import read_settings
+from demo.snippets import snippets
+from tests.local_stack import LocalStack
+from tests.models import exactness_model
+from tests.processes import START_TIMEOUT_S, wait_until
+from tests.redis_server import free_port
+
+ENGINE = "--max-model-len 2048 --max-num-seqs 32 --kv-cache-memory-bytes 64M --max-logprobs 3"
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+    stack = LocalStack(tmp_path_factory.mktemp("run"))
+    try:
+        up = stack.evenflow(f"serve {exactness_model()} {ENGINE} --detach")
+        assert up.returncode == 0, up.stdout + up.stderr
+        yield stack
+        down = stack.evenflow("down")
+        assert down.stdout == "stopped\n"
+        assert stack.pids() == set()
+    finally:
+        stack.kill()
+
+
+def url_of(stack: LocalStack) -> str:
+    return f"http://127.0.0.1:{stack.environment['EVENFLOW_GATEWAY_HTTP_PORT']}"
+
+
+def test_options_of_vllm_reach_the_engine(stack: LocalStack) -> None:
+    (model,) = httpx.get(f"{url_of(stack)}/v1/models").json()["data"]
+    asked = {"model": model["id"], "prompt": "Hello", "max_tokens": 1}
+
+    answers = [
+        httpx.post(f"{url_of(stack)}/v1/completions", json={**asked, "logprobs": number})
+        for number in (3, 4)
+    ]
+
+    assert (model["id"], model["max_model_len"]) == ("exactness", 2048)
+    assert [answer.status_code for answer in answers] == [200, 400]  # --max-logprobs, no setting
+
+
+def test_the_snippets_that_the_demo_prints_work_when_pasted(stack: LocalStack) -> None:
+    settings = read_settings({**stack.environment, "EVENFLOW_EXECUTOR_MODEL": "exactness"})
+    commands = snippets(settings, "Hello?").partition("# curl")[2]
+
+    pasted = stack.shell(f"#{commands}")
+
+    assert pasted.returncode == 0, pasted.stdout + pasted.stderr
+    assert "data: [DONE]" in pasted.stdout
+    assert "[FINISH_REASON_LENGTH, 300 tokens]" in pasted.stderr  # the stubs' client
+
+
+def test_the_engine_can_be_watched_until_the_watcher_leaves(stack: LocalStack) -> None:
+    watched = stack.shell("timeout 60 .venv/bin/evenflow watch | grep -m 1 '^step '")
+
+    assert "pool 0 of" in watched.stdout, watched.stdout + watched.stderr
+
+
+def test_an_engine_that_is_not_there_cannot_be_watched(stack: LocalStack) -> None:
+    watched = stack.evenflow(f"watch --executor 127.0.0.1:{free_port()}")
+
+    assert watched.returncode == 1
+    assert "the executor cannot be watched" in watched.stderr
+
+
+def test_up_again_leaves_a_running_stack_alone(stack: LocalStack) -> None:
+    before = stack.pids()
+
+    again = stack.evenflow(f"serve {exactness_model()} {ENGINE} --detach")
+
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert stack.pids() == before
+
+
+def test_a_second_one_in_the_foreground_is_refused(stack: LocalStack) -> None:
+    before = stack.pids()
+
+    second = stack.evenflow(f"serve {exactness_model()}")
+
+    assert second.returncode == 1
+    assert "a stack already runs from" in second.stderr
+    assert stack.pids() == before
+
+
+def test_a_taken_port_is_named_with_the_setting_that_moves_it(
+    stack: LocalStack, tmp_path: Path
+) -> None:
+    second = stack.evenflow(f"serve {exactness_model()} --detach", EVENFLOW_RUN_DIR=str(tmp_path))
+
+    assert second.returncode == 1
+    assert stack.environment["EVENFLOW_GATEWAY_HTTP_PORT"] in second.stderr
+    assert "EVENFLOW_GATEWAY_HTTP_PORT" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_ctrl_c_ends_a_stack_in_the_foreground_with_all_its_processes(tmp_path: Path) -> None:
+    stack, log = LocalStack(tmp_path / "run"), tmp_path / "log"
+    serving = stack.start_in_foreground(f"serve {exactness_model()} {ENGINE}", log)
+    try:
+
+        def is_ready() -> bool:
+            assert serving.poll() is None, log.read_text()
+            return "Ctrl-C stops it" in log.read_text()
+
+        wait_until(is_ready, "serving", START_TIMEOUT_S)
+        assert httpx.get(f"{url_of(stack)}/ready").status_code == 200
+
+        serving.send_signal(signal.SIGINT)
+
+        assert serving.wait(timeout=START_TIMEOUT_S) == 0, log.read_text()
+        assert log.read_text().endswith("stopped\n")
+        assert stack.pids() == set()
+    finally:
+        stack.kill()
+
+
+def test_a_process_that_does_not_start_ends_all_with_its_own_last_words(tmp_path: Path) -> None:
+    stack = LocalStack(tmp_path / "run")
+
+    failed = stack.evenflow(f"serve {exactness_model()} --max-model-len 1000000")
+
+    assert failed.returncode == 1
+    assert "executor does not start:\n" in failed.stderr
+    assert "max_model_len" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert stack.pids() == set()
+
+
+def test_a_setting_that_a_process_refuses_is_named(tmp_path: Path) -> None:
+    stack = LocalStack(tmp_path / "run")
+
+    failed = stack.evenflow(f"serve {exactness_model()}", EVENFLOW_GATEWAY_SSE_KEEPALIVE_S="soon")
+
+    assert failed.returncode == 1
+    assert "gateway does not start:\n" in failed.stderr
+    assert "EVENFLOW_GATEWAY_SSE_KEEPALIVE_S" in failed.stderr
+    assert stack.pids() == set()

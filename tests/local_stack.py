@@ -1,0 +1,72 @@
+"""`evenflow` and `python -m demo` as a user runs them, on free ports and in a run directory."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from cli.local.settings import PORTS
+from tests.processes import ROOT
+from tests.redis_server import free_port
+
+TIMEOUT_S = 500
+
+
+class LocalStack:
+    """Commands with ports and a run directory of their own."""
+
+    def __init__(self, run_dir: Path) -> None:
+        ports = {name: str(free_port()) for name in PORTS}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
+        self.environment = inherited | {
+            **ports,
+            "EVENFLOW_RUN_DIR": str(run_dir),
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def evenflow(self, command: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        return self.shell(f"{sys.executable} -m cli {command}", **changes)
+
+    def shell(self, script: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=ROOT,
+            env=self.environment | changes,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def start_in_foreground(self, command: str, log: Path) -> "subprocess.Popen[str]":
+        """Start a command that stays; what it prints goes to `log`."""
+        with log.open("w") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "cli", *command.split()],
+                cwd=ROOT,
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    def pids(self) -> set[int]:
+        """Return every process that was started with this run directory."""
+        own = self.environment["EVENFLOW_RUN_DIR"]
+        return {p.pid for p in psutil.process_iter() if _run_dir_of(p).startswith(own)}
+
+    def kill(self) -> None:
+        """Leave nothing, whatever has happened."""
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _run_dir_of(process: psutil.Process) -> str:
+    try:
+        return str(process.environ().get("EVENFLOW_RUN_DIR", ""))
+    except psutil.Error:
+        return ""

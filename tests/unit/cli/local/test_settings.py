@@ -1,0 +1,91 @@
+"""The stack's settings: what the user sets wins, and a bad value is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.local.settings import BadSettingError, StackSettings, read_settings, running_settings
+
+MODEL = {"EVENFLOW_EXECUTOR_MODEL": "org/Some-Model"}
+
+
+def read(**environ: str) -> StackSettings:
+    return read_settings({**MODEL, **environ})
+
+
+def test_by_default_the_embedded_redis_runs_and_no_planner() -> None:
+    environment = read().environment()
+
+    assert environment["EVENFLOW_WITH_REDIS"] == "true"
+    assert environment["EVENFLOW_WITH_PLANNER"] == "false"
+    assert environment["EVENFLOW_TRACKER_REDIS_URL"] == "redis://127.0.0.1:6399/0"
+
+
+@pytest.mark.parametrize(
+    ("layerwise", "policy", "asks"),
+    [("true", "orbitflow", True), ("true", "vllm", False), ("false", "vllm", False)],
+)
+def test_a_planner_runs_where_it_is_asked(layerwise: str, policy: str, asks: bool) -> None:
+    settings = read(EVENFLOW_EXECUTOR_LAYERWISE_KV=layerwise, EVENFLOW_EXECUTOR_POLICY=policy)
+
+    assert settings.asks_planner is asks
+
+
+def test_a_model_is_served_under_its_last_name_or_the_one_it_is_given() -> None:
+    assert read().model_id == "Some-Model"
+    assert read(EVENFLOW_EXECUTOR_SERVED_MODEL_NAME="other").model_id == "other"
+
+
+def test_a_redis_of_the_users_replaces_the_embedded_one() -> None:
+    settings = read(EVENFLOW_REDIS_URL="redis://elsewhere:1/0")
+
+    assert settings.environment()["EVENFLOW_WITH_REDIS"] == "false"
+    assert settings.environment()["EVENFLOW_TRACKER_REDIS_URL"] == "redis://elsewhere:1/0"
+    assert "EVENFLOW_REDIS_PORT" not in settings.ports  # nothing of ours listens there
+
+
+def test_a_moved_port_is_known_to_those_who_call_it() -> None:
+    settings = read(EVENFLOW_EXECUTOR_GRPC_PORT="60001", EVENFLOW_GATEWAY_HTTP_PORT="60002")
+
+    assert settings.environment()["EVENFLOW_GATEWAY_EXECUTORS"] == "127.0.0.1:60001"
+    assert settings.base_url == "http://127.0.0.1:60002"
+
+
+@pytest.mark.parametrize(("host", "reached"), [("0.0.0.0", "127.0.0.1"), ("10.0.0.1", "10.0.0.1")])
+def test_a_gateway_is_reached_where_it_listens(host: str, reached: str) -> None:
+    assert read(EVENFLOW_GATEWAY_HOST=host).base_url == f"http://{reached}:8000"
+
+
+def test_the_users_own_service_settings_win_and_new_ones_win_over_them() -> None:
+    settings = read(EVENFLOW_EXECUTOR_MAX_MODEL_LEN="1024")
+
+    assert settings.environment()["EVENFLOW_EXECUTOR_MAX_MODEL_LEN"] == "1024"
+    changed = settings.having(
+        {"EVENFLOW_EXECUTOR_MAX_MODEL_LEN": "64"}, ports={"EVENFLOW_GATEWAY_HTTP_PORT": 9000}
+    )
+    assert changed.environment()["EVENFLOW_EXECUTOR_MAX_MODEL_LEN"] == "64"
+    assert changed.base_url.endswith(":9000")
+
+
+def test_whoever_looks_for_the_running_stack_finds_what_it_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENFLOW_RUN_DIR", str(tmp_path))
+    started = read(EVENFLOW_RUN_DIR=str(tmp_path), EVENFLOW_GATEWAY_HTTP_PORT="9000")
+    wanted = {k: v for k, v in started.environment().items() if k.startswith("EVENFLOW_")}
+    started.state_file.write_text(json.dumps(wanted))
+
+    found = running_settings()
+
+    assert (found.base_url, found.model, found.run_dir) == (
+        "http://127.0.0.1:9000",
+        "org/Some-Model",
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("text", ["", "zero", "0", "65536", "-1"])
+def test_a_bad_port_is_named(text: str) -> None:
+    with pytest.raises(BadSettingError, match="EVENFLOW_TRACKER_GRPC_PORT"):
+        read(EVENFLOW_TRACKER_GRPC_PORT=text)
