@@ -37,7 +37,8 @@ $(ENV_STAMP): requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing the locked packages into $(VENV) (a few minutes the first time)"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt \
-	  || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --extra-index-url $(TORCH_INDEX) -r requirements/dev.txt
+	  || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --extra-index-url $(TORCH_INDEX) -r requirements/dev.txt \
+	  || { echo "error: the packages could not be installed, pip says why above: is there a network, and room on the disk?"; exit 1; }
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
