@@ -7,7 +7,6 @@ from typing import Any
 from services.executor.kv.options import GuardMode, KVOptions
 from tests.exact.harness import Arrival, EngineCase
 from tests.exact.workloads import long_prompt, mixed, peak_blocks
-from tests.models import NUM_LAYERS
 
 SCARCE_FRAC = 0.4  # a pool of at most this share of full residency is scarce
 
@@ -44,8 +43,9 @@ def make_case(
 
 def num_groups(case: EngineCase) -> int:
     """Return the layer groups of a case; a block of one is spent on every pipeline stage."""
-    layers_per_group = case.kv.layers_per_group if case.kv is not None else NUM_LAYERS
-    return NUM_LAYERS // (layers_per_group * case.pipeline_parallel_size)
+    num_layers = case.model.num_layers
+    layers_per_group = case.kv.layers_per_group if case.kv is not None else num_layers
+    return num_layers // (layers_per_group * case.pipeline_parallel_size)
 
 
 def full_residency_blocks(case: EngineCase, workload: Sequence[Arrival]) -> int:

@@ -1,7 +1,7 @@
 """Copy engines that make one mistake: negative controls, which a run must notice."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,18 @@ def swapped(transfers: Any, engine: Any) -> Iterator[None]:
     finally:
         settle()
         transfers.watch.engine = usual
+
+
+@contextlib.contextmanager
+def spoiling(fault: "Callable[[Any], FaultyEngine]") -> Iterator["FaultyEngine"]:
+    """Let the copies of the engine in this process run through a faulty one, past the guard."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    transfers: Any = get_kv_transfer_group().runner
+    faulty = fault(transfers.engine.engine)
+    with swapped(transfers, faulty):
+        yield faulty
+    faulty.end()
 
 
 class FaultyEngine:

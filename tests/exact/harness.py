@@ -8,6 +8,7 @@ import gc
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from services.executor.engine_config import (
 )
 from services.executor.kv.options import KVOptions
 from tests.exact.block_count import FormulaCheck
-from tests.models import exactness_model
+from tests.models import NUM_LAYERS, exactness_model
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler runs in this process
@@ -47,10 +48,22 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A checkpoint that engines load."""
+
+    directory: Callable[[], Path]  # makes it first if it is not there
+    num_layers: int
+
+
+EXACTNESS = Model(directory=exactness_model, num_layers=NUM_LAYERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCase:
     """How an engine is started. `kv` None is stock vLLM."""
 
     num_blocks: int  # of the pool; stock vLLM's blocks hold all layers
+    model: Model = EXACTNESS
     kv: KVOptions | None = None
     controller: ControllerOptions | None = None  # needs `kv`
     block_size: int = 32
@@ -100,7 +113,7 @@ def make_engine(case: EngineCase) -> Any:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     arguments: dict[str, Any] = {
-        "model": str(exactness_model()),
+        "model": str(case.model.directory()),
         "dtype": case.dtype,
         "max_model_len": case.max_model_len,
         "block_size": case.block_size,

@@ -21,17 +21,17 @@ LAYERS_PER_GROUP = 2  # of 8
 NUM_BLOCKS = 81  # one is vLLM's own; the others hold 80 / 4 * 32 = 640 tokens of all layers
 PROMPT = "The import statement finds a module, loads it, and binds its name."
 REQUESTS: dict[str, dict[str, Any]] = {
-    "long": {"prompt": PROMPT * 70, "sampling": {"temperature": 0, "max_tokens": 96}},
+    "long": {"prompt": PROMPT * 28, "sampling": {"temperature": 0, "max_tokens": 96}},
     "short": {"prompt": PROMPT, "sampling": {"temperature": 0, "max_tokens": 160}},
-    "other": {"prompt": PROMPT[4:] * 9, "sampling": {"temperature": 0, "max_tokens": 96}},
+    "other": {"prompt": PROMPT[4:] * 4, "sampling": {"temperature": 0, "max_tokens": 96}},
 }
 SCORED: dict[str, dict[str, Any]] = {
     "likely": {
-        "prompt": PROMPT * 60,
+        "prompt": PROMPT * 24,
         "sampling": {"temperature": 0, "max_tokens": 48, "logprobs": 3},
     },
     "echo": {
-        "prompt": PROMPT[4:] * 60,
+        "prompt": PROMPT[4:] * 24,
         "sampling": {"temperature": 0, "max_tokens": 8, "logprobs": 2, "prompt_logprobs": 2},
     },
 }
@@ -143,8 +143,8 @@ async def test_an_answer_to_a_prompt_larger_than_the_pool_keeps_to_its_form(
     form = gen.StructuredOutputs(regex="(ab){40}c")
     sampling = gen.SamplingParams(temperature=1, seed=1, max_tokens=200, structured_outputs=form)
     held, free = await asyncio.gather(
-        gateway.ask("held", text=PROMPT * 60, sampling=sampling),
-        gateway.ask("free", text=PROMPT * 50, sampling={"temperature": 0, "max_tokens": 64}),
+        gateway.ask("held", text=PROMPT * 24, sampling=sampling),
+        gateway.ask("free", text=PROMPT * 20, sampling={"temperature": 0, "max_tokens": 64}),
     )
 
     assert (held.text, held.finish_reason) == ("ab" * 40 + "c", "STOP")
@@ -154,4 +154,4 @@ async def test_an_answer_to_a_prompt_larger_than_the_pool_keeps_to_its_form(
 async def test_a_held_request_waits_with_its_deposit_and_goes_on_where_it_was(
     gateway: GatewayStream,
 ) -> None:
-    await check_hold(gateway, prompt=PROMPT * 20)
+    await check_hold(gateway, prompt=PROMPT * 8)

@@ -22,7 +22,7 @@ PROMPT = "The import statement finds a module, loads it, and binds its name."
 GREEDY = {"temperature": 0, "max_tokens": 48}
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"prompt": PROMPT, "sampling": GREEDY},
-    "greedy-long": {"prompt": PROMPT * 40, "sampling": GREEDY},
+    "greedy-long": {"prompt": PROMPT * 16, "sampling": GREEDY},
     "seeded": {"prompt": PROMPT, "sampling": {"temperature": 1, "seed": 7, "max_tokens": 64}},
     "seeded-hot": {
         "prompt": PROMPT,
@@ -425,7 +425,7 @@ async def test_the_chat_template_is_applied(gateway: GatewayStream) -> None:
 async def test_a_held_request_waits_with_its_deposit_and_goes_on_where_it_was(
     gateway: GatewayStream,
 ) -> None:
-    await check_hold(gateway, prompt=PROMPT * 20)
+    await check_hold(gateway, prompt=PROMPT * 8)
 
 
 async def test_token_ids_are_taken_as_they_are(gateway: GatewayStream) -> None:

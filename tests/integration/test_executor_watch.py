@@ -13,7 +13,7 @@ from tests.models import NUM_LAYERS
 pytestmark = pytest.mark.timeout(400)
 
 LAYER_S = 0.004
-PROMPT = "The import statement finds a module, loads it, and binds its name. " * 60
+PROMPT = "The import statement finds a module, loads it, and binds its name. " * 24
 # float32, block 32: a block of one layer is 2 x 32 tokens x 2 heads x 32 x 4 bytes = 32 KiB at
 # most, so that the pool holds one of the two prompts and not both.
 POOL_BYTES = 6 << 20
