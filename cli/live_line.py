@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from threading import Thread
 from typing import IO, Protocol
 
 from rich.cells import cell_len, chop_cells
@@ -13,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from cli.client.answer import Piece
-from cli.client.engine_watch import EngineWatch, Row, WatchError
+from cli.client.engine_watch import EngineState, Row, followed
 
 REFRESHES_PER_S = 10.0
 UPDATES_PER_S = 8.0
@@ -146,25 +145,14 @@ def folded(text: str, width: int) -> list[str]:
 
 @contextmanager
 def watched(address: str, request_id: str, see: Callable[[Row | None], None]) -> Iterator[None]:
-    """While the block runs, call `see` with a request's row, from another thread.
+    """While the block runs, call `see` with a request's row, from another thread."""
 
-    It is never called if the executor cannot be watched.
-    """
-    watch = EngineWatch(address, updates_per_s=UPDATES_PER_S)
+    def find(state: EngineState) -> None:
+        rows = {row.request.request_id: row for row in state.rows}
+        see(rows.get(request_id))
 
-    def follow() -> None:
-        with suppress(WatchError):
-            for state in watch.states():
-                rows = {row.request.request_id: row for row in state.rows}
-                see(rows.get(request_id))
-
-    thread = Thread(target=follow, daemon=True)
-    thread.start()
-    try:
+    with followed(address, updates_per_s=UPDATES_PER_S, see=find):
         yield
-    finally:
-        watch.stop()
-        thread.join()
 
 
 def _ms(seconds: float) -> str:

@@ -1,16 +1,15 @@
 """The show: a paced answer, a prompt larger than the pool, four readers, and vLLM beside them."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from threading import Thread
 
 from rich.console import Console
 
 from cli.client.answer import PacedAnswer, stream_answer, summary
-from cli.client.engine_watch import EngineWatch, WatchError
+from cli.client.engine_watch import EngineState, WatchError, followed
 from cli.local.settings import StackSettings
 from cli.local.stack import Stack
 from demo.kv_figures import read_figures
@@ -54,9 +53,10 @@ class Shown:
 def show(programme: Programme, ours: StackSettings, theirs: Stack) -> Shown:
     """Show everything on two stacks that are ready; `theirs` is stopped when its turn is over."""
     print(f"\n> {QUESTION}  (read at {READING_RATE_TPS:g} tokens/s)\n")
-    with _observed_steps(ours) as steps_s:
+    states = deque[EngineState](maxlen=1)
+    with followed(ours.address("executor"), updates_per_s=LOOKS_PER_S, see=states.append):
         paced = _show_paced(programme, ours)
-    resident_step_s = median(steps_s)
+    resident_step_s = _step_s(states)
     print(f"\n\n{summary(paced, rate_tps=READING_RATE_TPS)}\n")
 
     print(f"> {QUESTION}  (behind a text that does not fit the KV pool)\n")
@@ -93,26 +93,12 @@ def _show_paced(programme: Programme, settings: StackSettings) -> PacedAnswer:
     )
 
 
-@contextmanager
-def _observed_steps(settings: StackSettings) -> Iterator[list[float]]:
-    """Give a list that has, once the block is over, what the engine's latest steps took."""
-    watch = EngineWatch(settings.address("executor"), updates_per_s=LOOKS_PER_S)
-    steps_s: list[float] = []
-
-    def follow() -> None:
-        with suppress(WatchError):
-            for state in watch.states():
-                steps_s[:] = state.observed_s
-
-    thread = Thread(target=follow)
-    thread.start()
-    try:
-        yield steps_s
-    finally:
-        watch.stop()
-        thread.join()
+def _step_s(states: Iterable[EngineState]) -> float:
+    """Return the median of the engine's steps. Raises WatchError if none was seen."""
+    steps_s = [step_s for state in states for step_s in state.observed_s]
     if not steps_s:
         raise WatchError("the executor told of no step")
+    return median(steps_s)
 
 
 def _readers(programme: Programme, step_s: float) -> Sequence[Reader]:

@@ -3,7 +3,9 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import grpc
@@ -124,3 +126,27 @@ class EngineWatch:
 
     def stop(self) -> None:
         self._call.cancel()
+
+
+@contextmanager
+def followed(
+    address: str, *, updates_per_s: float, see: Callable[[EngineState], None]
+) -> Iterator[None]:
+    """While the block runs, call `see` with each state, from another thread.
+
+    It is never called if the executor cannot be watched.
+    """
+    watch = EngineWatch(address, updates_per_s=updates_per_s)
+
+    def follow() -> None:
+        with suppress(WatchError):
+            for state in watch.states():
+                see(state)
+
+    thread = Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        watch.stop()
+        thread.join()
