@@ -77,14 +77,10 @@ async def check_hold(gateway: "GatewayStream", *, prompt: str) -> None:
 
     Its reader takes whatever is generated at once, but for the time of the hold.
     """
-    options = {
-        "text": prompt,
-        "sampling": {"temperature": 0, "max_tokens": 400},
-        "service_level": gen.ServiceLevel(consumption_rate_tps=1e6),
-    }
-    expected = await gateway.ask("never-held", **options)
-
-    answer = await gateway.submit("held", **options)
+    options = {"text": prompt, "service_level": gen.ServiceLevel(consumption_rate_tps=1e6)}
+    # Its end is many seconds away: longer than other work keeps the hold from its way.
+    sampling = {"temperature": 0, "max_tokens": 1700}
+    answer = await gateway.submit("held", sampling=sampling, **options)
     await gateway.wait(answer.started)
     await gateway.hold("held")
     before = await gateway.observed("held", pb.REQUEST_STATE_PAUSED)
@@ -93,11 +89,16 @@ async def check_hold(gateway: "GatewayStream", *, prompt: str) -> None:
 
     # A step that was under way when the hold came may bring one more token.
     assert 0 < before.num_generated_tokens <= after.num_generated_tokens
-    assert after.num_generated_tokens <= before.num_generated_tokens + 1 < 400
+    assert after.num_generated_tokens <= before.num_generated_tokens + 1 < 1700
     assert after.num_deposited_tokens == after.num_generated_tokens  # nothing was delivered
     await gateway.hold("held", held=False)
+    num_tokens = min(after.num_generated_tokens + 200, 1700)
+    await gateway.has_tokens(answer, num_tokens)
+    await gateway.send(abort=pb.Abort(request_id="held"))
     await gateway.wait(answer.done)
-    assert answer.ids == expected.ids
+    sampling = {"temperature": 0, "max_tokens": num_tokens}
+    expected = await gateway.ask("never-held", sampling=sampling, **options)
+    assert answer.ids[:num_tokens] == expected.ids
 
 
 class GatewayStream:
@@ -183,6 +184,14 @@ class GatewayStream:
             assert self.reader.done(), "no answer in time"
             self.reader.result()
             raise AssertionError("the stream ended first")
+
+    async def has_tokens(self, answer: Answer, num_tokens: int) -> None:
+        """Wait until `answer` has come as far as `num_tokens`."""
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            while True:
+                if len(answer.tokens) >= num_tokens:
+                    return
+                await asyncio.sleep(0.02)
 
     async def _read(self) -> None:
         async for frame in self._call:
