@@ -16,6 +16,8 @@ from services.planner.compiled_data import compiled_data
 from services.planner.library import Floats
 from services.planner.program import NUM_SLOTS, Cuts, PlacementProgram, Relaxed, Shares
 
+MAX_ITERATIONS = 100_000  # of the simplex; a program takes some tens
+
 
 class SolverFailedError(Exception):
     """HiGHS ended without an optimal point."""
@@ -132,7 +134,7 @@ def _new_highs() -> highspy.Highs:
         ("threads", 1),
         ("presolve", "off"),
         ("solver", "simplex"),
-        ("time_limit", 10.0),
+        ("simplex_iteration_limit", MAX_ITERATIONS),  # of one run; a time limit is of all runs
     ):
         highs.setOptionValue(option, value)
     return highs

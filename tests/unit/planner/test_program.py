@@ -18,7 +18,7 @@ from services.planner.program import (
 )
 from services.planner.relaxation import Relaxation, distinct, joined, no_cuts
 
-pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
 MODES = pytest.mark.parametrize("mode", BufferMode)
 LIBRARY = pattern_library(9, PatternSpace.FULL)
@@ -121,3 +121,14 @@ def test_the_pool_is_the_same_each_time_and_its_cuts_are_paths(mode) -> None:
         compute = random.random(LIBRARY.num_groups)
         length = critical_path(mass, LIBRARY.tables, compute, row, mask)
         assert (one.rows @ mass + one.masks @ compute).max() <= length * (1 + 1e-12)
+
+
+def test_a_program_does_not_age() -> None:
+    """HiGHS counts the time of all its runs together against a time limit."""
+    program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY), BufferMode.EQ1)
+    highs = FastPath(program)._highs
+
+    _, limit_s = highs.getOptionValue("time_limit")
+    assert limit_s == float("inf")
+    _, max_iterations = highs.getOptionValue("simplex_iteration_limit")
+    assert max_iterations > 100 * highs.getInfo().simplex_iteration_count > 0
