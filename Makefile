@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types test-unit test-integration test-e2e test-exact test-faults soak test demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick models
+.PHONY: help lock setup proto lint types models test test-unit test-integration test-executors test-e2e test-exact test-product test-fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -64,38 +64,80 @@ models: setup ## make the models: the untrained one for exactness, and the demo'
 	$(BIN)/python -m tests.models
 	$(BIN)/python -m demo.model
 
-test-unit: setup ## no engine, no network
-	$(BIN)/python -m pytest tests/unit
+# What every run of pytest leaves: its slowest tests on the screen, a junit file in .cache/tests.
+PYTEST := GRPC_VERBOSITY=ERROR $(BIN)/python -m pytest --durations=30 --durations-min=1
+JUNIT := --junitxml=.cache/tests
 
-test-integration: setup models ## contract and integration suites: real Redis, gRPC, vLLM
-	$(BIN)/python -m pytest tests/contract tests/integration
+test-unit: setup ## no engine, no network
+	$(PYTEST) $(JUNIT)/unit.xml --numprocesses=2 tests/unit
+
+test-integration: setup ## contract and integration suites: real Redis, gRPC, processes
+	$(PYTEST) $(JUNIT)/integration.xml --numprocesses=4 --dist=loadfile tests/contract tests/integration
+
+test-executors: setup models ## executors in processes of their own
+	$(PYTEST) $(JUNIT)/executors.xml tests/executors
 
 test-e2e: setup models ## all processes, through the gateway
-	$(BIN)/python -m pytest tests/e2e
+	$(PYTEST) $(JUNIT)/e2e.xml tests/e2e
+
+# More than one run, so that what engines leave behind in a test's own process does not add up.
+LAYERWISE := tests/exact/test_layerwise_exact.py
+test-exact: setup models ## engines in the tests' own process: tokens are stock vLLM's, token for token
+	$(PYTEST) $(JUNIT)/exact.xml tests/exact --ignore=$(LAYERWISE)
+	$(PYTEST) $(JUNIT)/layerwise.xml $(LAYERWISE)
+	$(PYTEST) $(JUNIT)/drawn.xml -v --draw tests/exact/product.py tests/exact/failures.py
+
+# Engines in a test's own process and the planner's compiler (llvmlite) do not go together: vLLM looks
+# into every module that is loaded.
+.PHONY: test-prepared test-services
+test-prepared: models
+	$(BIN)/python -m tests.exact.reference float32
+	$(BIN)/python -m tests.executor_stock
+	$(BIN)/python -m tests.kernels
+
+test-services:
+	$(MAKE) test-integration
+	$(MAKE) test-executors
+	$(MAKE) test-e2e
+
+test: setup ## everything that must pass (20 to 25 minutes on two cores)
+	$(MAKE) --jobs=2 --output-sync=recurse lint types test-prepared
+	$(MAKE) test-unit
+	$(MAKE) --jobs=2 --output-sync=line test-services test-exact
+
+.PHONY: product-parallel product-single product-failures
+product-parallel:
+	$(PYTEST) $(JUNIT)/product-parallel.xml -v tests/exact/product.py -k "pp1 or pp2"
+
+product-single:
+	$(PYTEST) $(JUNIT)/product-single.xml -v tests/exact/product.py -k "not pp1 and not pp2"
+
+product-failures:
+	$(PYTEST) $(JUNIT)/product-failures.xml -v tests/exact/failures.py
+
+test-product: setup models ## layer-wise KV: the full product of its options, and of failing copies
+	$(MAKE) --jobs=2 --output-sync=line product-parallel product-single product-failures
+
+test-fuzz: setup ## random examples, ten times as many as `make test` tries
+	EVENFLOW_FUZZ_TIMES=10 $(PYTEST) $(JUNIT)/fuzz.xml --numprocesses=2 --timeout=1200 -m hypothesis tests/unit tests/contract tests/integration
 
 test-faults: setup models ## every process and Redis killed, and hung for 30 s, under 22 streams (about 6 minutes)
-	EVENFLOW_TEST_HANG_S=30 $(BIN)/python -m pytest tests/e2e/test_faults.py
+	EVENFLOW_TEST_HANG_S=30 $(PYTEST) $(JUNIT)/faults.xml -m "" tests/e2e/test_faults.py
 
-# Three runs, so that what engines leave behind in a test's own process does not add up; two at a time.
-test-exact: setup models ## layer-wise KV: the full product of its options (about 30 minutes)
-	$(MAKE) --jobs=2 --output-sync=line test-exact-parallel test-exact-single test-exact-failures
-
-.PHONY: test-exact-parallel test-exact-single test-exact-failures
-test-exact-parallel:
-	$(BIN)/python -m pytest -v tests/exact/product.py -k "pp1 or pp2"
-
-test-exact-single:
-	$(BIN)/python -m pytest -v tests/exact/product.py -k "not pp1 and not pp2"
-
-test-exact-failures:
-	$(BIN)/python -m pytest -v tests/exact/failures.py
+test-timing: setup models ## what is measured with a clock, with nothing else on the machine
+	$(PYTEST) $(JUNIT)/timing.xml -m nightly tests/unit tests/contract tests/integration tests/executors tests/e2e
+	$(PYTEST) $(JUNIT)/timing-exact.xml -m nightly tests/exact
 
 soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 minutes)
 	$(BIN)/python -m tests.exact.soak
 
-# Three runs, because engines in a test's own process and the planner's compiler (llvmlite) do not go together: vLLM
-# looks into every module that is loaded.
-test: lint types test-unit test-integration test-e2e ## everything that must pass
+nightly: setup ## what `make test` draws from or leaves out, at length
+	rm -rf .cache/reference
+	$(MAKE) test-product
+	$(MAKE) test-fuzz
+	$(MAKE) soak
+	$(MAKE) test-faults
+	$(MAKE) test-timing
 
 demo: setup ## everything from nothing: a real model, paced answers, four readers, vLLM beside them
 	$(BIN)/python -m demo

@@ -1,8 +1,9 @@
 """The two stacks of the demo: Evenflow with layer-wise KV, and stock vLLM's policy beside it."""
 
 import json
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
 
 from cli.local.settings import PORTS, StackSettings, read_settings
@@ -12,6 +13,7 @@ POOL_TOKENS = 704  # of all layers: a third of the long prompt
 BLOCK_SIZE = 32  # tokens
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 HOST_BYTES = 512 << 20
+QUIET_PORTS = range(10_000, 18_000)  # below what Linux gives to outgoing connections
 LAYERWISE = {
     "EVENFLOW_EXECUTOR_LAYERWISE_KV": "true",
     "EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES": str(HOST_BYTES),
@@ -62,8 +64,12 @@ def bytes_per_token(model: Path, dtype: str) -> int:
 
 
 def _free_ports(number: int) -> list[int]:
-    with ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+    """Return ports that nobody has, and that no outgoing connection is given."""
+    found: list[int] = []
+    for port in random.sample(QUIET_PORTS, len(QUIET_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == number:
+            return found
+    raise OSError(f"no {number} free ports in {QUIET_PORTS}")

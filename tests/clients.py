@@ -14,9 +14,9 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as tracker_grpc
-from tests.processes import MODEL, Stack
+from tests.processes import MODEL, RPC_TIMEOUT_S, Stack
 
-CLIENT_TIMEOUT_S = 300.0
+CLIENT_TIMEOUT_S = 1_800.0
 EXECUTOR_ID = "executor-0"
 
 
@@ -28,6 +28,7 @@ class Received:
     text: str = ""
     token_indices: list[int] = field(default_factory=list)  # gRPC only
     token_ids: list[int] = field(default_factory=list)  # gRPC only
+    sent_s: float = 0.0  # monotonic: before the request
     arrived_s: list[float] = field(default_factory=list)  # one per message with text, monotonic
     finish_reason: str | None = None
     num_output_tokens: int | None = None  # as the server counted
@@ -47,13 +48,20 @@ def chat_body(prompt: str, *, max_tokens: int, **extra: Any) -> dict[str, Any]:
 
 
 async def http_chat(
-    base_url: str, prompt: str, *, max_tokens: int, request_id: str, rate_tps: float | None = None
+    base_url: str,
+    prompt: str,
+    *,
+    max_tokens: int,
+    request_id: str,
+    rate_tps: float | None = None,
+    got: Received | None = None,
 ) -> Received:
     """Stream one chat answer over HTTP, to its last token at `rate_tps` if that is given.
 
-    An error status or event is recorded, not raised.
+    It is in `got` as it comes. An error status or event is recorded, not raised.
     """
-    got = Received(request_id=request_id)
+    got = got or Received()
+    got.request_id, got.sent_s = request_id, time.monotonic()
     headers = {"x-request-id": request_id}
     body = chat_body(
         prompt, max_tokens=max_tokens, stream=True, stream_options={"include_usage": True}
@@ -94,13 +102,20 @@ def _take_event(got: Received, data: str) -> None:
 
 
 async def grpc_chat(
-    address: str, prompt: str, *, max_tokens: int, request_id: str, rate_tps: float | None = None
+    address: str,
+    prompt: str,
+    *,
+    max_tokens: int,
+    request_id: str,
+    rate_tps: float | None = None,
+    got: Received | None = None,
 ) -> Received:
     """Stream one chat answer over gRPC, to its last token at `rate_tps` if that is given.
 
-    Raises grpc.aio.AioRpcError when the call fails.
+    It is in `got` as it comes. Raises grpc.aio.AioRpcError when the call fails.
     """
-    got = Received(request_id=request_id)
+    got = got or Received()
+    got.request_id, got.sent_s = request_id, time.monotonic()
     level = gen.ServiceLevel()
     if rate_tps is not None:
         level = gen.ServiceLevel(consumption_rate_tps=rate_tps, pace_tail=True)
@@ -131,7 +146,7 @@ def recorded(stack: Stack) -> dict[str, tracker_pb.RequestRecord]:
     with grpc.insecure_channel(stack.address("tracker")) as channel:
         try:
             answer = tracker_grpc.TrackerServiceStub(channel).Snapshot(
-                tracker_pb.SnapshotRequest(executor_id=EXECUTOR_ID), timeout=5
+                tracker_pb.SnapshotRequest(executor_id=EXECUTOR_ID), timeout=RPC_TIMEOUT_S
             )
         except grpc.RpcError:
             return {}

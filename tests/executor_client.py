@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +14,7 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 
-ANSWER_TIMEOUT_S = 90.0
+ANSWER_TIMEOUT_S = 900.0  # a guard against hangs
 MODEL = "exactness"
 
 
@@ -29,6 +29,7 @@ class Answer:
     ending: pb.Ending | None = None
     prompt: gen.EchoedPrompt | None = None  # given back
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    accepted: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)  # has a token
 
     @property
@@ -70,35 +71,6 @@ def places(
         {str(one.id): (one.logprob, one.token) for one in (place.chosen, *place.top)}
         for place in scored
     ]
-
-
-async def check_hold(gateway: "GatewayStream", *, prompt: str) -> None:
-    """Hold a request in the middle of its answer, let another one run, and let it go on.
-
-    Its reader takes whatever is generated at once, but for the time of the hold.
-    """
-    options = {"text": prompt, "service_level": gen.ServiceLevel(consumption_rate_tps=1e6)}
-    # Its end is many seconds away: longer than other work keeps the hold from its way.
-    sampling = {"temperature": 0, "max_tokens": 1700}
-    answer = await gateway.submit("held", sampling=sampling, **options)
-    await gateway.wait(answer.started)
-    await gateway.hold("held")
-    before = await gateway.observed("held", pb.REQUEST_STATE_PAUSED)
-    await gateway.ask("other", text=prompt, sampling={"temperature": 0, "max_tokens": 32})
-    after = await gateway.observed("held", pb.REQUEST_STATE_PAUSED)
-
-    # A step that was under way when the hold came may bring one more token.
-    assert 0 < before.num_generated_tokens <= after.num_generated_tokens
-    assert after.num_generated_tokens <= before.num_generated_tokens + 1 < 1700
-    assert after.num_deposited_tokens == after.num_generated_tokens  # nothing was delivered
-    await gateway.hold("held", held=False)
-    num_tokens = min(after.num_generated_tokens + 200, 1700)
-    await gateway.has_tokens(answer, num_tokens)
-    await gateway.send(abort=pb.Abort(request_id="held"))
-    await gateway.wait(answer.done)
-    sampling = {"temperature": 0, "max_tokens": num_tokens}
-    expected = await gateway.ask("never-held", sampling=sampling, **options)
-    assert answer.ids[:num_tokens] == expected.ids
 
 
 class GatewayStream:
@@ -154,21 +126,34 @@ class GatewayStream:
         await self.wait(answer.done)
         return answer
 
+    async def abort(self, answer: Answer, request_id: str) -> None:
+        """Abort a request that has an answer, and wait for its end."""
+        await self.send(abort=pb.Abort(request_id=request_id))
+        await self.wait(answer.done)
+
     async def hold(self, request_id: str, *, held: bool = True) -> None:
         """Say that a request's reader has stopped, or reads again."""
         await self.send(hold=pb.Hold(requests=[pb.RequestHold(request_id=request_id, held=held)]))
+
+    async def updates(self) -> AsyncIterator[pb.WatchRequestsResponse]:
+        """Yield what the scheduler has of its requests; a watch that stands still is an error."""
+        watch = self.stub.WatchRequests(
+            pb.WatchRequestsRequest(max_updates_per_s=20), timeout=ANSWER_TIMEOUT_S
+        )
+        try:
+            async for update in watch:
+                yield update
+        finally:
+            watch.cancel()
 
     async def observed(
         self, request_id: str, state: "pb.RequestState.ValueType"
     ) -> pb.ObservedRequest:
         """Return what the scheduler has of a request as soon as it is in a state."""
-        watch = self.stub.WatchRequests(pb.WatchRequestsRequest(max_updates_per_s=20))
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            async for update in watch:
-                for request in update.requests:
-                    if (request.request_id, request.state) == (request_id, state):
-                        watch.cancel()
-                        return request
+        async for update in self.updates():
+            for request in update.requests:
+                if (request.request_id, request.state) == (request_id, state):
+                    return request
         raise AssertionError("the watch ended")
 
     async def wait(self, event: asyncio.Event) -> None:
@@ -203,6 +188,7 @@ class GatewayStream:
         for accepted in frame.accepted:
             assert self.answers[accepted.request_id].num_prompt_tokens is None
             self.answers[accepted.request_id].num_prompt_tokens = accepted.num_prompt_tokens
+            self.answers[accepted.request_id].accepted.set()
         for rejected in frame.rejected:
             answer = self.answers[rejected.request_id]
             answer.rejected = rejected

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +11,18 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.models import exactness_model
-from tests.processes import ENGINE_ENVIRONMENT, ROOT, START_TIMEOUT_S, wait_until
-from tests.redis_server import free_port
+from tests.models import MAX_MODEL_LEN, exactness_model
+from tests.ports import free_port
+from tests.processes import (
+    ENGINE_ENVIRONMENT,
+    ROOT,
+    RPC_TIMEOUT_S,
+    START_TIMEOUT_S,
+    end,
+    engine_processes_of,
+    wait_until,
+)
 
-MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 32
 ENGINE_SETTINGS = {
     "DTYPE": "float32",
@@ -40,6 +46,8 @@ class ExecutorProcess:
             "GRPC_PORT": port,
             "METRICS_PORT": self.metrics_port,
             "TRACKER": "",
+            "PLANNER_ADDRESS": f"127.0.0.1:{free_port()}",  # nobody's
+            "GRAMMAR_TIMEOUT_S": 60,
             **ENGINE_SETTINGS,
             **settings,
         }
@@ -88,15 +96,14 @@ class ExecutorProcess:
         with grpc.insecure_channel(self.address) as channel:
             try:
                 request = health_pb2.HealthCheckRequest()
-                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=RPC_TIMEOUT_S)
             except grpc.RpcError:
                 return None
         return int(answer.status)
 
     def engine_processes(self) -> list[psutil.Process]:
         """Return EngineCore and its workers."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if "VLLM::" in " ".join(child.cmdline())]
+        return engine_processes_of(self.process.pid)
 
     def log_tail(self, num_lines: int = 40) -> str:
         lines = self._log_path.read_text(errors="replace").splitlines()
@@ -104,11 +111,6 @@ class ExecutorProcess:
 
     def stop(self) -> None:
         """Stop the process and whatever is left of its engine."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=60)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.terminate()
+            end(self._process)

@@ -1,39 +1,60 @@
-"""Stock vLLM's answers, from a process of its own: `answers_of_stock_vllm`."""
+"""Stock vLLM's answers to what the executors are asked: made once, then read from `.cache`.
+
+One process answers everything (`python -m tests.executor_stock FILE`); without FILE the answers go
+where they belong.
+"""
 
 import json
 import os
 import subprocess
 import sys
-import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from demo.cached_build import build_once, recipe_fingerprint
+from tests import stock_requests
 from tests.executor_process import ENGINE_SETTINGS
-from tests.models import exactness_model
+from tests.models import exactness_fingerprint, exactness_model
 from tests.processes import ENGINE_ENVIRONMENT, ROOT
+from tests.stock_recipe import stock_recipe
+from tests.stock_requests import WORKLOADS
 
-TIMEOUT_S = 300.0
+FOLDER = ROOT / ".cache" / "reference" / "executors"
+TIMEOUT_S = 1_800.0
+
+StockAnswers = dict[str, dict[str, Any]]
 
 
-def answers_of_stock_vllm(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return `ids`, `text` and `finish_reason` for each request, and what `places_of` says.
+@cache
+def stock_answers(workload: str) -> StockAnswers:
+    """Return the answers to one of `WORKLOADS` by the names of its requests.
 
-    A request has `prompt` (text) or `messages`, and `sampling` with vLLM's own names.
+    Each has `ids`, `text`, `finish_reason`, `num_prompt_tokens`, and what `places_of` says.
     """
-    with tempfile.NamedTemporaryFile(suffix=".json") as answers:
-        subprocess.run(
-            [sys.executable, "-m", "tests.executor_stock", answers.name],
-            cwd=ROOT,
-            env=os.environ | ENGINE_ENVIRONMENT,
-            input=json.dumps(requests),
-            text=True,
-            check=True,
-            timeout=TIMEOUT_S,
-        )
-        result: list[dict[str, Any]] = json.load(answers)
-    return result
+    fingerprint = recipe_fingerprint(
+        exactness_fingerprint(),
+        *stock_recipe(),
+        repr(ENGINE_SETTINGS),
+        sys.modules[__name__],
+        stock_requests,
+    )
+    folder = build_once(FOLDER, fingerprint, _make)
+    answers: dict[str, StockAnswers] = json.loads((folder / "answers.json").read_text())
+    return answers[workload]
+
+
+def _make(folder: Path) -> None:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
+    subprocess.run(
+        [sys.executable, "-m", "tests.executor_stock", str(folder / "answers.json")],
+        cwd=ROOT,
+        env=os.environ | ENGINE_ENVIRONMENT | {"PYTHONPATH": paths},
+        check=True,
+        timeout=TIMEOUT_S,
+    )
 
 
 def places_of(places: Any) -> list[dict[int, tuple[float, str]] | None] | None:
@@ -46,31 +67,40 @@ def places_of(places: Any) -> list[dict[int, tuple[float, str]] | None] | None:
     ]
 
 
+def _answer(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    llm.reset_prefix_cache()  # no request may find what another one has left
+    sampling = SamplingParams.from_optional(**request["sampling"])
+    if "messages" in request:
+        (output,) = llm.chat(request["messages"], sampling, use_tqdm=False)
+    else:
+        (output,) = llm.generate([request["prompt"]], sampling, use_tqdm=False)
+    first = output.outputs[0]
+    return {
+        "ids": list(first.token_ids),
+        "text": first.text,
+        "finish_reason": first.finish_reason,
+        "num_prompt_tokens": len(output.prompt_token_ids or ()),
+        "logprobs": places_of(first.logprobs),
+        "prompt_logprobs": places_of(output.prompt_logprobs),
+    }
+
+
 def main() -> None:
-    from vllm import LLM, SamplingParams
+    if not sys.argv[1:]:
+        stock_answers("stream")
+        return
+    from vllm import LLM
 
     llm = LLM(
         model=str(exactness_model()),
         **{name.lower(): value for name, value in ENGINE_SETTINGS.items()},
     )
-    answers = []
-    for request in json.load(sys.stdin):
-        sampling = SamplingParams.from_optional(**request["sampling"])  # ids from JSON's strings
-        if "messages" in request:
-            (output,) = llm.chat(request["messages"], sampling, use_tqdm=False)
-        else:
-            (output,) = llm.generate([request["prompt"]], sampling, use_tqdm=False)
-        first = output.outputs[0]
-        answers.append(
-            {
-                "ids": list(first.token_ids),
-                "text": first.text,
-                "finish_reason": first.finish_reason,
-                "num_prompt_tokens": len(output.prompt_token_ids or ()),
-                "logprobs": places_of(first.logprobs),
-                "prompt_logprobs": places_of(output.prompt_logprobs),
-            }
-        )
+    answers = {
+        workload: {name: _answer(llm, request) for name, request in requests.items()}
+        for workload, requests in WORKLOADS.items()
+    }
     Path(sys.argv[1]).write_text(json.dumps(answers))
 
 

@@ -17,10 +17,11 @@ from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.kit.tls import server_credentials
 from services.kit.transport import Certificates
+from tests.ports import free_port
 
 MODEL = "test-model"
 NUM_PROMPT_TOKENS = 7
-EVENT_TIMEOUT_S = 30.0
+EVENT_TIMEOUT_S = 120.0
 UNRENDERABLE = "unrenderable"  # what `Tokenize` refuses
 NOTHING_MORE = pb.Submit()
 
@@ -44,6 +45,7 @@ class Script:
     reject: pb.Rejected | None = None  # instead of everything; its request id is filled in
     accepting: asyncio.Event = field(default_factory=open_gate)  # nothing is answered before
     generating: asyncio.Event = field(default_factory=open_gate)  # no token comes before
+    midway: asyncio.Event = field(default_factory=open_gate)  # no second half comes before
     ending: asyncio.Event = field(default_factory=open_gate)  # no ending comes before
 
 
@@ -160,7 +162,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.holds: list[tuple[str, bool]] = []  # in the order in which they came
         self.gateway_ids: list[str] = []
         self.session: Session | None = None  # newest
-        self.port = 0
+        self.port = free_port()
         self._server: aio.Server | None = None
         self._news = asyncio.Condition()
 
@@ -169,13 +171,15 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self._server = aio.server(options=[("grpc.so_reuseport", 0)])
+        # It is no strike of the gateway's to ping, however long a test lasts.
+        options = [("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)]
+        self._server = aio.server(options=options)
         pb_grpc.add_ExecutorServiceServicer_to_server(self, self._server)
         if self._certificates is None:
-            self.port = self._server.add_insecure_port(self.address)
+            self._server.add_insecure_port(self.address)
         else:
             credentials = server_credentials(self._certificates)
-            self.port = self._server.add_secure_port(self.address, credentials)
+            self._server.add_secure_port(self.address, credentials)
         await self._server.start()
 
     async def kill(self) -> None:
@@ -290,6 +294,8 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
         is_accepted = True
         await script.generating.wait()
         for text in script.texts:
+            if num_tokens == len(script.texts) // 2:
+                await script.midway.wait()
             await session.running[request_id].wait()
             session.send_tokens(request_id, num_tokens, [text], submit)
             num_tokens += 1

@@ -11,7 +11,7 @@ from typing import Any
 from tests.fake_executor import FakeExecutor, Script
 from tests.gateways import Client, gateway_for
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ class Client:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.gateway.http_port}"
 
+    def num_generated(self) -> list[int]:
+        """Return how many tokens the gateway has of each live request."""
+        return [generation._num_generated for generation in self.gateway.dispatcher._live.values()]
+
     async def wait_ready(self) -> None:
         await until(lambda: self.gateway.dispatcher.is_ready)
 
@@ -48,6 +52,9 @@ def make_settings(*executors: FakeExecutor, **overrides: object) -> GatewaySetti
         "tracker": "",
         "id": "gateway-under-test",
         "drain_timeout_s": 0.0,
+        # A test that stands still for a while breaks no link, and gets no comments in its streams.
+        "grpc_keepalive_s": EVENT_TIMEOUT_S,
+        "sse_keepalive_s": 0.0,
     }
     return GatewaySettings.model_validate(values | overrides)
 

@@ -1,8 +1,9 @@
 """Many streams at once over both edges, for tests of what happens to them."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import grpc
@@ -10,9 +11,10 @@ import grpc
 from evenflow.executor.v1 import executor_pb2, executor_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
 from tests.clients import Received, grpc_chat, http_chat, recorded
-from tests.processes import Stack, wait_until
+from tests.processes import RPC_TIMEOUT_S, Stack, wait_until
 
 NUM_PAIRS = 11  # of an HTTP and a gRPC stream with the same prompt: 22 live streams
+MORE_TOKENS = 3
 
 Ending: TypeAlias = Received | BaseException
 Endings: TypeAlias = tuple[list[Ending], list[Ending]]  # over HTTP, and over gRPC
@@ -26,24 +28,34 @@ class Streams:
     name: str  # begins every request id
     max_tokens: int
     rate_tps: float | None = None
+    num_pairs: int = NUM_PAIRS
+    received: defaultdict[str, Received] = field(default_factory=lambda: defaultdict(Received))
 
     @property
     def ids(self) -> list[str]:
-        return [f"{self.name}-{edge}-{i}" for edge in ("http", "grpc") for i in range(NUM_PAIRS)]
+        return self.http_ids + self.grpc_ids
+
+    @property
+    def http_ids(self) -> list[str]:
+        return [f"{self.name}-http-{i}" for i in range(self.num_pairs)]
+
+    @property
+    def grpc_ids(self) -> list[str]:
+        return [f"{self.name}-grpc-{i}" for i in range(self.num_pairs)]
 
     async def run(self) -> list[tuple[Received, Received]]:
         """Stream them all to their end; raises what the first failing one raises."""
         return await asyncio.gather(
-            *(asyncio.gather(self._http(i), self._grpc(i)) for i in range(NUM_PAIRS))
+            *(asyncio.gather(self._http(i), self._grpc(i)) for i in range(self.num_pairs))
         )
 
     async def endings(self) -> Endings:
         """Stream them all; return what became of each over HTTP, and over gRPC."""
         edges: list[Callable[[int], Awaitable[Received]]] = [self._http, self._grpc]
         ended = await asyncio.gather(
-            *(edge(i) for edge in edges for i in range(NUM_PAIRS)), return_exceptions=True
+            *(edge(i) for edge in edges for i in range(self.num_pairs)), return_exceptions=True
         )
-        return ended[:NUM_PAIRS], ended[NUM_PAIRS:]
+        return ended[: self.num_pairs], ended[self.num_pairs :]
 
     async def wait_live(self) -> None:
         """Wait until every reader has had some tokens."""
@@ -53,6 +65,15 @@ class Streams:
             return all(id_ in records and records[id_].num_delivered_tokens > 2 for id_ in self.ids)
 
         await asyncio.to_thread(wait_until, live, "all streams live")
+
+    async def go_on(self) -> None:
+        """Wait until every reader has some more tokens than now."""
+        goal = {id_: len(self.received[id_].arrived_s) + MORE_TOKENS for id_ in self.ids}
+
+        def have_gone_on() -> bool:
+            return all(len(self.received[id_].arrived_s) >= num for id_, num in goal.items())
+
+        await asyncio.to_thread(wait_until, have_gone_on, "all streams have more tokens")
 
     async def wait_recorded(self, state: "tracker_pb.RequestState.ValueType") -> None:
         """Wait until the tracker says that all of them are in `state`."""
@@ -68,8 +89,9 @@ class Streams:
             self.stack.base_url,
             _prompt(i),
             max_tokens=self.max_tokens,
-            request_id=f"{self.name}-http-{i}",
+            request_id=self.http_ids[i],
             rate_tps=self.rate_tps,
+            got=self.received[self.http_ids[i]],
         )
 
     async def _grpc(self, i: int) -> Received:
@@ -77,8 +99,9 @@ class Streams:
             self.stack.address("gateway"),
             _prompt(i),
             max_tokens=self.max_tokens,
-            request_id=f"{self.name}-grpc-{i}",
+            request_id=self.grpc_ids[i],
             rate_tps=self.rate_tps,
+            got=self.received[self.grpc_ids[i]],
         )
 
 
@@ -97,9 +120,12 @@ def assert_complete(pair: tuple[Received, Received], reference: Received, num_to
 
 
 def num_in_engine(stack: Stack) -> int:
-    """Return how many requests the engine has."""
+    """Return how many requests the engine has; -1 while it does not answer."""
     with grpc.insecure_channel(stack.address("executor")) as channel:
-        load = executor_pb2_grpc.ExecutorServiceStub(channel).GetLoad(
-            executor_pb2.GetLoadRequest(), timeout=5
-        )
+        try:
+            load = executor_pb2_grpc.ExecutorServiceStub(channel).GetLoad(
+                executor_pb2.GetLoadRequest(), timeout=RPC_TIMEOUT_S
+            )
+        except grpc.RpcError:
+            return -1
     return int(load.num_running_reqs + load.num_waiting_reqs)

@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from cli.local.settings import PORTS
-from tests.processes import ROOT
-from tests.redis_server import free_port
+from tests.ports import free_port
+from tests.processes import ROOT, wait_until
 
-TIMEOUT_S = 500
+TIMEOUT_S = 3_000  # a guard against hangs
 
 
 class LocalStack:
@@ -54,19 +55,37 @@ class LocalStack:
                 start_new_session=True,
             )
 
-    def pids(self) -> set[int]:
-        """Return every process that was started with this run directory."""
+    def pids(self, doing: tuple[str, ...] = ("",)) -> set[int]:
+        """Return every process that was started with this run directory, and has one of `doing` in
+        its command.
+        """
         own = self.environment["EVENFLOW_RUN_DIR"]
-        return {p.pid for p in psutil.process_iter() if _run_dir_of(p).startswith(own)}
+        return {
+            p.pid
+            for p in psutil.process_iter()
+            if _run_dir_of(p).startswith(own) and any(part in _command_of(p) for part in doing)
+        }
 
     def kill(self) -> None:
         """Leave nothing, whatever has happened."""
         for pid in self.pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def wait_gone(self) -> None:
+        """Wait until none of its processes is left."""
+        wait_until(lambda: self.pids() == set(), "all processes have ended")
 
 
 def _run_dir_of(process: psutil.Process) -> str:
     try:
         return str(process.environ().get("EVENFLOW_RUN_DIR", ""))
+    except psutil.Error:
+        return ""
+
+
+def _command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
     except psutil.Error:
         return ""

@@ -1,17 +1,18 @@
 """A collector of traces: a real gRPC server that speaks OTLP and keeps what it gets."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from grpc import aio
+import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,36 +27,41 @@ class ReceivedSpan:
 
 
 class OtlpReceiver(otlp_grpc.TraceServiceServicer):
+    """Receives in threads of its own, whatever the test does meanwhile."""
+
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
         self.raw = b""  # every message as it came
         self.port = 0
-        self._news = asyncio.Condition()
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def Export(  # noqa: N802
-        self, request: otlp.ExportTraceServiceRequest, context: aio.ServicerContext
+    def Export(  # noqa: N802
+        self, request: otlp.ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> otlp.ExportTraceServiceResponse:
         self.raw += request.SerializeToString()
-        async with self._news:
-            for group in request.resource_spans:
-                service = _plain(group.resource.attributes).get("service.name", "")
-                for scope in group.scope_spans:
-                    self.spans += [_received(service, span) for span in scope.spans]
-            self._news.notify_all()
+        for group in request.resource_spans:
+            service = _plain(group.resource.attributes).get("service.name", "")
+            for scope in group.scope_spans:
+                self.spans += [_received(service, span) for span in scope.spans]
         return otlp.ExportTraceServiceResponse()
 
-    async def until(self, holds: Callable[[list[ReceivedSpan]], bool]) -> None:
-        async with asyncio.timeout(WAIT_S), self._news:
-            await self._news.wait_for(lambda: holds(self.spans))
+    def of_trace(self, trace_id: str) -> list[ReceivedSpan]:
+        return [span for span in self.spans if span.trace_id == trace_id]
 
-    def named(self, service: str, prefix: str) -> ReceivedSpan:
-        """Return the one span of a service whose name begins so."""
-        (span,) = [s for s in self.spans if s.service == service and s.name.startswith(prefix)]
-        return span
+    async def until(self, holds: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+        """Wait until `holds`; TimeoutError after the timeout."""
+        async with asyncio.timeout(timeout_s):
+            while not holds():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+def named(spans: list[ReceivedSpan], service: str, prefix: str) -> ReceivedSpan:
+    """Return the one span of a service whose name begins so."""
+    (span,) = [s for s in spans if s.service == service and s.name.startswith(prefix)]
+    return span
 
 
 def _received(service: str, span: Any) -> ReceivedSpan:
@@ -81,13 +87,13 @@ def _value(value: AnyValue) -> Any:
     return getattr(value, kind) if kind else None
 
 
-@asynccontextmanager
-async def otlp_receiver() -> AsyncIterator[OtlpReceiver]:
-    receiver, server = OtlpReceiver(), aio.server()
+@contextmanager
+def otlp_receiver() -> Iterator[OtlpReceiver]:
+    receiver, server = OtlpReceiver(), grpc.server(ThreadPoolExecutor(1))
     otlp_grpc.add_TraceServiceServicer_to_server(receiver, server)
     receiver.port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    server.start()
     try:
         yield receiver
     finally:
-        await server.stop(grace=None)
+        server.stop(grace=None).wait()

@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
+from tests.ports import free_port
 from tests.protos import make_plan_request
-from tests.redis_server import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
-WARM_TIMEOUT_S = 600.0  # the first start on a machine compiles the kernels
+WARM_TIMEOUT_S = 1_800.0  # the first start on a machine compiles the kernels
 
 
 @contextmanager

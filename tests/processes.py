@@ -6,22 +6,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import grpc
 import httpx
+import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.models import exactness_model
-from tests.redis_server import RedisServer, free_port
+from tests.models import MAX_MODEL_LEN, exactness_model
+from tests.ports import free_port
+from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent
-START_TIMEOUT_S = 180.0  # an engine start on a busy machine
+# Guards against hangs, far beyond what a busy machine needs.
+START_TIMEOUT_S = 1_200.0
+EXIT_TIMEOUT_S = 600.0
+RPC_TIMEOUT_S = 60.0
 MODEL = "exactness"
 HANG_S = float(os.environ.get("EVENFLOW_TEST_HANG_S", "2.5"))  # longer than reports and plans wait
-# A peer that hangs is noticed within two of these; a busy machine's processes stop for a second.
-KEEPALIVE_S = 10.0 if HANG_S >= 30 else 5.0
+KEEPALIVE_S = 30.0  # no process of a busy machine stands still for so long
 ENGINE_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -30,12 +34,56 @@ ENGINE_ENVIRONMENT = {
 }
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 300.0) -> None:
     """Poll `condition` until it holds; AssertionError naming `what` after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
         time.sleep(0.05)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for a process that was asked to end, and leave nothing of its group."""
+    try:
+        process.wait(timeout=EXIT_TIMEOUT_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def engine_processes_of(pid: int) -> list[psutil.Process]:
+    """Return EngineCore and its workers, by the process id of their executor."""
+    return [
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if "VLLM::" in " ".join(_command_of(child))
+    ]
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=EXIT_TIMEOUT_S)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextmanager
+def stopped(processes: list[psutil.Process]) -> Iterator[None]:
+    """Keep processes from running while the block does."""
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has just ended
+        return []
 
 
 class Stack:
@@ -45,8 +93,10 @@ class Stack:
     # Endpoints of metrics; the gateway's is that of HTTP.
     METRICS = ("tracker_metrics", "planner_metrics", "executor_metrics")
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, *, keepalive_s: float = KEEPALIVE_S) -> None:
+        """A peer that hangs is noticed within two `keepalive_s`."""
         self._log_dir = log_dir
+        self._keepalive_s = keepalive_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.redis = RedisServer()
         self.ports = {name: free_port() for name in (*self.SERVICES, *self.METRICS, "http")}
@@ -67,18 +117,26 @@ class Stack:
             "EXECUTOR_MODEL": exactness_model(),
             "EXECUTOR_SERVED_MODEL_NAME": MODEL,
             "EXECUTOR_DTYPE": "float32",  # greedy output must not depend on the batch
-            "EXECUTOR_MAX_MODEL_LEN": 2048,
+            "EXECUTOR_MAX_MODEL_LEN": MAX_MODEL_LEN,
             "EXECUTOR_MAX_NUM_SEQS": 32,
             "EXECUTOR_ENFORCE_EAGER": 1,
             "EXECUTOR_TOOL_CALL_PARSER": "hermes",
             "EXECUTOR_LAYERWISE_KV": "true",  # so that the planner is asked
             "EXECUTOR_KV_HOST_MEMORY_BYTES": 64 << 20,
+            "EXECUTOR_GRAMMAR_TIMEOUT_S": 60,
+            "EXECUTOR_KV_MAX_PAUSE_S": 3_600,
+            "EXECUTOR_DRAIN_TIMEOUT_S": 1_800,
+            "GATEWAY_DRAIN_TIMEOUT_S": 300,
+            "GATEWAY_READER_TIMEOUT_S": 1_800,
+            "GATEWAY_SUBMIT_TIMEOUT_S": 300,
             "PLANNER_GRPC_PORT": self.ports["planner"],
             "TRACKER_GRPC_PORT": self.ports["tracker"],
             "TRACKER_REDIS_URL": self.redis.url,
         }
         settings |= {f"{name.upper()}_PORT": self.ports[name] for name in self.METRICS}
-        settings |= {f"{name.upper()}_GRPC_KEEPALIVE_S": KEEPALIVE_S for name in self.SERVICES}
+        settings |= {
+            f"{name.upper()}_GRPC_KEEPALIVE_S": self._keepalive_s for name in self.SERVICES
+        }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
         return (
@@ -117,15 +175,15 @@ class Stack:
         def serving() -> bool:
             code = self._processes[name].poll()
             assert code is None, f"{name} exited with {code}:\n{self.log_tail(name)}"
-            return self._is_serving(name)
+            return self.is_serving(name)
 
         wait_until(serving, f"{name} serving", START_TIMEOUT_S)
 
-    def _is_serving(self, name: str) -> bool:
+    def is_serving(self, name: str) -> bool:
         with grpc.insecure_channel(self.address(name)) as channel:
             try:
                 answer = health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(), timeout=2
+                    health_pb2.HealthCheckRequest(), timeout=RPC_TIMEOUT_S
                 )
             except grpc.RpcError:
                 return False
@@ -133,7 +191,7 @@ class Stack:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.base_url}/ready", timeout=2).status_code == 200
+            return httpx.get(f"{self.base_url}/ready", timeout=RPC_TIMEOUT_S).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -142,9 +200,22 @@ class Stack:
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> int:
         """Send `signum` to the service's front process only, and return its exit code."""
-        process = self._processes.pop(name)
-        process.send_signal(signum)
-        return process.wait(timeout=60)
+        self._processes[name].send_signal(signum)
+        return self.wait_exit(name)
+
+    def wait_exit(self, name: str) -> int:
+        """Wait until the service's front process has ended, and return its exit code."""
+        code = self._processes[name].wait(timeout=EXIT_TIMEOUT_S)
+        del self._processes[name]
+        return code
+
+    def terminate(self, name: str) -> None:
+        """Ask a service to end; see `wait_exit`."""
+        self._processes[name].terminate()
+
+    def engine_processes(self) -> list[psutil.Process]:
+        """Return the executor's EngineCore and its workers."""
+        return engine_processes_of(self._processes["executor"].pid)
 
     @contextmanager
     def frozen(self, name: str) -> Iterator[None]:
@@ -161,18 +232,19 @@ class Stack:
         else:
             os.killpg(self._processes[name].pid, signum)
 
+    def log(self, name: str) -> str:
+        """Return all that a service has written."""
+        return (self._log_dir / f"{name}.log").read_text(errors="replace")
+
     def log_tail(self, name: str, num_lines: int = 40) -> str:
-        lines = (self._log_dir / f"{name}.log").read_text(errors="replace").splitlines()
-        return "\n".join(lines[-num_lines:])
+        return "\n".join(self.log(name).splitlines()[-num_lines:])
 
     def stop(self) -> None:
         """Stop everything, children of killed processes included."""
         for process in self._processes.values():
             process.terminate()
-        for process in self._processes.values():
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+        with ExitStack() as ending:
+            ending.callback(self.redis.stop)
+            for process in self._processes.values():
+                ending.callback(end, process)
         self._processes.clear()
-        self.redis.stop()

@@ -12,14 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-START_TIMEOUT_S = 30.0
+from tests.ports import free_port
 
-
-def free_port() -> int:
-    """Return a TCP port of the loopback address that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+START_TIMEOUT_S = 300.0
 
 
 def redis_executable() -> str:

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.e2e.systems import NUM_LAYERS, Device
 from tests.executor_process import ExecutorProcess
+from tests.ports import free_port
 from tests.processes import ROOT, wait_until
-from tests.redis_server import free_port
 
 PLANNER_START_TIMEOUT_S = 300.0
 SCRAPE_TIMEOUT_S = 10.0

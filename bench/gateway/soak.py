@@ -22,7 +22,7 @@ from bench.gateway.synthetic_executor import LENGTH, EnginelessExecutor
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from services.kit.rpc import Context
-from tests.redis_server import free_port
+from tests.ports import free_port
 
 NUM_READERS = 64  # at a time
 NUM_TOKENS = 20  # of each stream

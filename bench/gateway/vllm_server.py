@@ -18,8 +18,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, tree, wait_until
 from tests.models import exactness_model
+from tests.ports import free_port
 from tests.processes import ENGINE_ENVIRONMENT
-from tests.redis_server import free_port
 
 MODEL = "exactness"
 NUM_REPEATS = 3

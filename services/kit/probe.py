@@ -1,7 +1,7 @@
 """`python -m services.kit.probe HOST:PORT`: exit code 0 if a process is SERVING (grpc.health.v1).
 
 `--ca`, and `--cert` with `--key`, are PEM files for a process that speaks TLS; `--name` is what its
-certificate is for, if that is not HOST.
+certificate is for, if that is not HOST. `--timeout` bounds the wait for an answer.
 """
 
 import argparse
@@ -27,11 +27,11 @@ def make_channel(arguments: argparse.Namespace) -> grpc.Channel:
     return grpc.secure_channel(arguments.address, credentials, options=name)
 
 
-def problem_of(channel: grpc.Channel) -> str:
+def problem_of(channel: grpc.Channel, timeout_s: float) -> str:
     """Return why the process at the other end is not healthy; empty if it is."""
     try:
         answer = health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S
+            health_pb2.HealthCheckRequest(), timeout=timeout_s
         )
     except grpc.RpcError as error:
         return f"{error.code().name}: {error.details()}"
@@ -46,13 +46,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     for option in ("--ca", "--cert", "--key"):
         parser.add_argument(option, type=Path)
     parser.add_argument("--name", default="")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", default=TIMEOUT_S)
     return parser.parse_args(argv)
 
 
 def main() -> None:
     arguments = parse(sys.argv[1:])
     with make_channel(arguments) as channel:
-        if problem := problem_of(channel):
+        if problem := problem_of(channel, arguments.timeout):
             sys.exit(f"{arguments.address}: {problem}")
 
 

@@ -22,8 +22,9 @@ from services.executor.kv.cuda_copy_engine import CudaCopyEngine
 from services.executor.kv.host_ring import HostRing
 from services.executor.kv.integrity_guard import GuardedEngine
 from services.executor.kv.options import GuardMode
-from services.executor.kv.pages import CHUNK_BYTES, GroupPages
+from services.executor.kv.pages import GroupPages
 from tests.fake_streams import FakeDevice
+from tests.link_gate import LinkGate
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -89,6 +90,11 @@ def make_cpu(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterato
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> LinkGate:
+    return LinkGate(monkeypatch)
 
 
 @pytest.fixture(params=["cpu-pinned", "cpu-ring", "streams-pinned", "streams-ring"])
@@ -165,58 +171,77 @@ def test_an_empty_copy_is_done_at_once(make: Make) -> None:
     assert engine.submit(save([], [])).done
 
 
-def test_an_urgent_load_overtakes_a_background_one_that_has_begun(make_cpu: Make) -> None:
-    block_bytes = 2 * PAGE_BYTES
-    engine = make_cpu(bytes_per_s=20 * CHUNK_BYTES)  # 50 ms per chunk
-    many = [n % NUM_BLOCKS for n in range(8 * CHUNK_BYTES // block_bytes)]
-    background = engine.submit(load(many, many, urgency=BACKGROUND))
+def test_an_urgent_load_overtakes_a_background_one_that_has_begun(
+    make_cpu: Make, gate: LinkGate
+) -> None:
+    engine = make_cpu()
+    everything = list(range(NUM_BLOCKS))  # eight chunks
+    background = engine.submit(load(everything, everything, urgency=BACKGROUND))
+    gate.await_chunk()
+    urgent = engine.submit(load([1], [1], group=1, urgency=3.0))
 
-    engine.wait(engine.submit(load([1], [1], group=1, urgency=3.0)))
+    gate.admit(2)  # the chunk that has begun, and one more
+    engine.wait(urgent)
 
     assert not background.done
+    gate.open()
     engine.wait(background)
 
 
-def test_loads_run_in_the_order_in_which_layers_need_them(make_cpu: Make) -> None:
-    engine = make_cpu(bytes_per_s=20 * CHUNK_BYTES)
-    first = engine.submit(load(list(range(8)), list(range(8)), urgency=0.0))  # holds the link
+def test_loads_run_in_the_order_in_which_layers_need_them(make_cpu: Make, gate: LinkGate) -> None:
+    engine = make_cpu()
+    first = engine.submit(load(list(range(8)), list(range(8)), urgency=0.0))
+    gate.await_chunk()  # it holds the link
     late = engine.submit(load(list(range(8, 16)), list(range(8, 16)), urgency=2.0))
     early = engine.submit(load(list(range(16, 24)), list(range(16, 24)), urgency=1.0))
 
+    gate.admit(2)
     engine.wait(early)
 
     assert first.done
     assert not late.done
+    gate.open()
     engine.wait(late)
 
 
 def test_a_cancelled_copy_ends_early_and_counts_as_done(
-    make_cpu: Make, pages: list[GroupPages]
+    make_cpu: Make, pages: list[GroupPages], gate: LinkGate
 ) -> None:
-    engine = make_cpu(bytes_per_s=20 * CHUNK_BYTES)
+    engine = make_cpu()
     everything = list(range(NUM_BLOCKS))  # eight chunks
     ticket = engine.submit(load(everything, everything, urgency=BACKGROUND))
+    gate.await_chunk()
 
     engine.cancel(ticket)
+    gate.open()
     engine.wait(ticket)
 
     assert ticket.done
-    assert pages[0].pool[0][-1].sum() == 0  # the last chunk had not begun
-    assert engine.totals().h2d_bytes < len(everything) * 2 * PAGE_BYTES
+    assert pages[0].pool[0][8:].sum() == 0  # the second chunk had not begun
+    assert engine.totals().h2d_bytes == 8 * 2 * PAGE_BYTES
 
 
-def test_bytes_appear_only_after_their_time_and_the_target_is_nan_until_then(
-    make_cpu: Make, pages: list[GroupPages]
+def test_until_the_link_has_carried_its_bytes_the_target_of_a_load_is_nan(
+    make_cpu: Make, pages: list[GroupPages], gate: LinkGate
 ) -> None:
-    engine = make_cpu(bytes_per_s=8 * 2 * PAGE_BYTES, poison_targets=True)  # 8 blocks a second
-    begin_s = time.perf_counter()
-
+    engine = make_cpu(poison_targets=True)
     ticket = engine.submit(load([0, 1], [4, 5]))
+    gate.await_chunk()
+
     early = pages[0].pool[0][4, 0].item()
+    gate.open()
     engine.wait(ticket)
 
     assert early == 0xFF
     assert pages[0].pool[0][4, 0].item() == 1
+
+
+def test_a_load_is_done_no_sooner_than_its_time_on_the_link(make_cpu: Make) -> None:
+    engine = make_cpu(bytes_per_s=8 * 2 * PAGE_BYTES)  # 8 blocks a second
+    begin_s = time.perf_counter()
+
+    engine.wait(engine.submit(load([0, 1], [4, 5])))
+
     assert time.perf_counter() - begin_s >= 2 / 8
 
 
@@ -273,15 +298,16 @@ def test_a_failing_copy_raises_each_time_and_the_others_go_on(
 
 
 def test_a_wait_ends_after_its_bound_and_the_copy_may_still_end(
-    make_cpu: Make, pages: list[GroupPages]
+    make_cpu: Make, pages: list[GroupPages], gate: LinkGate
 ) -> None:
-    engine = make_cpu(bytes_per_s=8 * 2 * PAGE_BYTES)  # 8 blocks a second
+    engine = make_cpu()
     ticket = engine.submit(load([5, 6], [1, 2]))
 
     with pytest.raises(CopyHungError):
         engine.wait(ticket, 0.01)
 
     assert not ticket.done
+    gate.open()
     engine.wait(ticket)
     assert pages[0].pool[0][2, 0].item() == 7
 

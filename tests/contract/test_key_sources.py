@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from services.gateway import key_sources
 from services.gateway.key_sources import (
     REDIS_KEY,
     FileKeys,
@@ -39,6 +40,11 @@ def redis_place(server: RedisServer) -> Place:
     client.flushdb()
     source = RedisKeys(server.url)
     return Place(source, lambda text: client.set(REDIS_KEY, text), lambda: client.delete(REDIS_KEY))
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_sources, "REDIS_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture(params=["file", "redis"])

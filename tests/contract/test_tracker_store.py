@@ -52,7 +52,7 @@ EXECUTOR = ExecutorWriter(executor_id=EX, epoch=EPOCH)
 GATEWAY = GatewayWriter(gateway_id=GatewayId("gw0"), epoch=EPOCH)
 OTHER_GATEWAY = GatewayWriter(gateway_id=GatewayId("gw1"), epoch=EPOCH)
 S = RequestState
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class FakeClock:

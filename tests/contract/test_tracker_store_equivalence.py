@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
+import pytest
 import redis.asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from services.tracker.types import (
     RequestKey,
     RequestState,
 )
+from tests.fuzz import examples
 from tests.redis_server import RedisServer
 
 Operation: TypeAlias = Callable[[TrackerStore], Awaitable[Any]]
@@ -136,7 +138,7 @@ async def everything(store: TrackerStore) -> Any:
 async def compare(url: str, script: list[tuple[float, Operation]]) -> None:
     now_s = [1_800_000_000.123457]
     memory = MemoryTrackerStore(LIFETIMES, clock=lambda: now_s[0])
-    in_redis = RedisTrackerStore(url, LIFETIMES, clock=lambda: now_s[0], timeout_s=30.0)
+    in_redis = RedisTrackerStore(url, LIFETIMES, clock=lambda: now_s[0], timeout_s=60.0)
     admin = redis.asyncio.Redis.from_url(url)
     await admin.flushall()
     try:
@@ -149,9 +151,9 @@ async def compare(url: str, script: list[tuple[float, Operation]]) -> None:
         await in_redis.aclose()
 
 
+@pytest.mark.timeout(3_600)
 @settings(
-    max_examples=60,
-    deadline=None,
+    max_examples=examples(60),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(script=steps)

@@ -1,4 +1,4 @@
-"""One stack for all end-to-end tests; each test leaves every process running."""
+"""One stack for all end-to-end tests; each but the last leaves every process running."""
 
 from collections.abc import Iterator
 

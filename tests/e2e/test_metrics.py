@@ -8,7 +8,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clients import http_chat
-from tests.processes import Stack
+from tests.processes import RPC_TIMEOUT_S, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "docker/grafana/dashboards/evenflow.json"
@@ -34,7 +34,8 @@ def served(stack: Stack) -> set[str]:
     """
     names = set()
     for url in (stack.base_url, *(f"http://{stack.address(name)}" for name in stack.METRICS)):
-        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+        metrics = httpx.get(f"{url}/metrics", timeout=RPC_TIMEOUT_S).text
+        for family in text_string_to_metric_families(metrics):
             names |= {family.name, family.name + SUFFIXES.get(family.type, "")}
     return names
 

@@ -56,3 +56,23 @@ def full_residency_blocks(case: EngineCase, workload: Sequence[Arrival]) -> int:
 def pool_share(case: EngineCase, workload: Sequence[Arrival]) -> float:
     """Return the pool's usable blocks as a share of full residency."""
     return (case.num_blocks - 1) / full_residency_blocks(case, workload)
+
+
+RING = replace(SLOW_LINK, host_memory="ring")
+PINNED_LATE = replace(SLOW_LINK, pin_bytes_per_s=256e6)  # host memory is ready after a second
+LAYERS = make_case()
+HALVES = make_case(layers_per_group=4, options=PINNED_LATE, asynchronous=True)
+# These cover every pair of options of the product (`product.py`) on every commit.
+STANDING = {
+    "layers": LAYERS,
+    "layers-asynchronous-in-small-chunks": make_case(asynchronous=True, max_num_batched_tokens=97),
+    "pairs-asynchronous-in-small-chunks": make_case(
+        layers_per_group=2, buffers=1, options=RING, asynchronous=True, max_num_batched_tokens=97
+    ),
+    "halves-asynchronous": HALVES,
+    "halves-in-small-chunks": make_case(layers_per_group=4, buffers=1, max_num_batched_tokens=97),
+    "tensor-parallel": make_case(buffers=1, tensor_parallel_size=2),
+    "tensor-parallel-pairs": make_case(layers_per_group=2, tensor_parallel_size=2),
+    "pipeline-parallel": make_case(options=RING, pipeline_parallel_size=2),
+    "pipeline-parallel-pairs": make_case(layers_per_group=2, buffers=1, pipeline_parallel_size=2),
+}

@@ -8,17 +8,40 @@ from typing import Any
 
 from services.executor.controller.options import ControllerOptions
 from services.executor.controller.planner_client import PlannerClient
+from services.placement.types import Snapshot
 from tests.exact.harness import StepRunner
+
+WAIT_S = 120.0
+
+
+class PatientClient(PlannerClient):
+    """Waits for each answer, so that it is there in the next step however slow the machine is."""
+
+    def post(self, snapshot: Snapshot) -> bool:
+        dropped = super().post(snapshot)
+        deadline_s = time.monotonic() + WAIT_S
+        while all(answer.epoch != snapshot.epoch for answer in tuple(self._answers)):
+            assert time.monotonic() < deadline_s, "the planner never answers"
+            time.sleep(1e-3)
+        return dropped
 
 
 @contextmanager
 def asking(
-    runner: StepRunner, address: str, *, timeout_s: float = 30.0, **options: Any
+    runner: StepRunner,
+    address: str,
+    *,
+    timeout_s: float = WAIT_S,
+    patient: bool = False,
+    **options: Any,
 ) -> Iterator[Any]:
-    """Let the engine's controller ask another planner, with other options, for a while."""
+    """Let the engine's controller ask another planner, with other options, for a while.
+
+    `patient`: the engine waits for each answer.
+    """
     before = runner.case.controller
     assert before is not None
-    client = PlannerClient(address, timeout_s=timeout_s)
+    client = (PatientClient if patient else PlannerClient)(address, timeout_s=timeout_s)
     log_stats, runner.scheduler.log_stats = runner.scheduler.log_stats, False  # counts add up
     swap_controller(runner, replace(before, **options), client)
     try:

@@ -20,6 +20,7 @@ from services.executor.kv.copy_engine import (
 from services.executor.kv.copy_watch import Patience
 
 SUBMISSIONS_UNTIL_LATE_WRITE = 40  # of other copies, before a hung one writes after all
+SWEEPS_UNTIL_LATE = 20  # before a copy counts as hung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +116,14 @@ class FailingEngine:
 
     def wait(self, ticket: Any, timeout_s: float = FOR_EVER) -> float:
         if not isinstance(ticket, FaultyTicket):  # submitted before the faults began
-            return float(self.engine.wait(ticket, timeout_s))
+            return float(self.engine.wait(ticket))
         if ticket.fault == "fails" and not ticket.cancelled:
             raise CopyFailedError("made to fail")
         if ticket.fault == "hangs" and ticket.inner is None:
             raise CopyHungError("held back")
         if ticket.inner is None:
             return 0.0
-        waited_s = float(self.engine.wait(ticket.inner, timeout_s))
+        waited_s = float(self.engine.wait(ticket.inner))  # it ends; only what hangs is late
         if ticket.fault == "changes":
             ticket.fault = ""
             self._change(ticket.copy)
@@ -151,6 +152,22 @@ class FailingEngine:
         self.engine.close()
 
 
+class SweepClock:
+    """Counts the sweeps of a watch, one a step: no other work on the machine makes a copy late."""
+
+    def __init__(self, watch: Any) -> None:
+        self._num_sweeps = 0
+        self._sweep = watch.sweep
+        watch.sweep = self._count
+
+    def _count(self) -> None:
+        self._num_sweeps += 1
+        self._sweep()
+
+    def __call__(self) -> float:
+        return float(self._num_sweeps)
+
+
 def install(worker: Any, rates: FaultRates, seed: int) -> None:
     """Let copies of this rank go wrong from now on, and wait for none of them for long."""
     runner, rank = _of_this_process()
@@ -159,7 +176,10 @@ def install(worker: Any, rates: FaultRates, seed: int) -> None:
         guard.engine = FailingEngine(guard.engine)
     here = rates.ranks is None or rank in rates.ranks
     guard.engine.spoil(rates if here else FaultRates(), seed)
-    runner.watch._patience = Patience(least_s=0.2)
+    watch = runner.watch
+    watch._patience = Patience(least_s=SWEEPS_UNTIL_LATE)
+    if not isinstance(watch._clock, SweepClock):
+        watch._clock = SweepClock(watch)
 
 
 def heal(worker: Any) -> dict[str, int]:
@@ -167,7 +187,7 @@ def heal(worker: Any) -> dict[str, int]:
     runner, _ = _of_this_process()
     engine = runner.watch.engine.engine
     engine.spoil(FaultRates())
-    runner.watch._patience = Patience()
+    runner.watch._patience = Patience(least_s=FOR_EVER)
     for ticket in engine._hung:
         ticket.due = 0
     engine._write_late()

@@ -1,6 +1,6 @@
 """Copies fail, hang and change bytes under every kind of parallelism and scheduler.
 
-`make test-exact` runs it; `tests/integration/test_layerwise_failures.py` is the part for every day.
+A night runs it, and a commit the engine that it draws; `test_layerwise_failures.py` runs on each.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,8 @@ import pytest
 from tests.exact.cases import SLOW_LINK, make_case
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
-from tests.exact.harness import Outcome, StepRunner
+from tests.exact.harness import StepRunner
+from tests.exact.reference import answers_to, reference
 from tests.exact.workloads import churn, mixed
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
@@ -34,19 +35,20 @@ def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
 
 
 @pytest.fixture(scope="module")
-def healthy(runner: StepRunner) -> Outcome:
-    return runner.run(WORKLOAD, hook=churn(1))
+def expected() -> dict[str, list[int]]:
+    """Stock vLLM's tokens."""
+    return answers_to(WORKLOAD, reference("float32")["mixed"]).tokens
 
 
 @pytest.mark.parametrize("kind", [*ALONE, "together"])
 def test_tokens_are_exact_whatever_copies_do(
-    runner: StepRunner, healthy: Outcome, kind: str
+    runner: StepRunner, expected: dict[str, list[int]], kind: str
 ) -> None:
     rates: FaultRates = {**ALONE, "together": TOGETHER}[kind]
 
     run = run_with_faults(runner, rates, hook=churn(2), workload=WORKLOAD)
 
-    assert_right(run, healthy.tokens)
+    assert_right(run, expected)
     assert sum(run.faults.values()) > 0
     owner = runner.scheduler.block_owner
     assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
@@ -54,7 +56,7 @@ def test_tokens_are_exact_whatever_copies_do(
 
 
 def test_class_6_rank_divergence_a_failure_on_the_last_rank_is_acted_on_by_all(
-    runner: StepRunner, healthy: Outcome
+    runner: StepRunner, expected: dict[str, list[int]]
 ) -> None:
     if runner.case.num_ranks == 1:
         pytest.skip("one rank cannot differ")
@@ -62,5 +64,5 @@ def test_class_6_rank_divergence_a_failure_on_the_last_rank_is_acted_on_by_all(
 
     run = run_with_faults(runner, rates, hook=churn(3), workload=WORKLOAD)
 
-    assert_right(run, healthy.tokens)
+    assert_right(run, expected)
     assert run.lost

@@ -1,4 +1,4 @@
-"""The full product of the options: what `make test-exact` runs.
+"""The full product of the options: a night runs all of it, a commit what it draws (`--draw`).
 
 One engine per combination, each with the same runs; every run asserts by itself that it moved
 enough (`evidence.py`). And bf16 against stock vLLM on the same step schedule.
@@ -16,15 +16,16 @@ from tests.exact.harness import (
     Arrival,
     EngineCase,
     Hook,
-    Outcome,
     StepRunner,
     first_difference,
-    stock,
 )
+from tests.exact.reference import reference
 from tests.exact.workloads import (
     alternating,
-    at_distance,
+    at_distances,
     churn,
+    distances_of,
+    first_distances,
     holds,
     long_prompt,
     mixed,
@@ -91,13 +92,15 @@ class Run:
 
 
 def distances(num_groups: int) -> list[Run]:
+    """Between them every distance is somebody's."""
+    workload = mixed(num_groups)
     return [
         Run(
-            name=f"distance {distance}",
-            workload=mixed(num_groups),
-            hook=at_distance(distance, num_groups, mixed(num_groups)),
+            name=f"distances from {first}",
+            workload=workload,
+            hook=at_distances(workload, num_groups, first=first),
         )
-        for distance in range(1, num_groups + 1)
+        for first in first_distances(num_groups)
     ]
 
 
@@ -170,42 +173,34 @@ def test_pools_of_most_runs_are_scarce() -> None:
     assert 2 * num_scarce >= len(shares)
 
 
-# First, for there is one engine per process: those of the fixtures below stay open.
-@pytest.fixture(scope="module")
-def bf16_reference() -> Outcome:
-    runner = StepRunner(stock(BF16_CASES["1-layers"]))
-    try:
-        return runner.run(mixed())
-    finally:
-        runner.close()
+@pytest.mark.parametrize("groups", sorted({num_groups(case) for case in CASES.values()}))
+def test_every_distance_is_somebodys(groups: int) -> None:
+    workload = mixed(groups)
+    found = [
+        distances_of(workload, groups, first=first).values() for first in first_distances(groups)
+    ]
+
+    assert set().union(*found) == set(range(1, groups + 1))
 
 
 @pytest.mark.parametrize("case", BF16_CASES.values(), ids=BF16_CASES.keys())
-def test_bf16_on_the_same_step_schedule(case: EngineCase, bf16_reference: Outcome) -> None:
+def test_bf16_on_the_same_step_schedule(case: EngineCase) -> None:
+    expected = reference("bfloat16")["mixed"]
     runner = StepRunner(case)
     hooks = (alternating((1, 2), num_groups(case)), churn(6))
     assert len(hooks) == NUM_BF16_RUNS
     try:
         for hook in hooks:
             outcome = runner.run(mixed(), hook=hook)
-            assert outcome.num_steps == bf16_reference.num_steps, "not the same schedule"
-            assert first_difference(bf16_reference, outcome) == {}
+            assert outcome.num_steps == expected.num_steps, "not the same schedule"
+            assert first_difference(expected, outcome) == {}
             assert_pressure(runner, outcome, min_changes=2)
     finally:
         runner.close()
 
 
-@pytest.fixture(scope="module")
-def reference() -> dict[str, Outcome]:
-    runner = StepRunner(stock(EngineCase(num_blocks=1)))
-    try:
-        return {"mixed": runner.run(mixed()), "long": runner.run(long_prompt())}
-    finally:
-        runner.close()
-
-
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
-def runner(request: pytest.FixtureRequest, reference: dict[str, Outcome]) -> Iterator[StepRunner]:
+def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
     runner = StepRunner(request.param)
     yield runner
     runner.close()
@@ -213,14 +208,15 @@ def runner(request: pytest.FixtureRequest, reference: dict[str, Outcome]) -> Ite
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_are_those_of_stock_vllm(
-    runner: StepRunner, reference: dict[str, Outcome], kind: Callable[[int], list[Run]]
+    runner: StepRunner, kind: Callable[[int], list[Run]]
 ) -> None:
+    expected = reference("float32")
     for run in kind(num_groups(runner.case)):
         outcome = runner.run(run.workload, hook=run.hook)
         try:
             assert_exact(
                 runner,
-                reference[run.reference],
+                expected[run.reference],
                 outcome,
                 run.workload,
                 min_changes=run.min_changes,

@@ -1,7 +1,7 @@
 """Workloads and placement changes of the exactness runs."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +68,20 @@ def long_prompt(num_groups: int = 1) -> list[Arrival]:
     return arrivals[:FIRST_LONG] if num_groups >= MANY_GROUPS else arrivals
 
 
+def sampled() -> list[Arrival]:
+    """Return `mixed`, every other one of it sampled with a seed, with log-probabilities."""
+    sampling = {"temperature": 1.0, "top_p": 0.9, "seed": 7, "logprobs": 2}
+    return [replace(a, sampling=sampling) if n % 2 else a for n, a in enumerate(mixed())]
+
+
+def stopping(texts: Mapping[str, str]) -> list[Arrival]:
+    """Return `mixed`, some of it ending at a string of its own answer, taken from `texts`."""
+    return [
+        replace(a, sampling={"stop": [texts[a.request_id][30:36]]}) if n % 4 == 1 else a
+        for n, a in enumerate(mixed())
+    ]
+
+
 def with_aborts(workload: Sequence[Arrival], *, seed: int, share: float = 0.3) -> list[Arrival]:
     """Abort some requests at random, from the step of their arrival to about their last one."""
     rng = random.Random(seed)
@@ -131,10 +145,22 @@ def fixed(offloaded: dict[str, frozenset[int]], num_staging: int = 2) -> Hook:
     return hook
 
 
-def at_distance(distance: int, num_groups: int, workload: Sequence[Arrival]) -> Hook:
-    """Give every request but each third one a distance; the capacity guard moves the others."""
-    groups = every(distance, num_groups)
-    return fixed({a.request_id: groups for n, a in enumerate(workload) if n % 3 != 2})
+def distances_of(workload: Sequence[Arrival], num_groups: int, *, first: int) -> dict[str, int]:
+    """Return a distance for every request but each third one, counting up from `first`."""
+    return {
+        a.request_id: 1 + (first + n - 1) % num_groups for n, a in enumerate(workload) if n % 3 != 2
+    }
+
+
+def first_distances(num_groups: int) -> Sequence[int]:
+    """Return where to begin counting, run by run, so that every distance is somebody's."""
+    return (1, 2) if num_groups >= MANY_GROUPS else (1,)
+
+
+def at_distances(workload: Sequence[Arrival], num_groups: int, *, first: int) -> Hook:
+    """Place requests at `distances_of`; the capacity guard moves the others."""
+    distances = distances_of(workload, num_groups, first=first)
+    return fixed({name: every(distance, num_groups) for name, distance in distances.items()})
 
 
 def alternating(distances: Sequence[int], num_groups: int, *, period: int = 25) -> Hook:

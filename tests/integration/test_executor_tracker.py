@@ -1,7 +1,6 @@
 """The executor's lease and reports, against a served tracker that comes and goes."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -10,43 +9,86 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from services.executor import tracker_client
 from services.executor.progress import Phase
 from services.executor.tracker_client import TrackerClient
 from services.executor.types import EngineLoad
-from services.kit.clock import wall_s
-from services.kit.rpc import make_channel
+from services.kit.errors import ConflictError
+from services.kit.rpc import Context, make_channel
 from services.kit.server import ServiceServer
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 from services.tracker.watches import Watches
-from tests.redis_server import free_port
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
 
 EPOCH = 1_800_000_000_000_000
-LEASE_TTL_S = 3.0
+LEASE_TTL_S = 0.6  # a third of it lies between two renewals
+WAIT_S = 120.0
+
+
+class CountingServicer(TrackerServicer):
+    """Counts what executors that want a lease are told."""
+
+    num_renewals = 0
+    num_refusals = 0  # for a newer process has it
+
+    async def RegisterExecutor(  # noqa: N802
+        self, request: pb.RegisterExecutorRequest, context: Context
+    ) -> pb.RegisterExecutorResponse:
+        try:
+            return await super().RegisterExecutor(request, context)
+        except ConflictError:
+            self.num_refusals += 1
+            raise
+
+    async def RenewLease(  # noqa: N802
+        self, request: pb.RenewLeaseRequest, context: Context
+    ) -> pb.RenewLeaseResponse:
+        response = await super().RenewLease(request, context)
+        self.num_renewals += 1
+        return response
 
 
 class ServedTracker:
-    """A tracker with an empty store on a fixed port, started and stopped at will."""
+    """A tracker with an empty store on a fixed port, started and stopped at will.
+
+    Its clock stands still unless the test moves it.
+    """
+
+    servicer: CountingServicer
 
     def __init__(self) -> None:
         self.address = f"127.0.0.1:{free_port()}"
+        self.now_s = 1_800_000_000.0
         self._server: ServiceServer | None = None
 
     async def start(self) -> None:
-        store = MemoryTrackerStore(Lifetimes(lease_ttl_s=LEASE_TTL_S), clock=wall_s)
-        servicer = TrackerServicer(store, Watches(), lease_ttl_s=LEASE_TTL_S, clock=wall_s)
+        store = MemoryTrackerStore(Lifetimes(lease_ttl_s=LEASE_TTL_S), clock=self._clock)
+        self.servicer = CountingServicer(
+            store, Watches(), lease_ttl_s=LEASE_TTL_S, clock=self._clock
+        )
         self._server = ServiceServer(self.address, [])
-        pb_grpc.add_TrackerServiceServicer_to_server(servicer, self._server.grpc)
+        pb_grpc.add_TrackerServiceServicer_to_server(self.servicer, self._server.grpc)
         await self._server.start()
 
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.grpc.stop(grace=None)
             self._server = None
+
+    def _clock(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait long for an answer, and not for the next try."""
+    monkeypatch.setattr(tracker_client, "RPC_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(tracker_client, "RETRY_S", 0.05)
 
 
 @pytest.fixture
@@ -58,7 +100,7 @@ async def tracker() -> AsyncIterator[ServedTracker]:
 
 @pytest.fixture
 async def stub(tracker: ServedTracker) -> "AsyncIterator[TrackerServiceAsyncStub]":
-    async with make_channel(tracker.address) as channel:
+    async with make_channel(tracker.address, default_timeout_s=WAIT_S) as channel:
         yield pb_grpc.TrackerServiceStub(channel)
 
 
@@ -82,7 +124,7 @@ async def snapshot_when(
     stub: "TrackerServiceAsyncStub", condition: Callable[[pb.SnapshotResponse], bool]
 ) -> pb.SnapshotResponse:
     """Poll the tracker until `condition` holds."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while True:
             try:
                 seen = await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0"))
@@ -91,6 +133,13 @@ async def snapshot_when(
             except aio.AioRpcError:
                 pass  # the tracker is away
             await asyncio.sleep(0.02)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll what nothing announces until it holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def has_lease(snapshot: pb.SnapshotResponse) -> bool:
@@ -124,10 +173,12 @@ async def test_the_lease_outlives_its_ttl_while_the_executor_runs(
 ) -> None:
     await tracker.start()
     await snapshot_when(stub, has_lease)
-    until_s = time.monotonic() + 1.2 * LEASE_TTL_S
-    while time.monotonic() < until_s:
+    for _ in range(5):
+        seen = tracker.servicer.num_renewals
+        await until(lambda seen=seen: tracker.servicer.num_renewals > seen)
+        tracker.now_s += 0.8 * LEASE_TTL_S
+
         assert has_lease(await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0")))
-        await asyncio.sleep(0.05)
 
 
 async def test_progress_reaches_the_tracker(
@@ -168,12 +219,11 @@ async def test_a_newer_process_keeps_the_lease_that_it_took_over(
     await stub.RegisterExecutor(
         pb.RegisterExecutorRequest(executor_id="ex0", epoch=EPOCH + 1, address="other:1", model="m")
     )
-    until_s = time.monotonic() + LEASE_TTL_S / 2  # the older one tries to renew meanwhile
-    while time.monotonic() < until_s:
+    for num_refusals in range(1, 4):  # the older one wants it back
         client.note("r", generation=1, num_generated=5, phase=Phase.DECODING)
+        await until(lambda least=num_refusals: tracker.servicer.num_refusals >= least)
         seen = await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0"))
         assert (seen.executor.epoch, seen.executor.address) == (EPOCH + 1, "other:1")
-        await asyncio.sleep(0.05)
 
 
 async def test_a_released_lease_is_gone_at_once(

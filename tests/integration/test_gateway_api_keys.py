@@ -40,12 +40,17 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
+async def models_status(client: Client, key: str) -> int:
+    return (await client.http.get("/v1/models", headers=bearer(key))).status_code
+
+
 @pytest.fixture
 async def client(executor: FakeExecutor, tmp_path: Path) -> AsyncIterator[Client]:
     file = tmp_path / "keys.toml"
     file.write_text(KEYS)
     async with gateway_for(executor, api_keys_file=file) as client:
         await client.wait_ready()
+        await eventually(lambda: models_status(client, CAROL), 200)  # the file was read
         yield client
 
 
@@ -176,7 +181,7 @@ async def test_nobody_cancels_what_another_key_has_asked_for(
 
 async def test_keys_in_redis_are_followed_and_outlive_it(executor: FakeExecutor) -> None:
     async def status(key: str) -> int:
-        return (await client.http.get("/v1/models", headers=bearer(key))).status_code
+        return await models_status(client, key)
 
     with RedisServer() as server:
         store = redis.Redis.from_url(server.url)

@@ -16,9 +16,11 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway.openai_api import ChatCompletionBody, CompletionBody
 from tests.fake_executor import MODEL
+from tests.fuzz import examples
 from tests.gateway_thread import Edge, running_edge
 
-FUZZ = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+FUZZ = settings(max_examples=examples(150))
+pytestmark = pytest.mark.timeout(3_600)  # at night there are many more examples
 REFUSALS = ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED")
 
 

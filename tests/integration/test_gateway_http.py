@@ -218,28 +218,6 @@ async def test_errors_of_the_router_have_openai_s_shape(client, method, path, st
     assert response.headers["x-request-id"].startswith("req-")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'"text"',
-        b"\xff\xfe{}",
-        b'{"model":' + b"[" * 2_000,
-        b'{"model":' + b"[" * 600 + b"]" * 600 + b"}",
-        b'{"seed":' + b"9" * 5_000 + b"}",
-        b'{"model":"\\ud800"}',
-        b'{"\\uDC00":1}',
-    ],
-)
-async def test_what_is_no_json_object_is_a_400(client, body) -> None:
-    response = await client.http.post("/v1/chat/completions", content=body)
-
-    assert response.status_code == 400
-    assert error_of(response)["type"] == "invalid_request_error"
-
-
 @pytest.mark.parametrize("declares_length", [True, False])
 async def test_a_body_above_the_limit_is_a_413(client, declares_length) -> None:
     content = b" " * ((1 << 20) + 1)  # 16 B for each of 4096 tokens are less than 1 MiB
@@ -252,7 +230,8 @@ async def test_a_body_above_the_limit_is_a_413(client, declares_length) -> None:
     )
 
     assert response.status_code == 413
-    assert error_of(response)["code"] == "request_too_large"
+    error = error_of(response)
+    assert (error["param"], error["code"]) == (None, "request_too_large")
 
 
 async def test_the_body_limit_grows_with_the_context_length() -> None:
@@ -337,7 +316,8 @@ async def test_an_unknown_model_is_a_404_without_asking_the_executor(client, exe
     response = await client.http.post("/v1/chat/completions", json=chat_body(model="other"))
 
     assert response.status_code == 404
-    assert error_of(response)["code"] == "model_not_found"
+    error = error_of(response)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert executor.submits == []
 
 
@@ -452,8 +432,6 @@ async def test_the_api_describes_itself(client) -> None:
 
 async def test_without_an_executor_calls_get_503_and_the_process_is_healthy() -> None:
     nobody = FakeExecutor()
-    await nobody.start()
-    await nobody.kill()
     async with gateway_for(nobody) as client:
         answer = await client.http.post("/v1/chat/completions", json=stream_body())
         ready, health = await client.http.get("/ready"), await client.http.get("/health")

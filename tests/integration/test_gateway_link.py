@@ -41,7 +41,7 @@ async def test_a_dying_executor_ends_each_stream_with_one_error(client, executor
     executor.script.ending.clear()
     paced = {"evenflow": {"consumption_rate_tps": 0.01}}
     streams = [start_stream(client, f"r{k}", **(paced if k % 2 else {})) for k in range(10)]
-    await executor.until(lambda: len(executor.delivered) == 10)
+    await until(lambda: client.num_generated() == [3] * 10)
 
     await executor.kill()
     answers = await asyncio.gather(*streams)
@@ -81,8 +81,6 @@ async def test_service_returns_with_the_executor_and_what_it_serves_then(client,
 
 async def test_a_gateway_that_starts_first_finds_its_executor_later() -> None:
     executor = FakeExecutor()
-    await executor.start()
-    await executor.kill()
     async with gateway_for(executor) as client:
         before = await client.http.post("/v1/chat/completions", json=chat_body())
         await executor.start()
@@ -237,8 +235,9 @@ async def test_the_death_of_one_executor_leaves_the_other_s_streams_alone(pair) 
     first, second, client = pair
     for executor in (first, second):
         executor.script.ending.clear()
-    lost, kept = start_stream(client, "a"), start_stream(client, "b")
+    lost = start_stream(client, "a")
     await first.until(lambda: len(first.delivered) == 1)
+    kept = start_stream(client, "b")
     await second.until(lambda: len(second.delivered) == 1)
 
     await first.kill()

@@ -383,37 +383,37 @@ async def test_text_and_conversations_become_tokens(client, executor) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "param"),
-    [
-        ("/tokenize", {"prompt": "a"}, 400, "model"),
-        ("/tokenize", {"model": MODEL}, 400, "prompt"),
-        ("/tokenize", chat_body(prompt="a"), 400, "prompt"),
-        ("/tokenize", chat_body(messages=[]), 400, "messages"),
-        ("/tokenize", {"model": MODEL, "prompt": 5}, 400, "prompt"),
-        ("/tokenize", chat_body(tools=[]), 400, "tools"),
-        ("/tokenize", chat_body(tools=[TOOL, TOOL]), 400, "tools"),
-        ("/tokenize", {"model": MODEL, "prompt": "a", "tools": [TOOL]}, 400, "tools"),
-        ("/tokenize", {"model": "other", "prompt": "a"}, 404, "model"),
-        ("/tokenize", {"model": MODEL, "prompt": UNRENDERABLE}, 400, "prompt"),
-        (
-            "/tokenize",
-            chat_body(messages=[{"role": "user", "content": UNRENDERABLE}]),
-            400,
-            "messages",
-        ),
-        ("/detokenize", {"model": MODEL}, 400, "tokens"),
-        ("/detokenize", {"model": MODEL, "tokens": [-1]}, 400, "tokens[0]"),
-        ("/detokenize", {"model": MODEL, "tokens": [2**31]}, 400, "tokens[0]"),
-        ("/detokenize", {"model": MODEL, "tokens": ["a"]}, 400, "tokens[0]"),
-        ("/detokenize", {"model": "other", "tokens": [1]}, 404, "model"),
-    ],
-)
-async def test_what_has_no_tokens_is_refused(client, path, body, status, param) -> None:
-    response = await client.http.post(path, json=body)
+WITHOUT_TOKENS: list[tuple[str, dict[str, object], int, str]] = [
+    ("/tokenize", {"prompt": "a"}, 400, "model"),
+    ("/tokenize", {"model": MODEL}, 400, "prompt"),
+    ("/tokenize", chat_body(prompt="a"), 400, "prompt"),
+    ("/tokenize", chat_body(messages=[]), 400, "messages"),
+    ("/tokenize", {"model": MODEL, "prompt": 5}, 400, "prompt"),
+    ("/tokenize", chat_body(tools=[]), 400, "tools"),
+    ("/tokenize", chat_body(tools=[TOOL, TOOL]), 400, "tools"),
+    ("/tokenize", {"model": MODEL, "prompt": "a", "tools": [TOOL]}, 400, "tools"),
+    ("/tokenize", {"model": "other", "prompt": "a"}, 404, "model"),
+    ("/tokenize", {"model": MODEL, "prompt": UNRENDERABLE}, 400, "prompt"),
+    (
+        "/tokenize",
+        chat_body(messages=[{"role": "user", "content": UNRENDERABLE}]),
+        400,
+        "messages",
+    ),
+    ("/detokenize", {"model": MODEL}, 400, "tokens"),
+    ("/detokenize", {"model": MODEL, "tokens": [-1]}, 400, "tokens[0]"),
+    ("/detokenize", {"model": MODEL, "tokens": [2**31]}, 400, "tokens[0]"),
+    ("/detokenize", {"model": MODEL, "tokens": ["a"]}, 400, "tokens[0]"),
+    ("/detokenize", {"model": "other", "tokens": [1]}, 404, "model"),
+]
 
-    assert response.status_code == status
-    assert response.json()["error"]["param"] == param
+
+async def test_what_has_no_tokens_is_refused(client) -> None:
+    for path, body, status, param in WITHOUT_TOKENS:
+        response = await client.http.post(path, json=body)
+
+        answer = (response.status_code, response.json()["error"]["param"])
+        assert answer == (status, param), (path, body)
 
 
 async def test_a_full_executor_leads_to_the_next_and_all_full_ones_to_a_429() -> None:

@@ -19,6 +19,31 @@ NUM_TOKENS = 600
 TEXTS = [f"<{number}>".ljust(8_192, "x") for number in range(NUM_TOKENS)]
 MAX_UNDELIVERED_TOKENS = 16
 NAME = "slow"
+REST_TIMEOUT_S = 600.0
+
+
+class ReaderClock:
+    """The time by which a gateway judges its readers: the test's to advance."""
+
+    def __init__(self, client: Client) -> None:
+        self.now_s = 0.0
+        self._num_looks = 0
+        self._dispatcher = client.gateway.dispatcher
+        self._dispatcher._clock = self._read  # of requests to come
+
+    async def advance(self, by_s: float) -> None:
+        """Advance, and return when the gateway has looked at its readers since."""
+        self._dispatcher._clock = self._look  # only the watch over readers reads this one
+        self.now_s += by_s
+        num_looks = self._num_looks
+        await until(lambda: self._num_looks > num_looks)
+
+    def _read(self) -> float:
+        return self.now_s
+
+    def _look(self) -> float:
+        self._num_looks += 1
+        return self.now_s
 
 
 @pytest.fixture
@@ -48,8 +73,8 @@ async def test_a_reader_that_stops_has_generation_held_and_loses_nothing(executo
     async with gateway_over(executor) as client:
         await client.wait_ready()
         async with slow_reader(client) as reader:
-            await executor.until(lambda: executor.holds == [(NAME, True)])
-            *events, last = await reader.rest(EVENT_TIMEOUT_S)
+            await executor.until(lambda: executor.holds[:1] == [(NAME, True)])
+            *events, last = await reader.rest(REST_TIMEOUT_S)
 
     assert executor.aborted == []
     # Held and let go in turn: nobody is left held.
@@ -60,10 +85,14 @@ async def test_a_reader_that_stops_has_generation_held_and_loses_nothing(executo
 
 
 async def test_of_a_held_request_most_is_not_generated(executor) -> None:
+    executor.script.midway.clear()
     async with gateway_over(executor) as client:
         await client.wait_ready()
         async with slow_reader(client):
-            await executor.until(lambda: executor.holds == [(NAME, True)])
+            await executor.until(lambda: executor.holds[-1:] == [(NAME, True)])
+            executor.script.midway.set()
+            for _ in range(10):
+                await client.http.get("/health")  # others are served meanwhile
 
             assert not executor.session.tasks[NAME].done()
             assert executor.delivered.get(NAME, 0) + MAX_UNDELIVERED_TOKENS < NUM_TOKENS
@@ -82,29 +111,47 @@ async def test_a_reader_that_stays_away_is_given_up_and_told_so(executor) -> Non
 
 async def test_a_reader_that_takes_its_time_is_not_given_up(executor) -> None:
     """Each pause is shorter than the timeout, all together are longer."""
-    timeout_s = 2.0
+    timeout_s = 0.2
     async with gateway_over(executor, reader_timeout_s=timeout_s) as client:
         await client.wait_ready()
+        clock = ReaderClock(client)
         async with slow_reader(client) as reader:
+            await executor.until(lambda: executor.holds[:1] == [(NAME, True)])
             reader.resume()
-            for _ in range(8):
-                await reader.reader.readexactly(1 << 18)
-                await asyncio.sleep(timeout_s / 5)
-            *_, last = await reader.rest(EVENT_TIMEOUT_S)
+            for _ in range(3):
+                await read_until_a_batch_is_taken(client, reader)
+                await clock.advance(0.8 * timeout_s)
+            *_, last = await reader.rest(REST_TIMEOUT_S)
 
     assert executor.aborted == []
     assert last == "[DONE]"
 
 
+async def read_until_a_batch_is_taken(client: Client, reader: SlowReader) -> None:
+    """Read until the gateway has handed over more than before."""
+    generation = client.gateway.dispatcher._live[NAME]
+    num_written = generation._record.num_written
+    async with asyncio.timeout(EVENT_TIMEOUT_S):
+        while generation._record.num_written == num_written:
+            await reader.reader.readexactly(1 << 13)
+            await asyncio.sleep(0)  # the gateway's turn
+
+
 async def test_over_grpc_a_reader_that_stops_is_held_and_given_up(executor) -> None:
-    async with gateway_over(executor, reader_timeout_s=0.3) as client:
+    timeout_s = 0.3
+    async with gateway_over(executor, reader_timeout_s=timeout_s) as client:
         await client.wait_ready()
+        clock = ReaderClock(client)
         call = pb_grpc.GatewayServiceStub(client.channel).Chat(
             pb.ChatRequest(model=MODEL, messages=[gen.ChatMessage(role="user", content="Hi")]),
             metadata=(("x-request-id", NAME),),
         )
         await executor.until(lambda: (NAME, True) in executor.holds)
-        await executor.until(lambda: executor.aborted == [NAME])
+        assert executor.aborted == []
+        while not executor.aborted:  # once the windows on the way are full
+            await clock.advance(timeout_s)
+            await client.http.get("/health")
+        assert executor.aborted == [NAME]
         await client.wait_idle()
         call.cancel()
 

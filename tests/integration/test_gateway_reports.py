@@ -2,27 +2,31 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
 from evenflow.gateway.v1 import generation_pb2 as gen
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from services.kit import tracker_reporter
 from services.kit.clock import wall_s
 from services.kit.server import ServiceServer
+from services.kit.tracker_reporter import ReporterOptions
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 from services.tracker.watches import Watches
 from tests.fake_executor import EVENT_TIMEOUT_S, NUM_PROMPT_TOKENS, Script
 from tests.gateways import chat_body, gateway_for, stream_body
+from tests.ports import free_port
 
 
 class Tracker:
     """A tracker on the in-memory store; a restart forgets everything."""
 
     def __init__(self) -> None:
-        self.port = 0
+        self.port = free_port()
         self._servicer: TrackerServicer
         self._server: ServiceServer
 
@@ -34,7 +38,6 @@ class Tracker:
         store = MemoryTrackerStore(Lifetimes(), clock=wall_s)
         self._servicer = TrackerServicer(store, Watches(), lease_ttl_s=60.0, clock=wall_s)
         self._server = ServiceServer(self.address, [])
-        self.port = self._server.port
         pb_grpc.add_TrackerServiceServicer_to_server(self._servicer, self._server.grpc)
         await self._server.start()
 
@@ -151,8 +154,11 @@ async def test_a_tracker_that_forgot_everything_is_told_again(tracker, executor)
         await tracker.until_delivered("r", 3)
 
 
-async def test_the_last_counts_are_sent_at_shutdown(tracker, executor) -> None:
-    async with gateway_for(executor, tracker=tracker.address) as client:
+async def test_the_last_counts_are_sent_at_shutdown(tracker, executor, monkeypatch) -> None:
+    patient = partial(ReporterOptions, rpc_timeout_s=EVENT_TIMEOUT_S)
+    monkeypatch.setattr(tracker_reporter, "ReporterOptions", patient)
+    settings = {"tracker": tracker.address, "tracker_flush_timeout_s": EVENT_TIMEOUT_S}
+    async with gateway_for(executor, **settings) as client:
         await client.wait_ready()
         await client.http.post(
             "/v1/chat/completions", json=chat_body(), headers={"x-request-id": "r"}

@@ -10,15 +10,14 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
+from tests.fuzz import examples
 from tests.gateway_thread import TIMEOUT_S, Edge, running_edge
 
 FUZZ = settings(
-    max_examples=40,
-    deadline=None,
-    database=None,
-    derandomize=True,
+    max_examples=examples(40),
     suppress_health_check=list(HealthCheck),
 )
+pytestmark = pytest.mark.timeout(3_600)  # at night there are many more examples
 OPERATIONS = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
@@ -41,7 +40,7 @@ def edge() -> Iterator[Edge]:
 
 @pytest.fixture(scope="module")
 def document(edge: Edge) -> dict[str, Any]:
-    response = httpx.get(f"{edge.client.base_url}/openapi.json")
+    response = httpx.get(f"{edge.client.base_url}/openapi.json", timeout=TIMEOUT_S)
     assert response.status_code == 200
     return dict(response.json())
 

@@ -1,6 +1,5 @@
 """The planner client against a real gRPC server that answers well, badly, late, or never."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,8 +11,8 @@ from services.executor.controller.planner_client import Answer, PlannerClient
 from services.kit.transport import Transport
 from services.placement.types import Snapshot
 from tests.certificates import Authority
+from tests.ports import free_port
 from tests.processes import wait_until
-from tests.redis_server import free_port
 from tests.scripted_planner import ScriptedPlanner, keep_everything, scripted_planner
 from tests.snapshots import make_request, make_snapshot
 
@@ -42,7 +41,7 @@ def next_answer(client: PlannerClient) -> Answer:
 
 
 def test_a_snapshot_arrives_complete_and_a_plan_comes_back(planner: ScriptedPlanner) -> None:
-    client = PlannerClient(planner.address, timeout_s=10.0)
+    client = PlannerClient(planner.address, timeout_s=60.0)
 
     client.post(snapshot(7))
     answer = next_answer(client)
@@ -65,11 +64,11 @@ def test_nothing_of_grpc_exists_before_the_first_snapshot() -> None:
 
 def test_of_snapshots_that_wait_only_the_newest_is_sent(planner: ScriptedPlanner) -> None:
     def slow(request: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
-        planner.release.wait(60)
+        planner.release.wait(600)
         return keep_everything(request, context)
 
     planner.answer = slow
-    client = PlannerClient(planner.address, timeout_s=60.0)
+    client = PlannerClient(planner.address, timeout_s=600.0)
     client.post(snapshot(1))
     wait_until(lambda: bool(planner.snapshots), "the first question")
 
@@ -84,25 +83,26 @@ def test_of_snapshots_that_wait_only_the_newest_is_sent(planner: ScriptedPlanner
 
 def test_posting_never_waits_for_a_planner_that_hangs(planner: ScriptedPlanner) -> None:
     def hang(request: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
-        planner.release.wait(60)
+        planner.release.wait(600)
         return pb.Plan()
 
     planner.answer = hang
-    client = PlannerClient(planner.address, timeout_s=0.5)
-    begin_s = time.monotonic()
+    patient = PlannerClient(planner.address, timeout_s=600.0)
     for epoch in range(1, 1_001):
-        client.post(snapshot(epoch))
-        client.take()
-    posting_s = time.monotonic() - begin_s
-    answer = next_answer(client)
-    client.close()
+        patient.post(snapshot(epoch))
+        assert patient.take() is None  # the first question has no answer yet
+    impatient = PlannerClient(planner.address, timeout_s=0.5)
+    impatient.post(snapshot())
+    answer = next_answer(impatient)
+    planner.release.set()
+    patient.close()
+    impatient.close()
 
     assert answer.failure == "DEADLINE_EXCEEDED"
-    assert posting_s < 60.0  # a thousand calls; one that waited would take half a second
 
 
 def test_a_planner_that_is_away_and_comes_back() -> None:
-    client = PlannerClient(f"127.0.0.1:{free_port()}", timeout_s=1.0)
+    client = PlannerClient(f"127.0.0.1:{free_port()}", timeout_s=60.0)
     client.post(snapshot())
 
     assert next_answer(client).failure == "UNAVAILABLE"
@@ -132,7 +132,7 @@ def test_a_planner_that_is_away_and_comes_back() -> None:
 )
 def test_garbage_is_a_failure(planner: ScriptedPlanner, garbage: pb.Plan) -> None:
     planner.answer = lambda request, context: garbage
-    client = PlannerClient(planner.address, timeout_s=10.0)
+    client = PlannerClient(planner.address, timeout_s=60.0)
 
     client.post(snapshot())
     answer = next_answer(client)
@@ -147,7 +147,7 @@ def test_a_refusal_is_a_failure_with_its_status(planner: ScriptedPlanner) -> Non
         raise AssertionError
 
     planner.answer = refuse
-    client = PlannerClient(planner.address, timeout_s=10.0)
+    client = PlannerClient(planner.address, timeout_s=60.0)
 
     client.post(snapshot())
     answer = next_answer(client)
@@ -172,7 +172,7 @@ def offload_all_but_for(acting: str) -> object:
 
 def test_a_shadow_is_compared_and_does_not_act(planner: ScriptedPlanner) -> None:
     planner.answer = offload_all_but_for("orbitflow")  # type: ignore[assignment]
-    client = PlannerClient(planner.address, timeout_s=10.0, shadow_policy="deepspeed")
+    client = PlannerClient(planner.address, timeout_s=60.0, shadow_policy="deepspeed")
 
     client.post(snapshot())
     acting, shadow = next_answer(client), next_answer(client)
@@ -188,7 +188,7 @@ def test_a_shadow_is_compared_and_does_not_act(planner: ScriptedPlanner) -> None
 
 def test_where_the_guard_acts_only_the_shadow_is_asked(planner: ScriptedPlanner) -> None:
     offloaded = make_request("a", offloaded_layers=tuple(range(8)), num_prefetch_buffers=1)
-    client = PlannerClient(planner.address, timeout_s=10.0, acts=False, shadow_policy="joint")
+    client = PlannerClient(planner.address, timeout_s=60.0, acts=False, shadow_policy="joint")
     planner.answer = lambda request, context: resident(request)
 
     client.post(replace(snapshot(), policy="dynamic-heuristic", requests=(offloaded,)))
@@ -211,7 +211,7 @@ def resident(request: pb.Snapshot) -> pb.Plan:
 
 def test_several_planners_under_one_name_are_asked_in_turn() -> None:
     with scripted_planner() as first, scripted_planner() as second:
-        client = PlannerClient(f"ipv4:{first.address},{second.address}", timeout_s=10.0)
+        client = PlannerClient(f"ipv4:{first.address},{second.address}", timeout_s=60.0)
         num_asked = 0
         while not (first.snapshots and second.snapshots) and num_asked < 100:
             client.post(snapshot(num_asked))
@@ -230,8 +230,8 @@ def test_a_planner_with_certificates_answers_whoever_has_one_too(tmp_path) -> No
     authority = Authority(tmp_path)
     with scripted_planner(authority.issue("planner")) as planner:
         transport = Transport(certificates=authority.issue("executor"))
-        known = PlannerClient(planner.address, timeout_s=10.0, transport=transport)
-        stranger = PlannerClient(planner.address, timeout_s=10.0)
+        known = PlannerClient(planner.address, timeout_s=60.0, transport=transport)
+        stranger = PlannerClient(planner.address, timeout_s=60.0)
         known.post(snapshot(1))
         stranger.post(snapshot(2))
         answers = next_answer(known), next_answer(stranger)

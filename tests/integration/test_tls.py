@@ -127,7 +127,7 @@ async def test_a_gateway_with_certificates_serves_https_through_a_secured_link(
         await until(lambda: gateway.dispatcher.is_ready)
         context = ssl.create_default_context(cafile=authority.ca_file)
         address = f"127.0.0.1:{gateway.http_port}"
-        async with httpx.AsyncClient(verify=context) as client:
+        async with httpx.AsyncClient(verify=context, timeout=EVENT_TIMEOUT_S) as client:
             answer = await client.post(f"https://{address}/v1/chat/completions", json=chat_body())
             with pytest.raises(httpx.HTTPError):
                 await client.get(f"http://{address}/health")
@@ -140,7 +140,10 @@ async def test_a_gateway_with_certificates_serves_https_through_a_secured_link(
 
 
 async def test_a_gateway_without_a_certificate_gets_no_executor(executor: FakeExecutor) -> None:
-    async with run_gateway(make_settings(executor)) as gateway, httpx.AsyncClient() as client:
+    async with (
+        run_gateway(make_settings(executor)) as gateway,
+        httpx.AsyncClient(timeout=EVENT_TIMEOUT_S) as client,
+    ):
         url = f"http://127.0.0.1:{gateway.http_port}/v1/chat/completions"
         answer = await client.post(url, json=chat_body())
 
@@ -161,11 +164,11 @@ async def test_an_edge_with_a_ca_refuses_clients_without_a_certificate(
     async with run_gateway(settings) as gateway:
         url = f"https://127.0.0.1:{gateway.http_port}/health"
         context = ssl.create_default_context(cafile=authority.ca_file)
-        async with httpx.AsyncClient(verify=context) as client:
+        async with httpx.AsyncClient(verify=context, timeout=EVENT_TIMEOUT_S) as client:
             with pytest.raises(httpx.HTTPError):
                 await client.get(url)
         context.load_cert_chain(mine.cert_file, mine.key_file)
-        async with httpx.AsyncClient(verify=context) as client:
+        async with httpx.AsyncClient(verify=context, timeout=EVENT_TIMEOUT_S) as client:
             answer = await client.get(url)
 
     assert answer.status_code == 200

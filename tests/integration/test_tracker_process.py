@@ -19,7 +19,8 @@ from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
 from services.kit.progress_ledger import RequestRef
 from services.kit.rpc import make_channel
 from services.kit.tracker_reporter import Sender, SenderKind, TrackerReporter
-from tests.redis_server import RedisServer, free_port
+from tests.ports import free_port
+from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
@@ -28,7 +29,9 @@ REPO = Path(__file__).parents[2]
 EPOCH = 1_800_000_000_123_456
 EX = pb.SnapshotRequest(executor_id="ex0")
 OFFER = pb.RegisterExecutorRequest(executor_id="ex0", epoch=EPOCH, address="h:1", model="m")
-WAIT_S = 60.0
+WAIT_S = 300.0
+
+pytestmark = pytest.mark.timeout(1_200)
 
 
 class TrackerProcess:

@@ -1,6 +1,7 @@
 """What `evenflow bench` makes of its options, before anything is sent."""
 
 import argparse
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,16 @@ from click.testing import CliRunner, Result
 
 from cli.bench import _complete, _levels, _make_parser, command
 from services.pacing.types import ServiceLevel
-from tests.redis_server import free_port
 
-NO_SERVER = f"http://127.0.0.1:{free_port()}"
+pytestmark = pytest.mark.timeout(1_200)  # vLLM is imported
+
+NO_SERVER = "http://127.0.0.1:9"  # discard, which nobody runs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm_is_imported() -> None:
+    """Import it in no test's own time."""
+    importlib.import_module("vllm.benchmarks.serve")
 
 
 @pytest.fixture(autouse=True)

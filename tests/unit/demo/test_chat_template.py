@@ -15,6 +15,7 @@ from services.executor.chat_parsers import ChatParsers
 from services.executor.types import ChatInput
 from services.kit.conversation import ChatMessage, ConversationOptions, Tool, ToolChoice
 from tests.chat_tokenizer import save_tokenizer, train_tokenizer
+from tests.fuzz import examples
 
 # Of the GGUF file, to the letter: what the model was trained with.
 MODELS_OWN = (
@@ -54,7 +55,7 @@ def render(tokenizer: Any, turns: list[dict[str, Any]], **options: Any) -> str:
     return text
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(15))
 @given(turns=turns_of_any_kind, add_generation_prompt=st.booleans())
 def test_conversations_without_tools_read_as_the_model_was_trained(
     tokenizer: Any, turns: list[dict[str, Any]], add_generation_prompt: bool

@@ -159,7 +159,7 @@ async def settle() -> None:
 
 
 async def next_frame(session: Session) -> Frame:
-    return await asyncio.wait_for(anext(aiter(session.frames())), timeout=5)
+    return await asyncio.wait_for(anext(aiter(session.frames())), timeout=60)
 
 
 async def submit(session: Session, *texts: str) -> None:
@@ -352,7 +352,7 @@ async def test_drain_lets_live_requests_end_and_takes_no_new_ones(
         front.open_session("gateway-2")
 
     engine.generate("a", 1, ending=FinishReason.STOP)
-    await asyncio.wait_for(draining, timeout=5)
+    await asyncio.wait_for(draining, timeout=60)
 
     frame = await next_frame(session)
     assert frame.outputs["a"].ending is FinishReason.STOP

@@ -23,7 +23,7 @@ async def running(
 
 
 async def next_call(calls: Calls) -> dict[str, int]:
-    return await asyncio.wait_for(calls.get(), timeout=10)
+    return await asyncio.wait_for(calls.get(), timeout=60)
 
 
 async def test_counts_of_all_requests_travel_in_one_call_with_the_newest_of_each() -> None:
@@ -45,10 +45,11 @@ async def test_two_calls_are_an_interval_apart() -> None:
         relay.note("a", counts["a"] + 1)
 
     async with running(call) as relay:
+        begin_s = loop.time()  # no later than the first call
         relay.note("a", 1)
-        first_s, second_s = [await asyncio.wait_for(times_s.get(), 10) for _ in range(2)]
+        _, second_s = [await asyncio.wait_for(times_s.get(), 60) for _ in range(2)]
 
-    assert second_s - first_s >= 0.95 * INTERVAL_S
+    assert second_s - begin_s >= 0.99 * INTERVAL_S
 
 
 async def test_a_busy_engine_gets_one_call_with_all_that_came_meanwhile() -> None:

@@ -19,7 +19,7 @@ def make_delta(*ids: int, ending: FinishReason | None = None) -> Delta:
 
 
 async def take(stream: StepStream) -> Frame:
-    frame = await asyncio.wait_for(stream.next_frame(), timeout=5)
+    frame = await asyncio.wait_for(stream.next_frame(), timeout=60)
     assert frame is not None
     return frame
 
@@ -90,7 +90,7 @@ async def test_the_writer_sleeps_until_there_is_news() -> None:
 
     stream.reject("a", BUSY)
 
-    frame = await asyncio.wait_for(writer, timeout=5)
+    frame = await asyncio.wait_for(writer, timeout=60)
     assert frame is not None
     assert frame.rejected == [("a", BUSY)]
 

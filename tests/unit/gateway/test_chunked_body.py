@@ -65,7 +65,7 @@ async def test_a_client_that_does_not_take_what_was_just_written_is_waited_for()
     assert not waiting.done()
 
     flow.resume_writing()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 60)
 
 
 async def test_nothing_goes_out_to_a_client_that_is_gone() -> None:

@@ -17,7 +17,7 @@ def test_names_are_the_same_to_every_prometheus(host: str) -> None:
         address = f"[{host}]" if ":" in host else host
         url = f"http://{address}:{start_endpoint(host, 0)}/metrics"
         asked = urllib.request.Request(url, headers={"accept": PROMETHEUS_2})
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             lines = answer.read().decode().splitlines()
     finally:
         REGISTRY.unregister(gauge)

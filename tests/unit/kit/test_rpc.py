@@ -159,9 +159,15 @@ async def test_without_a_deadline_a_call_still_has_the_default_timeout(behavior)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Slow", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with make_channel(f"127.0.0.1:{port}", default_timeout_s=0.2) as channel:
-        with pytest.raises(aio.AioRpcError) as caught:
-            await channel.unary_unary("/test.Slow/hang")(b"x")
+    for default_timeout_s in (0.2, 2.0, 20.0, 200.0):  # until the call arrives in time
+        async with make_channel(
+            f"127.0.0.1:{port}", default_timeout_s=default_timeout_s
+        ) as channel:
+            await channel.channel_ready()
+            with pytest.raises(aio.AioRpcError) as caught:
+                await channel.unary_unary("/test.Slow/hang")(b"x")
+        if entered.is_set():
+            break
     release.set()
     await server.stop(grace=None)
 

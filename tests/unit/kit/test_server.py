@@ -8,9 +8,11 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from services.kit import server as server_module
 from services.kit.server import ServiceServer, run_until_stopped
 
 NAME = "evenflow.planner.v1.PlannerService"
+LONG_S = 3_600.0
 
 
 async def health(channel: aio.Channel, service: str = "") -> int:
@@ -18,7 +20,10 @@ async def health(channel: aio.Channel, service: str = "") -> int:
     return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
 
-async def test_health_is_not_serving_before_serving_and_while_draining() -> None:
+async def test_health_is_not_serving_before_serving_and_while_draining(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "LAST_ANSWERS_S", LONG_S)
     server = ServiceServer("127.0.0.1:0", [NAME])
     await server.start()
     async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -29,8 +34,9 @@ async def test_health_is_not_serving_before_serving_and_while_draining() -> None
 
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-        drain = asyncio.create_task(server.drain(1.0))
+        drain = asyncio.create_task(server.drain(LONG_S))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
         await drain
 
 
@@ -48,8 +54,11 @@ async def test_reflection_lists_the_service() -> None:
     assert {NAME, "grpc.health.v1.Health"} <= listed
 
 
-@pytest.mark.parametrize("drain_timeout_s", [30.0, 0.0])
-async def test_drain_lets_live_calls_end_within_the_timeout(drain_timeout_s) -> None:
+@pytest.mark.parametrize("drain_timeout_s", [LONG_S, 0.0])
+async def test_drain_lets_live_calls_end_within_the_timeout(
+    drain_timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "LAST_ANSWERS_S", LONG_S)
     entered, release = asyncio.Event(), asyncio.Event()
 
     async def hold(request, context) -> bytes:
@@ -80,7 +89,8 @@ async def test_drain_lets_live_calls_end_within_the_timeout(drain_timeout_s) -> 
         await served
 
 
-async def test_a_health_watch_does_not_hold_up_the_drain() -> None:
+async def test_a_health_watch_does_not_hold_up_the_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LAST_ANSWERS_S", 0.05)
     server = ServiceServer("127.0.0.1:0", [NAME])
     await server.start()
     await server.mark_serving()
@@ -88,5 +98,5 @@ async def test_a_health_watch_does_not_hold_up_the_drain() -> None:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
 
-        async with asyncio.timeout(60):  # far below the drain's own limit
-            await server.drain(timeout_s=3_600)
+        async with asyncio.timeout(600):  # far below the drain's own limit
+            await server.drain(timeout_s=36_000)

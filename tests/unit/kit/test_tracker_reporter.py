@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,7 @@ from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import ExecutorId, Lifetimes, RequestRecord
 from services.tracker.watches import Watches
-from tests.redis_server import free_port
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
@@ -28,6 +29,7 @@ EPOCH = 1_800_000_000_123_456
 EXECUTOR = Sender(kind=SenderKind.EXECUTOR, id=EX, epoch=EPOCH)
 GATEWAY = Sender(kind=SenderKind.GATEWAY, id="gw0", epoch=EPOCH)
 WAIT_S = 60.0
+PATIENT = ReporterOptions(rpc_timeout_s=WAIT_S)
 
 
 class FakeClock:
@@ -95,13 +97,13 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def gateway(stub: "TrackerServiceAsyncStub", clock: FakeClock) -> TrackerReporter:
-    return TrackerReporter(stub, sender=GATEWAY, clock=clock)
+    return TrackerReporter(stub, sender=GATEWAY, clock=clock, options=PATIENT)
 
 
 @pytest.fixture
 async def executor(stub: "TrackerServiceAsyncStub", clock: FakeClock) -> TrackerReporter:
     await take_lease(stub)
-    return TrackerReporter(stub, sender=EXECUTOR, clock=clock)
+    return TrackerReporter(stub, sender=EXECUTOR, clock=clock, options=PATIENT)
 
 
 async def take_lease(stub: "TrackerServiceAsyncStub") -> None:
@@ -279,7 +281,7 @@ async def test_more_entries_than_fit_in_a_message_go_with_the_next(
     tracker: Tracker, stub: "TrackerServiceAsyncStub", clock: FakeClock
 ) -> None:
     reporter = TrackerReporter(
-        stub, sender=GATEWAY, clock=clock, options=ReporterOptions(max_entries=4)
+        stub, sender=GATEWAY, clock=clock, options=replace(PATIENT, max_entries=4)
     )
     for i in range(10):
         reporter.register(registration(f"r{i}"))
@@ -301,7 +303,11 @@ async def test_a_lost_lease_is_taken_again_and_the_report_repeated(
     gateway.register(registration())
     await gateway.send_due()
     executor = TrackerReporter(
-        stub, sender=EXECUTOR, clock=clock, on_lease_lost=lambda: take_lease(stub)
+        stub,
+        sender=EXECUTOR,
+        clock=clock,
+        options=PATIENT,
+        on_lease_lost=lambda: take_lease(stub),
     )
     executor.update(ref(), num_generated=3)
 
@@ -347,7 +353,7 @@ async def test_flush_gives_up_on_a_dead_tracker(tracker: Tracker, gateway: Track
 async def test_the_loop_sends_each_change_by_itself(
     tracker: Tracker, stub: "TrackerServiceAsyncStub"
 ) -> None:
-    reporter = TrackerReporter(stub, sender=GATEWAY)
+    reporter = TrackerReporter(stub, sender=GATEWAY, options=PATIENT)
     async with running(reporter):
         reporter.register(registration())
         await tracker.until_counts({"r": (0, 0)})
@@ -370,9 +376,7 @@ async def drive(
 async def test_counts_converge_to_the_truth_after_the_tracker_lost_everything(
     tracker: Tracker, stub: "TrackerServiceAsyncStub"
 ) -> None:
-    options = ReporterOptions(
-        interval_s=0.01, rpc_timeout_s=1.0, limits=LedgerLimits(heartbeat_s=0.5)
-    )
+    options = replace(PATIENT, interval_s=0.01, limits=LedgerLimits(heartbeat_s=0.5))
     gateway = TrackerReporter(stub, sender=GATEWAY, options=options)
     executor = TrackerReporter(
         stub, sender=EXECUTOR, options=options, on_lease_lost=lambda: take_lease(stub)

@@ -8,6 +8,7 @@ from services.placement.capacity import eq1_blocks
 from services.placement.latency import Fetch, longest_path_s, step_timing
 from services.placement.patterns import RESIDENT, Pattern, PatternSpace, pattern_space
 from services.placement.sharing import algorithm_1_s, equal_sharing_s
+from tests.fuzz import examples
 
 # Fig. 3: 9 layers, a pool of 70 blocks, 3 blocks copied in the time of one layer. In units of one
 # block's copy a layer computes for 3. Layers in the figure count from 1.
@@ -94,7 +95,7 @@ def steps(draw: st.DrawFn) -> tuple[list[float], list[Fetch]]:
 
 
 @given(step=steps())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100))
 def test_event_recursion_and_closed_form_are_equal(step) -> None:
     compute, fetches = step
 
@@ -102,7 +103,7 @@ def test_event_recursion_and_closed_form_are_equal(step) -> None:
 
 
 @given(step=steps())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100))
 def test_no_way_to_share_the_link_beats_the_ordered_queue(step) -> None:
     compute, fetches = step
     one_buffer = [

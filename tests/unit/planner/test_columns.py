@@ -18,7 +18,7 @@ from tests.exhaustive import exhaustive
 from tests.planning import GOOD, paused, plan_of
 from tests.snapshots import make_engine, make_request, make_snapshot
 
-pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
 
 def half_mirrored(groups: tuple[int, ...], name: str = "a", **overrides: object):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.placement.batch import (
@@ -28,10 +28,11 @@ from services.planner.budget import DeadlineBudget
 from services.planner.placer import window_lengths
 from services.planner.policies import make_plan
 from services.planner.solver import warm_solver
+from tests.fuzz import examples
 from tests.planning import GOOD, blocks_needed, optimiser, paused, plan_of
 from tests.snapshots import make_engine, make_request, make_snapshot
 
-pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
 
 def test_everything_stays_resident_while_it_fits() -> None:
@@ -371,7 +372,7 @@ def crowded(draw: st.DrawFn) -> Snapshot:
 
 
 @given(snapshot=crowded())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30))
 def test_no_plan_exceeds_the_pool_at_any_step_of_its_window(snapshot: Snapshot) -> None:
     plan = plan_of(snapshot, nodes=200)  # counts the blocks of every step
     quality = plan.quality

@@ -13,7 +13,7 @@ from services.placement.types import (
 from tests.planning import GOOD, paused, plan_of
 from tests.snapshots import make_request, make_snapshot
 
-pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
 
 def tight_pair(**overrides: object) -> Snapshot:

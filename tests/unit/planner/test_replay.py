@@ -17,7 +17,7 @@ from services.planner.replay import replay
 from services.planner.solver import warm_solver
 from tests.protos import make_engine, make_plan_request, make_request
 
-pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
 OPTIMISER = OrbitFlow(warm_solver)
 

@@ -1,9 +1,9 @@
 """The planner's gRPC contract, over a real in-process channel."""
 
 import math
-import time
 from collections.abc import AsyncIterator
 from functools import cache
+from itertools import count
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -24,14 +24,19 @@ from services.planner.policies import make_plan
 from services.planner.servicer import PlannerServicer
 from services.planner.solver import warm_solver
 from services.planner.worker import Worker
+from tests.fuzz import examples
 from tests.protos import make_engine, make_link, make_plan_request, make_profile, make_request
 
-pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
+
+
+LOOK_S = 1e-4  # between two looks at the clock: budgets are counted, not measured
 
 
 @pytest.fixture
 async def stub() -> AsyncIterator[pb_grpc.PlannerServiceStub]:
-    worker = Worker(time.monotonic, max_budget_s=0.05)
+    looks = count()
+    worker = Worker(lambda: next(looks) * LOOK_S, max_budget_s=0.05)
     server = aio.server(interceptors=[ServiceInterceptor()])
     pb_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(worker, DecisionLog(None)), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -51,7 +56,7 @@ async def test_vllm_is_answered_with_epoch_policy_and_every_request(stub) -> Non
     )
     request = make_plan_request(policy="vllm", requests=[make_request(), waiting], profile=None)
 
-    response = await stub.Plan(request, timeout=60)
+    response = await stub.Plan(request, timeout=600)
 
     assert response.plan == pb.Plan(
         epoch=3,
@@ -64,7 +69,7 @@ async def test_vllm_is_answered_with_epoch_policy_and_every_request(stub) -> Non
 @pytest.mark.parametrize("policy", PRESETS)
 async def test_every_preset_answers_within_the_pool(stub, policy) -> None:
     # 105 tokens: 7 blocks in each of 4 layers, 28 in all. 20 blocks are free.
-    response = await stub.Plan(make_plan_request(policy=policy), timeout=60)
+    response = await stub.Plan(make_plan_request(policy=policy), timeout=600)
 
     (placement,) = response.plan.placements
     assert (response.plan.policy, placement.paused) == (policy, False)
@@ -79,7 +84,7 @@ async def test_quality_says_how_good_the_plan_is(stub) -> None:
     request = make_plan_request()
     request.time_budget_s = 0.01
 
-    quality = (await stub.Plan(request, timeout=60)).plan.quality
+    quality = (await stub.Plan(request, timeout=600)).plan.quality
 
     assert 0 < quality.lower_bound_s <= quality.objective_s
     assert quality.gap_frac == pytest.approx(quality.objective_s / quality.lower_bound_s - 1)
@@ -181,7 +186,7 @@ NAMED = [
 @pytest.mark.parametrize(("request_", "field"), NAMED)
 async def test_a_bad_field_is_refused_by_name(stub, request_, field) -> None:
     with pytest.raises(aio.AioRpcError) as caught:
-        await stub.Plan(request_, timeout=60)
+        await stub.Plan(request_, timeout=600)
 
     assert caught.value.code() is StatusCode.INVALID_ARGUMENT
     assert f"{field}: " in caught.value.details()
@@ -194,7 +199,7 @@ async def test_a_bad_budget_is_refused_by_name(stub, budget_s) -> None:
     request.time_budget_s = budget_s
 
     with pytest.raises(aio.AioRpcError) as caught:
-        await stub.Plan(request, timeout=60)
+        await stub.Plan(request, timeout=600)
 
     assert caught.value.code() is StatusCode.INVALID_ARGUMENT
     assert "time_budget_s: " in caught.value.details()
@@ -318,7 +323,7 @@ def assert_within_pool(snapshot: pb.Snapshot, plan: pb.Plan) -> None:
 
 
 @given(snapshot=almost_sound())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100))
 def test_any_snapshot_is_answered_in_full_or_refused_by_field(snapshot: pb.Snapshot) -> None:
     plan = answer(pb.PlanRequest(snapshot=snapshot))
 
@@ -328,7 +333,7 @@ def test_any_snapshot_is_answered_in_full_or_refused_by_field(snapshot: pb.Snaps
 
 
 @given(payload=st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100))
 def test_any_bytes_that_parse_are_answered_or_refused_by_field(payload: bytes) -> None:
     try:
         request = pb.PlanRequest.FromString(payload)

@@ -17,7 +17,7 @@ from services.planner.solver import Solver
 from tests.exhaustive import by_milp, exhaustive
 from tests.instances import HARDWARE, realistic_instance, small_instance
 
-pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
 MODES = pytest.mark.parametrize("mode", BufferMode)
 UNLIMITED = 10**9
@@ -29,11 +29,12 @@ SOLVERS = {
 
 
 @MODES
-@pytest.mark.parametrize(("library", "count"), [(TINY, 350), (EVEN_9, 350)], ids=["full", "even"])
-def test_branch_and_bound_equals_enumeration(library, count, mode) -> None:
-    solver, random = SOLVERS[library, mode], np.random.default_rng(11)
+@pytest.mark.parametrize("library", [TINY, EVEN_9], ids=["full", "even"])
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_branch_and_bound_equals_enumeration(seed, library, mode) -> None:
+    solver, random = SOLVERS[library, mode], np.random.default_rng(seed)
     statuses = set()
-    for trial in range(count):
+    for trial in range(120):
         num_requests = 1 + trial % (3 if trial % 5 == 0 else 2)
         instance = small_instance(random, library, num_requests, mode)
         best = exhaustive(instance, library)

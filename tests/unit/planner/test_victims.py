@@ -13,7 +13,7 @@ from services.planner.victims import cost, growing_sets, smallest_sets
 from tests.planning import GOOD, optimiser, paused, plan_of
 from tests.snapshots import make_request, make_snapshot
 
-pytestmark = pytest.mark.timeout(600)  # the first run compiles the kernels
+pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
 NOBODY = frozenset[int]()
 
@@ -120,11 +120,12 @@ def needs_room(snapshot: Snapshot) -> bool:
     return paused(plan_of(dataclasses.replace(snapshot, requests=free))) != []
 
 
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_requests", [2, 3, 4, 5])
-def test_joint_pauses_a_smallest_set_that_suffices(num_requests: int) -> None:
-    random = np.random.default_rng(num_requests)
+def test_joint_pauses_a_smallest_set_that_suffices(num_requests: int, seed: int) -> None:
+    random = np.random.default_rng((num_requests, seed))
     num_paused = 0
-    for _ in range(12):
+    for _ in range(3):
         snapshot = crowd(random, num_requests)
         plan = plan_of(snapshot, nodes=10**5)
         if plan.status not in GOOD or not paused(plan):
@@ -140,7 +141,7 @@ def test_joint_pauses_a_smallest_set_that_suffices(num_requests: int) -> None:
         assert cost(requests, chosen) == min(enough)
         num_paused += 1
 
-    assert num_paused >= 3
+    assert num_paused >= 1
 
 
 def test_beyond_the_exact_size_the_fewest_of_the_largest_are_paused() -> None:

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.copies import CopyJob, Lane
+from tests.fuzz import examples
 
 
 def make_lane(**overrides) -> Lane:
@@ -97,7 +98,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(ACTIONS)
 def test_no_byte_is_lost_or_made(actions) -> None:
     lane, jobs, now_s = make_lane(copy_overhead_s=0.25), [], 0.0

@@ -290,9 +290,10 @@ def test_nothing_is_lost_while_requests_are_preempted_and_come_back_at_random(
 
 @pytest.mark.parametrize("policy", ["vllm", "dynamic-heuristic", "orbitflow"])
 def test_the_same_seed_gives_the_same_run(policy) -> None:
-    first = run(busy_engine(policy, seed=3), busy_requests(1))
-    again = run(busy_engine(policy, seed=3), busy_requests(1))
-    other = run(busy_engine(policy, seed=4), busy_requests(1))
+    requests = busy_requests(1, num_requests=5)
+    first = run(busy_engine(policy, seed=3), requests)
+    again = run(busy_engine(policy, seed=3), requests)
+    other = run(busy_engine(policy, seed=4), requests)
 
     assert first == again
     assert by_name(first) != by_name(other)

@@ -10,6 +10,7 @@ from services.executor.kv.step_orders import StepOrders
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 from simulator.kv import KVState
+from tests.fuzz import examples
 
 GEOMETRY = BlockGeometry(num_groups=4, block_size=4)
 NUM_BLOCKS = 1_000
@@ -116,7 +117,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(
     st.frozensets(st.integers(0, 3)),
     st.integers(1, 2),

@@ -8,6 +8,7 @@ from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import RESIDENT, Pattern
 from simulator.copies import RESTORE, CopyJob, Lane
 from simulator.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
+from tests.fuzz import examples
 
 # Fig. 3: 9 layers, 3 blocks copied in the time of one layer: one block's copy is the unit of time
 # and of bytes, so that copies are as fine as the figure's.
@@ -188,7 +189,7 @@ def test_a_chunk_waits_until_its_buffer_is_on_the_host(num_buffers, stall_s) -> 
     assert lane.counts.carried_bytes == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(steps(), st.integers(1, 16), st.sampled_from([0.0, 0.25]))
 def test_no_step_is_shorter_than_its_compute_or_its_copies(step, chunk, slowdown) -> None:
     compute, requests = step
@@ -201,7 +202,7 @@ def test_no_step_is_shorter_than_its_compute_or_its_copies(step, chunk, slowdown
     assert times.end_s <= (1 + slowdown) * sum(compute) + num_bytes + 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(steps(), st.integers(1, 16))
 def test_half_the_link_never_speeds_up_one_request(step, chunk) -> None:
     compute, requests = step
@@ -211,7 +212,7 @@ def test_half_the_link_never_speeds_up_one_request(step, chunk) -> None:
     assert half.end_s >= full.end_s - 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(steps(), st.integers(1, 4))
 def test_half_the_link_speeds_no_step_up_by_more_than_a_chunk_under_way(step, chunk) -> None:
     # A faster link may have begun a less urgent chunk when an urgent copy is released: each release
@@ -223,7 +224,7 @@ def test_half_the_link_speeds_no_step_up_by_more_than_a_chunk_under_way(step, ch
     assert half.end_s >= full.end_s - chunk / 2.0 - 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(steps())
 def test_fine_chunks_come_close_to_the_planners_formula(step) -> None:
     # The formula is fluid: chunks of one byte differ from it by one byte's time per layer at most.

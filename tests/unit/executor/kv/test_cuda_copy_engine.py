@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.executor.kv import lane as lane_module
 from services.executor.kv import pages as pages_module
 from services.executor.kv.copy_engine import (
     BACKGROUND,
@@ -38,6 +39,11 @@ FORMS = ["pinned", "ring"]
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages_module, "CHUNK_BYTES", CHUNK_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "CLOSE_TIMEOUT_S", 60.0)
 
 
 @dataclass

@@ -31,6 +31,7 @@ from services.executor.kv.integrity_guard import (
 from services.executor.kv.options import GuardMode
 from services.executor.kv.pages import GroupPages
 from tests.exact import faults
+from tests.link_gate import LinkGate
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -158,17 +159,16 @@ def test_class_1_a_copy_that_does_not_wait_for_the_computation(
 
 
 def test_class_2_a_source_that_is_reused_before_its_copy_has_ended(
-    pages: list[GroupPages],
+    guard: Guard, pages: list[GroupPages], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = CpuCopyEngine(pages, h2d=LinkModel(), d2h=LinkModel(latency_s=0.2))
-    engine = GuardedEngine(slow, pages, num_slots=NUM_BLOCKS, mode=GuardMode.ALL)
+    engine, gate = guard(), LinkGate(monkeypatch)
     ticket = engine.submit(copy_of(Direction.D2H, [7], [1]))
     pages[0].pool[1][1] = 0  # somebody else's tokens
+    gate.open()
     engine.wait(ticket)
 
     with pytest.raises(CopyCorruptError, match="block 11"):
         load(engine, [7], [11])
-    engine.close()
 
 
 class SwapsLayers(faults.FaultyEngine):
@@ -207,8 +207,17 @@ def test_class_4_another_groups_block(guard: Guard) -> None:
         load(engine, [7, 8, 9], [11, 12, 13], group=1)
 
 
+class MovesNothing(faults.FaultyEngine):
+    """Ends some loads without a byte."""
+
+    def submit(self, copy: Copy) -> object:
+        if self._spoils(copy):
+            return self.engine.submit(replace(copy, slots=[], block_ids=[]))
+        return self.engine.submit(copy)
+
+
 def test_class_5_a_copy_that_moved_nothing_and_says_that_it_is_done(guard: Guard) -> None:
-    engine = guard(lambda engine: faults.DropsCopies(engine, first_fault=5))
+    engine = guard(lambda engine: MovesNothing(engine, first_fault=5))
     save(engine, [7, 8, 9], [1, 2, 3])
     for _ in range(4):
         load(engine, [7, 8, 9], [11, 12, 13])

@@ -1,11 +1,11 @@
 """What the scheduler does itself, without an engine."""
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from services.executor.kv import reader_state
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.kv.scheduler_without_engine import SchedulerWithoutEngine
 from tests.unit.executor.kv.simulated_scheduler import SimulatedScheduler
@@ -34,7 +34,8 @@ def test_steps_of_a_pipeline_are_timed_from_output_to_output(
     scheduler = make_scheduler()
     step: Any = SimpleNamespace(num_scheduled_tokens={"a": 1}, total_num_scheduled_tokens=1)
     now_s = iter((1.5, 2.0, 2.5))
-    monkeypatch.setattr(time, "monotonic", lambda: next(now_s))
+    clock = SimpleNamespace(monotonic=lambda: next(now_s))
+    monkeypatch.setattr(reader_state, "time", clock)
     for began_s in (1.0, 1.01, 1.02):  # scheduled as fast as the pipeline takes them
         scheduler.step_clock.begin(began_s)
 

@@ -12,69 +12,28 @@ from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.executor_client import MODEL, Answer, GatewayStream, check_hold, places
-from tests.executor_process import MAX_MODEL_LEN, MAX_NUM_SEQS, ExecutorProcess
-from tests.executor_stock import answers_of_stock_vllm, near
+from tests.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream, places
+from tests.executor_process import MAX_NUM_SEQS, ExecutorProcess
+from tests.executor_stock import StockAnswers, near, stock_answers
+from tests.models import MAX_MODEL_LEN
+from tests.stock_requests import GREEDY, PROMPT, STREAM
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(3_600)
 
-PROMPT = "The import statement finds a module, loads it, and binds its name."
-GREEDY = {"temperature": 0, "max_tokens": 48}
-# 1,900 steps take 10 s and more: longer than other work keeps a test from its next word.
-LONG = {"temperature": 0, "max_tokens": 1900}
-REQUESTS: dict[str, dict[str, Any]] = {
-    "greedy": {"prompt": PROMPT, "sampling": GREEDY},
-    "greedy-long": {"prompt": PROMPT * 16, "sampling": GREEDY},
-    "seeded": {"prompt": PROMPT, "sampling": {"temperature": 1, "seed": 7, "max_tokens": 64}},
-    "seeded-hot": {
-        "prompt": PROMPT,
-        "sampling": {"temperature": 1.5, "top_p": 0.9, "seed": 11, "max_tokens": 64},
-    },
-    "chat": {
-        "messages": [
-            {"role": "system", "content": "Answer briefly."},
-            {"role": "user", "content": "What is a lambda?"},
-        ],
-        "sampling": GREEDY,
-    },
-    "likely": {
-        "prompt": PROMPT,
-        "sampling": {"temperature": 1, "seed": 5, "max_tokens": 24, "logprobs": 3},
-    },
-    "every-parameter": {
-        "prompt": PROMPT,
-        "sampling": {
-            "temperature": 1.2,
-            "seed": 9,
-            "max_tokens": 64,
-            "top_k": 50,
-            "top_p": 0.95,
-            "min_p": 0.02,
-            "presence_penalty": 0.5,
-            "frequency_penalty": 0.7,
-            "repetition_penalty": 1.3,
-            "logit_bias": {300: 5.0, 301: -100.0},
-            "min_tokens": 20,
-            "stop_token_ids": list(range(310, 420)),
-            "ignore_eos": True,
-        },
-    },
-    "echo": {
-        "prompt": PROMPT,
-        "sampling": {"temperature": 0, "max_tokens": 4, "logprobs": 2, "prompt_logprobs": 2},
-    },
-}
+# A minute of steps and more: longer than other work keeps a test from its next word.
+LONG = {"temperature": 0, "max_tokens": MAX_MODEL_LEN - 512}
 
 
 @pytest.fixture(scope="module")
-def stock() -> dict[str, dict[str, Any]]:
-    """Stock vLLM's answers, without our scheduler; before our engine starts."""
-    return dict(zip(REQUESTS, answers_of_stock_vllm(list(REQUESTS.values())), strict=True))
+def stock() -> StockAnswers:
+    """Stock vLLM's answers, without our scheduler."""
+    return stock_answers("stream")
 
 
 @pytest.fixture(scope="module")
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProcess]:
-    process = ExecutorProcess(tmp_path_factory.mktemp("executor") / "executor.log")
+    log = tmp_path_factory.mktemp("executor") / "executor.log"
+    process = ExecutorProcess(log, KV_MAX_PAUSE_S=3_600)
     with process.serving():
         yield process
 
@@ -86,7 +45,7 @@ async def gateway(executor: ExecutorProcess) -> AsyncIterator[GatewayStream]:
 
 
 async def ask_as_stock(gateway: GatewayStream, name: str) -> Answer:
-    request = REQUESTS[name]
+    request = STREAM[name]
     if "messages" in request:
         turns = [gen.ChatMessage(**message) for message in request["messages"]]
         prompt: dict[str, Any] = {"chat": pb.Chat(messages=turns)}
@@ -98,7 +57,7 @@ async def ask_as_stock(gateway: GatewayStream, name: str) -> Answer:
 
 
 async def wait_idle(gateway: GatewayStream) -> pb.GetLoadResponse:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(ANSWER_TIMEOUT_S):
         while True:
             load = await gateway.stub.GetLoad(pb.GetLoadRequest())
             if load.num_running_reqs == load.num_waiting_reqs == 0:
@@ -106,9 +65,9 @@ async def wait_idle(gateway: GatewayStream) -> pb.GetLoadResponse:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("name", list(REQUESTS))
+@pytest.mark.parametrize("name", list(STREAM))
 async def test_tokens_are_those_of_stock_vllm(
-    stock: dict[str, dict[str, Any]], gateway: GatewayStream, name: str
+    stock: StockAnswers, gateway: GatewayStream, name: str
 ) -> None:
     answer = await ask_as_stock(gateway, name)
 
@@ -119,7 +78,7 @@ async def test_tokens_are_those_of_stock_vllm(
 
 
 async def test_probabilities_are_those_of_stock_vllm(
-    stock: dict[str, dict[str, Any]], gateway: GatewayStream
+    stock: StockAnswers, gateway: GatewayStream
 ) -> None:
     answer = await ask_as_stock(gateway, "likely")
 
@@ -134,7 +93,7 @@ async def test_probabilities_are_those_of_stock_vllm(
 
 
 async def test_a_prompt_comes_back_with_its_probabilities(
-    stock: dict[str, dict[str, Any]], gateway: GatewayStream
+    stock: StockAnswers, gateway: GatewayStream
 ) -> None:
     answer = await ask_as_stock(gateway, "echo")
 
@@ -406,11 +365,11 @@ async def test_what_has_no_tokens_is_refused(
 
 
 async def test_greedy_tokens_stay_the_same_in_a_mixed_batch(
-    stock: dict[str, dict[str, Any]], gateway: GatewayStream
+    stock: StockAnswers, gateway: GatewayStream
 ) -> None:
-    answers = await asyncio.gather(*(ask_as_stock(gateway, name) for name in REQUESTS))
+    answers = await asyncio.gather(*(ask_as_stock(gateway, name) for name in STREAM))
 
-    for name, answer in zip(REQUESTS, answers, strict=True):
+    for name, answer in zip(STREAM, answers, strict=True):
         if name.startswith("greedy"):
             assert answer.ids == stock[name]["ids"]
 
@@ -427,7 +386,26 @@ async def test_the_chat_template_is_applied(gateway: GatewayStream) -> None:
 async def test_a_held_request_waits_with_its_deposit_and_goes_on_where_it_was(
     gateway: GatewayStream,
 ) -> None:
-    await check_hold(gateway, prompt=PROMPT * 8)
+    """Its reader takes whatever is generated at once, but for the time of the hold."""
+    options = {"text": PROMPT * 8, "service_level": gen.ServiceLevel(consumption_rate_tps=1e6)}
+    answer = await gateway.submit("held", sampling=LONG, **options)
+    await gateway.wait(answer.started)
+    await gateway.hold("held")
+    before = await gateway.observed("held", pb.REQUEST_STATE_PAUSED)
+    await gateway.ask("other", text=PROMPT * 8, sampling={"temperature": 0, "max_tokens": 32})
+    after = await gateway.observed("held", pb.REQUEST_STATE_PAUSED)
+
+    # A step that was under way when the hold came may bring one more token.
+    assert 0 < before.num_generated_tokens <= after.num_generated_tokens
+    assert after.num_generated_tokens <= before.num_generated_tokens + 1 < LONG["max_tokens"]
+    assert after.num_deposited_tokens == after.num_generated_tokens  # nothing was delivered
+    await gateway.hold("held", held=False)
+    num_tokens = min(after.num_generated_tokens + 100, LONG["max_tokens"])
+    await gateway.has_tokens(answer, num_tokens)
+    await gateway.abort(answer, "held")
+    sampling = {"temperature": 0, "max_tokens": num_tokens}
+    expected = await gateway.ask("never-held", sampling=sampling, **options)
+    assert answer.ids[:num_tokens] == expected.ids
 
 
 async def test_token_ids_are_taken_as_they_are(gateway: GatewayStream) -> None:
@@ -483,7 +461,7 @@ async def test_unset_max_tokens_is_16_for_text_and_the_rest_of_the_context_for_c
     gateway: GatewayStream,
 ) -> None:
     text = await gateway.ask("text", text=PROMPT, sampling={"temperature": 0})
-    long_turn = "word " * 600
+    long_turn = "word " * (MAX_MODEL_LEN // 2 - 64)  # a word is two tokens
     chat = await gateway.ask("chat", chat=long_turn, sampling={"temperature": 0})
 
     assert (len(text.ids), text.finish_reason) == (16, "LENGTH")
@@ -537,9 +515,9 @@ async def test_a_live_id_is_refused_and_its_request_goes_on(gateway: GatewayStre
     assert answer.reject_code == "DUPLICATE"
 
     answer.done.clear()
-    await gateway.wait(answer.done)
-
-    assert len(answer.ids) == 1900
+    await gateway.has_tokens(answer, len(answer.ids) + 20)
+    await gateway.abort(answer, "twice")
+    assert len(answer.ids) < LONG["max_tokens"]
 
 
 async def test_abort_ends_one_request_and_no_other(gateway: GatewayStream) -> None:
@@ -552,7 +530,7 @@ async def test_abort_ends_one_request_and_no_other(gateway: GatewayStream) -> No
     await gateway.wait(other.done)
 
     assert aborted.finish_reason == "CANCELLED"
-    assert len(aborted.ids) < 1900
+    assert len(aborted.ids) < LONG["max_tokens"]
     assert other.finish_reason == "LENGTH"
     await wait_idle(gateway)
 
@@ -571,7 +549,7 @@ async def test_a_dropped_stream_leaves_nothing_in_the_engine(
         num_tokens = len(dying.answers["r0"].ids)
 
     load = await wait_idle(gateway)
-    assert num_tokens < 1900
+    assert num_tokens < LONG["max_tokens"]
     assert load.kv_cache_usage_frac == 0
     assert load.num_deposited_tokens == 0
 
@@ -581,7 +559,7 @@ async def test_deposited_tokens_are_generated_minus_delivered(gateway: GatewaySt
     await gateway.wait(answer.started)
     counts = [pb.DeliveredCount(request_id="paced", num_delivered_tokens=1)]
     await gateway.send(delivered=pb.Delivered(counts=counts))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(ANSWER_TIMEOUT_S):
         load = await gateway.stub.GetLoad(pb.GetLoadRequest())
         while load.num_deposited_tokens < 20:
             assert not answer.done.is_set()
@@ -589,8 +567,7 @@ async def test_deposited_tokens_are_generated_minus_delivered(gateway: GatewaySt
             load = await gateway.stub.GetLoad(pb.GetLoadRequest())
 
     # Everything counted as generated is on its way already; one of it was delivered.
-    await gateway.send(abort=pb.Abort(request_id="paced"))
-    await gateway.wait(answer.done)
+    await gateway.abort(answer, "paced")
     assert load.num_deposited_tokens <= len(answer.ids) - 1
     load = await gateway.stub.GetLoad(pb.GetLoadRequest())
     assert load.num_deposited_tokens == 0
@@ -602,7 +579,7 @@ async def test_answers_come_also_after_the_gateway_has_said_its_last(
     answer = await gateway.submit("last", text=PROMPT, sampling=GREEDY)
     await gateway.end_input()
     await gateway.wait(answer.done)
-    await asyncio.wait_for(gateway.reader, timeout=30)
+    await asyncio.wait_for(gateway.reader, timeout=ANSWER_TIMEOUT_S)
 
     assert answer.finish_reason == "LENGTH"
 
@@ -618,8 +595,7 @@ async def test_long_prompts_do_not_hold_up_the_frames_of_others(gateway: Gateway
 
     assert {answer.reject_code for answer in huge} == {"CONTEXT_LENGTH"}
     assert len(running.ids) > num_before
-    await gateway.send(abort=pb.Abort(request_id="running"))
-    await gateway.wait(running.done)
+    await gateway.abort(running, "running")
 
 
 @pytest.mark.parametrize(
@@ -662,7 +638,7 @@ async def test_vllms_metrics_and_ours_are_on_one_endpoint(
     url = f"http://127.0.0.1:{executor.metrics_port}/metrics"
 
     def read() -> str:
-        with urllib.request.urlopen(url, timeout=30) as response:
+        with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as response:
             return str(response.read().decode())
 
     metrics = await asyncio.to_thread(read)
@@ -677,12 +653,9 @@ async def observe(
     gateway: GatewayStream, holds: Callable[[pb.WatchRequestsResponse], bool]
 ) -> pb.WatchRequestsResponse:
     """Watch until `holds` is true of an update."""
-    watch = gateway.stub.WatchRequests(pb.WatchRequestsRequest(max_updates_per_s=20))
-    async with asyncio.timeout(60):
-        async for update in watch:
-            if holds(update):
-                watch.cancel()
-                return update
+    async for update in gateway.updates():
+        if holds(update):
+            return update
     raise AssertionError("the watch ended")
 
 
@@ -696,7 +669,10 @@ async def test_the_scheduler_sees_the_deposit_of_a_slow_reader(gateway: GatewayS
     ]
     await gateway.send(delivered=pb.Delivered(counts=counts))
 
-    update = await observe(gateway, lambda u: u.requests[0].num_delivered_tokens == 1)
+    def has_delivered(num_tokens: int) -> Callable[[pb.WatchRequestsResponse], bool]:
+        return lambda u: [r.num_delivered_tokens for r in u.requests] == [num_tokens]
+
+    update = await observe(gateway, has_delivered(1))
     (request,) = update.requests
     assert request.request_id == "slow"
     assert request.state == pb.REQUEST_STATE_DECODING
@@ -706,7 +682,7 @@ async def test_the_scheduler_sees_the_deposit_of_a_slow_reader(gateway: GatewayS
 
     counts = [pb.DeliveredCount(request_id="slow", num_delivered_tokens=5)]
     await gateway.send(delivered=pb.Delivered(counts=counts))
-    update = await observe(gateway, lambda u: u.requests[0].num_delivered_tokens == 5)
+    update = await observe(gateway, has_delivered(5))
     (request,) = update.requests
     assert request.num_deposited_tokens == request.num_generated_tokens - 5
     await gateway.send(abort=pb.Abort(request_id="slow"))

@@ -3,53 +3,36 @@
 import asyncio
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.executor_client import GatewayStream, check_hold, places
+from tests.executor_client import ANSWER_TIMEOUT_S, GatewayStream, places
 from tests.executor_process import ExecutorProcess
-from tests.executor_stock import answers_of_stock_vllm, near
+from tests.executor_stock import StockAnswers, near, stock_answers
+from tests.models import NUM_LAYERS
+from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(3_600)
 
 BLOCK_SIZE = 32
-LAYERS_PER_GROUP = 2  # of 8
+LAYERS_PER_GROUP = 2  # of NUM_LAYERS
 NUM_BLOCKS = 81  # one is vLLM's own; the others hold 80 / 4 * 32 = 640 tokens of all layers
-PROMPT = "The import statement finds a module, loads it, and binds its name."
-REQUESTS: dict[str, dict[str, Any]] = {
-    "long": {"prompt": PROMPT * 28, "sampling": {"temperature": 0, "max_tokens": 96}},
-    "short": {"prompt": PROMPT, "sampling": {"temperature": 0, "max_tokens": 160}},
-    "other": {"prompt": PROMPT[4:] * 4, "sampling": {"temperature": 0, "max_tokens": 96}},
-}
-SCORED: dict[str, dict[str, Any]] = {
-    "likely": {
-        "prompt": PROMPT * 24,
-        "sampling": {"temperature": 0, "max_tokens": 48, "logprobs": 3},
-    },
-    "echo": {
-        "prompt": PROMPT[4:] * 24,
-        "sampling": {"temperature": 0, "max_tokens": 8, "logprobs": 2, "prompt_logprobs": 2},
-    },
-}
-ALL = REQUESTS | SCORED
 
 
 @pytest.fixture(scope="module")
-def roomy() -> dict[str, dict[str, Any]]:
-    """The answers of stock vLLM with a pool that holds everything; before our engine starts."""
-    return dict(zip(ALL, answers_of_stock_vllm(list(ALL.values())), strict=True))
+def roomy() -> StockAnswers:
+    """The answers of stock vLLM with a pool that holds everything."""
+    return stock_answers("layerwise")
 
 
 @pytest.fixture(scope="module")
-def executor(
-    tmp_path_factory: pytest.TempPathFactory, roomy: dict[str, dict[str, Any]]
-) -> Iterator[ExecutorProcess]:
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProcess]:
     process = ExecutorProcess(
         tmp_path_factory.mktemp("executor") / "executor.log",
+        MAX_MODEL_LEN=2048,  # the pool must hold a group of it
         LAYERWISE_KV=True,
         KV_LAYERS_PER_GROUP=LAYERS_PER_GROUP,
         KV_LINK_BYTES_PER_S=1e9,
@@ -68,7 +51,7 @@ async def gateway(executor: ExecutorProcess) -> AsyncIterator[GatewayStream]:
 
 def read_metrics(executor: ExecutorProcess) -> dict[str, float]:
     url = f"http://127.0.0.1:{executor.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=30) as response:
+    with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as response:
         text = response.read().decode()
     return {
         sample.name: sample.value
@@ -85,7 +68,7 @@ async def test_the_pool_is_described_in_blocks_of_a_layer_group(gateway: Gateway
 
 
 async def test_a_prompt_larger_than_the_pool_gets_the_tokens_of_a_roomy_engine(
-    roomy: dict[str, dict[str, Any]], executor: ExecutorProcess, gateway: GatewayStream
+    roomy: StockAnswers, executor: ExecutorProcess, gateway: GatewayStream
 ) -> None:
     info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
     num_resident_tokens = (
@@ -96,11 +79,11 @@ async def test_a_prompt_larger_than_the_pool_gets_the_tokens_of_a_roomy_engine(
     answers = await asyncio.gather(
         *(
             gateway.ask(name, text=request["prompt"], sampling=request["sampling"])
-            for name, request in REQUESTS.items()
+            for name, request in TOO_LONG.items()
         )
     )
 
-    for name, answer in zip(REQUESTS, answers, strict=True):
+    for name, answer in zip(TOO_LONG, answers, strict=True):
         assert answer.ids == roomy[name]["ids"]
         assert answer.text == roomy[name]["text"]
     metrics = await asyncio.to_thread(read_metrics, executor)
@@ -111,7 +94,7 @@ async def test_a_prompt_larger_than_the_pool_gets_the_tokens_of_a_roomy_engine(
 
 
 async def test_probabilities_of_prompts_larger_than_the_pool_are_those_of_a_roomy_engine(
-    roomy: dict[str, dict[str, Any]], gateway: GatewayStream
+    roomy: StockAnswers, gateway: GatewayStream
 ) -> None:
     likely, echo = await asyncio.gather(
         gateway.ask(
@@ -151,7 +134,20 @@ async def test_an_answer_to_a_prompt_larger_than_the_pool_keeps_to_its_form(
     assert len(free.ids) == 64
 
 
-async def test_a_held_request_waits_with_its_deposit_and_goes_on_where_it_was(
-    gateway: GatewayStream,
-) -> None:
-    await check_hold(gateway, prompt=PROMPT * 8)
+async def test_a_watcher_sees_where_the_kv_of_each_layer_group_is(gateway: GatewayStream) -> None:
+    updates = gateway.updates()
+    await anext(updates)
+    sampling = {"temperature": 0, "max_tokens": 1_000}
+    answers = {
+        name: await gateway.submit(name, text=PROMPT * 24, sampling=sampling) for name in "ab"
+    }
+    seen: set[int] = set()
+    async for update in updates:
+        for request in update.requests:
+            assert len(request.residency) in (0, NUM_LAYERS // LAYERS_PER_GROUP)
+            seen.update(request.residency)
+        assert 0 <= update.num_free_pool_blocks <= update.num_pool_blocks
+        if {pb.RESIDENCY_RESIDENT, pb.RESIDENCY_OFFLOADED} <= seen:
+            break
+    for name, answer in answers.items():
+        await gateway.abort(answer, name)

@@ -11,12 +11,13 @@ from cli.local.settings import read_settings
 from demo.snippets import snippets
 from tests.local_stack import LocalStack
 from tests.models import exactness_model
+from tests.ports import free_port
 from tests.processes import START_TIMEOUT_S, wait_until
-from tests.redis_server import free_port
 
 ENGINE = "--max-model-len 2048 --max-num-seqs 32 --kv-cache-memory-bytes 64M --max-logprobs 3"
+HTTP_TIMEOUT_S = 300.0  # a guard against hangs
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(3_600)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         yield stack
         down = stack.evenflow("down")
         assert down.stdout == "stopped\n"
-        assert stack.pids() == set()
+        stack.wait_gone()
     finally:
         stack.kill()
 
@@ -37,12 +38,25 @@ def url_of(stack: LocalStack) -> str:
     return f"http://127.0.0.1:{stack.environment['EVENFLOW_GATEWAY_HTTP_PORT']}"
 
 
+def services_of(stack: LocalStack) -> set[int]:
+    """Return the process ids of supervisord and of what it has started, not of their helpers."""
+    return stack.pids(doing=("supervisord", "redis-server", "-m services."))
+
+
+def get(stack: LocalStack, path: str) -> httpx.Response:
+    return httpx.get(f"{url_of(stack)}{path}", timeout=HTTP_TIMEOUT_S)
+
+
 def test_options_of_vllm_reach_the_engine(stack: LocalStack) -> None:
-    (model,) = httpx.get(f"{url_of(stack)}/v1/models").json()["data"]
+    (model,) = get(stack, "/v1/models").json()["data"]
     asked = {"model": model["id"], "prompt": "Hello", "max_tokens": 1}
 
     answers = [
-        httpx.post(f"{url_of(stack)}/v1/completions", json={**asked, "logprobs": number})
+        httpx.post(
+            f"{url_of(stack)}/v1/completions",
+            json={**asked, "logprobs": number},
+            timeout=HTTP_TIMEOUT_S,
+        )
         for number in (3, 4)
     ]
 
@@ -62,7 +76,8 @@ def test_the_snippets_that_the_demo_prints_work_when_pasted(stack: LocalStack) -
 
 
 def test_the_engine_can_be_watched_until_the_watcher_leaves(stack: LocalStack) -> None:
-    watched = stack.shell("timeout 60 .venv/bin/evenflow watch | grep -m 1 '^step '")
+    # Until the engine has forgotten the requests before it.
+    watched = stack.shell("timeout 600 .venv/bin/evenflow watch | grep -m 1 '^step .*pool 0 of'")
 
     assert "pool 0 of" in watched.stdout, watched.stdout + watched.stderr
 
@@ -75,22 +90,22 @@ def test_an_engine_that_is_not_there_cannot_be_watched(stack: LocalStack) -> Non
 
 
 def test_up_again_leaves_a_running_stack_alone(stack: LocalStack) -> None:
-    before = stack.pids()
+    before = services_of(stack)
 
     again = stack.evenflow(f"serve {exactness_model()} {ENGINE} --detach")
 
     assert again.returncode == 0, again.stdout + again.stderr
-    assert stack.pids() == before
+    assert services_of(stack) == before
 
 
 def test_a_second_one_in_the_foreground_is_refused(stack: LocalStack) -> None:
-    before = stack.pids()
+    before = services_of(stack)
 
     second = stack.evenflow(f"serve {exactness_model()}")
 
     assert second.returncode == 1
     assert "a stack already runs from" in second.stderr
-    assert stack.pids() == before
+    assert services_of(stack) == before
 
 
 def test_a_taken_port_is_named_with_the_setting_that_moves_it(
@@ -114,13 +129,13 @@ def test_ctrl_c_ends_a_stack_in_the_foreground_with_all_its_processes(tmp_path: 
             return "Ctrl-C stops it" in log.read_text()
 
         wait_until(is_ready, "serving", START_TIMEOUT_S)
-        assert httpx.get(f"{url_of(stack)}/ready").status_code == 200
+        assert get(stack, "/ready").status_code == 200
 
         serving.send_signal(signal.SIGINT)
 
         assert serving.wait(timeout=START_TIMEOUT_S) == 0, log.read_text()
         assert log.read_text().endswith("stopped\n")
-        assert stack.pids() == set()
+        stack.wait_gone()
     finally:
         stack.kill()
 
@@ -134,7 +149,7 @@ def test_a_process_that_does_not_start_ends_all_with_its_own_last_words(tmp_path
     assert "executor does not start:\n" in failed.stderr
     assert "max_model_len" in failed.stderr
     assert "Traceback" not in failed.stderr
-    assert stack.pids() == set()
+    stack.wait_gone()
 
 
 def test_a_setting_that_a_process_refuses_is_named(tmp_path: Path) -> None:
@@ -145,4 +160,4 @@ def test_a_setting_that_a_process_refuses_is_named(tmp_path: Path) -> None:
     assert failed.returncode == 1
     assert "gateway does not start:\n" in failed.stderr
     assert "EVENFLOW_GATEWAY_SSE_KEEPALIVE_S" in failed.stderr
-    assert stack.pids() == set()
+    stack.wait_gone()

@@ -1,20 +1,24 @@
 """A real executor whose model marks its thoughts: what it thinks is apart from what it answers."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.executor_client import MODEL, Answer, GatewayStream
+from tests.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
 from tests.executor_process import ExecutorProcess
-from tests.models import VOCAB_SIZE, exactness_model
+from tests.models import MAX_MODEL_LEN, VOCAB_SIZE, exactness_model
+from tests.processes import EXIT_TIMEOUT_S, assert_gone
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(3_600)
 
 THINK, END_OF_THOUGHT = VOCAB_SIZE - 2, VOCAB_SIZE - 1
 NOW = {END_OF_THOUGHT: 100.0}  # makes the end of the thoughts the next token, if it is allowed
@@ -120,3 +124,26 @@ async def test_a_required_call_follows_the_thoughts(gateway: GatewayStream) -> N
     assert answer.ids[0] == END_OF_THOUGHT
     assert json.loads("".join(part.arguments for part in parts)) == {"x": 1}
     assert (parts[0].name, answer.text, thoughts_of(answer)) == ("f", "", "")
+
+
+async def test_requests_fail_and_may_be_retried_when_the_engine_dies(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    """The last test: its engine serves no other one."""
+    engine = executor.engine_processes()
+    assert len(engine) == 2  # EngineCore and one worker
+    sampling = {"temperature": 0, "max_tokens": MAX_MODEL_LEN - 256}
+    answers = [await gateway.submit(f"r{i}", text="hello", sampling=sampling) for i in range(3)]
+    for answer in answers:
+        await gateway.wait(answer.started)
+    next(p for p in engine if "EngineCore" in " ".join(p.cmdline())).kill()
+    for answer in answers:
+        await gateway.wait(answer.done)
+        assert answer.ending is not None
+        assert answer.ending.failure.retryable
+    with pytest.raises(aio.AioRpcError) as caught:
+        await asyncio.wait_for(gateway.reader, timeout=ANSWER_TIMEOUT_S)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    assert await asyncio.to_thread(executor.process.wait, EXIT_TIMEOUT_S) == 70
+    await asyncio.to_thread(assert_gone, engine)

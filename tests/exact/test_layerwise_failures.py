@@ -15,6 +15,7 @@ from services.placement.resume import ResumeWay
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
 from tests.exact.harness import EngineCase, Outcome, StepRunner, first_difference
+from tests.exact.reference import answers_to, reference
 from tests.exact.workloads import churn, every, fixed, holds, mixed, random_way, together
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
@@ -43,8 +44,9 @@ def runner() -> Iterator[StepRunner]:
 
 
 @pytest.fixture(scope="module")
-def healthy(runner: StepRunner) -> Outcome:
-    return runner.run(mixed(8), hook=churn(1))
+def expected() -> Outcome:
+    """What stock vLLM answers."""
+    return answers_to(mixed(8), reference("float32")["mixed"])
 
 
 def assert_pool_is_whole(runner: StepRunner) -> None:
@@ -55,26 +57,28 @@ def assert_pool_is_whole(runner: StepRunner) -> None:
 
 @pytest.mark.parametrize("kind", ALONE)
 def test_each_failure_alone_leaves_the_tokens_exact(
-    runner: StepRunner, healthy: Outcome, kind: str
+    runner: StepRunner, expected: Outcome, kind: str
 ) -> None:
     run = run_with_faults(runner, ALONE[kind], hook=churn(2))
 
-    assert_right(run, healthy.tokens)
+    assert_right(run, expected.tokens)
     assert sum(run.faults.values()) > 0
     assert_pool_is_whole(runner)
 
 
-def test_all_failures_together_leave_the_tokens_exact(runner: StepRunner, healthy: Outcome) -> None:
+def test_all_failures_together_leave_the_tokens_exact(
+    runner: StepRunner, expected: Outcome
+) -> None:
     run = run_with_faults(runner, TOGETHER, hook=churn(3))
 
-    assert_right(run, healthy.tokens)
+    assert_right(run, expected.tokens)
     assert min(run.faults.values()) > 0
     assert run.totals.num_recomputed_requests > 0
     assert_pool_is_whole(runner)
 
 
 def test_copies_that_fail_while_requests_pause_park_and_come_back(
-    runner: StepRunner, healthy: Outcome, monkeypatch: pytest.MonkeyPatch
+    runner: StepRunner, expected: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control = runner.scheduler.control
     monkeypatch.setattr(control, "choose_way", random_way(9))
@@ -82,24 +86,24 @@ def test_copies_that_fail_while_requests_pause_park_and_come_back(
 
     run = run_with_faults(runner, TOGETHER, hook=together(churn(7, share=0.1), holds(7)))
 
-    assert_right(run, healthy.tokens)
+    assert_right(run, expected.tokens)
     assert run.lost
     assert (control.resumes.counts - before).keys() == set(ResumeWay)
     assert_pool_is_whole(runner)
 
 
-def test_aborts_in_the_middle_of_failing_copies(runner: StepRunner, healthy: Outcome) -> None:
+def test_aborts_in_the_middle_of_failing_copies(runner: StepRunner, expected: Outcome) -> None:
     aborted = {"r0": 12, "r2": 25, "r5": 33}
     workload = [replace(a, abort_at=aborted.get(a.request_id)) for a in mixed(8)]
 
     run = run_with_faults(runner, TOGETHER, hook=churn(4), workload=workload)
 
-    assert_right(run, {r: t for r, t in healthy.tokens.items() if r not in aborted})
+    assert_right(run, {r: t for r, t in expected.tokens.items() if r not in aborted})
     assert_pool_is_whole(runner)
 
 
 def test_the_third_loss_ends_a_request_with_an_error_and_the_others_are_exact(
-    runner: StepRunner, healthy: Outcome
+    runner: StepRunner, expected: Outcome
 ) -> None:
     workload = [a for a in mixed(8) if a.request_id in ("r0", "r1", "r4")]
 
@@ -108,7 +112,7 @@ def test_the_third_loss_ends_a_request_with_an_error_and_the_others_are_exact(
     )
 
     assert run.outcome.finish_reasons == {"r0": "length", "r1": "error", "r4": "length"}
-    assert_right(run, {r: healthy.tokens[r] for r in run.outcome.finish_reasons})
+    assert_right(run, {r: expected.tokens[r] for r in run.outcome.finish_reasons})
     assert run.lost == {"r1"}
     assert run.totals.num_given_up_requests == 1
     assert run.totals.num_recomputed_requests == 2
@@ -128,7 +132,7 @@ def test_garbage_logits_of_a_request_leave_the_sampling_of_the_others_alone(
     assert {r: run.outcome.tokens[r] for r in others} == {r: expected.tokens[r] for r in others}
 
 
-def test_failures_are_counted_by_cause(runner: StepRunner, healthy: Outcome) -> None:
+def test_failures_are_counted_by_cause(runner: StepRunner, expected: Outcome) -> None:
     run = run_with_faults(runner, TOGETHER, seed=2, hook=churn(6))
 
     sums, totals = run.outcome.sums, run.totals
@@ -139,7 +143,7 @@ def test_failures_are_counted_by_cause(runner: StepRunner, healthy: Outcome) -> 
 
 
 def test_if_the_tokens_were_not_dropped_wrong_ones_would_leave(
-    runner: StepRunner, healthy: Outcome, monkeypatch: pytest.MonkeyPatch
+    runner: StepRunner, expected: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absorb = runner.scheduler.recovery.absorb
 
@@ -152,4 +156,4 @@ def test_if_the_tokens_were_not_dropped_wrong_ones_would_leave(
         runner, FaultRates(load_fails=0.05), hook=fixed({f"r{n}": every(2, 8) for n in range(8)})
     )
 
-    assert first_difference(healthy, run.outcome) != {}
+    assert first_difference(expected, run.outcome) != {}

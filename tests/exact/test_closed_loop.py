@@ -33,10 +33,9 @@ from tests.exact.harness import (
     StepRunner,
     first_difference,
     make_prompt,
-    run_case,
-    stock,
 )
 from tests.exact.link import h2d_link
+from tests.exact.reference import reference
 from tests.exact.workloads import mixed
 from tests.planner_process import warm_planner
 from tests.scripted_planner import Answer, keep_everything, scripted_planner
@@ -67,14 +66,13 @@ STEADY = [
 
 
 @pytest.fixture(scope="module")
-def reference() -> Outcome:
+def expected() -> Outcome:
     """What stock vLLM answers to `mixed`."""
-    return run_case(stock(CASE), mixed())
+    return reference("float32")["mixed"]
 
 
 @pytest.fixture(scope="module")
-def runner(reference: Outcome) -> Iterator[StepRunner]:
-    """The engine under test, started when the stock one is gone."""
+def runner() -> Iterator[StepRunner]:
     runner = StepRunner(CASE)
     runner.run([replace(STEADY[0], num_output_tokens=2)])  # the first step brings the calibration
     yield runner
@@ -88,37 +86,34 @@ def planner_address() -> Iterator[str]:
 
 
 def test_tokens_are_stock_vllms_while_plans_come_and_go(
-    runner: StepRunner, reference: Outcome, planner_address: str
+    runner: StepRunner, expected: Outcome, planner_address: str
 ) -> None:
-    with asking(runner, planner_address) as controller:
+    with asking(runner, planner_address, patient=True) as controller:
         outcome = runner.run(mixed())
 
-        assert first_difference(reference, outcome) == {}
+        assert first_difference(expected, outcome) == {}
         assert controller.counts.plans["applied"] >= 10
         assert outcome.num_offloads > 0
         assert outcome.num_restores > 0
 
 
+@pytest.mark.nightly
 def test_a_link_that_halves_is_planned_for_within_20_steps_and_readers_recover(
     runner: StepRunner, planner_address: str
 ) -> None:
     """Without the trigger nobody plans anew, and the readers fall behind for good.
 
-    Some 17 and 75 tokens of a hundred are late after the change on a quiet machine. A busy one may
-    stretch the steps of one arm and not of the other: then both run once more.
+    Some 17 and 75 tokens of a hundred are late after the change on a quiet machine.
     """
-    for _ in range(2):
-        slo_s = measured_slo_s(runner, planner_address)
-        without = run_arm(runner, planner_address, slo_s=slo_s, mismatch_frac=0.0)
-        trigger = run_arm(runner, planner_address, slo_s=slo_s, mismatch_frac=0.15)
+    slo_s = measured_slo_s(runner, planner_address)
+    without = run_arm(runner, planner_address, slo_s=slo_s, mismatch_frac=0.0)
+    trigger = run_arm(runner, planner_address, slo_s=slo_s, mismatch_frac=0.15)
 
-        assert trigger.triggers["mismatch"] >= 1
-        assert min(trigger.plans) <= 20
-        assert "mismatch" not in without.triggers
-        assert min(without.plans, default=1_000) > 20
-        gain_frac = trigger.after.in_time_frac - without.after.in_time_frac
-        if gain_frac >= 0.25:
-            break
+    assert trigger.triggers["mismatch"] >= 1
+    assert min(trigger.plans) <= 20
+    assert "mismatch" not in without.triggers
+    assert min(without.plans, default=1_000) > 20
+    gain_frac = trigger.after.in_time_frac - without.after.in_time_frac
     assert gain_frac >= 0.25, (without, trigger)
 
 
@@ -155,64 +150,101 @@ def everything_resident(snapshot: pb.Snapshot, context: grpc.ServicerContext) ->
     return plan
 
 
-def late(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
-    time.sleep(0.2)  # some ten steps
-    plan = keep_everything(snapshot, context)
-    plan.quality.expires_after = 2
-    return plan
+SHORT = [replace(arrival, num_output_tokens=32) for arrival in mixed()]
+
+
+def assert_right(outcome: Outcome, expected: Outcome) -> None:
+    """Assert that every request of `SHORT` has stock vLLM's first tokens."""
+    assert outcome.tokens == {a.request_id: expected.tokens[a.request_id][:32] for a in SHORT}
+
+
+SAID_BY_UNIT_TESTS = pytest.mark.nightly  # that of plan_rules; the engine asks for one verdict
 
 
 @pytest.mark.parametrize(
     ("answer", "count"),
     [
-        pytest.param(hang, "failed_deadline_exceeded", id="hangs"),
         pytest.param(refuse, "failed_internal", id="fails"),
         pytest.param(lambda snapshot, context: pb.Plan(), "failed_garbage", id="garbage"),
-        pytest.param(changed(epoch=1_000_000), "rejected_epoch", id="another-epoch"),
-        pytest.param(changed(policy="joint"), "rejected_policy", id="another-policy"),
+        pytest.param(
+            changed(epoch=1_000_000), "rejected_epoch", id="another-epoch", marks=SAID_BY_UNIT_TESTS
+        ),
+        pytest.param(
+            changed(policy="joint"),
+            "rejected_policy",
+            id="another-policy",
+            marks=SAID_BY_UNIT_TESTS,
+        ),
         pytest.param(
             changed(placements=[pb.Placement(request_id="nobody")]),
             "rejected_unknown_id",
             id="unknown-id",
+            marks=SAID_BY_UNIT_TESTS,
         ),
         pytest.param(
             changed(placements=[pb.Placement(request_id="r1", offloaded_layers=[99])]),
             "rejected_shape",
             id="no-such-layer",
+            marks=SAID_BY_UNIT_TESTS,
         ),
         pytest.param(everything_resident, "rejected_capacity", id="more-than-the-pool"),
-        pytest.param(late, "ignored_expired", id="late"),
     ],
 )
 def test_a_bad_planner_costs_no_token(
-    runner: StepRunner, reference: Outcome, answer: Answer, count: str
+    runner: StepRunner, expected: Outcome, answer: Answer, count: str
 ) -> None:
-    workload = [replace(a, num_output_tokens=32) for a in mixed()]
     with scripted_planner() as planner:
         planner.answer = answer
-        with asking(runner, planner.address, timeout_s=0.3) as controller:
-            outcome = runner.run(workload)
+        with asking(runner, planner.address, patient=True) as controller:
+            outcome = runner.run(SHORT)
 
             assert controller.counts.plans[count] >= 1, controller.counts.plans
-    for arrival in workload:
-        expected = reference.tokens[arrival.request_id][:32]
-        assert outcome.tokens[arrival.request_id] == expected
+    assert_right(outcome, expected)
+
+
+def test_a_planner_that_hangs_costs_no_token(runner: StepRunner, expected: Outcome) -> None:
+    with scripted_planner() as planner:
+        planner.answer = hang
+        with asking(runner, planner.address, timeout_s=0.3, patient=True) as controller:
+            outcome = runner.run(SHORT)
+
+            assert controller.counts.plans["failed_deadline_exceeded"] >= 1
+    assert_right(outcome, expected)
+
+
+def test_a_late_plan_costs_no_token(runner: StepRunner, expected: Outcome) -> None:
+    """Each comes when more steps have passed than it is good for."""
+    steps: list[int] = []
+
+    def late(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
+        asked_at = len(steps)
+        while context.is_active() and len(steps) < asked_at + 5:
+            time.sleep(1e-3)
+        plan = keep_everything(snapshot, context)
+        plan.quality.expires_after = 2
+        return plan
+
+    with scripted_planner() as planner:
+        planner.answer = late
+        with asking(runner, planner.address) as controller:
+            outcome = runner.run(SHORT, hook=lambda scheduler, step: steps.append(step))
+
+            assert controller.counts.plans["ignored_expired"] >= 1, controller.counts.plans
+    assert_right(outcome, expected)
 
 
 def test_a_planner_that_dies_in_the_middle_costs_no_token(
-    runner: StepRunner, reference: Outcome
+    runner: StepRunner, expected: Outcome
 ) -> None:
-    workload = [replace(a, num_output_tokens=32) for a in mixed()]
-    with scripted_planner() as planner, asking(runner, planner.address) as controller:
+    with scripted_planner() as planner, asking(runner, planner.address, patient=True) as controller:
         planner.answer = lambda snapshot, context: (
             keep_everything(snapshot, context) if snapshot.epoch < 4 else refuse(snapshot, context)
         )
-        outcome = runner.run(workload)
+        outcome = runner.run(SHORT)
 
         assert controller.counts.plans["applied"] >= 1
         assert controller.counts.plans["failed_internal"] >= 1
-    for arrival in workload:
-        assert outcome.tokens[arrival.request_id] == reference.tokens[arrival.request_id][:32]
+    assert_right(outcome, expected)
 
 
 # -- pauses --------------------------------------------------------------------------------------
@@ -247,8 +279,6 @@ def test_nobody_starves_though_the_planner_pauses_for_ever(
     assert outcome.tokens == plain.tokens
     longest_s = max(gap_s for name in plain.tokens for gap_s in gaps_of(times.generated_s[name]))
     assert longest_s >= 0.1  # somebody was paused
-    # The bound holds for each pause; a resumed request then has its turn within a step or two.
-    assert longest_s < 0.4 + 5.0
 
 
 def gaps_of(times_s: Sequence[float]) -> list[float]:
@@ -274,6 +304,7 @@ def paused_with_a_deposit(name: str, *, num_tokens: int) -> Answer:
     return answer
 
 
+@pytest.mark.nightly
 def test_a_pause_shorter_than_the_deposit_lasts_is_not_seen_by_the_reader(
     runner: StepRunner,
 ) -> None:
@@ -318,7 +349,7 @@ def test_a_held_request_is_not_scheduled_and_goes_on_with_the_same_tokens(
             if len(held) == 20:
                 scheduler.hold({"s1": False})
 
-    with scripted_planner() as planner, asking(runner, planner.address):
+    with scripted_planner() as planner, asking(runner, planner.address, patient=True):
         outcome = runner.run(workload, hook=hook)
 
     assert outcome.tokens == plain.tokens
@@ -356,10 +387,11 @@ def all_fields(descriptor: Any, prefix: str = "") -> set[str]:
     return found
 
 
+@pytest.mark.nightly
 def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) -> None:
     level = ServiceLevel(slo_ttft_s=1.0, slo_tpot_s=0.2, slo_tbt_s=0.3, consumption_rate_tps=5.0)
     sampling = {"extra_args": to_extra_args(RequestTag(service_level=level))}
-    workload = [replace(a, sampling=sampling) for a in [*mixed(), *STEADY]]
+    workload = [replace(a, sampling=sampling, num_output_tokens=60) for a in [*mixed(8), *STEADY]]
     parameters = PolicyParameters(
         placement_policy="optimiser",
         run_policy="fcfs",
@@ -380,9 +412,9 @@ def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) ->
             request.priority = 1
         if step in (30, 50):
             scheduler.hold({"r0": step == 30})
-        if step == 60:  # as vLLM does when it runs out of blocks
-            victim = scheduler.running.pop()
-            scheduler._preempt_request(victim, time.monotonic())
+        if step == 60:  # more than fit the pool again at once
+            while scheduler.running:
+                scheduler._preempt_request(scheduler.running.pop(), time.monotonic())
 
     def answer(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
         plan = pausing("r2", "s1")(snapshot, context)
@@ -392,13 +424,15 @@ def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) ->
         plan.quality.window = 1  # a snapshot in every step: in those of a restore, too
         return plan
 
-    # A restore takes longer than a step.
-    slow = LinkModel(bytes_per_s=LINK_BYTES_PER_S / 4, latency_s=0.1e-3)
-    with scripted_planner() as planner, h2d_link(slow):
-        planner.answer = answer
-        with asking(runner, planner.address, parameters=parameters):
-            outcome = runner.run(workload, hook=hook)
-
-    assert outcome.num_restores > 0
-    filled = set().union(*(set_fields(snapshot) for snapshot in planner.snapshots))
+    filled: set[str] = set()
+    for slowdown in (4, 16, 64):  # until a restore takes longer than a step of this machine
+        slow = LinkModel(bytes_per_s=LINK_BYTES_PER_S / slowdown, latency_s=0.1e-3)
+        with scripted_planner() as planner, h2d_link(slow):
+            planner.answer = answer
+            with asking(runner, planner.address, patient=True, parameters=parameters):
+                outcome = runner.run(workload, hook=hook)
+        assert outcome.num_restores > 0
+        filled |= set().union(*(set_fields(snapshot) for snapshot in planner.snapshots))
+        if all_fields(pb.Snapshot.DESCRIPTOR) - filled == NEVER_SET:
+            return
     assert all_fields(pb.Snapshot.DESCRIPTOR) - filled == NEVER_SET

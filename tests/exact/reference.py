@@ -1,0 +1,118 @@
+"""What stock vLLM answers to the workloads: computed once, then read from `.cache/reference`.
+
+Its answers are a function of the model, vLLM, the workload and the processor. Each reference is
+made in a process of its own (`python -m tests.exact.reference NAME [FILE]`), so that nothing of a
+stock engine is left in the process of a test. Without FILE it goes where it belongs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+
+from demo.cached_build import build_once, recipe_fingerprint
+from tests.exact import harness, workloads
+from tests.exact.cases import make_case
+from tests.exact.harness import ENVIRONMENT, Arrival, EngineCase, Outcome, StepRunner, stock
+from tests.exact.workloads import long_prompt, mixed, sampled, stopping
+from tests.models import exactness_fingerprint
+from tests.stock_recipe import stock_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / ".cache" / "reference"
+TIMEOUT_S = 1_800.0
+FIELDS = ("tokens", "logprobs", "texts", "finish_reasons", "num_steps", "peak_blocks")
+
+Run = Callable[[Sequence[Arrival]], Outcome]
+
+
+def float32(run: Run) -> dict[str, Outcome]:
+    plain = run(mixed())
+    return {
+        "mixed": plain,
+        "long": run(long_prompt()),
+        "sampled": run(sampled()),
+        "stopping": run(stopping(plain.texts)),
+    }
+
+
+def bfloat16(run: Run) -> dict[str, Outcome]:
+    return {"mixed": run(mixed())}
+
+
+RECIPES: dict[str, tuple[EngineCase, Callable[[Run], dict[str, Outcome]]]] = {
+    "float32": (make_case(), float32),
+    "bfloat16": (make_case(dtype="bfloat16"), bfloat16),
+}
+
+
+@cache
+def reference(name: str) -> dict[str, Outcome]:
+    """Return stock vLLM's answers by the name of the workload; see `RECIPES`."""
+    folder = build_once(FOLDER / name, _fingerprint(name), lambda empty: _make(name, empty))
+    answers = json.loads((folder / "answers.json").read_text())
+    return {workload: Outcome(**fields) for workload, fields in answers.items()}
+
+
+def answers_to(workload: Sequence[Arrival], outcome: Outcome) -> Outcome:
+    """Return the part of an outcome that belongs to the requests of `workload`."""
+    names = [arrival.request_id for arrival in workload]
+    return replace(
+        outcome,
+        tokens={name: outcome.tokens[name] for name in names},
+        texts={name: outcome.texts[name] for name in names},
+    )
+
+
+def _fingerprint(name: str) -> str:
+    case, _ = RECIPES[name]
+    return recipe_fingerprint(
+        exactness_fingerprint(),
+        *stock_recipe(),
+        repr(stock(case)),
+        sys.modules[__name__],
+        harness,
+        workloads,
+    )
+
+
+def _make(name: str, folder: Path) -> None:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.exact.reference", name, str(folder / "answers.json")],
+        cwd=ROOT,
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout[-4_000:]
+
+
+def main() -> None:
+    name, *files = sys.argv[1:]
+    if not files:
+        reference(name)
+        return
+    case, recipe = RECIPES[name]
+    runner = StepRunner(stock(case))
+    try:
+        outcomes = recipe(runner.run)
+    finally:
+        runner.close()
+    answers = {
+        workload: {field: fields[field] for field in FIELDS}
+        for workload, outcome in outcomes.items()
+        for fields in [asdict(outcome)]
+    }
+    Path(*files).write_text(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

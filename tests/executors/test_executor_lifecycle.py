@@ -1,0 +1,50 @@
+"""How an executor starts. How it drains is in tests/e2e, how it dies in test_executor_reasoning."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from tests.executor_client import GatewayStream
+from tests.executor_process import ExecutorProcess
+from tests.processes import EXIT_TIMEOUT_S, wait_until
+
+pytestmark = pytest.mark.timeout(3_600)
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> Iterator[ExecutorProcess]:
+    """An executor whose model goes on loading: nobody writes what it reads."""
+    model = tmp_path / "endless"
+    model.mkdir()
+    os.mkfifo(model / "config.json")
+    process = ExecutorProcess(tmp_path / "executor.log", MODEL=model)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+async def test_while_the_model_loads_health_answers_and_sigterm_ends_it_at_once(
+    executor: ExecutorProcess,
+) -> None:
+    await asyncio.to_thread(wait_until, lambda: executor.health() is not None, "the gRPC server")
+    assert executor.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+    async with GatewayStream(executor.address) as early:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await early.reader
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(aio.AioRpcError) as caught:
+            await early.stub.GetLoad(pb.GetLoadRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    executor.process.terminate()
+
+    assert await asyncio.to_thread(executor.process.wait, EXIT_TIMEOUT_S) == 0

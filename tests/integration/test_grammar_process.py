@@ -1,0 +1,84 @@
+"""Grammars are compiled apart from the engine, once each, and in bounded time."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from services.executor import grammar_check
+from services.executor.grammar_check import DEADLY, TOO_COMPLEX, GrammarCheck, GrammarError
+from tests.byte_tokenizer import describe_tokenizer
+
+pytest.importorskip("xgrammar")
+
+from services.executor.grammar_process import NO_ANSWER
+
+LONG_S = 600.0  # for what ends
+SHORT_S = 0.5  # for what does not
+NUM_RULES = 1_500
+# Takes some 40 s to compile for the smallest vocabulary.
+ENDLESS = (
+    "root ::= "
+    + " | ".join(f"r{i}" for i in range(NUM_RULES))
+    + "".join(f'\nr{i} ::= [a-z]* "x{i}" [a-z]* root?' for i in range(NUM_RULES))
+)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def check() -> AsyncIterator[GrammarCheck]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar_check, "START_TIMEOUT_S", LONG_S)
+        patch.setattr(grammar_check, "MAX_WAIT_S", LONG_S)
+        check = GrammarCheck(describe_tokenizer, timeout_s=LONG_S)
+        yield check
+        await check.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_one_process_serves_all_and_each_form_is_compiled_once(check: GrammarCheck) -> None:
+    await asyncio.gather(*(check.check("regex", f"a{{{k}}}") for k in range(1, 9)))
+    with pytest.raises(GrammarError, match=NO_ANSWER):
+        await check.check("grammar", "root ::= root")
+    process = check._process
+    assert process is not None
+    process.kill()
+    await process.wait()
+
+    await check.check("regex", "a{1}")  # nobody is there to be asked
+    with pytest.raises(GrammarError, match=NO_ANSWER):
+        await check.check("grammar", "root ::= root")
+    with pytest.raises(GrammarError, match=DEADLY):
+        await check.check("regex", "b")
+    await check.check("regex", "b")  # by a new process
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_form_without_end_is_given_up_and_the_next_one_is_compiled(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await check.check("regex", "e")
+    first = check._process
+
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "_timeout_s", SHORT_S)
+        with pytest.raises(GrammarError, match=TOO_COMPLEX):
+            await check.check("grammar", ENDLESS)
+    assert first is not None
+    await first.wait()
+    await check.check("regex", "f")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_client_that_leaves_does_not_shift_the_answers(check: GrammarCheck) -> None:
+    await check.check("regex", "c")
+    leaving = asyncio.create_task(check.check("grammar", 'root ::= root "z"'))
+    await asyncio.sleep(0)  # the question is on its way
+    leaving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await leaving
+
+    await check.check("regex", "d")
+    with pytest.raises(GrammarError, match=NO_ANSWER):
+        await check.check("grammar", "root ::= root")

@@ -1,0 +1,193 @@
+"""Do the tests notice? Breaks one mechanism at a time and expects tests of `make test` to fail.
+
+`python -m tests.mutations [NAME ...]` works on a copy of the tree, and ends with status 1 if a
+mechanism could be broken unnoticed.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPY = ROOT / ".cache" / "mutated"
+TIMEOUT_S = 1_200.0
+KV = "services/executor/kv"
+ONE_ENGINE = ("tests/exact/test_layerwise_exact.py", "-k", "layers and not layers-async")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One line of one file, broken."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]  # arguments of pytest
+
+
+MUTATIONS = (
+    Mutation(
+        "seal without copy",
+        f"{KV}/cpu_copy_engine.py",
+        "host_rows[slots] = pool_rows[block_ids]",
+        "pass",
+        ONE_ENGINE,
+    ),
+    Mutation(
+        "seal one block early",
+        f"{KV}/block_owner.py",
+        "for position in group.own if position < num_complete}",
+        "for position in group.own if position <= num_complete}",
+        ONE_ENGINE,
+    ),
+    Mutation(
+        "wrong staging buffer",
+        f"{KV}/staging.py",
+        "self._point_at(request, index, ordinal % len(request.staging))",
+        "self._point_at(request, index, 0)",
+        ONE_ENGINE,
+    ),
+    Mutation(
+        "lost wait for a load",
+        f"{KV}/transfer_runner.py",
+        "                self._await(load.request_ids, load.copy)\n",
+        "                pass\n",
+        ONE_ENGINE,
+    ),
+    Mutation(
+        "lost wait for a save out of staging",
+        f"{KV}/transfer_runner.py",
+        "                self._await([request_id], copy)\n",
+        "                pass\n",
+        ONE_ENGINE,
+    ),
+    Mutation(
+        "load into a buffer in use",
+        f"{KV}/load_tables.py",
+        "position = self.chain.index(group) + self.num_staging\n",
+        "position = self.chain.index(group) + self.num_staging + 1\n",
+        ONE_ENGINE,
+    ),
+    Mutation(
+        "tokens of lost KV leave",
+        f"{KV}/recovery.py",
+        "        return lost\n\n    def _has_begun_anew",
+        "        return {}\n\n    def _has_begun_anew",
+        ("tests/exact/test_layerwise_failures.py",),
+    ),
+    Mutation(
+        "blocks of a hung copy are given to others",
+        f"{KV}/quarantine.py",
+        "self._pool.touch([self._blocks[block_id] for block_id in new_blocks])",
+        "pass",
+        ("tests/exact/test_layerwise_failures.py", "tests/unit/executor/kv"),
+    ),
+    Mutation(
+        "a plan for more than the pool",
+        "services/placement/plan_rules.py",
+        "> now.engine.num_blocks:",
+        "> 2 * now.engine.num_blocks:",
+        ("tests/unit/placement", "tests/exact/test_closed_loop.py"),
+    ),
+    Mutation(
+        "frame gap ignored",
+        "services/gateway/inflight.py",
+        "if output.first_token_index > request.num_tokens:",
+        "if False:",
+        ("tests/unit/gateway", "tests/integration/test_gateway_link.py"),
+    ),
+    Mutation(
+        "repeated tokens delivered twice",
+        "services/gateway/inflight.py",
+        "num_duplicates = min(num_known - output.first_token_index, len(output.tokens))",
+        "num_duplicates = 0",
+        ("tests/unit/gateway", "tests/integration/test_gateway_link.py"),
+    ),
+    Mutation(
+        "deposit off by one",
+        "services/executor/request_buffer.py",
+        "            return self.num_generated - self.num_delivered\n",
+        "            return self.num_generated - self.num_delivered + 1\n",
+        ("tests/unit/executor", "-k", "buffer or hold or deposit"),
+    ),
+    Mutation(
+        "tokens earlier than the reader reads",
+        "services/pacing/deposit.py",
+        "    return max(generated_s, previous_due_s + interval_s)\n",
+        "    return max(generated_s, previous_due_s + 0.9 * interval_s)\n",
+        ("tests/unit/pacing", "tests/unit/gateway"),
+    ),
+    Mutation(
+        "an older sender overwrites a newer one",
+        "services/tracker/memory_store.py",
+        "if stored is not None and stored.offer.epoch > writer.epoch:",
+        "if False:",
+        ("tests/contract/test_tracker_store.py",),
+    ),
+)
+
+
+def copy_tree() -> None:
+    """Copy what git knows, as it is now; packages, models and references are shared."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT)
+    for name in filter(os.path.exists, listed.decode().splitlines()):
+        target = COPY / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    for stub in (ROOT / "protos").rglob("*_pb2*.py"):
+        shutil.copy2(stub, COPY / stub.relative_to(ROOT))
+    (COPY / ".cache").mkdir(exist_ok=True)
+    for shared in ("models", "reference"):
+        (COPY / ".cache" / shared).symlink_to(ROOT / ".cache" / shared)
+
+
+def is_noticed(mutation: Mutation) -> bool:
+    """Break one line in the copy, run the tests, and mend it again."""
+    path = COPY / mutation.file
+    text = path.read_text()
+    assert text.count(mutation.right) == 1, f"{mutation.name}: the line is not there once"
+    path.write_text(text.replace(mutation.right, mutation.wrong))
+    try:
+        return run(mutation.tests) == 1
+    finally:
+        path.write_text(text)
+
+
+def run(tests: tuple[str, ...]) -> int:
+    """Return pytest's exit status: 1 if tests failed."""
+    log = COPY / "pytest.log"
+    with log.open("w") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", *tests],
+            cwd=COPY,
+            env=os.environ | {"PYTHONPATH": f"{COPY}{os.pathsep}{COPY / 'protos'}"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
+    assert done.returncode in (0, 1), f"{tests}: see {log}"
+    return done.returncode
+
+
+def main() -> int:
+    chosen = [m for m in MUTATIONS if not sys.argv[1:] or m.name in sys.argv[1:]]
+    copy_tree()
+    unnoticed = []
+    for mutation in chosen:
+        begin_s = time.monotonic()
+        noticed = is_noticed(mutation)
+        unnoticed += [] if noticed else [mutation.name]
+        verdict = "noticed" if noticed else "NOT NOTICED"
+        print(f"{mutation.name:45} {verdict} ({time.monotonic() - begin_s:.0f} s)", flush=True)
+    return int(bool(unnoticed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

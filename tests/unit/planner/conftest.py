@@ -1,0 +1,20 @@
+"""Tests here make plans, and compare some with the best of all."""
+
+import numpy as np
+import pytest
+
+from services.placement.patterns import PatternSpace
+from services.placement.types import BufferMode
+from services.planner.library import pattern_library
+from tests.exhaustive import exhaustive
+from tests.instances import small_instance
+from tests.kernels import compile_kernels
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels() -> None:
+    """Compile the planner's kernels and the tests' own: no test's own time."""
+    compile_kernels()
+    library = pattern_library(5, PatternSpace.FULL)
+    instance = small_instance(np.random.default_rng(0), library, 1, BufferMode.PRIVATE)
+    exhaustive(instance, library)
