@@ -100,7 +100,7 @@ test-services:
 	$(MAKE) test-executors
 	$(MAKE) test-e2e
 
-test: setup ## everything that must pass (20 to 25 minutes on two cores)
+test: setup ## everything that must pass (about half an hour on two cores)
 	$(MAKE) --jobs=2 --output-sync=recurse lint types test-prepared
 	$(MAKE) test-unit
 	$(MAKE) --jobs=2 --output-sync=line test-services test-exact
