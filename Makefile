@@ -119,7 +119,7 @@ test-product: setup models ## layer-wise KV: the full product of its options, an
 	$(MAKE) --jobs=2 --output-sync=line product-parallel product-single product-failures
 
 test-fuzz: setup ## random examples, ten times as many as `make test` tries
-	EVENFLOW_FUZZ_TIMES=10 $(PYTEST) $(JUNIT)/fuzz.xml --numprocesses=2 --timeout=1200 -m hypothesis tests/unit tests/contract tests/integration
+	EVENFLOW_FUZZ_TIMES=10 $(PYTEST) $(JUNIT)/fuzz.xml --numprocesses=2 -m hypothesis tests/unit tests/contract tests/integration
 
 test-faults: setup models ## every process and Redis killed, and hung for 30 s, under 22 streams (about 6 minutes)
 	EVENFLOW_TEST_HANG_S=30 $(PYTEST) $(JUNIT)/faults.xml -m "" tests/e2e/test_faults.py

@@ -15,6 +15,7 @@ from tests.models import MAX_MODEL_LEN, exactness_model
 from tests.ports import free_port
 from tests.processes import (
     ENGINE_ENVIRONMENT,
+    PYTHON_PATH,
     ROOT,
     RPC_TIMEOUT_S,
     START_TIMEOUT_S,
@@ -62,12 +63,11 @@ class ExecutorProcess:
         """Start the process; return at once, see `wait_serving`."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         own = {f"EVENFLOW_EXECUTOR_{name}": str(value) for name, value in self._settings.items()}
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "services.executor"],
                 cwd=ROOT,
-                env=inherited | ENGINE_ENVIRONMENT | {"PYTHONPATH": paths} | own,
+                env=inherited | ENGINE_ENVIRONMENT | {"PYTHONPATH": PYTHON_PATH} | own,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -5,8 +5,6 @@ where they belong.
 """
 
 import json
-import os
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,12 +16,11 @@ from demo.cached_build import build_once, recipe_fingerprint
 from tests import stock_requests
 from tests.executor_process import ENGINE_SETTINGS
 from tests.models import exactness_fingerprint, exactness_model
-from tests.processes import ENGINE_ENVIRONMENT, ROOT
-from tests.stock_recipe import stock_recipe
+from tests.processes import ROOT
+from tests.stock_recipe import run_apart, stock_recipe
 from tests.stock_requests import WORKLOADS
 
 FOLDER = ROOT / ".cache" / "reference" / "executors"
-TIMEOUT_S = 1_800.0
 
 StockAnswers = dict[str, dict[str, Any]]
 
@@ -47,14 +44,7 @@ def stock_answers(workload: str) -> StockAnswers:
 
 
 def _make(folder: Path) -> None:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
-    subprocess.run(
-        [sys.executable, "-m", "tests.executor_stock", str(folder / "answers.json")],
-        cwd=ROOT,
-        env=os.environ | ENGINE_ENVIRONMENT | {"PYTHONPATH": paths},
-        check=True,
-        timeout=TIMEOUT_S,
-    )
+    run_apart("tests.executor_stock", str(folder / "answers.json"))
 
 
 def places_of(places: Any) -> list[dict[int, tuple[float, str]] | None] | None:

@@ -11,7 +11,7 @@ import psutil
 
 from cli.local.settings import PORTS
 from tests.ports import free_port
-from tests.processes import ROOT, wait_until
+from tests.processes import ROOT, command_of, wait_until
 
 TIMEOUT_S = 3_000  # a guard against hangs
 
@@ -63,7 +63,7 @@ class LocalStack:
         return {
             p.pid
             for p in psutil.process_iter()
-            if _run_dir_of(p).startswith(own) and any(part in _command_of(p) for part in doing)
+            if _run_dir_of(p).startswith(own) and any(part in command_of(p) for part in doing)
         }
 
     def kill(self) -> None:
@@ -80,12 +80,5 @@ class LocalStack:
 def _run_dir_of(process: psutil.Process) -> str:
     try:
         return str(process.environ().get("EVENFLOW_RUN_DIR", ""))
-    except psutil.Error:
-        return ""
-
-
-def _command_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
     except psutil.Error:
         return ""

@@ -5,15 +5,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
 from tests.ports import free_port
+from tests.processes import PYTHON_PATH, ROOT
 from tests.protos import make_plan_request
 
-ROOT = Path(__file__).resolve().parent.parent
 WARM_TIMEOUT_S = 1_800.0  # the first start on a machine compiles the kernels
 
 
@@ -26,7 +25,7 @@ def warm_planner(*, num_groups: int) -> Iterator[str]:
         "EVENFLOW_PLANNER_METRICS_PORT": "0",
         "EVENFLOW_PLANNER_WARM_GROUPS": f"[{num_groups}]",
         "EVENFLOW_PLANNER_LOG_LEVEL": "warning",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}",
+        "PYTHONPATH": PYTHON_PATH,
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "services.planner"], env=os.environ | settings, cwd=ROOT

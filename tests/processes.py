@@ -19,6 +19,7 @@ from tests.ports import free_port
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent
+PYTHON_PATH = os.pathsep.join([str(ROOT), str(ROOT / "protos")])  # of processes of this project
 # Guards against hangs, far beyond what a busy machine needs.
 START_TIMEOUT_S = 1_200.0
 EXIT_TIMEOUT_S = 600.0
@@ -57,7 +58,7 @@ def engine_processes_of(pid: int) -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process(pid).children(recursive=True)
-        if "VLLM::" in " ".join(_command_of(child))
+        if "VLLM::" in command_of(child)
     ]
 
 
@@ -79,11 +80,12 @@ def stopped(processes: list[psutil.Process]) -> Iterator[None]:
                 process.resume()
 
 
-def _command_of(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> str:
+    """Return a process' command line; nothing if it has just ended."""
     try:
-        return process.cmdline()
-    except psutil.Error:  # it has just ended
-        return []
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 class Stack:
@@ -138,11 +140,10 @@ class Stack:
             f"{name.upper()}_GRPC_KEEPALIVE_S": self._keepalive_s for name in self.SERVICES
         }
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
         return (
             inherited
             | ENGINE_ENVIRONMENT
-            | {"PYTHONPATH": paths}
+            | {"PYTHONPATH": PYTHON_PATH}
             | {f"EVENFLOW_{name}": str(value) for name, value in settings.items()}
         )
 

@@ -1,9 +1,15 @@
-"""What stock vLLM's answers depend on, besides the model and what is asked."""
+"""Stock vLLM's answers: how they are made, and what they depend on besides model and question."""
 
 import os
 import platform
+import subprocess
+import sys
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+
+from tests.processes import ENGINE_ENVIRONMENT, PYTHON_PATH, ROOT
+
+TIMEOUT_S = 1_800.0
 
 # What may choose other kernels, and so other last digits.
 VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "OMP_NUM_THREADS")
@@ -17,6 +23,21 @@ def stock_recipe() -> list[str]:
         *(f"{variable} {os.environ.get(variable)}" for variable in VARIABLES),
         _processor(),
     ]
+
+
+def run_apart(module: str, *arguments: str) -> None:
+    """Run a module in a process of its own: nothing of a stock engine is left in this one."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=os.environ | ENGINE_ENVIRONMENT | {"PYTHONPATH": PYTHON_PATH},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout[-4_000:]
 
 
 def _processor() -> str:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.e2e.systems import NUM_LAYERS, Device
 from tests.executor_process import ExecutorProcess
 from tests.ports import free_port
-from tests.processes import ROOT, wait_until
+from tests.processes import PYTHON_PATH, ROOT, wait_until
 
 PLANNER_START_TIMEOUT_S = 300.0
 SCRAPE_TIMEOUT_S = 10.0
@@ -30,7 +30,7 @@ def planner(log_path: Path) -> Iterator[str]:
         "EVENFLOW_PLANNER_GRPC_PORT": str(port),
         "EVENFLOW_PLANNER_METRICS_PORT": str(metrics_port),
         "EVENFLOW_PLANNER_WARM_GROUPS": f"[{NUM_LAYERS}]",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}",
+        "PYTHONPATH": PYTHON_PATH,
     }
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
     with log_path.open("ab") as log:

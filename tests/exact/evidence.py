@@ -30,6 +30,11 @@ def assert_exact(
         else:
             assert first is None, f"token {first} of {arrival.request_id} differs"
     assert_pressure(runner, outcome, min_changes=min_changes)
+    assert_pool_is_whole(runner)
+
+
+def assert_pool_is_whole(runner: StepRunner) -> None:
+    """Assert that no block of the pool and no slot of the host is anybody's."""
     owner = runner.scheduler.block_owner
     assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
     assert owner.host.num_used == 0

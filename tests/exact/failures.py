@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.exact.cases import SLOW_LINK, make_case
+from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
 from tests.exact.harness import StepRunner
@@ -50,9 +51,7 @@ def test_tokens_are_exact_whatever_copies_do(
 
     assert_right(run, expected)
     assert sum(run.faults.values()) > 0
-    owner = runner.scheduler.block_owner
-    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
-    assert owner.host.num_used == 0
+    assert_pool_is_whole(runner)
 
 
 def test_class_6_rank_divergence_a_failure_on_the_last_rank_is_acted_on_by_all(

@@ -6,8 +6,6 @@ stock engine is left in the process of a test. Without FILE it goes where it bel
 """
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -17,14 +15,13 @@ from pathlib import Path
 from demo.cached_build import build_once, recipe_fingerprint
 from tests.exact import harness, workloads
 from tests.exact.cases import make_case
-from tests.exact.harness import ENVIRONMENT, Arrival, EngineCase, Outcome, StepRunner, stock
+from tests.exact.harness import Arrival, EngineCase, Outcome, StepRunner, stock
 from tests.exact.workloads import long_prompt, mixed, sampled, stopping
 from tests.models import exactness_fingerprint
-from tests.stock_recipe import stock_recipe
+from tests.processes import ROOT
+from tests.stock_recipe import run_apart, stock_recipe
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".cache" / "reference"
-TIMEOUT_S = 1_800.0
 FIELDS = ("tokens", "logprobs", "texts", "finish_reasons", "num_steps", "peak_blocks")
 
 Run = Callable[[Sequence[Arrival]], Outcome]
@@ -81,18 +78,7 @@ def _fingerprint(name: str) -> str:
 
 
 def _make(name: str, folder: Path) -> None:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "protos")])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.exact.reference", name, str(folder / "answers.json")],
-        cwd=ROOT,
-        env=os.environ | ENVIRONMENT | {"PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout[-4_000:]
+    run_apart("tests.exact.reference", name, str(folder / "answers.json"))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from services.placement.resume import ResumeWay
 from tests.exact import faults, product
 from tests.exact.aborts import STATES, AbortsByState
 from tests.exact.cases import HALVES, LAYERS, SCARCE_FRAC, STANDING, num_groups, pool_share
-from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact
+from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pool_is_whole
 from tests.exact.harness import (
     Arrival,
     EngineCase,
@@ -192,12 +192,6 @@ def test_aborts_leave_the_others_exact_and_the_pool_whole(
 def assert_same_tokens(runner: StepRunner, expected: Outcome, outcome: Outcome) -> None:
     assert first_difference(expected, outcome) == {}
     assert_pool_is_whole(runner)
-
-
-def assert_pool_is_whole(runner: StepRunner) -> None:
-    owner = runner.scheduler.block_owner
-    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
-    assert owner.host.num_used == 0
 
 
 @LAYERS_ONLY

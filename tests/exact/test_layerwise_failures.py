@@ -12,6 +12,7 @@ import pytest
 
 from services.executor.kv.options import GuardMode, KVOptions
 from services.placement.resume import ResumeWay
+from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
 from tests.exact.harness import EngineCase, Outcome, StepRunner, first_difference
@@ -47,12 +48,6 @@ def runner() -> Iterator[StepRunner]:
 def expected() -> Outcome:
     """What stock vLLM answers."""
     return answers_to(mixed(8), reference("float32")["mixed"])
-
-
-def assert_pool_is_whole(runner: StepRunner) -> None:
-    owner = runner.scheduler.block_owner
-    assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
-    assert owner.host.num_used == 0
 
 
 @pytest.mark.parametrize("kind", ALONE)

@@ -2,7 +2,7 @@
 
 import asyncio
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -41,12 +41,6 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProce
     )
     with process.serving():
         yield process
-
-
-@pytest.fixture
-async def gateway(executor: ExecutorProcess) -> AsyncIterator[GatewayStream]:
-    async with GatewayStream(executor.address) as stream:
-        yield stream
 
 
 def read_metrics(executor: ExecutorProcess) -> dict[str, float]:

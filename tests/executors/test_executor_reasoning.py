@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,6 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProce
     )
     with process.serving():
         yield process
-
-
-@pytest.fixture
-async def gateway(executor: ExecutorProcess) -> AsyncIterator[GatewayStream]:
-    async with GatewayStream(executor.address) as stream:
-        yield stream
 
 
 async def ask(gateway: GatewayStream, name: str, bias: dict[int, float], **fields: Any) -> Answer:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -36,12 +36,6 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProce
     process = ExecutorProcess(log, KV_MAX_PAUSE_S=3_600)
     with process.serving():
         yield process
-
-
-@pytest.fixture
-async def gateway(executor: ExecutorProcess) -> AsyncIterator[GatewayStream]:
-    async with GatewayStream(executor.address) as stream:
-        yield stream
 
 
 async def ask_as_stock(gateway: GatewayStream, name: str) -> Answer:
