@@ -17,7 +17,7 @@ from bench.gateway.processes import cpu_s, running, tree
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
 from services.kit.rpc import make_channel
-from services.kit.tracker_reporter import ReporterOptions
+from services.reporting.reporter import ReporterOptions
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 

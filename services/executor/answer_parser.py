@@ -14,7 +14,7 @@ from vllm.parser import Parser
 from vllm.renderers.chat_utils import make_tool_call_id
 
 from services.executor.types import Said
-from services.kit.conversation import ToolCallPart
+from services.generation.conversation import ToolCallPart
 
 
 class AnswerParser:

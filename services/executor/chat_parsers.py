@@ -15,7 +15,7 @@ from vllm.tool_parsers import ToolParser
 from services.executor.answer_parser import AnswerParser
 from services.executor.chat_template import messages_of, template_variables, tools_of
 from services.executor.types import ChatInput, RejectCode, RejectedError, Rejection
-from services.kit.conversation import DEFAULT_OPTIONS, ConversationOptions, ToolChoice
+from services.generation.conversation import DEFAULT_OPTIONS, ConversationOptions, ToolChoice
 
 NO_PARSER = (
     "this executor has no parser of the calls that the model makes by itself;"

@@ -9,7 +9,7 @@ from vllm.renderers.params import ChatParams
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from services.executor.types import ChatInput, RejectCode, RejectedError, Rejection
-from services.kit.conversation import ChatMessage, ConversationOptions, Tool
+from services.generation.conversation import ChatMessage, ConversationOptions, Tool
 
 EFFORT_VARIABLES = frozenset({"reasoning_effort", "enable_thinking"})
 

@@ -25,16 +25,16 @@ from services.executor.types import (
     Tokenization,
     TokenizeOptions,
 )
-from services.kit.conversation import DEFAULT_OPTIONS
-from services.kit.conversation_proto import (
+from services.generation.conversation import DEFAULT_OPTIONS
+from services.generation.conversation_proto import (
     message_from_proto,
     options_from_proto,
     part_to_proto,
 )
+from services.generation.logprobs_proto import logprobs_to_proto, prompt_to_proto
+from services.generation.sampling_proto import sampling_from_proto
+from services.generation.service_level_proto import service_level_from_proto
 from services.kit.errors import InvalidRequestError
-from services.kit.logprobs_proto import logprobs_to_proto, prompt_to_proto
-from services.kit.sampling_proto import sampling_from_proto
-from services.kit.service_level import service_level_from_proto
 from services.kit.trace_context import TraceContext
 
 MAX_REQUEST_ID_LENGTH = 128

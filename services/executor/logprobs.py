@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from services.kit.logprobs import Logprob, TokenLogprobs
+from services.generation.logprobs import Logprob, TokenLogprobs
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON has no number for
 

@@ -30,7 +30,7 @@ from services.executor.types import (
     Rejection,
     Submission,
 )
-from services.kit.sampling_params import SamplingParams
+from services.generation.sampling_params import SamplingParams
 
 NO_PRIORITIES = Rejection(
     code=RejectCode.INVALID_ARGUMENT,

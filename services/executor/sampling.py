@@ -11,7 +11,7 @@ from vllm.v1.structured_output.request import get_structured_output_key
 
 from services.executor.service_level import RequestTag, to_extra_args
 from services.executor.types import Submission
-from services.kit.sampling_params import AnswerForm, SamplingParams, StructuredOutputs
+from services.generation.sampling_params import AnswerForm, SamplingParams, StructuredOutputs
 
 UNSEEDED = -1  # what vLLM takes for "not seeded", although it is a seed
 SEED_OF_UNSEEDED = 2**63 - 1

@@ -24,7 +24,7 @@ from services.executor.types import (
     Rejection,
     Submission,
 )
-from services.kit.logprobs import EchoedPrompt
+from services.generation.logprobs import EchoedPrompt
 from services.kit.rpc import bind_request_id
 from services.kit.tracing import NO_TRACING, Tracing
 

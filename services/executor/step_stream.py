@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from services.executor.types import Delta, Ending, Rejection, Token
-from services.kit.logprobs import EchoedPrompt
+from services.generation.logprobs import EchoedPrompt
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.executor.progress import Phase
 from services.executor.types import EngineLoad
 from services.kit.errors import ConflictError, NotFoundError, ServiceError
-from services.kit.progress_ledger import RequestRef
 from services.kit.rpc import service_errors
-from services.kit.tracker_reporter import Sender, SenderKind, TrackerReporter
+from services.reporting.ledger import RequestRef
+from services.reporting.reporter import Sender, SenderKind, TrackerReporter
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub

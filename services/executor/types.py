@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from services.kit.conversation import (
+from services.generation.conversation import (
     DEFAULT_OPTIONS,
     ChatMessage,
     ConversationOptions,
     ToolCallPart,
 )
-from services.kit.logprobs import TokenLogprobs
-from services.kit.sampling_params import DEFAULT_SAMPLING, SamplingParams
+from services.generation.logprobs import TokenLogprobs
+from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.trace_context import TraceContext
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 

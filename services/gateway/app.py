@@ -34,8 +34,8 @@ from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
 from services.kit.tracing import Tracing
-from services.kit.tracker_reporter import Sender, SenderKind, TrackerReporter
 from services.kit.transport import Certificates
+from services.reporting.reporter import Sender, SenderKind, TrackerReporter
 
 logger = structlog.get_logger()
 

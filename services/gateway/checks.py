@@ -10,7 +10,7 @@ from services.gateway.types import (
     GenerationRequest,
     TokenPrompt,
 )
-from services.kit.conversation import ChatMessage, ConversationOptions, check_calls
+from services.generation.conversation import ChatMessage, ConversationOptions, check_calls
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
 

@@ -16,7 +16,7 @@ from services.gateway.errors import (
     GenerationFailedError,
     UnknownModelError,
 )
-from services.kit.conversation_proto import (
+from services.generation.conversation_proto import (
     message_from_proto,
     message_to_proto,
     options_from_proto,
@@ -24,15 +24,15 @@ from services.kit.conversation_proto import (
     part_from_proto,
     part_to_proto,
 )
+from services.generation.logprobs_proto import logprobs_from_proto, logprobs_to_proto
+from services.generation.sampling_proto import sampling_to_proto
+from services.generation.service_level_proto import service_level_from_proto, service_level_to_proto
 from services.kit.errors import (
     InvalidRequestError,
     OverloadedError,
     ServiceError,
     UnavailableError,
 )
-from services.kit.logprobs_proto import logprobs_from_proto, logprobs_to_proto
-from services.kit.sampling_proto import sampling_to_proto
-from services.kit.service_level import service_level_from_proto, service_level_to_proto
 from services.kit.trace_context import TraceContext
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 

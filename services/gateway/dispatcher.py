@@ -44,8 +44,8 @@ from services.kit.errors import (
     ServiceError,
     UnavailableError,
 )
-from services.kit.progress_ledger import RequestRef
 from services.kit.tracing import NO_TRACING, Tracing
+from services.reporting.ledger import RequestRef
 
 log = structlog.get_logger()
 

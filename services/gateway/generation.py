@@ -17,9 +17,9 @@ from services.gateway.types import (
     RequestId,
     Token,
 )
+from services.generation.logprobs import EchoedPrompt
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
-from services.kit.logprobs import EchoedPrompt
 from services.pacing.deposit import release_interval_s
 
 

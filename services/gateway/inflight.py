@@ -9,8 +9,8 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from services.gateway import convert
 from services.gateway.errors import DuplicateRequestError, LinkBrokenError
 from services.gateway.types import RequestSink, Token
+from services.generation.logprobs_proto import prompt_from_proto
 from services.kit.errors import ServiceError
-from services.kit.logprobs_proto import prompt_from_proto
 
 DROPPED_TOKENS = Counter(
     "evenflow_gateway_duplicate_tokens_total", "Tokens that an executor sent twice; dropped."

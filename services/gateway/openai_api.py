@@ -34,8 +34,8 @@ from services.gateway.openai_tools import (
     json_text,
     tool_options,
 )
-from services.kit import sampling_params as limits
-from services.kit.conversation import (
+from services.generation import sampling_params as limits
+from services.generation.conversation import (
     DEFAULT_OPTIONS,
     ConversationOptions,
     check_options,

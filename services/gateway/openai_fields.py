@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from services.gateway import types
-from services.kit import sampling_params as limits
+from services.generation import sampling_params as limits
 
 
 class StrictBody(BaseModel):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from services.kit.logprobs import Logprob, TokenLogprobs
+from services.generation.logprobs import Logprob, TokenLogprobs
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:

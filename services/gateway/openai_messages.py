@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from services.gateway.types import Token
-from services.kit.conversation import ToolCallPart
+from services.generation.conversation import ToolCallPart
 
 
 def says_something(token: Token) -> bool:

@@ -9,8 +9,8 @@ from services.gateway.checks import check_reading_rate
 from services.gateway.openai_api import RequestBody
 from services.gateway.openai_fields import ServiceLevelBody
 from services.gateway.types import GenerationRequest, RequestId
+from services.generation.sampling_params import SamplingParams, StructuredOutputs, check_sampling
 from services.kit.errors import InvalidRequestError
-from services.kit.sampling_params import SamplingParams, StructuredOutputs, check_sampling
 from services.pacing.types import ServiceLevel
 
 MAX_PARENT_ID_LENGTH = 124  # leaves room for the number of one of MAX_ANSWERS answers

@@ -9,7 +9,7 @@ from typing import Any
 from services.gateway.openai_logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai_messages import delta, is_plain, message, says_something
 from services.gateway.types import Finish, ModelInfo, RequestId, Token
-from services.kit.logprobs import EchoedPrompt, TokenLogprobs
+from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 
 DONE_EVENT = b"data: [DONE]\n\n"
 _END_OF_EVENT = "\n\n"

@@ -3,11 +3,11 @@
 from typing import Protocol
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
-from services.kit.progress_ledger import RequestRef
+from services.reporting.ledger import RequestRef
 
 
 class DeliveryReports(Protocol):
-    """`services.kit.tracker_reporter.TrackerReporter`, as far as the gateway uses it.
+    """`services.reporting.reporter.TrackerReporter`, as far as the gateway uses it.
 
     Calls neither block nor fail, whether or not a tracker is there.
     """

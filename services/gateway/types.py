@@ -7,15 +7,15 @@ from typing import NewType, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from services.kit.conversation import (
+from services.generation.conversation import (
     DEFAULT_OPTIONS,
     ChatMessage,
     ConversationOptions,
     ToolCallPart,
 )
+from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.errors import ServiceError
-from services.kit.logprobs import EchoedPrompt, TokenLogprobs
-from services.kit.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 RequestId = NewType("RequestId", str)

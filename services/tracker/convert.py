@@ -10,8 +10,8 @@ from typing import NoReturn
 from google.protobuf.duration_pb2 import Duration
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
+from services.generation.service_level_proto import service_level_from_proto, service_level_to_proto
 from services.kit.errors import InvalidRequestError
-from services.kit.service_level import service_level_from_proto, service_level_to_proto
 from services.tracker.types import (
     Change,
     DeliveredProgress,

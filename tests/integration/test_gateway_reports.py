@@ -9,10 +9,10 @@ import pytest
 from evenflow.gateway.v1 import generation_pb2 as gen
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
-from services.kit import tracker_reporter
 from services.kit.clock import wall_s
 from services.kit.server import ServiceServer
-from services.kit.tracker_reporter import ReporterOptions
+from services.reporting import reporter
+from services.reporting.reporter import ReporterOptions
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
@@ -156,7 +156,7 @@ async def test_a_tracker_that_forgot_everything_is_told_again(tracker, executor)
 
 async def test_the_last_counts_are_sent_at_shutdown(tracker, executor, monkeypatch) -> None:
     patient = partial(ReporterOptions, rpc_timeout_s=EVENT_TIMEOUT_S)
-    monkeypatch.setattr(tracker_reporter, "ReporterOptions", patient)
+    monkeypatch.setattr(reporter, "ReporterOptions", patient)
     settings = {"tracker": tracker.address, "tracker_flush_timeout_s": EVENT_TIMEOUT_S}
     async with gateway_for(executor, **settings) as client:
         await client.wait_ready()

@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
-from services.kit.progress_ledger import RequestRef
 from services.kit.rpc import make_channel
-from services.kit.tracker_reporter import Sender, SenderKind, TrackerReporter
+from services.reporting.ledger import RequestRef
+from services.reporting.reporter import Sender, SenderKind, TrackerReporter
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 

@@ -34,8 +34,8 @@ from services.executor.kv import engine_calls
 from services.executor.kv.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
 from services.executor.sampling import UNSEEDED
 from services.executor.settings import ExecutorSettings
-from services.kit.sampling_params import AnswerForm
-from services.kit.sampling_params import SamplingParams as OurSamplingParams
+from services.generation.sampling_params import AnswerForm
+from services.generation.sampling_params import SamplingParams as OurSamplingParams
 
 
 def parameters(function: Any) -> list[str]:

@@ -19,7 +19,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
-from services.kit.conversation import REASONING_EFFORTS
+from services.generation.conversation import REASONING_EFFORTS
 
 
 def parameters(function: Any) -> list[str]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from demo.chat_template import CHAT_TEMPLATE, SYSTEM_PROMPT
 from services.executor.chat_parsers import ChatParsers
 from services.executor.types import ChatInput
-from services.kit.conversation import ChatMessage, ConversationOptions, Tool, ToolChoice
+from services.generation.conversation import ChatMessage, ConversationOptions, Tool, ToolChoice
 from tests.chat_tokenizer import save_tokenizer, train_tokenizer
 from tests.fuzz import examples
 

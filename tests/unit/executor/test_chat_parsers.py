@@ -13,7 +13,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from services.executor.chat_parsers import ChatParsers, ParsedChat
 from services.executor.chat_template import chat_params, check_variables, messages_of
 from services.executor.types import ChatInput, RejectedError, Said
-from services.kit.conversation import (
+from services.generation.conversation import (
     ChatMessage,
     ConversationOptions,
     Tool,

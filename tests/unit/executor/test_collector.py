@@ -7,8 +7,8 @@ import pytest
 
 from services.executor.collector import DEAD_END, UNREADABLE, Reporting, StepCollector, to_delta
 from services.executor.types import Delta, Failure, FinishReason, Said, Token
-from services.kit.conversation import ToolCallPart
-from services.kit.logprobs import Logprob, TokenLogprobs
+from services.generation.conversation import ToolCallPart
+from services.generation.logprobs import Logprob, TokenLogprobs
 
 
 @dataclass

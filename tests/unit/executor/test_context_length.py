@@ -11,7 +11,7 @@ from services.executor.types import (
     TextInput,
     TokenInput,
 )
-from services.kit.conversation import ChatMessage
+from services.generation.conversation import ChatMessage
 
 CHAT = ChatInput(turns=(ChatMessage(role="user", content="hi"),))
 TEXT = TextInput(text="hi")

@@ -25,7 +25,7 @@ from services.executor.types import (
     Token,
     TokenInput,
 )
-from services.kit.conversation import (
+from services.generation.conversation import (
     ChatMessage,
     ConversationOptions,
     Tool,
@@ -33,8 +33,8 @@ from services.kit.conversation import (
     ToolCallPart,
     ToolChoice,
 )
+from services.generation.sampling_params import DEFAULT_SAMPLING
 from services.kit.errors import InvalidRequestError
-from services.kit.sampling_params import DEFAULT_SAMPLING
 from services.pacing.types import ServiceLevel
 
 

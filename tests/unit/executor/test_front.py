@@ -30,8 +30,8 @@ from services.executor.types import (
     Tokenization,
     TokenizeOptions,
 )
+from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
-from services.kit.logprobs import EchoedPrompt, Logprob, TokenLogprobs
 
 
 def make_observed_request(request_id: str) -> RequestObservation:

@@ -9,8 +9,8 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from services.gateway.errors import DuplicateRequestError, EngineFailedError, LinkBrokenError
 from services.gateway.inflight import InflightRequests
 from services.gateway.types import FinishReason, Token
+from services.generation.logprobs import EchoedPrompt
 from services.kit.errors import OverloadedError, ServiceError
-from services.kit.logprobs import EchoedPrompt
 
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
 STOPPED_THINKING = pb.Ending(finish_reason=gen.FINISH_REASON_STOP, num_reasoning_tokens=2)

@@ -16,14 +16,14 @@ from services.gateway.types import (
     TextPrompt,
     TokenPrompt,
 )
-from services.kit.conversation import ChatMessage
-from services.kit.errors import InvalidRequestError
-from services.kit.sampling_params import (
+from services.generation.conversation import ChatMessage
+from services.generation.sampling_params import (
     DEFAULT_SAMPLING,
     AnswerForm,
     SamplingParams,
     StructuredOutputs,
 )
+from services.kit.errors import InvalidRequestError
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

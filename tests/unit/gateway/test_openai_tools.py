@@ -10,7 +10,7 @@ from services.gateway.openai_messages import delta, message
 from services.gateway.openai_requests import to_generation_requests
 from services.gateway.openai_responses import AnswerHead, AnswerKind, ChunkWriter
 from services.gateway.types import ChatPrompt, RequestId, Token
-from services.kit.conversation import (
+from services.generation.conversation import (
     ChatMessage,
     ConversationOptions,
     Tool,
@@ -18,7 +18,7 @@ from services.kit.conversation import (
     ToolCallPart,
     ToolChoice,
 )
-from services.kit.logprobs import Logprob, TokenLogprobs
+from services.generation.logprobs import Logprob, TokenLogprobs
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

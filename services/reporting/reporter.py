@@ -17,8 +17,8 @@ from prometheus_client import Counter
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from services.kit import clock
 from services.kit.errors import InvalidRequestError, ServiceError
-from services.kit.progress_ledger import NOW, LedgerLimits, ProgressLedger, RequestRef, Sent
 from services.kit.rpc import service_errors
+from services.reporting.ledger import NOW, LedgerLimits, ProgressLedger, RequestRef, Sent
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub

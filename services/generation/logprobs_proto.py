@@ -1,7 +1,7 @@
 """Log probabilities and echoed prompts on the wire, as every service reads and writes them."""
 
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.kit.logprobs import EchoedPrompt, Logprob, TokenLogprobs
+from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
 
 
 def logprobs_from_proto(message: gen.TokenLogprobs) -> TokenLogprobs:

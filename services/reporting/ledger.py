@@ -1,6 +1,6 @@
 """What one sender still has to tell the tracker: the newest absolute counts of its requests.
 
-Pure bookkeeping with the time as an argument; `services.kit.tracker_reporter` does the calls.
+Pure bookkeeping with the time as an argument; `services.reporting.reporter` does the calls.
 """
 
 from collections.abc import Iterable

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.generation.service_level_proto import service_level_from_proto, service_level_to_proto
 from services.kit.errors import InvalidRequestError
-from services.kit.service_level import service_level_from_proto, service_level_to_proto
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 NAMES = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")

@@ -3,14 +3,14 @@
 from types import MappingProxyType
 
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.kit.errors import InvalidRequestError
-from services.kit.sampling_params import (
+from services.generation.sampling_params import (
     DEFAULT_SAMPLING,
     AnswerForm,
     SamplingParams,
     StructuredOutputs,
     check_sampling,
 )
+from services.kit.errors import InvalidRequestError
 
 # Fields whose absence is their default on the wire as well.
 _PLAIN = (

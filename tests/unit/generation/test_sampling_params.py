@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.kit.errors import InvalidRequestError
-from services.kit.sampling_params import (
+from services.generation.sampling_params import (
     DEFAULT_SAMPLING,
     AnswerForm,
     SamplingParams,
     StructuredOutputs,
     check_sampling,
 )
-from services.kit.sampling_proto import sampling_from_proto, sampling_to_proto
+from services.generation.sampling_proto import sampling_from_proto, sampling_to_proto
+from services.kit.errors import InvalidRequestError
 
 NAN, INF = float("nan"), float("inf")
 CHOICES = gen.Choices(texts=["yes", "no"])

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.kit.conversation import (
+from services.generation.conversation import (
     DEFAULT_OPTIONS,
     ChatMessage,
     ConversationOptions,

@@ -3,8 +3,8 @@
 import pytest
 
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.kit import conversation_proto as proto
-from services.kit.conversation import (
+from services.generation import conversation_proto as proto
+from services.generation.conversation import (
     DEFAULT_OPTIONS,
     MAX_TOOLS,
     ChatMessage,

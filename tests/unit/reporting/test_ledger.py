@@ -3,7 +3,7 @@
 import pytest
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
-from services.kit.progress_ledger import Entry, LedgerLimits, ProgressLedger, RequestRef, Sent
+from services.reporting.ledger import Entry, LedgerLimits, ProgressLedger, RequestRef, Sent
 
 LIMITS = LedgerLimits(
     heartbeat_s=10.0,
