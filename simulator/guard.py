@@ -8,8 +8,8 @@ when there is room again. Paused requests lose theirs before a running one is of
 from collections.abc import Sequence
 
 from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
-from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement, widened
+from services.placement.place.fewest_offloaded import Demand, fewest_offloaded, spread_order
 from services.placement.types import RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane

@@ -1,9 +1,9 @@
 """Brings preempted requests back whose KV is on the host: by the executor's rules.
 
 A preempted request keeps what has a complete copy in every group. At the head of the queue the way
-back is chosen by `services/placement/resume.py`: its groups are loaded into free blocks, one whole
-group after the other, or it runs from its staging buffers, or all is computed again. While it is
-prepared it waits, asleep; once awake it is admitted with all tokens computed that came from the
+back is chosen by `services/placement/run/resume.py`: its groups are loaded into free blocks, one
+whole group after the other, or it runs from its staging buffers, or all is computed again. While it
+is prepared it waits, asleep; once awake it is admitted with all tokens computed that came from the
 host.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from services.placement.blocks import BlockGeometry
-from services.placement.resume import (
+from services.placement.run.resume import (
     RESUME_HORIZON,
     LinkAndStep,
     ParkedRequest,

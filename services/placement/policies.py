@@ -5,18 +5,18 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from services.placement.batch import answer, members
-from services.placement.dynamic_heuristic import dynamic_heuristic
-from services.placement.layerkv import layerkv
 from services.placement.patterns import RESIDENT
-from services.placement.presets import PlacementPolicy
-from services.placement.types import Plan, PlanStatus, Snapshot
-from services.placement.uniform import (
+from services.placement.place.dynamic_heuristic import dynamic_heuristic
+from services.placement.place.layerkv import layerkv
+from services.placement.place.uniform import (
     batch_uniform,
     deepspeed,
     flexgen,
     flexgen_plus,
     slo_aware,
 )
+from services.placement.presets import PlacementPolicy
+from services.placement.types import Plan, PlanStatus, Snapshot
 
 Policy: TypeAlias = Callable[[Snapshot], Plan]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from services.placement.batch import answer, members
 from services.placement.patterns import PatternSpace
-from services.placement.pause import (
+from services.placement.run.pause import (
     is_protected,
     longest_paused,
     must_stay_paused,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from services.executor.kv.options import GuardMode, KVOptions
-from services.placement.resume import ResumeWay
+from services.placement.run.resume import ResumeWay
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import run_with_faults
 from tests.exact.harness import (

@@ -16,7 +16,7 @@ import pytest
 
 from services.executor.kv.cpu_copy_engine import LinkModel
 from services.executor.kv.events import difference
-from services.placement.resume import ResumeWay
+from services.placement.run.resume import ResumeWay
 from tests.exact import faults, product
 from tests.exact.aborts import STATES, AbortsByState
 from tests.exact.cases import HALVES, LAYERS, SCARCE_FRAC, STANDING, num_groups, pool_share

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.executor.kv.options import GuardMode, KVOptions
-from services.placement.resume import ResumeWay
+from services.placement.run.resume import ResumeWay
 from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.placement.layer_placement import LayerPlacement
-from services.placement.resume import LinkAndStep, ParkedRequest, ResumeWay
+from services.placement.run.resume import LinkAndStep, ParkedRequest, ResumeWay
 from tests.exact.harness import Arrival, Hook, make_prompt
 
 Lengths = Sequence[tuple[int, int, int]]  # (arrival step, prompt tokens, output tokens)

@@ -12,8 +12,8 @@ from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.residency import RequestKV
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
-from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement, widened
+from services.placement.place.fewest_offloaded import Demand, fewest_offloaded, spread_order
 
 
 class Need(NamedTuple):

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from services.placement.resume import ResumeWay
+from services.placement.run.resume import ResumeWay
 
 if TYPE_CHECKING:
     from services.executor.kv.block_owner import BlockOwner

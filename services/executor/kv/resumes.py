@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from services.executor.kv.block_owner import BlockOwner
 from services.executor.kv.residency import RequestKV
 from services.placement.layer_placement import LayerPlacement
-from services.placement.resume import ResumeWay
+from services.placement.run.resume import ResumeWay
 
 
 class Resumes:

@@ -18,7 +18,7 @@ from services.executor.kv.residency import RequestKV
 from services.executor.kv.resumes import Resumes
 from services.executor.kv.transfer_planner import TransferPlanner
 from services.placement.layer_placement import LayerPlacement
-from services.placement.resume import (
+from services.placement.run.resume import (
     RESUME_HORIZON,
     LinkAndStep,
     ParkedRequest,

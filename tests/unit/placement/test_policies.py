@@ -5,8 +5,15 @@ import dataclasses
 import pytest
 
 from services.placement.batch import capacity_blocks, demand_of, placed_pattern, pool_need
-from services.placement.dynamic_heuristic import dynamic_heuristic
-from services.placement.layerkv import layerkv, min_kept_layers, num_blocks_forecast
+from services.placement.place.dynamic_heuristic import dynamic_heuristic
+from services.placement.place.layerkv import layerkv, min_kept_layers, num_blocks_forecast
+from services.placement.place.uniform import (
+    batch_uniform,
+    deepspeed,
+    flexgen,
+    flexgen_plus,
+    slo_aware,
+)
 from services.placement.policies import NEEDED_FIELDS, POLICIES, all_resident
 from services.placement.presets import PRESETS, PlacementPolicy, resolved
 from services.placement.types import (
@@ -18,13 +25,6 @@ from services.placement.types import (
     RequestPhase,
     Snapshot,
     VictimRule,
-)
-from services.placement.uniform import (
-    batch_uniform,
-    deepspeed,
-    flexgen,
-    flexgen_plus,
-    slo_aware,
 )
 from tests.snapshots import make_engine, make_request, make_snapshot
 

@@ -9,7 +9,7 @@ import pytest
 from services.pacing.types import ServiceLevel
 from services.placement.contradiction import find_contradiction
 from services.placement.presets import PRESETS
-from services.placement.resume import ResumeWay
+from services.placement.run.resume import ResumeWay
 from services.placement.types import (
     EngineShape,
     Placement,

@@ -8,7 +8,7 @@ import pytest
 from services.executor.kv.residency import RequestKV
 from services.executor.kv.resumes import Resumes
 from services.placement.layer_placement import LayerPlacement
-from services.placement.resume import ResumeWay
+from services.placement.run.resume import ResumeWay
 from tests.unit.executor.kv.simulated_ranks import BLOCK_SIZE, Simulation
 
 pytestmark = pytest.mark.filterwarnings("default")

@@ -11,7 +11,7 @@ from services.executor.kv.metadata import StepFeedback
 from services.executor.kv.recovery import STEPS_BEFORE_RETRY
 from services.executor.kv.resumes import Resumes
 from services.placement.layer_placement import LayerPlacement
-from services.placement.resume import ResumeWay
+from services.placement.run.resume import ResumeWay
 from tests.unit.executor.kv.failing_copies import (
     STEPS_UNTIL_LATE,
     FailingSimulation,

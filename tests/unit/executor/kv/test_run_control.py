@@ -6,7 +6,7 @@ import pytest
 
 from services.executor.kv.run_control import need_of
 from services.placement.layer_placement import LayerPlacement
-from services.placement.resume import ResumeWay
+from services.placement.run.resume import ResumeWay
 from tests.unit.executor.kv.simulated_scheduler import SimulatedScheduler
 
 pytestmark = pytest.mark.filterwarnings("default")

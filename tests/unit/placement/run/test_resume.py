@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.placement.resume import (
+from services.placement.run.resume import (
     LinkAndStep,
     ParkedRequest,
     ResumeWay,

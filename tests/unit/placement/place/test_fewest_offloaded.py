@@ -12,7 +12,7 @@ from services.placement.blocks import (
     min_request_blocks,
     num_request_blocks,
 )
-from services.placement.fewest_offloaded import Demand, fewest_offloaded, spread_order
+from services.placement.place.fewest_offloaded import Demand, fewest_offloaded, spread_order
 
 FOUR_GROUPS = BlockGeometry(num_groups=4, block_size=10)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.placement.pause import (
+from services.placement.run.pause import (
     is_protected,
     longest_paused,
     must_stay_paused,

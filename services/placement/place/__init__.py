@@ -1,0 +1,1 @@
+"""Where KV lives: the placement policies, as functions of a snapshot."""

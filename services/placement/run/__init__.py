@@ -1,0 +1,1 @@
+"""Who runs: pauses, and the way back."""
