@@ -10,10 +10,10 @@ from services.executor.controller.types import StepSample
 from services.executor.kv.rates import Rates
 from services.placement.presets import PRESETS, PlacementPolicy
 from services.placement.types import EngineShape, Plan, Profile, Snapshot
-from services.planner.budget import NodeBudget
-from services.planner.orbitflow import OrbitFlow
-from services.planner.policies import make_plan
-from services.planner.solver import warm_solver
+from services.planner.policy.orbitflow import OrbitFlow
+from services.planner.policy.policies import make_plan
+from services.planner.solver.budget import NodeBudget
+from services.planner.solver.solver import warm_solver
 from simulator.deployment import Deployment
 from simulator.engine import Brain, Engine, Machine
 from simulator.learner import MeasuredStep

@@ -3,14 +3,14 @@
 import cvxpy as cp
 import numpy as np
 
-from services.planner.instance import FORBIDDEN, Instance
-from services.planner.jit import compiled
-from services.planner.kernels.load import Board, load_of, used_blocks
-from services.planner.kernels.longest_path import critical_path
-from services.planner.kernels.step import step_s
-from services.planner.library import PatternLibrary
-from services.planner.program import Cuts
-from services.planner.relaxation import joined, no_cuts
+from services.planner.solver.instance import FORBIDDEN, Instance
+from services.planner.solver.jit import compiled
+from services.planner.solver.kernels.load import Board, load_of, used_blocks
+from services.planner.solver.kernels.longest_path import critical_path
+from services.planner.solver.kernels.step import step_s
+from services.planner.solver.library import PatternLibrary
+from services.planner.solver.program import Cuts
+from services.planner.solver.relaxation import joined, no_cuts
 
 
 def exhaustive(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.placement.types import BufferMode
-from services.planner.instance import Instance, Load, make_instance
-from services.planner.library import PatternLibrary
+from services.planner.solver.instance import Instance, Load, make_instance
+from services.planner.solver.library import PatternLibrary
 
 
 def small_instance(

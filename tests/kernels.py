@@ -5,7 +5,7 @@ from pathlib import Path
 
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode
-from services.planner.solver import warm_solver
+from services.planner.solver.solver import warm_solver
 from tests.planning import plan_of
 from tests.snapshots import make_request, make_snapshot
 

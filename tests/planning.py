@@ -5,10 +5,10 @@ from functools import cache
 from services.placement.batch import capacity_blocks, demand_of, placed_pattern, pool_need
 from services.placement.mirror import mirror_of
 from services.placement.types import Plan, PlanStatus, Snapshot
-from services.planner.budget import NodeBudget
-from services.planner.orbitflow import OrbitFlow
-from services.planner.policies import make_plan
-from services.planner.solver import warm_solver
+from services.planner.policy.orbitflow import OrbitFlow
+from services.planner.policy.policies import make_plan
+from services.planner.solver.budget import NodeBudget
+from services.planner.solver.solver import warm_solver
 
 GOOD = (PlanStatus.OPTIMAL, PlanStatus.FEASIBLE)
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
-from services.planner.budget import DeadlineBudget, NodeBudget
-from services.planner.instance import Instance, pool_blocks
-from services.planner.kernels.load import Board
-from services.planner.kernels.rounding import repair
-from services.planner.kernels.step import objective_s
-from services.planner.library import PatternLibrary
-from services.planner.solver import Solver, warm_solver
+from services.planner.solver.budget import DeadlineBudget, NodeBudget
+from services.planner.solver.instance import Instance, pool_blocks
+from services.planner.solver.kernels.load import Board
+from services.planner.solver.kernels.rounding import repair
+from services.planner.solver.kernels.step import objective_s
+from services.planner.solver.library import PatternLibrary
+from services.planner.solver.solver import Solver, warm_solver
 from tests.exhaustive import exhaustive
 from tests.instances import HARDWARE, realistic_instance
 

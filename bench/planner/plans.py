@@ -8,10 +8,10 @@ import numpy as np
 
 from bench.planner.cells import quantiles, timed
 from services.placement.types import Snapshot
-from services.planner.budget import DeadlineBudget
-from services.planner.orbitflow import OrbitFlow
-from services.planner.policies import make_plan
-from services.planner.solver import warm_solver
+from services.planner.policy.orbitflow import OrbitFlow
+from services.planner.policy.policies import make_plan
+from services.planner.solver.budget import DeadlineBudget
+from services.planner.solver.solver import warm_solver
 from tests.snapshots import make_engine, make_request, make_snapshot
 
 BUDGET_S = 0.02  # CPU time: the machine is shared

@@ -13,11 +13,11 @@ from services.kit import clock, log, metrics
 from services.kit.server import ServiceServer, run_until_stopped, stop_event
 from services.kit.settings import load
 from services.planner.decision_log import DecisionLog
-from services.planner.orbitflow import OrbitFlow
+from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.replay import replay
 from services.planner.servicer import PlannerServicer
 from services.planner.settings import PlannerSettings
-from services.planner.solver import warm_solver
+from services.planner.solver.solver import warm_solver
 from services.planner.worker import Worker
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from services.planner import convert
-from services.planner.budget import NodeBudget
 from services.planner.decision_log import entry_of
-from services.planner.orbitflow import OrbitFlow
-from services.planner.policies import make_plan
+from services.planner.policy.orbitflow import OrbitFlow
+from services.planner.policy.policies import make_plan
+from services.planner.solver.budget import NodeBudget
 
 TOLERANCE = 1e-9  # relative
 

@@ -9,11 +9,11 @@ import structlog
 from services.kit.clock import Clock
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, Plan, Snapshot
-from services.planner.budget import DeadlineBudget
 from services.planner.metrics import PLAN_SECONDS, WARM
-from services.planner.orbitflow import OrbitFlow
-from services.planner.policies import make_plan, needs_solver
-from services.planner.solver import warm_solver
+from services.planner.policy.orbitflow import OrbitFlow
+from services.planner.policy.policies import make_plan, needs_solver
+from services.planner.solver.budget import DeadlineBudget
+from services.planner.solver.solver import warm_solver
 
 log = structlog.get_logger()
 

@@ -5,7 +5,7 @@ import pytest
 
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode
-from services.planner.library import pattern_library
+from services.planner.solver.library import pattern_library
 from tests.exhaustive import exhaustive
 from tests.instances import small_instance
 from tests.kernels import compile_kernels

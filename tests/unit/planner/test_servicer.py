@@ -16,13 +16,13 @@ from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import ServiceInterceptor
 from services.placement.presets import PRESETS, PlacementPolicy
-from services.planner.budget import NodeBudget
 from services.planner.convert import plan_to_proto, snapshot_from_proto
 from services.planner.decision_log import DecisionLog
-from services.planner.orbitflow import OrbitFlow
-from services.planner.policies import make_plan
+from services.planner.policy.orbitflow import OrbitFlow
+from services.planner.policy.policies import make_plan
 from services.planner.servicer import PlannerServicer
-from services.planner.solver import warm_solver
+from services.planner.solver.budget import NodeBudget
+from services.planner.solver.solver import warm_solver
 from services.planner.worker import Worker
 from tests.fuzz import examples
 from tests.protos import make_engine, make_link, make_plan_request, make_profile, make_request

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.placement.types import Placement, Plan, RequestPhase, RequestState, Snapshot
-from services.planner.budget import NodeBudget
-from services.planner.policies import make_plan
+from services.planner.policy.policies import make_plan
+from services.planner.solver.budget import NodeBudget
 from tests.fuzz import examples
 from tests.planning import optimiser
 from tests.snapshots import make_request, make_snapshot

@@ -1,0 +1,1 @@
+"""What to ask of the solver, and what to make of its answers: OrbitFlow and its variants."""

@@ -1,0 +1,1 @@
+"""The placement program: its data, its bounds, its search."""
