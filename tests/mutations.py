@@ -96,14 +96,14 @@ MUTATIONS = (
     ),
     Mutation(
         "frame gap ignored",
-        "services/gateway/inflight.py",
+        "services/gateway/executors/inflight.py",
         "if output.first_token_index > request.num_tokens:",
         "if False:",
         ("tests/unit/gateway", "tests/integration/test_gateway_link.py"),
     ),
     Mutation(
         "repeated tokens delivered twice",
-        "services/gateway/inflight.py",
+        "services/gateway/executors/inflight.py",
         "num_duplicates = min(num_known - output.first_token_index, len(output.tokens))",
         "num_duplicates = 0",
         ("tests/unit/gateway", "tests/integration/test_gateway_link.py"),

@@ -17,16 +17,16 @@ import uvloop
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
-from services.gateway.api_keys import ApiKeys
-from services.gateway.dispatcher import Dispatcher, DispatchLimits
-from services.gateway.executor_link import ExecutorLink
-from services.gateway.guard import GrpcGuard, HttpGuard
-from services.gateway.http_edge import HttpEdge
-from services.gateway.http_protocol import BoundedHttpProtocol
-from services.gateway.key_sources import FileKeys, KeySource, RedisKeys, follow
-from services.gateway.pacer import Pacer, TimerHandle
-from services.gateway.reports import DeliveryReports, NoReports
-from services.gateway.routes import make_app
+from services.gateway.access.api_keys import ApiKeys
+from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, follow
+from services.gateway.executors.link import ExecutorLink
+from services.gateway.http.edge import HttpEdge
+from services.gateway.http.guard import GrpcGuard, HttpGuard
+from services.gateway.http.protocol import BoundedHttpProtocol
+from services.gateway.http.routes import make_app
+from services.gateway.live.dispatcher import Dispatcher, DispatchLimits
+from services.gateway.live.pacer import Pacer, TimerHandle
+from services.gateway.live.reports import DeliveryReports, NoReports
 from services.gateway.servicer import GatewayServicer
 from services.gateway.settings import GatewaySettings
 from services.kit import clock, log

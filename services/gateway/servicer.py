@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway import convert
-from services.gateway.dispatcher import Dispatcher
+from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.types import Finish, GenerationRequest, Prompt, RequestId, Token
 from services.generation.logprobs import EchoedPrompt
 from services.generation.logprobs_proto import prompt_to_proto

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.gateway.api_keys import parse_api_keys
+from services.gateway.access.api_keys import parse_api_keys
 from services.kit.redis_url import RedisUrl
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from services.gateway import key_sources
-from services.gateway.key_sources import (
+from services.gateway.access import key_sources
+from services.gateway.access.key_sources import (
     REDIS_KEY,
     FileKeys,
     KeySource,

@@ -13,7 +13,7 @@ from grpc import aio
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.gateway.http_protocol import MAX_HEAD_BYTES
+from services.gateway.http.protocol import MAX_HEAD_BYTES
 from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, FakeExecutor
 from tests.gateways import Client, chat_body, gateway_for
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
-from services.gateway.openai_api import ChatCompletionBody, CompletionBody
+from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody
 from tests.fake_executor import MODEL
 from tests.fuzz import examples
 from tests.gateway_thread import Edge, running_edge

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from services.gateway.app import Gateway, run_gateway
-from services.gateway.outbox import DELIVERED_INTERVAL_S
+from services.gateway.executors.outbox import DELIVERED_INTERVAL_S
 from services.pacing.deposit import due_times_s
 from tests.fake_executor import EVENT_TIMEOUT_S, FakeExecutor, Script
 from tests.gateways import (

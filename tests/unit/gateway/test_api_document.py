@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.openai_api import ChatCompletionBody, CompletionBody, parse_body
+from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody, parse_body
 from services.kit.errors import InvalidRequestError
 
 TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()

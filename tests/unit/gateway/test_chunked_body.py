@@ -4,7 +4,7 @@ import asyncio
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from services.gateway.http_protocol import ChunkedBody
+from services.gateway.http.protocol import ChunkedBody
 
 
 class Socket(asyncio.Transport):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import REGISTRY
 
-from services.gateway.delivery import DeliveryRecord
-from services.gateway.pacer import DueToken
+from services.gateway.live.delivery import DeliveryRecord
+from services.gateway.live.pacer import DueToken
 from services.gateway.types import Delivery, GenerationRequest, RequestId, TextPrompt, Token
 from services.pacing.types import ServiceLevel
 

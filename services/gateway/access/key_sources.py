@@ -14,7 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from services.gateway.api_keys import ApiKeys, parse_api_keys
+from services.gateway.access.api_keys import ApiKeys, parse_api_keys
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.pacer import MAX_TIMER_S, DueToken, PacedStream, Pacer
+from services.gateway.live.pacer import MAX_TIMER_S, DueToken, PacedStream, Pacer
 from services.gateway.types import Token
 from services.pacing.deposit import due_times_s
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.gateway import metrics
-from services.gateway.pacer import DueToken
+from services.gateway.live.pacer import DueToken
 from services.gateway.types import Delivery, GenerationRequest
 from services.pacing.attainment import violates_delivered_tbt
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.gateway.api_keys import ApiKeys, parse_api_keys
-from services.gateway.key_sources import KeysUnreadableError, follow
+from services.gateway.access.api_keys import ApiKeys, parse_api_keys
+from services.gateway.access.key_sources import KeysUnreadableError, follow
 from services.gateway.settings import GatewaySettings
 from services.kit.errors import UnauthenticatedError, UnavailableError
 from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load

@@ -8,8 +8,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway import openai_errors
-from services.gateway.api_keys import ApiKeys, bind_caller
+from services.gateway.access.api_keys import ApiKeys, bind_caller
+from services.gateway.openai import errors as openai_errors
 from services.kit.errors import ServiceError, UnauthenticatedError
 from services.kit.rpc import QUIET_METHODS, Context
 

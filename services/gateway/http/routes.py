@@ -9,17 +9,17 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from services.gateway import openai_errors
-from services.gateway.answers import (
+from services.gateway.errors import UnknownModelError
+from services.gateway.http.answers import (
     StreamedAnswers,
     StreamOptions,
     WholeAnswers,
     error_response,
 )
-from services.gateway.dispatcher import Dispatcher
-from services.gateway.errors import UnknownModelError
-from services.gateway.http_edge import read_json
-from services.gateway.openai_api import (
+from services.gateway.http.edge import read_json
+from services.gateway.live.dispatcher import Dispatcher
+from services.gateway.openai import errors as openai_errors
+from services.gateway.openai.bodies import (
     BodyT,
     ChatCompletionBody,
     CompletionBody,
@@ -28,8 +28,8 @@ from services.gateway.openai_api import (
     TokenizeBody,
     parse_body,
 )
-from services.gateway.openai_requests import to_generation_requests
-from services.gateway.openai_responses import AnswerHead, AnswerKind, model_entry
+from services.gateway.openai.requests import to_generation_requests
+from services.gateway.openai.responses import AnswerHead, AnswerKind, model_entry
 from services.gateway.types import RequestId, TokenizeOptions
 from services.kit.clock import wall_s
 from services.kit.errors import ServiceError

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from services.gateway.errors import LinkBrokenError, ReaderStoppedError
-from services.gateway.generation import Generation
-from services.gateway.pacer import Pacer
+from services.gateway.live.generation import Generation
+from services.gateway.live.pacer import Pacer
 from services.gateway.types import (
     Delivery,
     FinishReason,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from services.gateway.openai_fields import StrictBody, Text
+from services.gateway.openai.fields import StrictBody, Text
 from services.generation.conversation import (
     MAX_TOOLS,
     REASONING_EFFORTS,

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from services.gateway.api_keys import current_caller
-from services.gateway.delivery import DeliveryRecord
+from services.gateway.access.api_keys import current_caller
 from services.gateway.errors import ReaderStoppedError
-from services.gateway.pacer import DueToken, Pacer
-from services.gateway.reader import Reader
+from services.gateway.live.delivery import DeliveryRecord
+from services.gateway.live.pacer import DueToken, Pacer
+from services.gateway.live.reader import Reader
 from services.gateway.types import (
     Delivery,
     Finish,

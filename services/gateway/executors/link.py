@@ -14,9 +14,9 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from services.gateway import convert
 from services.gateway.errors import LinkBrokenError
-from services.gateway.inflight import InflightRequests
-from services.gateway.outbox import Outbox
-from services.gateway.routing import Candidate
+from services.gateway.executors.inflight import InflightRequests
+from services.gateway.executors.outbox import Outbox
+from services.gateway.executors.routing import Candidate
 from services.gateway.types import (
     ChatPrompt,
     GenerationRequest,

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.openai_api import ChatCompletionBody, parse_body
-from services.gateway.openai_messages import delta, message
-from services.gateway.openai_requests import to_generation_requests
-from services.gateway.openai_responses import AnswerHead, AnswerKind, ChunkWriter
+from services.gateway.openai.bodies import ChatCompletionBody, parse_body
+from services.gateway.openai.messages import delta, message
+from services.gateway.openai.requests import to_generation_requests
+from services.gateway.openai.responses import AnswerHead, AnswerKind, ChunkWriter
 from services.gateway.types import ChatPrompt, RequestId, Token
 from services.generation.conversation import (
     ChatMessage,

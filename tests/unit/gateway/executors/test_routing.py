@@ -3,7 +3,7 @@
 import pytest
 
 from services.gateway.errors import UnknownModelError
-from services.gateway.routing import (
+from services.gateway.executors.routing import (
     FIRST_GENERATION_AT_S,
     Candidate,
     RoutingGenerations,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.openai_api import ChatCompletionBody, CompletionBody, parse_body
-from services.gateway.openai_requests import to_generation_requests
+from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody, parse_body
+from services.gateway.openai.requests import to_generation_requests
 from services.gateway.types import (
     ChatPrompt,
     Delivery,

@@ -8,7 +8,7 @@ from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter
 
-from services.gateway.api_keys import ApiKey
+from services.gateway.access.api_keys import ApiKey
 from services.gateway.errors import KeyLimitError
 
 

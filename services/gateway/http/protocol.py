@@ -8,8 +8,8 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.gateway import openai_errors
-from services.gateway.openai_responses import encode_json
+from services.gateway.openai import errors as openai_errors
+from services.gateway.openai.responses import encode_json
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers
 BODY = "evenflow.body"  # in a scope: the response's ChunkedBody

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from services.gateway import types
 from services.gateway.checks import check_reading_rate
-from services.gateway.openai_api import RequestBody
-from services.gateway.openai_fields import ServiceLevelBody
+from services.gateway.openai.bodies import RequestBody
+from services.gateway.openai.fields import ServiceLevelBody
 from services.gateway.types import GenerationRequest, RequestId
 from services.generation.sampling_params import SamplingParams, StructuredOutputs, check_sampling
 from services.kit.errors import InvalidRequestError

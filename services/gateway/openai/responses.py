@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from services.gateway.openai_logprobs import chat_logprobs, completion_logprobs
-from services.gateway.openai_messages import delta, is_plain, message, says_something
+from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
+from services.gateway.openai.messages import delta, is_plain, message, says_something
 from services.gateway.types import Finish, ModelInfo, RequestId, Token
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 

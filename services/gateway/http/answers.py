@@ -8,14 +8,15 @@ import structlog
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway import openai_errors
-from services.gateway.dispatcher import Dispatcher
 from services.gateway.errors import CancelledRequestError
-from services.gateway.event_stream import EventStream
-from services.gateway.generation import Generation
-from services.gateway.http_edge import while_connected
-from services.gateway.http_protocol import BODY
-from services.gateway.openai_responses import (
+from services.gateway.http.edge import while_connected
+from services.gateway.http.event_stream import EventStream
+from services.gateway.http.protocol import BODY
+from services.gateway.live.dispatcher import Dispatcher
+from services.gateway.live.generation import Generation
+from services.gateway.live.side_by_side import side_by_side
+from services.gateway.openai import errors as openai_errors
+from services.gateway.openai.responses import (
     DONE_EVENT,
     Answer,
     AnswerHead,
@@ -25,7 +26,6 @@ from services.gateway.openai_responses import (
     usage_event,
     whole_answers,
 )
-from services.gateway.side_by_side import side_by_side
 from services.gateway.types import Finish, FinishReason, GenerationRequest, Token
 from services.kit.errors import ServiceError
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import structlog
 
 from services.gateway import convert, metrics
-from services.gateway.api_keys import current_caller
+from services.gateway.access.api_keys import current_caller
+from services.gateway.access.quotas import Quotas
 from services.gateway.checks import check_context
 from services.gateway.errors import (
     DuplicateRequestError,
@@ -17,14 +18,13 @@ from services.gateway.errors import (
     UnknownModelError,
     UnknownRequestError,
 )
-from services.gateway.executor_link import ExecutorLink
-from services.gateway.generation import Generation
-from services.gateway.pacer import Pacer
-from services.gateway.quotas import Quotas
-from services.gateway.reports import DeliveryReports
-from services.gateway.request_trace import RequestTrace
-from services.gateway.routing import Candidate, RoutingGenerations, choose_executor
-from services.gateway.side_by_side import side_by_side
+from services.gateway.executors.link import ExecutorLink
+from services.gateway.executors.routing import Candidate, RoutingGenerations, choose_executor
+from services.gateway.live.generation import Generation
+from services.gateway.live.pacer import Pacer
+from services.gateway.live.reports import DeliveryReports
+from services.gateway.live.request_trace import RequestTrace
+from services.gateway.live.side_by_side import side_by_side
 from services.gateway.types import (
     ChatPrompt,
     GenerationRequest,

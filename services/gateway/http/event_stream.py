@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Send
 
-from services.gateway.http_protocol import ChunkedBody
+from services.gateway.http.protocol import ChunkedBody
 
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
 

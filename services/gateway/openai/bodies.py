@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from services.gateway import types
 from services.gateway.checks import checked_conversation
-from services.gateway.openai_fields import (
+from services.gateway.openai.fields import (
     NumLogprobs,
     Penalty,
     Prompts,
@@ -26,7 +26,7 @@ from services.gateway.openai_fields import (
     TokenId,
     TokenIds,
 )
-from services.gateway.openai_tools import (
+from services.gateway.openai.tools import (
     ChosenTool,
     Message,
     ReasoningEffort,

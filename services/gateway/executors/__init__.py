@@ -1,0 +1,1 @@
+"""Connections to executors, and which one takes a request."""

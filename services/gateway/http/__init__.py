@@ -1,0 +1,1 @@
+"""One HTTP exchange: routes, server-sent events, the edge's limits."""

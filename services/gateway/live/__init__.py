@@ -1,0 +1,1 @@
+"""The live requests of this gateway: admitted, routed, paced, delivered."""

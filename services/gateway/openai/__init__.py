@@ -1,0 +1,1 @@
+"""OpenAI's JSON, and nothing else."""
