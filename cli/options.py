@@ -16,7 +16,7 @@ from vllm.utils.argparse_utils import human_readable_int
 
 from cli.local.settings import BadSettingError
 from cli.parser import NearestNameParser
-from services.executor.engine_options import OURS as NOT_THE_USERS
+from services.executor.engine.options import OURS as NOT_THE_USERS
 from services.executor.settings import ExecutorSettings
 from services.placement.presets import PRESETS
 

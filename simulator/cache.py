@@ -16,7 +16,7 @@ SOURCES = (
     "services/placement",
     "services/pacing",
     "services/planner",
-    "services/executor/controller",
+    "services/control",
 )
 
 

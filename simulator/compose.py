@@ -4,10 +4,10 @@ The policies are the planner's; the online profile and the length predictor are 
 same objects as in the stack. The rest of the simulator knows them by their interfaces only.
 """
 
-from services.executor.controller.answer_lengths import AnswerLengths
-from services.executor.controller.profile import OnlineProfile
-from services.executor.controller.types import StepSample
-from services.executor.kv.rates import Rates
+from services.control.answer_lengths import AnswerLengths
+from services.control.profile import OnlineProfile
+from services.control.types import StepSample
+from services.executor.stats.rates import Rates
 from services.placement.presets import PRESETS, PlacementPolicy
 from services.placement.types import EngineShape, Plan, Profile, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow

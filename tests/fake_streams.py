@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.executor.kv.streams import RowCopy
+from services.executor.copies.streams import RowCopy
 
 Clock = dict[int, int]  # per stream: how many of its operations come before
 HOST = -1  # the stream of what the host does itself

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.executor.kv import cpu_copy_engine
+from services.executor.copies import cpu_copy_engine
 
 MANY = 1 << 20
 

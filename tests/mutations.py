@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / ".cache" / "mutated"
 TIMEOUT_S = 1_200.0
-KV = "services/executor/kv"
+EXECUTOR = "services/executor"
 ONE_ENGINE = ("tests/exact/test_layerwise_exact.py", "-k", "layers and not layers-async")
 
 
@@ -33,59 +33,59 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "seal without copy",
-        f"{KV}/cpu_copy_engine.py",
+        f"{EXECUTOR}/copies/cpu_copy_engine.py",
         "host_rows[slots] = pool_rows[block_ids]",
         "pass",
         ONE_ENGINE,
     ),
     Mutation(
         "seal one block early",
-        f"{KV}/block_owner.py",
+        f"{EXECUTOR}/blocks/block_owner.py",
         "for position in group.own if position < num_complete}",
         "for position in group.own if position <= num_complete}",
         ONE_ENGINE,
     ),
     Mutation(
         "wrong staging buffer",
-        f"{KV}/staging.py",
+        f"{EXECUTOR}/blocks/staging.py",
         "self._point_at(request, index, ordinal % len(request.staging))",
         "self._point_at(request, index, 0)",
         ONE_ENGINE,
     ),
     Mutation(
         "lost wait for a load",
-        f"{KV}/transfer_runner.py",
+        f"{EXECUTOR}/copies/transfer_runner.py",
         "                self._await(load.request_ids, load.copy)\n",
         "                pass\n",
         ONE_ENGINE,
     ),
     Mutation(
         "lost wait for a save out of staging",
-        f"{KV}/transfer_runner.py",
+        f"{EXECUTOR}/copies/transfer_runner.py",
         "                self._await([request_id], copy)\n",
         "                pass\n",
         ONE_ENGINE,
     ),
     Mutation(
         "load into a buffer in use",
-        f"{KV}/load_tables.py",
+        f"{EXECUTOR}/copies/load_tables.py",
         "position = self.chain.index(group) + self.num_staging\n",
         "position = self.chain.index(group) + self.num_staging + 1\n",
         ONE_ENGINE,
     ),
     Mutation(
         "tokens of lost KV leave",
-        f"{KV}/recovery.py",
+        f"{EXECUTOR}/scheduler/recovery.py",
         "        return lost\n\n    def _has_begun_anew",
         "        return {}\n\n    def _has_begun_anew",
         ("tests/exact/test_layerwise_failures.py",),
     ),
     Mutation(
         "blocks of a hung copy are given to others",
-        f"{KV}/quarantine.py",
+        f"{EXECUTOR}/blocks/quarantine.py",
         "self._pool.touch([self._blocks[block_id] for block_id in new_blocks])",
         "pass",
-        ("tests/exact/test_layerwise_failures.py", "tests/unit/executor/kv"),
+        ("tests/exact/test_layerwise_failures.py", "tests/unit/executor"),
     ),
     Mutation(
         "a plan for more than the pool",
@@ -110,7 +110,7 @@ MUTATIONS = (
     ),
     Mutation(
         "deposit off by one",
-        "services/executor/request_buffer.py",
+        "services/pacing/request_buffer.py",
         "            return self.num_generated - self.num_delivered\n",
         "            return self.num_generated - self.num_delivered + 1\n",
         ("tests/unit/executor", "-k", "buffer or hold or deposit"),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bench.document import save
 from bench.e2e.systems import NUM_LAYERS
-from services.executor.controller.options import ControllerOptions
-from services.executor.kv.options import KVOptions
+from services.control.options import ControllerOptions
+from services.executor.kv_options import KVOptions
 from services.pacing.attainment import DELIVERY_TOLERANCE_S
 from tests.exact.halved_link import HALVED_AT, SLO_SCALE, Arm, measured_slo_s, run_arm
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt

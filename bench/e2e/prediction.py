@@ -15,7 +15,7 @@ from typing import Any
 from bench.document import save
 from bench.e2e.systems import BLOCK_BYTES, BLOCK_SIZE, NUM_LAYERS, Device
 from bench.layerwise._common import batch, decode_times
-from services.executor.kv.options import KVOptions
+from services.executor.kv_options import KVOptions
 from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import Pattern, make_pattern
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt

@@ -19,11 +19,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.document import save
 from bench.e2e.systems import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_LAYERS, Device
-from services.executor.controller.options import ControllerOptions
-from services.executor.controller.scheduler import ControlledSchedulerMixin
-from services.executor.kv.layerwise_scheduler import LayerwiseSchedulerMixin
-from services.executor.kv.options import GuardMode, KVOptions
-from services.executor.service_level import RequestTag, to_extra_args
+from services.control.options import ControllerOptions
+from services.executor.kv_options import GuardMode, KVOptions
+from services.executor.request_tag import to_extra_args
+from services.executor.scheduler.controlled_scheduler import ControlledSchedulerMixin
+from services.executor.scheduler.layerwise_scheduler import LayerwiseSchedulerMixin
 from services.pacing.types import ServiceLevel
 from tests.exact.closed_loop import asking
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
@@ -165,7 +165,7 @@ def workloads() -> dict[str, list[Arrival]]:
 
 
 def _requests(num_requests: int, *, num_output_tokens: int, gap: int) -> list[Arrival]:
-    tag = to_extra_args(RequestTag(service_level=ServiceLevel(slo_tbt_s=SLO_S)))
+    tag = to_extra_args(ServiceLevel(slo_tbt_s=SLO_S))
     return [
         Arrival(
             request_id=f"q{number}",

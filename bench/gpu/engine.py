@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bench.layerwise._common import all_decode, batch
-from services.executor.engine_config import (
+from services.executor.engine.config import (
     ASYNC_LAYERWISE_SCHEDULER,
     SYNC_LAYERWISE_SCHEDULER,
 )
-from services.executor.kv.options import KVOptions
+from services.executor.kv_options import KVOptions
 from tests.exact.harness import ENVIRONMENT, EngineCase, Hook, Outcome, StepRunner
 from tests.exact.workloads import churn, every, fixed, mixed
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from services.executor.kv.backend import make_rings
-from services.executor.kv.copy_engine import Copy, Direction
-from services.executor.kv.cuda_copy_engine import CudaCopyEngine
-from services.executor.kv.cuda_device import CudaDevice, CudaRegistrar
-from services.executor.kv.host_memory import HostMemory
-from services.executor.kv.options import HostMemoryForm, KVOptions
-from services.executor.kv.pages import pair_pages
+from services.executor.copies.backend import make_rings
+from services.executor.copies.copy_engine import Copy, Direction
+from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.cuda_device import CudaDevice, CudaRegistrar
+from services.executor.copies.host_memory import HostMemory
+from services.executor.copies.pages import pair_pages
+from services.executor.kv_options import HostMemoryForm, KVOptions
 
 PAGE_BYTES = (32 << 10, 64 << 10, 128 << 10, 512 << 10)
 COPY_BYTES = 1 << 30

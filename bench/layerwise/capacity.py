@@ -14,7 +14,7 @@ from typing import Any
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, median_of
 from bench.layerwise._engines import engines
-from services.executor.kv.options import KVOptions
+from services.executor.kv_options import KVOptions
 from services.placement.blocks import BlockGeometry, max_tokens_in
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
 from tests.models import MAX_MODEL_LEN, NUM_LAYERS

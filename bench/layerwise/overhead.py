@@ -12,7 +12,7 @@ from typing import Any
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, decode_times, median_of
 from bench.layerwise._engines import EngineProcess, engines
-from services.executor.kv.options import KVOptions
+from services.executor.kv_options import KVOptions
 from tests.exact.harness import EngineCase, StepRunner
 
 LAYERS = (8, 32)

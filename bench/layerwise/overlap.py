@@ -18,8 +18,8 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from bench.document import Benchmark, Row
 from bench.layerwise._common import all_decode, batch, median_of
 from bench.layerwise._engines import engines
-from services.executor.kv.cpu_copy_engine import LinkModel
-from services.executor.kv.options import KVOptions
+from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.kv_options import KVOptions
 from tests.exact.harness import EngineCase, Hook, StepRunner
 from tests.exact.link import h2d_link
 from tests.exact.workloads import every, fixed

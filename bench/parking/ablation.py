@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.document import Benchmark, Row
-from services.executor.kv.options import KVOptions
+from services.executor.kv_options import KVOptions
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
 
 LINK_BYTES_PER_S = 5e7

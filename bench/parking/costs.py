@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, decode_times, median_of
-from services.executor.kv.options import KVOptions
+from services.executor.kv_options import KVOptions
 from services.placement.run.resume import ResumeWay
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
 

@@ -11,10 +11,10 @@ import structlog
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
-from services.executor.front import Front
 from services.executor.servicer import ExecutorServicer
+from services.executor.serving.front import Front
+from services.executor.serving.tracker_client import TrackerClient
 from services.executor.settings import ExecutorSettings, prepare_engine_environment
-from services.executor.tracker_client import TrackerClient
 from services.kit import clock, log, metrics
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
@@ -22,7 +22,7 @@ from services.kit.settings import load
 from services.kit.tracing import Tracing
 
 if TYPE_CHECKING:
-    from services.executor.engine import Engine
+    from services.executor.engine.engine import Engine
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 ENGINE_DIED_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
@@ -91,7 +91,7 @@ async def _load_engine(settings: ExecutorSettings, stop: asyncio.Event) -> "Engi
 
 
 def _load_model(settings: ExecutorSettings) -> "Engine":
-    from services.executor.engine import Engine  # imports vLLM: seconds
+    from services.executor.engine.engine import Engine  # imports vLLM: seconds
 
     return Engine.load_model(settings)
 

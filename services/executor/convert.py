@@ -8,7 +8,7 @@ from services.executor.observation import (
     RequestState,
     Residency,
 )
-from services.executor.step_stream import Frame, Output
+from services.executor.serving.step_stream import Frame, Output
 from services.executor.types import (
     ChatInput,
     EngineLoad,

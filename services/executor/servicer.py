@@ -7,8 +7,8 @@ from functools import partial
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from services.executor import convert
-from services.executor.front import Front
-from services.executor.session import Session
+from services.executor.serving.front import Front
+from services.executor.serving.session import Session
 from services.executor.types import Rejection
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import Context

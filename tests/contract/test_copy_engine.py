@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.kv.copy_engine import (
+from services.executor.copies.copy_engine import (
     BACKGROUND,
     FOR_EVER,
     Copy,
@@ -16,13 +16,13 @@ from services.executor.kv.copy_engine import (
     CopyHungError,
     Direction,
 )
-from services.executor.kv.copy_job import CopyJob
-from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
-from services.executor.kv.cuda_copy_engine import CudaCopyEngine
-from services.executor.kv.host_ring import HostRing
-from services.executor.kv.integrity_guard import GuardedEngine
-from services.executor.kv.options import GuardMode
-from services.executor.kv.pages import GroupPages
+from services.executor.copies.copy_job import CopyJob
+from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.host_ring import HostRing
+from services.executor.copies.integrity_guard import GuardedEngine
+from services.executor.copies.pages import GroupPages
+from services.executor.kv_options import GuardMode
 from tests.fake_streams import FakeDevice
 from tests.link_gate import LinkGate
 

@@ -4,8 +4,8 @@ import random
 from collections import Counter
 from typing import Any
 
-from services.executor.kv.holds import HoldKind
-from services.executor.kv.residency import RequestKV
+from services.executor.blocks.residency import RequestKV
+from services.executor.scheduler.holds import HoldKind
 from tests.exact.harness import StepRunner
 
 STATES = ("paused", "parked", "loading")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.executor.kv.residency import RequestKV
+from services.executor.blocks.residency import RequestKV
 from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.executor.kv.options import GuardMode, KVOptions
+from services.executor.kv_options import GuardMode, KVOptions
 from tests.exact.harness import Arrival, EngineCase
 from tests.exact.workloads import long_prompt, mixed, peak_blocks
 

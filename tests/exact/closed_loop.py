@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from services.executor.controller.options import ControllerOptions
-from services.executor.controller.planner_client import PlannerClient
+from services.control.options import ControllerOptions
+from services.executor.scheduler.planner_client import PlannerClient
 from services.placement.types import Snapshot
 from tests.exact.harness import StepRunner
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.executor.kv.copy_engine import (
+from services.executor.copies.copy_engine import (
     FOR_EVER,
     Copy,
     CopyFailedError,
@@ -17,7 +17,7 @@ from services.executor.kv.copy_engine import (
     Direction,
     TransferTotals,
 )
-from services.executor.kv.copy_watch import Patience
+from services.executor.copies.copy_watch import Patience
 
 SUBMISSIONS_UNTIL_LATE_WRITE = 40  # of other copies, before a hung one writes after all
 SWEEPS_UNTIL_LATE = 20  # before a copy counts as hung

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.executor.kv.failures import FailureTotals
+from services.executor.blocks.failures import FailureTotals
 from tests.exact import failing_engine
 from tests.exact.failing_engine import FaultRates
 from tests.exact.harness import Hook, Outcome, StepRunner

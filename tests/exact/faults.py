@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from services.executor.kv.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
-from services.executor.kv.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.copies.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
+from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
 
 
 @contextlib.contextmanager

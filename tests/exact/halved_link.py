@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from services.executor.kv.cpu_copy_engine import LinkModel
-from services.executor.service_level import RequestTag, to_extra_args
+from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.request_tag import to_extra_args
 from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.deposit import due_times_s
 from services.pacing.types import ServiceLevel
@@ -97,7 +97,7 @@ def _readers(slo_s: float | None, *, num_output_tokens: int = NUM_OUTPUT_TOKENS)
             request_id=f"reader-{n}",
             prompt=make_prompt(NUM_PROMPT_TOKENS, seed=90 + n),
             num_output_tokens=num_output_tokens,
-            sampling={"extra_args": to_extra_args(RequestTag(service_level=level))},
+            sampling={"extra_args": to_extra_args(level)},
         )
         for n in range(NUM_READERS)
     ]

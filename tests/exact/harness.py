@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from services.executor.controller.options import ControllerOptions
-from services.executor.engine_config import (
+from services.control.options import ControllerOptions
+from services.executor.engine.config import (
     ASYNC_CONTROLLED_SCHEDULER,
     ASYNC_LAYERWISE_SCHEDULER,
     SYNC_CONTROLLED_SCHEDULER,
     SYNC_LAYERWISE_SCHEDULER,
 )
-from services.executor.kv.options import KVOptions
+from services.executor.kv_options import KVOptions
 from tests.exact.block_count import FormulaCheck
 from tests.models import NUM_LAYERS, exactness_model
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from services.executor.kv.copy_engine import Direction
-from services.executor.kv.cpu_copy_engine import LinkModel
+from services.executor.copies.copy_engine import Direction
+from services.executor.copies.cpu_copy_engine import LinkModel
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from services.executor.kv.options import GuardMode, KVOptions
+from services.executor.kv_options import GuardMode, KVOptions
 from services.placement.run.resume import ResumeWay
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import run_with_faults

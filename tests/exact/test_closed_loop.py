@@ -16,10 +16,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from evenflow.planner.v1 import planner_pb2 as pb
-from services.executor.controller.options import ControllerOptions
-from services.executor.kv.cpu_copy_engine import LinkModel
-from services.executor.kv.options import KVOptions
-from services.executor.service_level import RequestTag, to_extra_args
+from services.control.options import ControllerOptions
+from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.kv_options import KVOptions
+from services.executor.request_tag import to_extra_args
 from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.deposit import due_times_s
 from services.pacing.types import ServiceLevel
@@ -311,7 +311,7 @@ def test_a_pause_shorter_than_the_deposit_lasts_is_not_seen_by_the_reader(
     """Reading takes 1.5 s a token, so that 12 tokens in hand last 18 s; the pause takes 2 s."""
     interval_s, pause_s = 1.5, 2.0
     level = ServiceLevel(consumption_rate_tps=1 / interval_s)
-    sampling = {"extra_args": to_extra_args(RequestTag(service_level=level))}
+    sampling = {"extra_args": to_extra_args(level)}
     workload = [  # the others run on for longer than the pause
         replace(a, num_output_tokens=24 if a.request_id == "s1" else 120, sampling=sampling)
         for a in STEADY
@@ -390,7 +390,7 @@ def all_fields(descriptor: Any, prefix: str = "") -> set[str]:
 @pytest.mark.nightly
 def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) -> None:
     level = ServiceLevel(slo_ttft_s=1.0, slo_tpot_s=0.2, slo_tbt_s=0.3, consumption_rate_tps=5.0)
-    sampling = {"extra_args": to_extra_args(RequestTag(service_level=level))}
+    sampling = {"extra_args": to_extra_args(level)}
     workload = [replace(a, sampling=sampling, num_output_tokens=60) for a in [*mixed(8), *STEADY]]
     parameters = PolicyParameters(
         placement_policy="optimiser",

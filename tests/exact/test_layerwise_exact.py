@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from services.executor.kv.cpu_copy_engine import LinkModel
-from services.executor.kv.events import difference
+from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.stats.events import difference
 from services.placement.run.resume import ResumeWay
 from tests.exact import faults, product
 from tests.exact.aborts import STATES, AbortsByState

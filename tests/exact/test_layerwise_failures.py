@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.executor.kv.options import GuardMode, KVOptions
+from services.executor.kv_options import GuardMode, KVOptions
 from services.placement.run.resume import ResumeWay
 from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.failing_engine import FaultRates

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from demo.model import demo_model
-from services.executor.kv.copy_engine import Copy, Direction
+from services.executor.copies.copy_engine import Copy, Direction
 from tests.exact import faults
 from tests.exact.cases import SCARCE_FRAC, SLOW_LINK, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact

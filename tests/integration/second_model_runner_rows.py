@@ -24,8 +24,8 @@ buffer_utils.is_uva_available = lambda: False
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.states import RequestState
 
-from services.executor.kv.metadata import RowEdit
-from services.executor.kv.worker import LayerwiseWorkerMixin
+from services.executor.plugin.worker import LayerwiseWorkerMixin
+from services.executor.step_messages import RowEdit
 
 NUM_GROUPS, BLOCK_SIZE, MAX_TOKENS = 3, 4, 64
 DEVICE = torch.device("cpu")

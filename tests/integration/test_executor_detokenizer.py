@@ -9,7 +9,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import FinishReason as EngineFinish
 from vllm.v1.engine.output_processor import OutputProcessor
 
-from services.executor.collector import StepCollector
+from services.executor.engine.collector import StepCollector
 from services.executor.types import Delta, FinishReason, Token
 from tests.models import exactness_model
 

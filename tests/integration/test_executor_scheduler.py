@@ -14,17 +14,17 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from services.executor.engine_config import make_config
-from services.executor.kv.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
+from services.executor.engine.config import make_config
 from services.executor.observation import RequestObservation, RequestState, from_plain
-from services.executor.service_level import NO_TAG, RequestTag, to_extra_args
+from services.executor.request_tag import to_extra_args
+from services.executor.scheduler.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
 from services.executor.settings import ExecutorSettings
-from services.pacing.types import ServiceLevel
+from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from tests.models import exactness_model
 
 BLOCK_SIZE = 32
 NUM_BLOCKS = 64
-TAG = RequestTag(service_level=ServiceLevel(slo_tbt_s=0.2), generation=2)
+PROMISE = ServiceLevel(slo_tbt_s=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,12 @@ def scheduler(request: pytest.FixtureRequest, config: Any) -> Iterator[Scheduler
         )
 
 
-def make_request(request_id: str, tag: RequestTag | None) -> Request:
+def make_request(request_id: str, level: ServiceLevel | None) -> Request:
     return Request(
         request_id=request_id,
         prompt_token_ids=[0] * 40,
         sampling_params=SamplingParams(
-            max_tokens=8, extra_args=None if tag is None else to_extra_args(tag)
+            max_tokens=8, extra_args=None if level is None else to_extra_args(level)
         ),
         pooling_params=None,
     )
@@ -76,26 +76,26 @@ def test_the_configuration_names_the_scheduler_that_this_platform_takes(config: 
     assert config.scheduler_config.get_scheduler_cls() is expected
 
 
-def tags(scheduler: Any) -> dict[str, RequestTag]:
-    return {request_id: buffer.tag for request_id, buffer in scheduler.buffers.items()}
+def promises(scheduler: Any) -> dict[str, ServiceLevel]:
+    return {request_id: buffer.service_level for request_id, buffer in scheduler.buffers.items()}
 
 
-def test_a_tag_is_kept_from_arrival_to_end(scheduler: Any) -> None:
-    scheduler.add_request(make_request("tagged", TAG))
+def test_a_promise_is_kept_from_arrival_to_end(scheduler: Any) -> None:
+    scheduler.add_request(make_request("promised", PROMISE))
     scheduler.add_request(make_request("plain", None))
-    assert tags(scheduler) == {"tagged": TAG, "plain": NO_TAG}
+    assert promises(scheduler) == {"promised": PROMISE, "plain": NO_SERVICE_LEVEL}
 
     scheduler.schedule()
     scheduler.check_integrity()
-    assert tags(scheduler)["tagged"] == TAG
+    assert promises(scheduler)["promised"] == PROMISE
 
-    scheduler.finish_requests("tagged", RequestStatus.FINISHED_ABORTED)
+    scheduler.finish_requests("promised", RequestStatus.FINISHED_ABORTED)
     scheduler.check_integrity()
-    assert tags(scheduler) == {"plain": NO_TAG}
+    assert promises(scheduler) == {"plain": NO_SERVICE_LEVEL}
 
 
 def test_a_waiting_request_that_is_aborted_leaves_no_buffer(scheduler: Any) -> None:
-    scheduler.add_request(make_request("waiting", TAG))
+    scheduler.add_request(make_request("waiting", PROMISE))
     scheduler.finish_requests(["waiting"], RequestStatus.FINISHED_ABORTED)
 
     assert scheduler.buffers == {}
@@ -122,7 +122,7 @@ def observed(scheduler: Any) -> dict[str, RequestObservation]:
 
 
 def test_the_deposit_is_what_was_generated_and_not_yet_delivered(scheduler: Any) -> None:
-    slow = RequestTag(service_level=ServiceLevel(consumption_rate_tps=0.001))
+    slow = ServiceLevel(consumption_rate_tps=0.001)
     scheduler.add_request(make_request("slow", slow))
     for _ in range(4):
         run_step(scheduler)
@@ -136,7 +136,7 @@ def test_the_deposit_is_what_was_generated_and_not_yet_delivered(scheduler: Any)
 
 
 def test_counts_for_a_request_that_ended_are_ignored(scheduler: Any) -> None:
-    scheduler.add_request(make_request("a", TAG))
+    scheduler.add_request(make_request("a", PROMISE))
     run_step(scheduler)
     scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     scheduler.deliver({"a": (1, time.monotonic())})
@@ -157,7 +157,7 @@ def test_states_follow_the_request_through_the_scheduler(scheduler: Any) -> None
 
 
 def test_a_held_request_is_passed_over_until_it_is_let_go(scheduler: Any) -> None:
-    fast = RequestTag(service_level=ServiceLevel(consumption_rate_tps=1e6))
+    fast = ServiceLevel(consumption_rate_tps=1e6)
     scheduler.add_request(make_request("held", fast))
     scheduler.add_request(make_request("other", None))
     run_step(scheduler)

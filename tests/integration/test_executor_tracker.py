@@ -9,9 +9,9 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
-from services.executor import tracker_client
-from services.executor.progress import Phase
-from services.executor.tracker_client import TrackerClient
+from services.executor.serving import tracker_client
+from services.executor.serving.progress import Phase
+from services.executor.serving.tracker_client import TrackerClient
 from services.executor.types import EngineLoad
 from services.kit.errors import ConflictError
 from services.kit.rpc import Context, make_channel

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from services.executor import grammar_check
-from services.executor.grammar_check import DEADLY, TOO_COMPLEX, GrammarCheck, GrammarError
+from services.executor.prompts import grammar_check
+from services.executor.prompts.grammar_check import DEADLY, TOO_COMPLEX, GrammarCheck, GrammarError
 from tests.byte_tokenizer import describe_tokenizer
 
 pytest.importorskip("xgrammar")
 
-from services.executor.grammar_process import NO_ANSWER
+from services.executor.prompts.grammar_process import NO_ANSWER
 
 LONG_S = 600.0  # for what ends
 SHORT_S = 0.5  # for what does not

@@ -7,10 +7,9 @@ import pytest
 from vllm.config import CUDAGraphMode, SpeculativeConfig
 from vllm.platforms import current_platform
 
-from services.executor.controller.options import ControllerOptions
-from services.executor.engine_config import make_config
-from services.executor.kv.emulated_device import LayerTime
-from services.executor.kv.options import CONFIG_KEY, KVOptions, check_supported
+from services.control.options import ControllerOptions
+from services.executor.engine.config import make_config
+from services.executor.kv_options import CONFIG_KEY, KVOptions, LayerTime, check_supported
 from services.executor.settings import ExecutorSettings
 from tests.models import exactness_model
 

@@ -7,7 +7,8 @@ import grpc
 import pytest
 
 from evenflow.planner.v1 import planner_pb2 as pb
-from services.executor.controller.planner_client import Answer, PlannerClient
+from services.control.planner import Answer
+from services.executor.scheduler.planner_client import PlannerClient
 from services.kit.transport import Transport
 from services.placement.types import Snapshot
 from tests.certificates import Authority

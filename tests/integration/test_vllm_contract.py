@@ -28,11 +28,11 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
 
-from services.executor.collector import FINISH_REASONS, StepCollector
-from services.executor.engine_config import ASYNC_SCHEDULER, PASSED_ON, SYNC_SCHEDULER
-from services.executor.kv import engine_calls
-from services.executor.kv.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
-from services.executor.sampling import UNSEEDED
+from services.executor import engine_calls
+from services.executor.engine.collector import FINISH_REASONS, StepCollector
+from services.executor.engine.config import ASYNC_SCHEDULER, PASSED_ON, SYNC_SCHEDULER
+from services.executor.prompts.sampling import UNSEEDED
+from services.executor.scheduler.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
 from services.executor.settings import ExecutorSettings
 from services.generation.sampling_params import AnswerForm
 from services.generation.sampling_params import SamplingParams as OurSamplingParams

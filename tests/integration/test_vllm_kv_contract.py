@@ -38,12 +38,12 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
-from services.executor.kv.block_tables import StackedBlockTables
-from services.executor.kv.connector import LayerwiseConnector
-from services.executor.kv.coordinator import LayerwiseCoordinator
-from services.executor.kv.flash_attention import MemoFlashAttentionBackend
-from services.executor.kv.gpu_worker import LayerwiseGPUWorker
-from services.executor.kv.spec import LayerGroupSpec
+from services.executor.plugin.block_tables import StackedBlockTables
+from services.executor.plugin.connector import LayerwiseConnector
+from services.executor.plugin.flash_attention import MemoFlashAttentionBackend
+from services.executor.plugin.gpu_worker import LayerwiseGPUWorker
+from services.executor.plugin.spec import LayerGroupSpec
+from services.executor.scheduler.coordinator import LayerwiseCoordinator
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -7,7 +7,7 @@ import pytest
 
 from cli.local.settings import BadSettingError
 from cli.options import ServeOptions, read_options
-from services.executor.engine_options import read_engine_options
+from services.executor.engine.options import read_engine_options
 from services.executor.settings import ExecutorSettings
 
 PREFIX = "EVENFLOW_EXECUTOR_"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from demo.chat_template import CHAT_TEMPLATE, SYSTEM_PROMPT
-from services.executor.chat_parsers import ChatParsers
+from services.executor.prompts.chat_parsers import ChatParsers
 from services.executor.types import ChatInput
 from services.generation.conversation import ChatMessage, ConversationOptions, Tool, ToolChoice
 from tests.chat_tokenizer import save_tokenizer, train_tokenizer

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.core.block_pool import BlockPool
 
-from services.executor.kv.block_owner import BlockOwner
-from services.executor.kv.host_pool import HostPool
-from services.executor.kv.step_orders import StepOrders
+from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.host_pool import HostPool
+from services.executor.blocks.step_orders import StepOrders
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 from simulator.kv import KVState

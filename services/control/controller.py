@@ -1,0 +1,131 @@
+"""The closed loop, once per engine step: measure, ask on triggers, carry out what has come.
+
+Nothing here waits: a step without a trigger costs some additions, a step with one a snapshot.
+"""
+
+from services.control.counts import ControllerCounts
+from services.control.options import ControllerOptions
+from services.control.plan_keeper import PlanKeeper
+from services.control.planner import Answer, Planner
+from services.control.request_ledger import RequestLedger
+from services.control.seam import EngineSeam, ScheduledStep
+from services.control.step_meter import StepMeter
+from services.control.step_timing import StepTiming
+from services.control.triggers import asks, is_decided_locally, replan_of
+from services.control.types import Trigger
+from services.kit.clock import Clock
+from services.placement.presets import Replan
+
+
+class Controller:
+    """One engine's loop. `planner` None: nobody is asked, the heuristic acts alone."""
+
+    def __init__(
+        self,
+        options: ControllerOptions,
+        engine: EngineSeam,
+        planner: Planner | None,
+        now_s: Clock,
+    ) -> None:
+        self.options = options
+        self.counts = ControllerCounts()
+        self.ledger = RequestLedger()
+        self.meter = StepMeter(engine, self.counts, mismatch_frac=options.mismatch_frac)
+        self._plans = PlanKeeper(options, engine, self.ledger, self.counts)
+        self._engine, self._planner, self._now_s = engine, planner, now_s
+        self._replan = replan_of(listening_policy(options), options.parameters)
+        self._triggers: list[Trigger] = []  # not yet asked about
+        self._epoch = 0
+        self._step = 0
+        self._retry_at_s: float | None = None
+        self._was_ready = False
+        self._own_s = 0.0  # spent here since the last step ended
+
+    def note(self, *triggers: Trigger) -> None:
+        """Remember that the planner must be asked; the question is put after the next schedule."""
+        for trigger in triggers:
+            self.counts.triggered(trigger)
+            if asks(trigger, self._replan):
+                self._triggers.append(trigger)
+
+    def spent(self, seconds: float) -> None:
+        """Add to the loop's own part of the present step, on the engine's thread."""
+        self._own_s += seconds
+
+    def hold(self, request_id: str, *, held: bool) -> None:
+        """Keep a request from running while its reader has stopped; no plan lets it run."""
+        self.note(*self._plans.hold(request_id, held=held, now_s=self._now_s()))
+
+    def before_schedule(self) -> None:
+        """Carry out what has come, and end pauses that nobody else ends."""
+        begin_s = self._now_s()
+        if self._planner is not None:
+            while (answer := self._planner.take()) is not None:
+                self._take(answer, begin_s)
+        self.note(*self._plans.fall_back(self._step, begin_s))
+        self.note(*self._plans.look_after_pauses(begin_s))
+
+    def _take(self, answer: Answer, now_s: float) -> None:
+        if answer.failure:
+            self.counts.failed(answer.failure)
+            self._retry_at_s = now_s + self.options.retry_s
+        if answer.shadow is not None:
+            self.counts.shadowed(answer.shadow)
+        if answer.plan is not None:
+            self.note(*self._plans.came(answer.epoch, answer.plan, step=self._step, now_s=now_s))
+            refused = answer.epoch > self._plans.last_applied_epoch
+            self._retry_at_s = now_s + self.options.retry_s if refused else None
+
+    def after_schedule(self, step: ScheduledStep) -> None:
+        """Predict the step's length, and ask while it runs if there is a reason to."""
+        begin_s = self._now_s()
+        if step.num_tokens:
+            self._step += 1
+            self.note(*self._plans.due(self._step))
+            if self._replan is Replan.EVERY_STEP:
+                self._triggers.append(Trigger.STEP)
+        if self._retry_at_s is not None and begin_s >= self._retry_at_s:
+            self._retry_at_s = None
+            self.note(Trigger.RETRY)
+        if self._triggers and self.meter.profile.is_ready:
+            self._ask(begin_s)
+        self.meter.scheduled(step)
+
+    def _ask(self, now_s: float) -> None:
+        reference = self.meter.take_reference()
+        if reference is None:
+            return
+        self._triggers.clear()
+        if self._planner is None:
+            return
+        profile, links = reference
+        self._epoch += 1
+        snapshot = self._engine.snapshot(epoch=self._epoch, profile=profile, links=links)
+        self._plans.asked(snapshot, step=self._step, now_s=now_s)
+        self._engine.set_deposits({r.request_id: r.num_deposited_tokens for r in snapshot.requests})
+        self.counts.asked(dropped=self._planner.post(snapshot))
+
+    def after_update(self, timing: StepTiming | None, *, busy: bool) -> None:
+        """Take in how the oldest step in flight went. `busy`: another step follows at once."""
+        begin_s = self._now_s()
+        self.ledger.step_ended(begin_s)
+        reading = self.meter.ended(timing, begin_s, busy=busy)
+        if reading.mismatch:
+            self.note(Trigger.MISMATCH)
+        if self.meter.profile.is_ready and not self._was_ready:
+            self._was_ready = True
+            self.note(Trigger.CALIBRATED)
+        own_s, self._own_s = self._own_s + self._now_s() - begin_s, 0.0
+        self.counts.stepped(step_s=reading.step_s, own_s=own_s)
+
+    def close(self) -> None:
+        """End the planner client's thread."""
+        if self._planner is not None:
+            self._planner.close()
+
+
+def listening_policy(options: ControllerOptions) -> str:
+    """Return whose listening habits count: the shadow's where the guard itself acts."""
+    if is_decided_locally(options.policy, options.parameters) and options.shadow_policy:
+        return options.shadow_policy
+    return options.policy

@@ -1,0 +1,141 @@
+"""Knows what was asked, judges what comes back, and carries it out."""
+
+from collections import deque
+
+from services.control.counts import ControllerCounts
+from services.control.options import ControllerOptions
+from services.control.pauses import Pause, pauses_to_end
+from services.control.plan_in_force import PlanInForce
+from services.control.request_ledger import RequestLedger
+from services.control.seam import EngineSeam
+from services.control.types import Trigger
+from services.placement.plan_rules import Moment, Question, Verdict, groups_of, judge
+from services.placement.types import Placement, Plan, Snapshot
+
+NUM_REMEMBERED_QUESTIONS = 64
+
+
+class PlanKeeper:
+    """The plan in force and the pauses that follow from it."""
+
+    def __init__(
+        self,
+        options: ControllerOptions,
+        engine: EngineSeam,
+        ledger: RequestLedger,
+        counts: ControllerCounts,
+    ) -> None:
+        self._options, self._engine = options, engine
+        self._ledger, self._counts = ledger, counts
+        self._questions: deque[Question] = deque(maxlen=NUM_REMEMBERED_QUESTIONS)
+        self._in_force: PlanInForce | None = None
+        self.last_applied_epoch = 0
+
+    def asked(self, snapshot: Snapshot, *, step: int, now_s: float) -> None:
+        """Remember what a plan will answer."""
+        self._questions.append(Question.of(snapshot, step=step, posted_s=now_s))
+
+    def came(self, epoch: int, plan: Plan, *, step: int, now_s: float) -> list[Trigger]:
+        """Carry a plan out if the rules allow it. `epoch`: of the snapshot that was sent."""
+        question = next((q for q in self._questions if q.epoch == epoch), None)
+        now = Moment(
+            step=step,
+            last_applied_epoch=self.last_applied_epoch,
+            live=self._engine.live_requests(),
+            engine=self._engine.shape,
+        )
+        verdict = judge(plan, question, now)
+        self._counts.judged(
+            verdict,
+            waited_s=now_s - question.posted_s if question else 0.0,
+            waited_steps=step - question.step if question else 0,
+        )
+        if verdict is not Verdict.APPLIED or question is None:
+            return []
+        self.last_applied_epoch = plan.epoch
+        self._in_force = PlanInForce(plan=plan, asked_step=question.step)
+        return [
+            trigger
+            for placement in plan.placements
+            for trigger in self._carry_out(placement, now_s)
+        ]
+
+    def _carry_out(self, placement: Placement, now_s: float) -> list[Trigger]:
+        request_id = placement.request_id
+        entry = self._ledger.entries.get(request_id)
+        if entry is None:
+            return []  # it has ended
+        groups = groups_of(placement.offloaded_layers, self._engine.shape)
+        if groups:
+            self._engine.place(
+                request_id, groups=groups, num_buffers=placement.num_prefetch_buffers
+            )
+        else:
+            self._engine.release(request_id)
+        if placement.paused and entry.paused_s is None:
+            if self._engine.pause(request_id):
+                self._ledger.paused(request_id, now_s)
+        elif not placement.paused and entry.paused_s is not None and not entry.on_hold:
+            return [self._resume(request_id, now_s)]
+        return []
+
+    def hold(self, request_id: str, *, held: bool, now_s: float) -> list[Trigger]:
+        """Pause a request for as long as its reader has stopped, whatever plans say."""
+        entry = self._ledger.entries.get(request_id)
+        if entry is None or entry.on_hold == held:
+            return []
+        entry.on_hold = held
+        if not held:
+            return [self._resume(request_id, now_s)]
+        if self._engine.pause(request_id):
+            self._ledger.paused(request_id, now_s)
+        return [Trigger.HELD]
+
+    def _resume(self, request_id: str, now_s: float) -> Trigger:
+        self._engine.resume(request_id)
+        self._ledger.resumed(request_id, now_s)
+        return Trigger.RESUMED
+
+    def due(self, step: int) -> list[Trigger]:
+        """Return what the plan in force asks for at `step`, each once."""
+        return [] if self._in_force is None else self._in_force.triggers_at(step)
+
+    def fall_back(self, step: int, now_s: float) -> list[Trigger]:
+        """Drop a plan that has long been void: the heuristic goes on alone."""
+        overdue_steps = self._options.overdue_steps
+        if self._in_force is None or not self._in_force.is_overdue(
+            step, overdue_steps=overdue_steps
+        ):
+            return []
+        self._in_force = None
+        self._counts.plans["dropped_overdue"] += 1
+        for request_id in self._ledger.entries:
+            self._engine.release(request_id)
+        paused = [request_id for request_id, entry, _ in self._ledger.pauses() if not entry.on_hold]
+        return [self._resume(request_id, now_s) for request_id in paused]
+
+    def look_after_pauses(self, now_s: float) -> list[Trigger]:
+        """End pauses that have lasted too long; say which ones may end."""
+        parameters = self._options.parameters
+        due, pauses = [], []
+        for request_id, entry, paused_s in list(self._ledger.pauses()):
+            if not self._engine.is_paused(request_id):
+                self._ledger.resumed(request_id, now_s)  # somebody else has ended it
+                entry.on_hold = False
+                due.append(Trigger.RESUMED)
+                continue
+            if entry.on_hold:
+                continue
+            age_s = now_s - paused_s
+            priority = self._engine.priority(request_id)
+            pauses.append(Pause(request_id=request_id, age_s=age_s, priority=priority))
+            if age_s >= parameters.min_pause_s and not entry.pause_endable_noted:
+                entry.pause_endable_noted = True
+                due.append(Trigger.PAUSE_ENDABLE)
+        if pauses:
+            num_running = self._engine.num_runnable()
+            ended = pauses_to_end(
+                pauses, num_running=num_running, max_pause_s=parameters.max_pause_s
+            )
+            due.extend(self._resume(request_id, now_s) for request_id in ended)
+        return due

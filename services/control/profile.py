@@ -1,0 +1,106 @@
+"""The engine's times as measured while it runs.
+
+Like is compared with like: decode figures come from decode steps only, the time of a prompt's
+token from steps with a prompt. The shape of a layer's time over the batch is learnt slowly, its
+level within a few steps, so that a device that slows down is noticed before its shape is known.
+"""
+
+from services.control.nonnegative_fit import NonNegativeFit
+from services.control.types import StepSample
+from services.placement.types import Profile
+
+MIN_DECODE_STEPS = 4  # before there is a profile
+REFIT_STEPS = 32
+LEVEL_WEIGHT = 0.25  # of the newest step in a layer's level
+MEAN_WEIGHT = 0.1  # of the newest step in other means
+MIN_PREFILL_TOKENS = 16  # fewer say little about a prompt's time
+PEAK_DECAY = 0.9995  # per decode step, of the best throughput seen
+
+
+class OnlineProfile:
+    """Sums of measured steps; a `Profile` of them on demand."""
+
+    def __init__(self, *, num_layers: int, num_parameters: int = 0) -> None:
+        """`num_parameters`: of the model, 0 where unknown."""
+        self._num_layers = num_layers
+        self._flops_per_token = 2.0 * num_parameters
+        self._fit = NonNegativeFit()
+        self._shape = (0.0, 0.0, 0.0)
+        self._level = 1.0  # measured over fitted
+        self._num_decode_steps = 0
+        self._outside_s = 0.0
+        self._tpot_s = 0.0
+        self._prefill_s_per_token = 0.0
+        self._tps = 0.0
+        self._peak_tps = 0.0
+        self._least_prefill_s_per_token = float("inf")
+
+    @property
+    def is_ready(self) -> bool:
+        return self._num_decode_steps >= MIN_DECODE_STEPS
+
+    def add(self, sample: StepSample) -> None:
+        """Take in one step; steps whose layers were not measured say nothing."""
+        if sample.layer_s <= 0.0 or sample.step_s <= 0.0:
+            return
+        if sample.num_prefill_tokens:
+            self._add_prefill(sample)
+        else:
+            self._add_decode(sample)
+
+    def _add_decode(self, sample: StepSample) -> None:
+        self._num_decode_steps += 1
+        first = self._num_decode_steps == 1
+        self._fit.add(sample.num_tokens, sample.num_context_tokens, sample.layer_s)
+        fitted_s = self._fitted_s(sample)
+        if fitted_s > 0.0:
+            self._level += LEVEL_WEIGHT * (sample.layer_s / fitted_s - self._level)
+        if self._num_decode_steps <= MIN_DECODE_STEPS or not self._num_decode_steps % REFIT_STEPS:
+            self._refit(sample)
+        weight = 1.0 if first else MEAN_WEIGHT
+        self._tpot_s += weight * (sample.step_s - self._tpot_s)
+        layers_s = self._num_layers * sample.layer_s
+        outside_s = max(0.0, sample.step_s - layers_s - sample.stall_s)
+        self._outside_s += weight * (outside_s - self._outside_s)
+        tps = sample.num_output_tokens / sample.step_s
+        self._tps += weight * (tps - self._tps)
+        self._peak_tps = max(self._tps, self._peak_tps * PEAK_DECAY)
+
+    def _refit(self, sample: StepSample) -> None:
+        """Take the newest shape; the level goes on from where it was at this sample."""
+        level_s = self._level * self._fitted_s(sample)
+        self._shape = self._fit.solve()
+        fitted_s = self._fitted_s(sample)
+        self._level = level_s / fitted_s if level_s > 0.0 and fitted_s > 0.0 else 1.0
+
+    def _fitted_s(self, sample: StepSample) -> float:
+        base, per_token, per_context = self._shape
+        return base + per_token * sample.num_tokens + per_context * sample.num_context_tokens
+
+    def _add_prefill(self, sample: StepSample) -> None:
+        if sample.num_prefill_tokens < MIN_PREFILL_TOKENS:
+            return
+        decodes = sample.num_tokens > sample.num_prefill_tokens
+        prompt_s = max(0.0, sample.step_s - sample.stall_s - (self._tpot_s if decodes else 0.0))
+        per_token_s = prompt_s / sample.num_prefill_tokens
+        weight = MEAN_WEIGHT if self._prefill_s_per_token else 1.0
+        self._prefill_s_per_token += weight * (per_token_s - self._prefill_s_per_token)
+        if per_token_s > 0.0:
+            least_s = self._least_prefill_s_per_token
+            self._least_prefill_s_per_token = min(least_s, per_token_s)
+
+    def profile(self) -> Profile | None:
+        """Return the profile of this moment; None before enough decode steps."""
+        if not self.is_ready:
+            return None
+        base, per_token, per_context = self._shape
+        return Profile(
+            outside_layers_s=self._outside_s,
+            layer_base_s=max(1e-9, base * self._level),
+            layer_s_per_token=per_token * self._level,
+            layer_s_per_context_token=per_context * self._level,
+            prefill_s_per_token=self._prefill_s_per_token,
+            mean_tpot_s=self._tpot_s,
+            capacity_tps=self._peak_tps,
+            peak_flops_per_s=self._flops_per_token / self._least_prefill_s_per_token,
+        )

@@ -1,0 +1,62 @@
+"""What the controller needs of the scheduler."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.control.link_rate import LinkRate
+from services.control.prediction import PlacedRequest
+from services.control.types import Links
+from services.placement.plan_rules import LiveRequest
+from services.placement.types import EngineShape, Profile, RequestId, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledStep:
+    """One step as it leaves the scheduler."""
+
+    scheduled_s: float
+    num_tokens: int
+    num_context_tokens: int
+    num_prefill_tokens: int
+    num_output_tokens: int
+    same_batch: bool  # as the step before: requests and placements
+    undisturbed: bool  # no copy but those that layers wait for
+
+
+class EngineSeam(Protocol):
+    """Called between steps, on the engine's thread."""
+
+    @property
+    def shape(self) -> EngineShape: ...
+
+    def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot: ...
+
+    def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
+        """Return both directions at their measured rates, with what is queued now."""
+
+    def placed_requests(self) -> list[PlacedRequest]:
+        """Return the requests of the step that was scheduled last."""
+
+    def live_requests(self) -> list[LiveRequest]: ...
+
+    def num_runnable(self) -> int:
+        """Return how many requests the next step may serve: not paused, running or waiting."""
+
+    def priority(self, request_id: str) -> int: ...
+
+    def place(self, request_id: str, *, groups: Sequence[int], num_buffers: int) -> None: ...
+
+    def release(self, request_id: str) -> None:
+        """Leave a request's placement to the heuristic."""
+
+    def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
+        """Say how many tokens each reader has in hand."""
+
+    def is_paused(self, request_id: str) -> bool:
+        """Return whether a live request is held back, by whomever."""
+
+    def pause(self, request_id: str) -> bool:
+        """Return whether the request is paused now."""
+
+    def resume(self, request_id: str) -> None: ...

@@ -1,0 +1,112 @@
+"""Measures steps, and compares each with what was predicted for its very composition."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from services.control.counts import ControllerCounts
+from services.control.link_rate import LinkRate
+from services.control.mismatch import MismatchDetector
+from services.control.prediction import predicted_step_s
+from services.control.profile import OnlineProfile
+from services.control.seam import EngineSeam, ScheduledStep
+from services.control.step_timing import StepTiming
+from services.control.types import Links, StepSample
+from services.placement.types import Profile
+
+REPREDICT_STEPS = 16  # contexts grow by a token per step: a prediction is good for so many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one step told."""
+
+    step_s: float
+    mismatch: bool  # steps of this composition take another time than predicted
+
+
+class StepMeter:
+    """Profile, link rates and predictions. Steps end in the order in which they were scheduled."""
+
+    def __init__(
+        self, engine: EngineSeam, counts: ControllerCounts, *, mismatch_frac: float
+    ) -> None:
+        self._engine, self._counts = engine, counts
+        self.profile = OnlineProfile(
+            num_layers=engine.shape.num_layers, num_parameters=engine.shape.model.num_parameters
+        )
+        self._h2d, self._d2h = LinkRate(), LinkRate()
+        self._mismatch = MismatchDetector(mismatch_frac)
+        self._reference: tuple[Profile, Links] | None = None  # that predictions are made with
+        self._predicted_s: float | None = None  # of the present composition
+        self._prediction_age = 0
+        self.predicted_step_s: float | None = None  # of the newest step that ended
+        self._in_flight: deque[tuple[ScheduledStep, float | None]] = deque()
+        self._last_end_s: float | None = None  # None: the engine rested
+
+    def take_reference(self) -> tuple[Profile, Links] | None:
+        """Return what is measured now, and predict with it from now on.
+
+        None, and nothing changed, while too little is measured.
+        """
+        profile = self.profile.profile()
+        links = self._engine.links(self._h2d, self._d2h)
+        if profile is None or links.h2d is None:
+            return None
+        self._reference, self._predicted_s = (profile, links), None
+        self._mismatch.restart()
+        return self._reference
+
+    def scheduled(self, step: ScheduledStep) -> None:
+        """Take in a step that begins to run."""
+        if not step.same_batch:
+            self._predicted_s = None
+            self._mismatch.restart()
+        self._in_flight.append((step, self._predict(step)))
+
+    def _predict(self, step: ScheduledStep) -> float | None:
+        """Return the predicted length of a decode step, None where nothing can be said."""
+        if step.num_prefill_tokens or not step.num_tokens or self._reference is None:
+            return None
+        self._prediction_age += 1
+        if self._predicted_s is None or self._prediction_age >= REPREDICT_STEPS:
+            profile, links = self._reference
+            batch = self._engine.placed_requests()
+            self._predicted_s = predicted_step_s(batch, self._engine.shape, profile, links.h2d)
+            self._prediction_age = 0
+        return self._predicted_s if step.undisturbed else None
+
+    def ended(self, timing: StepTiming | None, now_s: float, *, busy: bool) -> Reading:
+        """Take in how the oldest step in flight went. `busy`: another one follows at once."""
+        if not self._in_flight:
+            return Reading(step_s=0.0, mismatch=False)  # a step that was not scheduled by us
+        step, predicted_s = self._in_flight.popleft()
+        self.predicted_step_s = predicted_s
+        begin_s = self._last_end_s if self._last_end_s is not None else step.scheduled_s
+        self._last_end_s = now_s if busy else None
+        step_s = now_s - begin_s
+        if timing is not None:
+            self._add(step, step_s, timing)
+        mismatch = False
+        if predicted_s is not None:
+            self._counts.predicted(predicted_s=predicted_s, measured_s=step_s)
+            mismatch = self._mismatch.add(measured_s=step_s, predicted_s=predicted_s)
+        return Reading(step_s=step_s, mismatch=mismatch)
+
+    def _add(self, step: ScheduledStep, step_s: float, timing: StepTiming) -> None:
+        if timing.calibration is not None:
+            links = timing.calibration
+            self._h2d.calibrate(links.small_h2d, links.large_h2d)
+            self._d2h.calibrate(links.small_d2h, links.large_d2h)
+        self._h2d.add(timing.h2d)
+        self._d2h.add(timing.d2h)
+        self.profile.add(
+            StepSample(
+                step_s=step_s,
+                layer_s=timing.layer_s,
+                stall_s=timing.stall_s,
+                num_tokens=step.num_tokens,
+                num_context_tokens=step.num_context_tokens,
+                num_prefill_tokens=step.num_prefill_tokens,
+                num_output_tokens=step.num_output_tokens,
+            )
+        )

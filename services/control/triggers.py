@@ -1,0 +1,28 @@
+"""Which triggers a policy listens to."""
+
+from services.control.types import Trigger
+from services.placement.presets import PRESETS, REPLAN, PlacementPolicy, Replan
+from services.placement.types import PolicyParameters
+
+NOT_OF_THE_BATCH = frozenset({Trigger.WINDOW_END, Trigger.MISMATCH})
+
+
+def replan_of(policy: str, parameters: PolicyParameters) -> Replan:
+    """Return when a preset, with its placement axis possibly replaced, wants to be asked."""
+    axis = parameters.placement_policy
+    placement = PlacementPolicy(axis) if axis else PRESETS[policy].placement
+    return REPLAN[placement]
+
+
+def is_decided_locally(policy: str, parameters: PolicyParameters) -> bool:
+    """Return whether the capacity guard is the policy: it runs before every step in any case."""
+    axis = parameters.placement_policy
+    placement = PlacementPolicy(axis) if axis else PRESETS[policy].placement
+    return placement is PlacementPolicy.DYNAMIC_HEURISTIC
+
+
+def asks(trigger: Trigger, replan: Replan) -> bool:
+    """Return whether a policy wants to be asked for this reason."""
+    if replan is Replan.NEVER:
+        return False
+    return replan is not Replan.BATCH_CHANGE or trigger not in NOT_OF_THE_BATCH

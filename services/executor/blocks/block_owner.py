@@ -1,0 +1,354 @@
+"""The life of every KV block: where blocks begin, move between uses, and end.
+
+A block begins in `grow` (a token needs room), in `StagingBuffers` (a second buffer) or in
+`Restores.begin` (a target). It moves in `seal`, when the host copy of an offloaded group's full
+block is complete: the block becomes staging, or is given back. It ends in `PoolBlocks.release`
+(sealed, trimmed), or when its request is freed. `PoolBlocks` is the only way to the pool.
+
+Everything here is bookkeeping of the scheduler; the orders that follow from it go to the ranks
+with the next step, and each rank carries out steps one after the other.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from services.executor.blocks.growth import Growth
+from services.executor.blocks.host_pool import HostPool
+from services.executor.blocks.pool_blocks import PoolBlocks
+from services.executor.blocks.quarantine import Quarantine
+from services.executor.blocks.residency import GroupKV, RequestKV
+from services.executor.blocks.restores import Restores
+from services.executor.blocks.staging import StagingBuffers
+from services.executor.blocks.step_orders import StepOrders
+from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
+
+
+class BlockOwner:
+    """Owns the KV blocks and host slots of all requests."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        host: HostPool,
+        geometry: BlockGeometry,
+        *,
+        orders: StepOrders,
+        poison_freed: bool = False,
+    ) -> None:
+        self.pool = pool
+        self.host = host
+        self.geometry = geometry
+        self.orders = orders
+        self.requests: dict[str, RequestKV] = {}
+        self.num_sealed_blocks = 0  # given back by `seal`, since the start
+        self.quarantine = Quarantine(pool, host)
+        self._last_generation = 0
+        self.num_dropped_copies = 0  # parked requests that lost their host copies, since the start
+        self.blocks = PoolBlocks(pool, orders, poison_freed=poison_freed)
+        self.staging = StagingBuffers(self.blocks, orders)
+        self.restores = Restores(self.blocks, orders, self.staging)
+        self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
+
+    # -- a request's beginning and end ------------------------------------------------------
+
+    def draft(
+        self,
+        request_id: str,
+        placement: LayerPlacement,
+        *,
+        num_slots: int,
+        may_mirror: bool = True,
+    ) -> RequestKV:
+        """Return a request without blocks, with `num_slots` reserved on the host if they fit.
+
+        They may take the place of parked requests, which keep their copies until `adopt`.
+
+        A request that gets no room is not mirrored and stays resident, whatever its placement. A
+        draft is made real by `adopt`, or thrown away by `discard`.
+        """
+        mirrored = may_mirror and self._can_reserve(num_slots)
+        if mirrored:
+            self.host.reserve_unbacked(request_id, num_slots)
+        request = RequestKV(
+            request_id=request_id,
+            groups=[GroupKV() for _ in range(self.geometry.num_groups)],
+            mirrored=mirrored,
+            wanted_staging=placement.num_staging,
+        )
+        if mirrored and placement.offloaded:
+            for index in placement.offloaded:
+                request.groups[index].offloaded = True
+            request.staging = [
+                [] for _ in range(min(placement.num_staging, len(placement.offloaded)))
+            ]
+            for ordinal, index in enumerate(request.chain()):
+                request.groups[index].buffer = ordinal % len(request.staging)
+        return request
+
+    def adopt(self, request: RequestKV) -> None:
+        """Take a draft in."""
+        assert request.request_id not in self.requests
+        if request.mirrored:
+            dropped = self.drop_parked(-self.host.num_unpromised)
+            assert dropped, "parked requests that were to be dropped are gone"
+            self.host.back(request.request_id)
+        self.requests[request.request_id] = request
+        self._last_generation += 1
+        request.generation = self._last_generation
+        self.orders.begin(request.request_id, request.generation)
+        if request.staging:
+            self.orders.set_staging(request.request_id, len(request.staging))
+            for index in request.chain():
+                self.orders.replace_table((request.request_id, index), [], [], [])
+
+    def discard(self, request: RequestKV) -> None:
+        self.host.cancel_reservation(request.request_id)
+
+    def pop(self, request_id: str) -> list[KVCacheBlock]:
+        """Forget a request and return its blocks; the caller gives them to the pool.
+
+        Targets of a running restore are not among them: a rank may still write to them.
+        """
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return []
+        for index in range(len(request.groups)):
+            self.restores.cancel(request, index)
+        blocks = request.owned_blocks()
+        for group in request.groups:
+            self.host.give_back(group.host_slots)
+        self.host.cancel_reservation(request_id)
+        self.orders.drop_request(request_id)
+        self.blocks.poison(blocks)
+        return blocks
+
+    def forget(self, request_id: str) -> None:
+        """End a request that is not running, and its host copies; unknown ones are ignored."""
+        self.pool.free_blocks(self.pop(request_id))
+
+    def park(self, request_id: str) -> list[KVCacheBlock]:
+        """Take a request out of the pool and return its blocks, as `pop`; keep its host copies.
+
+        What has no complete copy in every group is forgotten; without any copy, all of it is.
+        """
+        old = self.requests[request_id]
+        num_kept = old.num_host_blocks
+        kept = []
+        if num_kept:
+            for group in old.groups:
+                kept.append(group.host_slots[:num_kept])
+                del group.host_slots[:num_kept]
+        blocks = self.pop(request_id)
+        if num_kept:
+            # A new object: copies under way of the old one, beyond what is kept, mean nothing.
+            self.requests[request_id] = RequestKV(
+                request_id=request_id,
+                groups=[
+                    GroupKV(
+                        row=[self.blocks.null] * num_kept,
+                        offloaded=True,
+                        host_slots=slots,
+                        num_saves_sent=num_kept,
+                        num_host_blocks=num_kept,
+                        buffer=-1,
+                    )
+                    for slots in kept
+                ],
+                mirrored=True,
+                wanted_staging=old.wanted_staging,
+                num_tokens=num_kept * self.geometry.block_size,
+                generation=old.generation,
+                asleep=True,
+                waiting=True,
+            )
+            self.orders.begin(request_id, old.generation)
+        return blocks
+
+    # -- growth -----------------------------------------------------------------------------
+
+    def num_new_blocks(self, request: RequestKV, *, num_tokens: int) -> int:
+        return self.growth.num_new_blocks(request, num_tokens=num_tokens)
+
+    def grow(self, request: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:
+        return self.growth.grow(request, num_tokens=num_tokens)
+
+    # -- host room --------------------------------------------------------------------------
+
+    def reserve(self, request_id: str, num_slots: int) -> bool:
+        """Promise host slots to a request, at the cost of parked ones; False if there are none.
+
+        The request itself may be a parked one: it keeps its copies.
+        """
+        missing = num_slots - self.host.num_unpromised
+        dropped = self.drop_parked(missing, but=request_id)
+        return dropped and self.host.reserve(request_id, num_slots)
+
+    def _can_reserve(self, num_slots: int) -> bool:
+        """Return whether `reserve` would succeed."""
+        num_parked = sum(r.num_host_blocks for r in self.requests.values() if r.is_parked)
+        num_droppable = num_parked * self.geometry.num_groups
+        return num_slots <= self.host.num_unpromised + num_droppable
+
+    def drop_parked(self, num_slots: int, *, but: str = "") -> bool:
+        """Give up host copies of parked requests, shortest first, for at least `num_slots` slots.
+
+        False, and nothing changed, if they do not hold as many. The request `but` keeps its own.
+        """
+        if num_slots <= 0:
+            return True
+        parked = sorted(
+            (r for r in self.requests.values() if r.is_parked and r.request_id != but),
+            key=lambda request: request.num_tokens,
+        )
+        num_groups = self.geometry.num_groups
+        if sum(request.num_host_blocks for request in parked) * num_groups < num_slots:
+            return False
+        for request in parked:
+            if num_slots <= 0:
+                break
+            num_slots -= request.num_host_blocks * num_groups
+            self.pop(request.request_id)
+            self.num_dropped_copies += 1
+        return True
+
+    def drop_all_waiting(self) -> None:
+        """Give up all KV of requests in the queue: their host copies, and what came back of it."""
+        for request in [r for r in self.requests.values() if r.waiting]:
+            self.forget(request.request_id)
+            self.num_dropped_copies += 1
+
+    def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:
+        """Give all full blocks of a group a slot; False if the host pool is full."""
+        return request.mirrored and self.growth.take_slots(request, group, num_full)
+
+    def retract_saves(self, group: GroupKV, num_kept: int) -> None:
+        """Forget the host copies of a group behind its first `num_kept` blocks."""
+        self.host.give_back(group.host_slots[num_kept:])
+        del group.host_slots[num_kept:]
+        group.num_saves_sent = min(group.num_saves_sent, num_kept)
+        group.num_host_blocks = min(group.num_host_blocks, num_kept)
+
+    def unmirror(self, request: RequestKV) -> None:
+        """Forget all host copies of a request that has no offloaded groups, for good."""
+        assert not request.chain(), f"{request.request_id} is partly on the host only"
+        for group in request.groups:
+            self.retract_saves(group, 0)
+        self.host.cancel_reservation(request.request_id)
+        request.mirrored = False
+
+    # -- offload ----------------------------------------------------------------------------
+
+    def offload(self, request: RequestKV, groups: Iterable[int]) -> None:
+        """Make groups offloaded. Blocks whose host copy is complete are given back at once.
+
+        The others follow in `seal` as their copies complete. A group that is being restored stays
+        where it is.
+        """
+        assert request.mirrored, f"{request.request_id} has no room on the host"
+        for index in groups:
+            group = request.groups[index]
+            if group.offloaded:
+                self.restores.cancel(request, index)
+                continue
+            group.offloaded = True
+            group.own = dict(enumerate(group.row))
+            group.buffer = -1
+        self.staging.assign(request)
+        self.seal(request)
+
+    def seal(self, request: RequestKV) -> None:
+        """Give up own blocks of offloaded groups whose host copies are complete.
+
+        A position is sealed in all groups together. Its first blocks become the staging blocks of
+        that position where there are none yet, so that sealing never takes a block.
+        """
+        groups = [group for group in request.groups if group.stages]
+        if not groups:
+            return
+        if request.asleep:
+            self._seal_asleep(groups)
+            return
+        num_complete = min(group.num_host_blocks for group in groups)
+        positions = sorted(
+            {position for group in groups for position in group.own if position < num_complete}
+        )
+        freed: list[KVCacheBlock] = []
+        for position in positions:
+            holders = [
+                (index, group)
+                for index, group in enumerate(request.groups)
+                if group.stages and position in group.own
+            ]
+            if position >= request.staging_length:
+                if len(holders) < len(request.staging):
+                    break
+                self._donate(request, holders, position)
+            for index, _ in holders:
+                freed.extend(self._seal_one(request, index, position))
+        self.num_sealed_blocks += len(freed)
+        self.blocks.release(freed)
+
+    def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
+        """Give up every own block whose copy is complete; nobody needs staging for it."""
+        freed = []
+        for group in groups:
+            for position in [p for p in group.own if p < group.num_host_blocks]:
+                freed.append(group.own.pop(position))
+                group.row[position] = self.blocks.null
+        self.num_sealed_blocks += len(freed)
+        self.blocks.release(freed)
+
+    def _donate(
+        self, request: RequestKV, holders: Sequence[tuple[int, GroupKV]], position: int
+    ) -> None:
+        """Make own blocks of `holders` the staging blocks of a position, one per buffer."""
+        assert position == request.staging_length
+        unused = [group for _, group in holders]
+        for number, buffer in enumerate(request.staging):
+            donor = next((group for group in unused if group.buffer == number), unused[0])
+            unused.remove(donor)
+            buffer.append(donor.own[position])
+
+    def _seal_one(self, request: RequestKV, index: int, position: int) -> list[KVCacheBlock]:
+        """Point one row entry at staging; return its own block unless it became staging."""
+        group = request.groups[index]
+        key = (request.request_id, index)
+        own = group.own.pop(position)
+        staged = request.staging[group.buffer][position]
+        self.orders.append_table(key, position, group.host_slots[position], staged.block_id)
+        if staged is not own:
+            group.row[position] = staged
+            self.orders.edit_row(key, position, staged.block_id)
+        if any(own is buffer[position] for buffer in request.staging):
+            return []
+        return [own]
+
+    # -- integrity --------------------------------------------------------------------------
+
+    def check_integrity(self, num_deferred: int = 0) -> None:
+        """Assert that every block and slot has one owner, and none is lost.
+
+        `num_deferred` blocks are popped and wait for steps in flight to end.
+        """
+        orphans = self.restores.orphans
+        owned: list[KVCacheBlock] = [b for blocks in orphans.values() for b in blocks]
+        for request in self.requests.values():
+            request.check_integrity()
+            owned.extend(request.owned_blocks())
+        ids = [block.block_id for block in owned]
+        assert len(ids) == len(set(ids)), "a block is owned twice"
+        assert all(block.ref_cnt == 1 + self.quarantine.num_references(block) for block in owned), (
+            "an owned block is free or shared"
+        )
+        num_usable = self.pool.num_gpu_blocks - 1  # vLLM keeps one as the null block
+        num_free = self.pool.get_num_free_blocks()
+        num_held = self.quarantine.num_unowned_blocks
+        assert num_free + len(owned) + num_deferred + num_held == num_usable, (
+            f"{num_usable} blocks: {num_free} free, {len(owned)} owned, {num_deferred} deferred, "
+            f"{num_held} in quarantine"
+        )
+        slots = [s for r in self.requests.values() for g in r.groups for s in g.host_slots]
+        self.host.check_integrity(slots)

@@ -1,0 +1,129 @@
+"""Restores: a group comes back in the background, and its row flips when all of it is there."""
+
+from collections.abc import Collection
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from services.executor.blocks.pool_blocks import PoolBlocks
+from services.executor.blocks.residency import GroupKV, RequestKV, Restore
+from services.executor.blocks.staging import StagingBuffers
+from services.executor.blocks.step_orders import StepOrders
+from services.executor.step_messages import RestoreOrder
+
+
+class Restores:
+    """Takes target blocks and follows them until they are a row's, or nobody's."""
+
+    def __init__(self, blocks: PoolBlocks, orders: StepOrders, staging: StagingBuffers) -> None:
+        self.orphans: dict[int, list[KVCacheBlock]] = {}  # targets of cancelled restores
+        self.num_restored_groups = 0  # since the start
+        self._blocks = blocks
+        self._orders = orders
+        self._staging = staging
+        self._last_id = 0
+
+    def begin(self, request: RequestKV, index: int) -> bool:
+        """Start to bring an offloaded group back; False, and nothing changed, if it cannot be.
+
+        The group stays offloaded, and takes new tokens in own blocks, until `complete`.
+        """
+        group = request.groups[index]
+        if not self._may_begin(group):
+            return False
+        num_blocks = sum(1 for _ in group.staged_positions())
+        if num_blocks > self._blocks.num_free:
+            return False
+        group.restore = Restore()
+        self.extend(request, index, max_blocks=num_blocks)
+        return True
+
+    def begin_in_parts(self, request: RequestKV, index: int) -> None:
+        """Start to bring back a group of a request that is asleep; `extend` takes its blocks.
+
+        One that cannot come back now stays on the host.
+        """
+        assert request.asleep
+        group = request.groups[index]
+        if self._may_begin(group):
+            group.restore = Restore()
+            self.extend(request, index, max_blocks=0)
+
+    def _may_begin(self, group: GroupKV) -> bool:
+        """Return whether a group is on the host, and no load of it has just failed."""
+        return group.stages and self._orders.next_step >= group.restore_from_step
+
+    def extend(self, request: RequestKV, index: int, *, max_blocks: int) -> int:
+        """Take blocks for what has none yet, order its copy, and return how many were taken.
+
+        A group with nothing to copy has come back.
+        """
+        group = request.groups[index]
+        restore = group.restore
+        assert restore is not None
+        missing = [p for p in group.staged_positions() if p not in restore.targets]
+        positions = missing[: max(0, max_blocks)]
+        if positions:
+            blocks = self._blocks.take(len(positions))
+            restore.targets.update(zip(positions, blocks, strict=True))
+            self._last_id += 1
+            restore.under_way[self._last_id] = blocks
+            self._orders.restore(
+                RestoreOrder(
+                    self._last_id,
+                    request.request_id,
+                    index,
+                    positions,
+                    [group.host_slots[position] for position in positions],
+                    [block.block_id for block in blocks],
+                )
+            )
+        elif not missing and not restore.under_way:
+            self.complete(request, index)
+        return len(positions)
+
+    def arrive(self, request: RequestKV, index: int, done: Collection[int]) -> None:
+        """Take in which orders every rank has carried out; flip the row after the last one."""
+        restore = request.groups[index].restore
+        if restore is None or restore.under_way.keys().isdisjoint(done):
+            return
+        for restore_id in restore.under_way.keys() & set(done):
+            del restore.under_way[restore_id]
+        self.extend(request, index, max_blocks=0)
+
+    def complete(self, request: RequestKV, index: int) -> None:
+        """Flip a group's row to the targets, which every rank has filled."""
+        group = request.groups[index]
+        assert group.restore is not None
+        key = (request.request_id, index)
+        for position, block in group.restore.targets.items():
+            group.row[position] = block
+            self._orders.edit_row(key, position, block.block_id)
+        group.restore = None
+        group.offloaded = False
+        group.own = {}
+        self.num_restored_groups += 1
+        self._orders.drop_table(key)
+        if not request.asleep:
+            self._staging.assign(request)
+            self._staging.trim(request)
+
+    def cancel(self, request: RequestKV, index: int) -> bool:
+        """Stop bringing a group back; False if it was not.
+
+        Its targets end when every rank has let go of them.
+        """
+        group = request.groups[index]
+        if group.restore is None:
+            return False
+        restore, group.restore = group.restore, None
+        arrived = {block.block_id: block for block in restore.targets.values()}
+        for restore_id, blocks in restore.under_way.items():
+            if self._orders.cancel_restore(restore_id):
+                self.orphans[restore_id] = blocks
+                for block in blocks:
+                    del arrived[block.block_id]
+        self._blocks.release(list(arrived.values()))
+        return True
+
+    def release_orphan(self, restore_id: int) -> None:
+        self._blocks.release(self.orphans.pop(restore_id))

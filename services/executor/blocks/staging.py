@@ -1,0 +1,105 @@
+"""Staging buffers: pool blocks that a request's offloaded groups take turns in."""
+
+from services.executor.blocks.pool_blocks import PoolBlocks
+from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.step_orders import StepOrders
+
+
+class StagingBuffers:
+    """Gives offloaded groups their buffers, and takes blocks for them and back."""
+
+    def __init__(self, blocks: PoolBlocks, orders: StepOrders) -> None:
+        self._blocks = blocks
+        self._orders = orders
+
+    def set_number(self, request: RequestKV, num_staging: int) -> None:
+        """Ask for a number of staging buffers; there may be fewer for want of blocks."""
+        if request.wanted_staging != num_staging:
+            request.wanted_staging = num_staging
+            self.assign(request)
+
+    def assign(self, request: RequestKV) -> None:
+        """Give offloaded groups their buffers in turns, after the set of them has changed."""
+        if request.asleep:
+            return
+        chain = request.chain()
+        num_before = len(request.staging)
+        num_wanted = min(request.wanted_staging, len(chain))
+        dropped = []
+        if not request.staging:
+            request.staging = [[] for _ in range(num_wanted)]
+        elif len(request.staging) > num_wanted:
+            dropped = [block for buffer in request.staging[num_wanted:] for block in buffer]
+            del request.staging[num_wanted:]
+        else:
+            self._add(request, num_wanted)
+        for ordinal, index in enumerate(chain):
+            self._point_at(request, index, ordinal % len(request.staging))
+        if len(request.staging) != num_before and request.staging:
+            self._orders.set_staging(request.request_id, len(request.staging))
+        self._blocks.release(dropped)
+
+    def drop(self, request: RequestKV) -> None:
+        """Give a request's buffers back: it is asleep until `take`. It must not run."""
+        if request.asleep:
+            return
+        for index in request.chain():
+            group = request.groups[index]
+            for position in group.staged_positions():
+                group.row[position] = self._blocks.null
+            group.buffer = -1
+        dropped = [block for buffer in request.staging for block in buffer]
+        request.staging = []
+        request.asleep = True
+        self._blocks.release(dropped)
+
+    def num_to_wake(self, request: RequestKV) -> int:
+        """Return how many blocks `take` needs."""
+        return request.num_staged_positions if request.asleep else 0
+
+    def take(self, request: RequestKV) -> bool:
+        """Wake a request up; False, and nothing changed, if there are too few blocks."""
+        if not request.asleep:
+            return True
+        length = request.num_staged_positions
+        if length > self._blocks.num_free:
+            return False
+        request.asleep = False
+        if request.chain():
+            request.staging = [self._blocks.take(length)]
+            self._orders.set_staging(request.request_id, 1)
+            self.assign(request)
+        return True
+
+    def extend(self, request: RequestKV, length: int) -> None:
+        for buffer in request.staging:
+            buffer.extend(self._blocks.take(max(0, length - len(buffer))))
+
+    def trim(self, request: RequestKV) -> None:
+        """Give back what no offloaded group stages any more."""
+        length = request.num_staged_positions
+        for buffer in request.staging:
+            self._blocks.release(buffer[length:])
+            del buffer[length:]
+
+    def _add(self, request: RequestKV, num_wanted: int) -> None:
+        while len(request.staging) < num_wanted:
+            if self._blocks.num_free < request.staging_length:
+                return
+            request.staging.append(self._blocks.take(request.staging_length))
+
+    def _point_at(self, request: RequestKV, index: int, buffer: int) -> None:
+        group = request.groups[index]
+        if group.buffer == buffer:
+            return
+        group.buffer = buffer
+        key = (request.request_id, index)
+        positions = list(group.staged_positions())
+        slots, block_ids = [], []
+        for position in positions:
+            block = request.staging[buffer][position]
+            group.row[position] = block
+            slots.append(group.host_slots[position])
+            block_ids.append(block.block_id)
+            self._orders.edit_row(key, position, block.block_id)
+        self._orders.replace_table(key, positions, slots, block_ids)

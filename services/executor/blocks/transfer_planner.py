@@ -1,0 +1,166 @@
+"""Turns the scheduler's decisions into each step's transfers, and feedback into state.
+
+The scheduler side of the connector: after a step is scheduled, `plan_step` says what the ranks
+copy in it; when its feedback arrives, `absorb` counts what is complete; before the next step is
+scheduled, `settle` acts on it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.write_through import WriteThrough
+from services.executor.stats.events import KVEvents, difference
+from services.executor.stats.kv_stats import KVStats, Residencies
+from services.executor.step_messages import StepFeedback, StepTransfers
+
+STEPS_PER_STATS = 32
+
+
+class TransferPlanner:
+    """Decides what is copied in each step, and knows what has been."""
+
+    def __init__(
+        self, owner: BlockOwner, *, num_ranks: int, write_budget: Callable[[int], int]
+    ) -> None:
+        """See `WriteThrough` for `write_budget`."""
+        self.owner = owner
+        self.write_through = WriteThrough(owner, budget=write_budget)
+        self._num_ranks = num_ranks
+        self._unsettled: dict[str, RequestKV] = {}
+        self._num_ranks_done: Counter[int] = Counter()
+        self._num_stats_asked = 0
+        # Set by the scheduler: what else the stats say.
+        self.count_events: Callable[[], KVEvents] = KVEvents
+        self.count_held: Callable[[], dict[str, int]] = dict
+        self._reported = KVEvents()
+
+    def relieve(self) -> bool:
+        """Give up restores for want of blocks; return whether blocks will come free by themselves.
+
+        They will if a copy is under way whose completion gives blocks back.
+        """
+        for request in self.owner.requests.values():
+            for index in range(len(request.groups)):
+                if self.owner.restores.cancel(request, index):
+                    self._unsettled[request.request_id] = request
+        return (
+            bool(self.owner.restores.orphans or self._unsettled)
+            or self.write_through.frees_blocks()
+        )
+
+    def settle(self) -> None:
+        """Act on completed copies: seal blocks, flip restored rows, end cancelled restores."""
+        self._complete_restores()
+        for request in self._unsettled.values():
+            if self._is_live(request):
+                self.owner.seal(request)
+        self._unsettled.clear()
+
+    def _complete_restores(self) -> None:
+        done = {i for i, ranks in self._num_ranks_done.items() if ranks == self._num_ranks}
+        if not done:
+            return
+        for restore_id in done:
+            del self._num_ranks_done[restore_id]
+            if restore_id in self.owner.restores.orphans:
+                self.owner.restores.release_orphan(restore_id)
+        for request in self.owner.requests.values():
+            for index, group in enumerate(request.groups):
+                if group.restore is not None:
+                    self.owner.restores.arrive(request, index, done)
+
+    def absorb(self, feedback: StepFeedback) -> None:
+        """Take in what the ranks have completed."""
+        self.owner.host.open_slots(feedback.num_ready_slots)
+        self._num_ranks_done.update(feedback.num_ranks_done)
+        for request in self.write_through.confirm(feedback.saved_step):
+            self._unsettled[request.request_id] = request
+
+    def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
+        """Return the transfers of the step that was just scheduled.
+
+        `num_tokens_after` has, per scheduled request, the tokens whose KV exists after it.
+        """
+        owner, step = self.owner, self.owner.orders.next_step
+        loading = []
+        for request_id, num_tokens in num_tokens_after.items():
+            request = owner.requests[request_id]
+            num_full_before = request.num_tokens // owner.geometry.block_size
+            request.num_tokens = num_tokens
+            if request.first_step == 0 or request.waiting:
+                request.first_step = step
+            if request.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
+                self.write_through.note(request)
+            if request.staging:
+                loading.append(request_id)
+        saves = self.write_through.plan(step)
+        transfers = owner.orders.take(loading=loading, saves=saves)
+        # What a step writes to staging itself is loaded from the step after it.
+        for save in saves:
+            if save.from_staging:
+                owner.orders.extend_table(save)
+        return transfers
+
+    def note_offloaded(self, request: RequestKV) -> None:
+        """Order the copies that newly offloaded groups still lack."""
+        self.write_through.note(request)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether copies are under way whose completion somebody may act on."""
+        return (
+            self.write_through.is_busy
+            or bool(self._unsettled)
+            or bool(self.owner.restores.orphans)
+            or self.num_restoring_blocks() > 0
+        )
+
+    def num_restoring_blocks(self) -> int:
+        """Return how many blocks are on their way back in the background."""
+        return sum(
+            len(blocks)
+            for request in self.owner.requests.values()
+            for group in request.groups
+            if group.restore is not None
+            for blocks in group.restore.under_way.values()
+        )
+
+    def num_step_load_blocks(self) -> int:
+        """Return how many blocks a step of all requests that are awake loads."""
+        return sum(
+            len(request.chain()) * request.staging_length
+            for request in self.owner.requests.values()
+        )
+
+    def stats(self) -> KVStats | None:
+        """Return where KV is now, once in a while: counting takes longer than most steps' part."""
+        self._num_stats_asked += 1
+        if self._num_stats_asked % STEPS_PER_STATS:
+            return None
+        owner = self.owner
+        groups = [group for request in owner.requests.values() for group in request.groups]
+        num_offloaded = sum(group.offloaded for group in groups)
+        state = Residencies(
+            num_resident_groups=len(groups) - num_offloaded,
+            num_offloaded_groups=num_offloaded,
+            num_restoring_groups=sum(group.restore is not None for group in groups),
+            num_staging_blocks=sum(
+                len(buffer) for request in owner.requests.values() for buffer in request.staging
+            ),
+            num_host_blocks=owner.host.num_used,
+            num_free_blocks=owner.pool.get_num_free_blocks(),
+            num_lagging_blocks=self.write_through.num_lagging_blocks(),
+            num_quarantined_blocks=owner.quarantine.num_blocks,
+            num_quarantined_slots=owner.quarantine.num_slots,
+            **self.count_held(),
+        )
+        before, self._reported = self._reported, self.count_events()
+        return KVStats(
+            data={"scheduler": asdict(state), "events": difference(self._reported, before)}
+        )
+
+    def _is_live(self, request: RequestKV) -> bool:
+        return self.owner.requests.get(request.request_id) is request

@@ -1,0 +1,196 @@
+"""Copies to the host: every full block of every mirrored request, soon after it is filled.
+
+What offloaded groups fill is copied at once, for their blocks are given up when the copy is
+complete. What resident groups fill follows within a budget per step, the likeliest victim of a
+preemption first: so that it can be parked, or its layers dropped, without a transfer.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.residency import GroupKV, RequestKV
+from services.executor.step_messages import SaveOrder
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A copy that was ordered and is not confirmed."""
+
+    step: int
+    request: RequestKV
+    group: GroupKV
+    end: int  # leading blocks that are on the host once it is complete
+    num_blocks: int
+
+
+class WriteThrough:
+    """Knows which full blocks have no host copy yet, and orders copies."""
+
+    def __init__(self, owner: BlockOwner, *, budget: Callable[[int], int]) -> None:
+        """`budget` returns how many blocks of resident groups a step may order.
+
+        It is given how many blocks are under way.
+        """
+        self.num_mirrored_blocks = 0  # of resident groups, ordered since the start
+        self._owner = owner
+        self._budget = budget
+        self._lagging: dict[str, RequestKV] = {}  # full blocks whose copy was not yet ordered
+        self._under_way: deque[UnderWay] = deque()  # in step order
+        self._num_under_way = 0
+        self._deposits: dict[str, int] = {}
+
+    def set_deposits(self, deposits: Mapping[str, int]) -> None:
+        """Say how many tokens each reader has in hand: who has most is preempted first."""
+        self._deposits = dict(deposits)
+
+    def note(self, request: RequestKV) -> None:
+        """Take notice of full blocks that lack a copy."""
+        self._lagging[request.request_id] = request
+
+    def by_likelihood(self, requests: Iterable[RequestKV]) -> list[RequestKV]:
+        """Return requests, the likeliest victim first: by deposit, then the last admitted."""
+        age = {name: number for number, name in enumerate(self._owner.requests)}
+        return sorted(
+            requests,
+            key=lambda r: (self._deposits.get(r.request_id, 0), age.get(r.request_id, -1)),
+            reverse=True,
+        )
+
+    def confirm(self, saved_step: int) -> list[RequestKV]:
+        """Count the copies of all steps up to `saved_step` as complete; return whose they are."""
+        touched = {}
+        while self._under_way and self._under_way[0].step <= saved_step:
+            copy = self._under_way.popleft()
+            self._num_under_way -= copy.num_blocks
+            copy.group.num_host_blocks = max(copy.group.num_host_blocks, copy.end)
+            touched[copy.request.request_id] = copy.request
+        return list(touched.values())
+
+    def retract(self, step: int, request_id: str, index: int) -> bool | None:
+        """Take back a save that did not succeed and the group's later ones, to order them anew.
+
+        False, and nothing changed, if there is no such save any more; None, and nothing changed,
+        if blocks are among them that exist nowhere else.
+        """
+        request = self._owner.requests.get(request_id)
+        if request is None:
+            return False
+        group = request.groups[index]
+        copies = [copy for copy in self._under_way if copy.group is group]
+        if all(copy.step != step for copy in copies):
+            return False
+        num_kept = max([group.num_host_blocks, *(c.end for c in copies if c.step < step)])
+        if any(position >= num_kept for position in group.staged_positions()):
+            return None
+        self._forget(lambda copy: copy.group is group and copy.step >= step)
+        self._owner.retract_saves(group, num_kept)
+        self.note(request)
+        return True
+
+    def unmirror(self, request: RequestKV) -> None:
+        """Make no more host copies of a request without offloaded groups, and forget the rest."""
+        self._forget(lambda copy: copy.request is request)
+        self._lagging.pop(request.request_id, None)
+        self._owner.unmirror(request)
+
+    def _forget(self, is_gone: Callable[[UnderWay], bool]) -> None:
+        kept = deque(copy for copy in self._under_way if not is_gone(copy))
+        self._num_under_way = sum(copy.num_blocks for copy in kept)
+        self._under_way = kept
+
+    def plan(self, step: int) -> list[SaveOrder]:
+        """Return the copies of a step."""
+        self._forget_the_gone()
+        saves: list[SaveOrder] = []
+        if not self._lagging:
+            return saves
+        num_before = self._num_under_way
+        for request in self._lagging.values():
+            for index, group in enumerate(request.groups):
+                if group.offloaded:
+                    self._order(step, request, index, self._num_full(request), saves)
+        num_left = self._budget(num_before) - (self._num_under_way - num_before)
+        if num_left > 0:
+            self._mirror(step, num_left, saves)
+        return saves
+
+    def _mirror(self, step: int, num_left: int, saves: list[SaveOrder]) -> None:
+        for request in self.by_likelihood(self._lagging.values()):
+            for index, group in enumerate(request.groups):
+                if num_left <= 0:
+                    return
+                if not group.offloaded:
+                    end = min(self._num_full(request), group.num_saves_sent + num_left)
+                    num_ordered = self._order(step, request, index, end, saves)
+                    num_left -= num_ordered
+                    self.num_mirrored_blocks += num_ordered
+
+    def _order(
+        self,
+        step: int,
+        request: RequestKV,
+        index: int,
+        end: int,
+        saves: list[SaveOrder],
+    ) -> int:
+        """Order copies of a group's blocks up to `end`, and return of how many.
+
+        0 if there is no room on the host.
+        """
+        group = request.groups[index]
+        num_new = end - group.num_saves_sent
+        if num_new <= 0 or not self._owner.prepare_save(request, group, end):
+            return 0
+        saves.extend(_save_orders(request, index, end))
+        self._under_way.append(UnderWay(step, request, group, end, num_new))
+        self._num_under_way += num_new
+        return num_new
+
+    def _forget_the_gone(self) -> None:
+        for request in list(self._lagging.values()):
+            num_full = self._num_full(request)
+            if not self._is_live(request) or all(
+                group.num_saves_sent >= num_full for group in request.groups
+            ):
+                del self._lagging[request.request_id]
+
+    def frees_blocks(self) -> bool:
+        """Whether a copy is under way whose completion gives blocks back."""
+        return any(copy.group.stages for copy in self._under_way if self._is_live(copy.request))
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._under_way)
+
+    def num_lagging_blocks(self) -> int:
+        """Return how many full blocks of mirrored requests have no complete host copy."""
+        return sum(
+            max(0, self._num_full(request) - group.num_host_blocks)
+            for request in self._owner.requests.values()
+            if request.mirrored
+            for group in request.groups
+        )
+
+    def _num_full(self, request: RequestKV) -> int:
+        return request.num_tokens // self._owner.geometry.block_size
+
+    def _is_live(self, request: RequestKV) -> bool:
+        return self._owner.requests.get(request.request_id) is request
+
+
+def _save_orders(request: RequestKV, index: int, end: int) -> list[SaveOrder]:
+    """Return orders for one group's blocks up to `end`, own and staging blocks apart."""
+    group = request.groups[index]
+    orders = [
+        SaveOrder(request.request_id, index, [], [], [], from_staging)
+        for from_staging in (False, True)
+    ]
+    for position in range(group.num_saves_sent, end):
+        order = orders[group.offloaded and position not in group.own]
+        order.positions.append(position)
+        order.slots.append(group.host_slots[position])
+        order.block_ids.append(group.row[position].block_id)
+    group.num_saves_sent = end
+    return [order for order in orders if order.slots]

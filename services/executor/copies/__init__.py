@@ -1,0 +1,1 @@
+"""Bytes between KV pool and host memory on one rank."""

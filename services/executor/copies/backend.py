@@ -1,0 +1,119 @@
+"""One rank's host memory and copy engine, chosen by options and device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from services.executor.copies.copy_engine import Direction
+from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.host_memory import HostMemory, PacedRegistrar, Registrar
+from services.executor.copies.host_ring import HostRing
+from services.executor.copies.pages import (
+    GroupPages,
+    blocks_per_chunk,
+    page_sizes,
+    pair_pages,
+)
+from services.executor.kv_options import GuardMode, HostMemoryForm, KVOptions
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What moves a rank's KV, and where it goes."""
+
+    engine: CpuCopyEngine | CudaCopyEngine
+    pages: list[GroupPages]
+    host: HostMemory
+    rings: dict[Direction, HostRing]
+
+    def close(self) -> None:
+        """Stop copies, then give memory back, unless a copy may still touch it. Idempotent."""
+        self.engine.close()
+        if isinstance(self.engine, CudaCopyEngine) and not self.engine.is_idle:
+            return
+        for ring in self.rings.values():
+            ring.close()
+        self.host.close()
+
+
+def make_backend(
+    options: KVOptions, pools: Sequence[Sequence[torch.Tensor]], *, num_slots: int
+) -> Backend:
+    """Make host memory for `num_slots` slots, and the engine that copies to and from it."""
+    device = pools[0][0].device
+    registrar = _registrar(options, device)
+    sizes = page_sizes(pools)
+    is_ring = options.host_memory == HostMemoryForm.RING
+    rings = make_rings(options, sizes, registrar) if is_ring else {}
+    host = HostMemory(sizes, num_slots, registrar=None if is_ring else registrar)
+    pages = pair_pages(pools, host.slabs)
+    engine = (
+        _cpu_engine(options, pages, rings)
+        if device.type == "cpu"
+        else _cuda_engine(options, pages, rings, device)
+    )
+    return Backend(engine=engine, pages=pages, host=host, rings=rings)
+
+
+def _registrar(options: KVOptions, device: torch.device) -> Registrar | None:
+    if device.type == "cpu":
+        return PacedRegistrar(options.pin_bytes_per_s) if options.pin_bytes_per_s else None
+    from services.executor.copies.device.cuda_device import CudaRegistrar
+
+    return CudaRegistrar(device)
+
+
+def _cpu_engine(
+    options: KVOptions, pages: list[GroupPages], rings: dict[Direction, HostRing]
+) -> CpuCopyEngine:
+    return CpuCopyEngine(
+        pages,
+        h2d=LinkModel(
+            bytes_per_s=options.h2d_bytes_per_s or None, latency_s=options.copy_latency_s
+        ),
+        d2h=LinkModel(
+            bytes_per_s=options.d2h_bytes_per_s or None, latency_s=options.copy_latency_s
+        ),
+        poison_targets=options.poison,
+        rings=rings,
+    )
+
+
+def _cuda_engine(
+    options: KVOptions,
+    pages: list[GroupPages],
+    rings: dict[Direction, HostRing],
+    device: torch.device,
+) -> CudaCopyEngine:
+    from services.executor.copies.device.cuda_device import CudaDevice
+
+    return CudaCopyEngine(pages, CudaDevice(device), rings=rings, poison_targets=options.poison)
+
+
+def guard_mode(options: KVOptions, engine: CpuCopyEngine | CudaCopyEngine) -> GuardMode:
+    """Return which blocks are checked. None on a device: checksums are made by the host."""
+    mode = GuardMode(options.integrity_guard)
+    if isinstance(engine, CudaCopyEngine) and mode is not GuardMode.OFF:
+        log.warning("integrity_guard_off", reason="the host cannot read the pool of a GPU")
+        return GuardMode.OFF
+    return mode
+
+
+def make_rings(
+    options: KVOptions, page_bytes: Sequence[int], registrar: Registrar | None
+) -> dict[Direction, HostRing]:
+    """Make a ring for each direction, so that neither can starve the other."""
+    block_bytes = sum(page_bytes)
+    rows = blocks_per_chunk(block_bytes)
+    num_buffers = max(2, options.host_ring_bytes // len(Direction) // (rows * block_bytes))
+    return {
+        direction: HostRing(
+            page_bytes, rows_per_buffer=rows, num_buffers=num_buffers, registrar=registrar
+        )
+        for direction in Direction
+    }

@@ -1,0 +1,154 @@
+"""Copies by a device's own engines, on two side streams beside the stream of the model.
+
+What the model has enqueued by the time of a submission comes before the copy; what it enqueues
+after a wait comes after it. The engine itself orders copies among each other: a load comes after
+the saves that write its slots or read its blocks. Nothing ever synchronises the whole device, and
+with pinned host memory no thread of the model waits for a copy.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from services.executor.copies.copy_engine import (
+    FOR_EVER,
+    Copy,
+    CopyFailedError,
+    CopyHungError,
+    Direction,
+    TransferTotals,
+)
+from services.executor.copies.copy_job import CopyJob, Indices
+from services.executor.copies.device.direct_lanes import DirectLoads, DirectSaves
+from services.executor.copies.device.lane import Lane
+from services.executor.copies.device.ring_lanes import RingLoads, RingSaves
+from services.executor.copies.host_ring import HostRing
+from services.executor.copies.pages import POISON_BYTE, GroupPages
+from services.executor.copies.streams import Device, Event
+
+
+class SaveOrder:
+    """Knows the last save that touches a slot or block. Saves end in the order they were made."""
+
+    def __init__(self, *, num_slots: int, num_blocks: int) -> None:
+        self._slot_writers = np.zeros(num_slots, dtype=np.int64)  # numbers of saves, 0: none
+        self._block_readers = np.zeros(num_blocks, dtype=np.int64)
+        self._under_way: deque[CopyJob] = deque()
+        self._num_saves = 0
+
+    def covers(self, slots: Indices, block_ids: Indices) -> bool:
+        """Whether all slots and blocks exist."""
+        return all(
+            rows.min(initial=0) >= 0 and rows.max(initial=-1) < len(marks)
+            for rows, marks in ((slots, self._slot_writers), (block_ids, self._block_readers))
+        )
+
+    def note(self, job: CopyJob) -> None:
+        """Count a save in."""
+        self._num_saves += 1
+        self._slot_writers[job.slots] = self._num_saves
+        self._block_readers[job.block_ids] = self._num_saves
+        self._under_way.append(job)
+
+    def last_before(self, slots: Indices, block_ids: Indices) -> CopyJob | None:
+        """Return the last save that a load must follow; None if it is over."""
+        while self._under_way and self._under_way[0].done:
+            self._under_way.popleft()
+        num_over = self._num_saves - len(self._under_way)
+        last = max(
+            self._slot_writers[slots].max(initial=0),
+            self._block_readers[block_ids].max(initial=0),
+        )
+        return self._under_way[int(last) - num_over - 1] if last > num_over else None
+
+
+class CudaCopyEngine:
+    """`CopyEngine` whose waits are waits of the compute stream."""
+
+    def __init__(
+        self,
+        pages: Sequence[GroupPages],
+        device: Device,
+        *,
+        rings: Mapping[Direction, HostRing] | None = None,
+        poison_targets: bool = False,
+    ) -> None:
+        """Copy to and from pinned slabs, or by way of `rings`, which are not closed here."""
+        self.is_idle = False  # once closed: nothing can touch host memory any more
+        self._pages = pages
+        self._device = device
+        self._poison_targets = poison_targets
+        self._lanes: dict[Direction, Lane] = (
+            {
+                Direction.H2D: RingLoads(device, rings[Direction.H2D]),
+                Direction.D2H: RingSaves(device, rings[Direction.D2H]),
+            }
+            if rings
+            else {Direction.H2D: DirectLoads(device), Direction.D2H: DirectSaves(device)}
+        )
+        self._saves = SaveOrder(
+            num_slots=pages[0].host[0].shape[0], num_blocks=pages[0].pool[0].shape[0]
+        )
+        self._waits: deque[tuple[Event, Event]] = deque()  # of the compute stream, not yet passed
+        self._num_bytes = dict.fromkeys(Direction, 0)
+        self._busy_s = dict.fromkeys(Direction, 0.0)
+
+    def submit(self, copy: Copy) -> CopyJob:
+        slots = np.asarray(copy.slots, dtype=np.int64)
+        block_ids = np.asarray(copy.block_ids, dtype=np.int64)
+        pages = self._pages[copy.group]
+        if self._poison_targets and copy.direction is Direction.H2D:
+            for pool in pages.pool:
+                self._device.fill(pool, block_ids, POISON_BYTE)
+        ready = self._device.compute_stream().record()
+        job = CopyJob(copy, slots, block_ids, pages, ready)
+        if not self._saves.covers(slots, block_ids):  # as an address, it would be anybody's memory
+            job.error = IndexError("a slot or block that does not exist")
+        elif copy.direction is Direction.H2D:
+            job.after_save = self._saves.last_before(slots, block_ids)
+            self._lanes[Direction.H2D].submit(job)
+        else:
+            self._lanes[Direction.D2H].submit(job)
+            self._saves.note(job)
+        return job
+
+    def wait(self, ticket: CopyJob, timeout_s: float = FOR_EVER) -> float:
+        is_settled = self._lanes[ticket.copy.direction].settle(ticket, timeout_s)
+        if not is_settled or (timeout_s <= 0 and not ticket.done):
+            raise CopyHungError(f"not done after {timeout_s} s")
+        if ticket.end is not None and not ticket.end.query():
+            compute = self._device.compute_stream()
+            begin = compute.record(timing=True)
+            compute.wait(ticket.end)
+            self._waits.append((begin, compute.record(timing=True)))
+        if ticket.error is not None:
+            raise CopyFailedError(str(ticket.error)) from ticket.error
+        return self._take_stalls()
+
+    def cancel(self, ticket: CopyJob) -> None:
+        self._lanes[ticket.copy.direction].cancel(ticket)
+
+    def totals(self) -> TransferTotals:
+        for direction, lane in self._lanes.items():
+            num_bytes, busy_s = lane.take_busy()
+            self._num_bytes[direction] += num_bytes
+            self._busy_s[direction] += busy_s
+        return TransferTotals(
+            h2d_bytes=self._num_bytes[Direction.H2D],
+            d2h_bytes=self._num_bytes[Direction.D2H],
+            h2d_busy_s=self._busy_s[Direction.H2D],
+            d2h_busy_s=self._busy_s[Direction.D2H],
+        )
+
+    def close(self) -> None:
+        has_ended = [lane.close() for lane in self._lanes.values()]
+        self.is_idle = all(has_ended)
+
+    def _take_stalls(self) -> float:
+        """Return what waits of the compute stream took that have passed since the last call."""
+        stall_s = 0.0
+        while self._waits and self._waits[0][1].query():
+            begin, end = self._waits.popleft()
+            stall_s += begin.elapsed_s(end)
+        return stall_s

@@ -1,0 +1,95 @@
+"""One direction of a device engine: what it has been given, and what of it is on its stream."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
+from services.executor.copies.copy_job import Chunk, CopyJob
+from services.executor.copies.streams import Device, Event, RowCopy
+
+log = structlog.get_logger()
+
+CLOSE_TIMEOUT_S = 5.0  # for what is under way to end; what hangs is left behind
+POLL_S = 1e-3
+
+
+class Lane(Protocol):
+    """Decides when the chunks of its jobs are issued."""
+
+    def submit(self, job: CopyJob) -> None:
+        """Take a job in. Never blocks; what goes wrong is noted in the job."""
+
+    def settle(self, job: CopyJob, timeout_s: float) -> bool:
+        """Return whether all of a job is on the stream, or never will be, within a time."""
+
+    def cancel(self, job: CopyJob) -> None:
+        """Issue nothing more of a job."""
+
+    def take_busy(self) -> tuple[int, float]:
+        """Return the bytes copied, and the seconds that took, not returned before."""
+
+    def close(self) -> bool:
+        """Drop what is not issued; return whether the rest has ended. Idempotent."""
+
+
+class IssuingLane:
+    """What lanes have in common. Counts of jobs, and the stream, are touched under `changed`."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.stream = device.new_stream()
+        self.changed = threading.Condition()
+        self.closing = False
+        self._timed: deque[tuple[Event, Event, int]] = deque()
+
+    def issue(self, chunk: Chunk, copies: Sequence[RowCopy], *, source_is_stable: bool) -> Event:
+        """Enqueue a chunk and return its end. A failure is the job's; others go on."""
+        job = chunk.job
+        begin = self.stream.record(timing=True)
+        try:
+            self.device.copy(self.stream, copies, source_is_stable=source_is_stable)
+        except Exception as error:  # noqa: BLE001  # told to whoever waits
+            job.error = error
+        job.end = end = self.stream.record(timing=True)
+        self._timed.append((begin, end, chunk.num_bytes))
+        return end
+
+    def is_wanted(self, job: CopyJob) -> bool:
+        return not (job.cancelled or job.error is not None or self.closing)
+
+    def cancel(self, job: CopyJob) -> None:
+        with self.changed:
+            job.cancelled = True
+            self.changed.notify_all()
+
+    def take_busy(self) -> tuple[int, float]:
+        num_bytes, busy_s = 0, 0.0
+        while self._timed and self._timed[0][1].query():
+            begin, end, size = self._timed.popleft()
+            num_bytes += size
+            busy_s += begin.elapsed_s(end)
+        return num_bytes, busy_s
+
+    def stop(self, thread: threading.Thread | None) -> bool:
+        """Have everything end that is under way; return whether it did."""
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        with self.changed:
+            self.closing = True
+            self.changed.notify_all()
+            last = self.stream.record()
+        if thread is not None:
+            thread.join(CLOSE_TIMEOUT_S)
+        while not last.query() and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+        has_ended = last.query() and (thread is None or not thread.is_alive())
+        if not has_ended:
+            log.warning("copies_left_behind", effect="their host memory stays pinned")
+        return has_ended
+
+
+def closed_error() -> Exception:
+    return RuntimeError("the copy engine was closed")

@@ -1,0 +1,173 @@
+"""Checks that what comes back into the pool is what once left it, block by block.
+
+When a block leaves, its checksum is noted beside the identity of its KV: whose it is, from which
+beginning of the request, of which layer group and position. When a slot is loaded, both must be
+what the load expects. So a stale slot, another request's block and a byte that changed on the way
+or at rest are all found, on each rank by itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.executor.copies.copy_engine import (
+    FOR_EVER,
+    Copy,
+    CopyCorruptError,
+    CopyEngine,
+    Direction,
+    TransferTotals,
+)
+from services.executor.copies.pages import GroupPages
+from services.executor.kv_options import GuardMode
+
+Checksums = npt.NDArray[np.int64]  # one per block
+
+SAMPLE_EVERY = 32  # loads of a layer group until each of its blocks was checked once
+ROWS_AT_ONCE = 16
+EVERY_BLOCK = slice(0, None, 1)
+_ABSENT = 0  # identity of a slot that nothing was saved to
+
+
+class BlockChecksums:
+    """Weighs the words of blocks with odd numbers, modulo 2**64.
+
+    A change within one word of 8 bytes always shows, for an odd weight loses nothing; words that
+    change places show because their weights differ.
+    """
+
+    def __init__(self, pages: Sequence[GroupPages]) -> None:
+        self._words = [tuple(pool.numpy().view(np.int64) for pool in group.pool) for group in pages]
+        num_words = sum(words.shape[1] for words in max(self._words, key=len))
+        rng = np.random.default_rng(0)
+        weights = rng.integers(-(2**63), 2**63 - 1, num_words, dtype=np.int64) | 1
+        self._weights = [
+            np.split(weights, np.cumsum([words.shape[1] for words in layers]))[:-1]
+            for layers in self._words
+        ]
+
+    def of(self, group: int, block_ids: Sequence[int]) -> Checksums:
+        """Return the checksums of what pool blocks hold now."""
+        sums = np.zeros(len(block_ids), dtype=np.int64)
+        rows = list(block_ids)
+        for words, weights in zip(self._words[group], self._weights[group], strict=True):
+            # A few rows at a time: they stay in the processor's cache.
+            for start in range(0, len(rows), ROWS_AT_ONCE):
+                some = slice(start, start + ROWS_AT_ONCE)
+                sums[some] += np.einsum("ij,j->i", words[rows[some]], weights)
+        return sums
+
+
+@dataclass(slots=True, eq=False)
+class GuardedTicket:
+    copy: Copy
+    ticket: Any
+    expected: Checksums  # of the blocks that are checked
+    checked: slice  # which of the copy's blocks these are
+    fault: str = ""  # what is wrong, once that is known
+    cancelled: bool = False
+    is_checked: bool = False
+
+    @property
+    def done(self) -> bool:
+        return bool(self.ticket.done)
+
+
+class GuardedEngine:
+    """A `CopyEngine` whose loads fail with CopyCorruptError when `wait` finds a wrong block.
+
+    Only copies with an identity are guarded. A checksum is taken when a save is submitted: from
+    then on nobody changes the block.
+    """
+
+    def __init__(
+        self, engine: CopyEngine, pages: Sequence[GroupPages], *, num_slots: int, mode: GuardMode
+    ) -> None:
+        self.engine = engine
+        self.num_checked_blocks = 0  # since the start
+        self._checksums = BlockChecksums(pages)
+        self._every = SAMPLE_EVERY if mode is GuardMode.SAMPLE else 1
+        self._num_loads = [0] * len(pages)  # of each layer group
+        # What each slot holds, by slot.
+        self._identities = np.full(num_slots, _ABSENT, dtype=np.int64)
+        self._sums = np.zeros(num_slots, dtype=np.int64)
+
+    def submit(self, copy: Copy) -> GuardedTicket:
+        checked = slice(0, 0)
+        if copy.identities and copy.direction is Direction.D2H:
+            slots = list(copy.slots)
+            self._sums[slots] = self._checksums.of(copy.group, copy.block_ids)
+            self._identities[slots] = identities(copy, EVERY_BLOCK)
+        elif copy.identities:
+            self._num_loads[copy.group] += 1
+            checked = slice(self._num_loads[copy.group] % self._every, None, self._every)
+        slots = list(copy.slots[checked])
+        ticket = GuardedTicket(copy, None, self._sums[slots], checked)
+        if slots:
+            is_foreign = self._identities[slots] != identities(copy, checked)
+            if is_foreign.any():
+                ticket.fault = f"slot {slots[int(is_foreign.argmax())]} holds other KV"
+        ticket.ticket = self.engine.submit(copy)
+        return ticket
+
+    def wait(self, ticket: GuardedTicket, timeout_s: float = FOR_EVER) -> float:
+        waited_s = self.engine.wait(ticket.ticket, timeout_s)
+        if ticket.cancelled:
+            return waited_s
+        if not ticket.is_checked:
+            ticket.is_checked = True
+            self._check(ticket)
+        if ticket.fault:
+            raise CopyCorruptError(ticket.fault)
+        return waited_s
+
+    def _check(self, ticket: GuardedTicket) -> None:
+        block_ids = ticket.copy.block_ids[ticket.checked]
+        if not block_ids or ticket.fault:
+            return
+        self.num_checked_blocks += len(block_ids)
+        is_changed = self._checksums.of(ticket.copy.group, block_ids) != ticket.expected
+        if is_changed.any():
+            ticket.fault = f"block {block_ids[int(is_changed.argmax())]} is not what was saved"
+
+    def cancel(self, ticket: GuardedTicket) -> None:
+        ticket.cancelled = True
+        self.engine.cancel(ticket.ticket)
+
+    def totals(self) -> TransferTotals:
+        totals = self.engine.totals()
+        if not self.num_checked_blocks:
+            return totals
+        return replace(totals, num_checked_blocks=self.num_checked_blocks)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def guarded(
+    engine: CopyEngine, pages: Sequence[GroupPages], *, num_slots: int, mode: GuardMode
+) -> CopyEngine:
+    """Return the engine with a guard of this mode before it."""
+    if mode is GuardMode.OFF:
+        return engine
+    return GuardedEngine(engine, pages, num_slots=num_slots, mode=mode)
+
+
+def identities(copy: Copy, part: slice) -> Checksums:
+    """Return one number per block of a part that stands for whose KV it is; never that of an
+    empty slot. The part has a beginning and a step, and goes on to the end.
+    """
+    positions: list[int] = []
+    owners: list[int] = []  # one per position
+    start = part.start
+    for identity in copy.identities:
+        mine = identity.positions[start :: part.step]
+        positions.extend(mine)
+        owner = hash((identity.request_id, identity.generation, copy.group))
+        owners.extend([owner] * len(mine))
+        start = (start - len(identity.positions)) % part.step  # of the part within the next one
+    spread = np.array(positions, dtype=np.int64) * np.int64(0x9E3779B97F4A7C1)
+    return ((np.array(owners, dtype=np.int64) + spread) << 1) | 1

@@ -1,0 +1,1 @@
+"""vLLM's AsyncLLM behind few verbs."""

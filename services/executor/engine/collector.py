@@ -1,0 +1,162 @@
+"""Takes the place of vLLM's `RequestOutputCollector`, so that no delta waits for a task.
+
+vLLM's own collector merges the steps that its one consumer was too slow to read. This one passes
+every delta on at once, from inside vLLM's output loop.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from services.executor.engine.logprobs import (
+    PromptOutput,
+    VllmLogprob,
+    prompt_logprobs,
+    token_logprobs,
+)
+from services.executor.types import Delta, Ending, Failure, FinishReason, Said, Token
+
+log = structlog.get_logger()
+
+DeltaSink = Callable[[Delta], None]
+
+DEAD_END = Failure(
+    message="the answer came to where the form asked for allows no next token", retryable=False
+)
+UNREADABLE = Failure(message="the answer could not be parsed", retryable=False)
+
+FINISH_REASONS: dict[str, Ending] = {
+    "stop": FinishReason.STOP,
+    "repetition": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.CANCELLED,
+    "error": Failure(message="the engine lost the request's state", retryable=True),
+}
+
+
+class Completion(Protocol):
+    """The part of vLLM's `CompletionOutput` that is read here."""
+
+    text: str
+    token_ids: Sequence[int]
+    finish_reason: str | None
+    logprobs: Sequence[Mapping[int, VllmLogprob]] | None  # one per token
+
+
+class StepOutput(PromptOutput, Protocol):
+    """The part of vLLM's `RequestOutput` that is read here."""
+
+    outputs: Sequence[Completion]
+
+
+class StepParser(Protocol):
+    """Tells what a step says; see `services.executor.prompts.answer_parser.AnswerParser`."""
+
+    @property
+    def chose_calls(self) -> bool: ...
+    @property
+    def num_reasoning_tokens(self) -> int | None: ...
+    def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporting:
+    """What a request wants to know beside its tokens, and how its text is read."""
+
+    num_logprobs: int = 0  # likeliest tokens of each place
+    first_prompt_token: str = ""  # text that vLLM does not report
+    parser: StepParser | None = None  # None: all text is the answer's content
+    has_form: bool = False  # the answer is held to a grammar
+
+
+TOKENS_ONLY = Reporting()
+
+
+class StepCollector:
+    """Hands each step's delta of one request to `sink`, synchronously; after the end, nothing."""
+
+    def __init__(
+        self, request_id: str, sink: DeltaSink, reporting: Reporting = TOKENS_ONLY
+    ) -> None:
+        self.request_id = request_id
+        self._sink = sink
+        self._reporting = reporting
+        self._ended = False
+
+    def put(self, output: StepOutput | Exception) -> None:
+        """Take what vLLM's output loop has for this request. Never blocks."""
+        if self._ended:
+            return
+        delta = self._failed(output) if isinstance(output, Exception) else self._read(output)
+        self._ended = delta.ending is not None
+        self._sink(delta)
+
+    def close(self) -> None:
+        """Do nothing: there is no input stream to stop."""
+
+    def _read(self, output: StepOutput) -> Delta:
+        """Return a step; a failure if the model's parser cannot read it."""
+        try:
+            return to_delta(output, self._reporting)
+        except Exception:
+            if self._reporting.parser is None:
+                raise
+            log.exception("answer_not_parsed", engine_request_id=self.request_id)
+            return Delta((), UNREADABLE)
+
+    def _failed(self, error: Exception) -> Delta:
+        log.warning("request_failed", engine_request_id=self.request_id, error=repr(error))
+        return Delta((), Failure(message="the engine failed", retryable=True))
+
+
+def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
+    """Return one step of a request; the text of several tokens of a step is the last one's.
+
+    Text without a token (held back for a stop string when the request was aborted) is dropped.
+    """
+    (completion,) = output.outputs
+    tokens = _tokens(completion, reporting)
+    ending, parser = _ending(completion, reporting), reporting.parser
+    return Delta(
+        tokens,
+        ending,
+        prompt_logprobs(output, reporting.num_logprobs, reporting.first_prompt_token),
+        parser.num_reasoning_tokens if parser is not None and ending is not None else None,
+    )
+
+
+def _tokens(completion: Completion, reporting: Reporting) -> tuple[Token, ...]:
+    ids, places = completion.token_ids, completion.logprobs
+    if not ids:
+        return ()
+    said = _said(completion, reporting.parser)
+    tokens = [Token(id, "") for id in ids[:-1]]
+    tokens.append(Token(ids[-1], said.text, None, said.reasoning, said.tool_calls))
+    if places is None:
+        return tuple(tokens)
+    return tuple(
+        replace(token, logprobs=token_logprobs(token.id, place, reporting.num_logprobs))
+        for token, place in zip(tokens, places, strict=True)
+    )
+
+
+def _said(completion: Completion, parser: StepParser | None) -> Said:
+    if parser is None:
+        return Said(completion.text)
+    is_last = completion.finish_reason is not None
+    return parser.parse(completion.text, completion.token_ids, is_last=is_last)
+
+
+def _ending(completion: Completion, reporting: Reporting) -> Ending | None:
+    """Return how an answer ended, after its last step was parsed; None if it goes on."""
+    if completion.finish_reason is None:
+        return None
+    ending, parser = FINISH_REASONS[completion.finish_reason], reporting.parser
+    if ending is FinishReason.STOP and parser is not None and parser.chose_calls:
+        return FinishReason.TOOL_CALLS
+    # What is lost has no new token; one that the grammar does not allow was drawn for want of any.
+    if isinstance(ending, Failure) and reporting.has_form and completion.token_ids:
+        return DEAD_END
+    return ending

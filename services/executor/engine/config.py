@@ -1,0 +1,151 @@
+"""Settings to vLLM's own configuration."""
+
+from typing import Any
+
+import structlog
+from vllm.config import StructuredOutputsConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+
+from services.control.options import ControllerOptions
+from services.executor.engine.options import read_engine_options
+from services.executor.kv_options import KVOptions, check_supported
+from services.executor.settings import ExecutorSettings
+from services.placement.types import PolicyParameters
+
+log = structlog.get_logger()
+
+CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default is a share of all memory of the machine
+PLANNED_SPARE_FRAC = 0.02  # of the pool stays free when a layer comes back
+LONE_SPARE_FRAC = 0.1  # the same where the capacity guard decides alone, before every step
+# Left to itself vLLM checks a form with the first library that takes it, and compiles it with the
+# one that the engine's first form was for.
+GRAMMAR_BACKEND = "xgrammar"
+FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
+CPU_WORKER = "services.executor.plugin.cpu_worker.EvenflowCPUWorker"
+_SCHEDULERS = "services.executor.scheduler"
+SYNC_SCHEDULER = f"{_SCHEDULERS}.scheduler.EvenflowScheduler"
+ASYNC_SCHEDULER = f"{_SCHEDULERS}.scheduler.EvenflowAsyncScheduler"
+SYNC_LAYERWISE_SCHEDULER = f"{_SCHEDULERS}.layerwise_scheduler.LayerwiseScheduler"
+ASYNC_LAYERWISE_SCHEDULER = f"{_SCHEDULERS}.layerwise_scheduler.AsyncLayerwiseScheduler"
+SYNC_CONTROLLED_SCHEDULER = f"{_SCHEDULERS}.controlled_scheduler.ControlledScheduler"
+ASYNC_CONTROLLED_SCHEDULER = f"{_SCHEDULERS}.controlled_scheduler.AsyncControlledScheduler"
+
+# Options that have the same name and meaning here and there.
+PASSED_ON = (
+    "model",
+    "tokenizer",
+    "revision",
+    "trust_remote_code",
+    "dtype",
+    "quantization",
+    "max_model_len",
+    "seed",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "distributed_executor_backend",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "scheduling_policy",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "block_size",
+    "num_gpu_blocks_override",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+)
+
+
+def make_config(settings: ExecutorSettings) -> VllmConfig:
+    """Return the engine's configuration. Reads the model's files; ValueError if they do not fit."""
+    options: dict[str, Any] = {name: getattr(settings, name) for name in PASSED_ON}
+    if settings.max_model_len == "auto":
+        options["max_model_len"] = FIT_TO_POOL
+    if current_platform.is_cpu() and options["kv_cache_memory_bytes"] is None:
+        options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    if current_platform.is_cpu():
+        options["worker_cls"] = CPU_WORKER
+    if settings.uses_layerwise_kv:
+        options.update(_layerwise_args(settings))
+    options["structured_outputs_config"] = StructuredOutputsConfig(
+        backend=GRAMMAR_BACKEND, reasoning_parser=settings.reasoning_parser
+    )
+    options.update(_further_options(settings))
+    args = AsyncEngineArgs(
+        **{name: value for name, value in options.items() if value is not None},
+        served_model_name=settings.model_id,
+        otlp_traces_endpoint=settings.otlp_traces_endpoint or None,
+    )
+    config = args.create_engine_config()
+    scheduler = config.scheduler_config
+    # Afterwards, because only the finished configuration says which kind vLLM would take.
+    if settings.uses_layerwise_kv:
+        check_supported(config)
+        scheduler.scheduler_cls = (
+            ASYNC_CONTROLLED_SCHEDULER if scheduler.async_scheduling else SYNC_CONTROLLED_SCHEDULER
+        )
+    else:
+        scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
+    return config
+
+
+def _further_options(settings: ExecutorSettings) -> dict[str, Any]:
+    """Return what `engine_args` gives. ValueError if a setting has the same name."""
+    if not settings.engine_args:
+        return {}
+    given = read_engine_options(settings.engine_args)
+    if twice := sorted(given.keys() & ExecutorSettings.model_fields.keys()):
+        raise ValueError(f"engine_args: {', '.join(twice)} has a setting of its own")
+    return given
+
+
+def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
+    """Return the engine arguments that switch layer-wise KV on. ValueError if asked for both."""
+    if settings.enable_prefix_caching:
+        raise ValueError("layer-wise KV does not work with enable_prefix_caching")
+    if settings.scheduling_policy == "priority":
+        raise ValueError("layer-wise KV does not work with scheduling_policy=priority")
+    if settings.enable_prefix_caching is None:
+        log.info("prefix_caching_switched_off", reason="layer-wise KV")
+    options = KVOptions(
+        layers_per_group=settings.kv_layers_per_group,
+        max_staging_buffers=settings.kv_staging_buffers,
+        host_bytes=settings.kv_host_memory_bytes,
+        host_memory=settings.kv_host_memory,
+        host_ring_bytes=settings.kv_host_ring_bytes,
+        max_mirrored_blocks_per_step=settings.kv_mirrored_blocks_per_step,
+        max_pause_s=settings.kv_max_pause_s,
+        h2d_bytes_per_s=settings.kv_link_bytes_per_s,
+        d2h_bytes_per_s=settings.kv_link_bytes_per_s,
+        integrity_guard=settings.kv_integrity_guard,
+        copy_timeout_s=settings.kv_copy_timeout_s,
+        emulated_layer_s=settings.kv_emulated_layer_s,
+        emulated_token_s=settings.kv_emulated_token_s,
+        emulated_context_token_s=settings.kv_emulated_context_token_s,
+        trace_path=settings.kv_trace_path,
+        # Plans hold for a window, so that layers do not go back and forth for want of slack.
+        restore_when_free_frac=PLANNED_SPARE_FRAC if settings.planner_address else LONE_SPARE_FRAC,
+    )
+    args = options.engine_args()
+    args["additional_config"] |= _controller_options(settings).engine_args()
+    return {**args, "enable_prefix_caching": False}
+
+
+def _controller_options(settings: ExecutorSettings) -> ControllerOptions:
+    return ControllerOptions(
+        policy=settings.acting_policy,
+        shadow_policy=settings.shadow_policy or "",
+        planner_address=settings.planner_address,
+        transport=settings.transport,
+        plan_timeout_s=settings.plan_timeout_s,
+        mismatch_frac=settings.plan_mismatch_frac,
+        seed=settings.seed,
+        parameters=PolicyParameters(
+            deposit=settings.plan_deposit,
+            alpha=settings.plan_alpha,
+            min_window=settings.plan_min_window,
+            max_window=settings.plan_max_window,
+            min_pause_s=settings.plan_min_pause_s,
+            max_pause_s=settings.plan_max_pause_s,
+        ),
+    )

@@ -1,0 +1,215 @@
+"""vLLM's `AsyncLLM` behind the few verbs that the executor needs."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from services.executor import engine_calls
+from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
+from services.executor.engine.config import make_config
+from services.executor.engine.load_recorder import LoadRecorder
+from services.executor.engine.reader_relay import ReaderRelay
+from services.executor.kv_options import layers_per_group
+from services.executor.observation import EngineObservation, from_plain
+from services.executor.prompts.preparation import Preparation
+from services.executor.prompts.prompt_renderer import PromptRenderer
+from services.executor.settings import ExecutorSettings
+from services.executor.types import (
+    ChatInput,
+    Delta,
+    EngineLoad,
+    ModelInfo,
+    PreparedRequest,
+    RejectCode,
+    RejectedError,
+    Rejection,
+    Submission,
+    TextInput,
+    Tokenization,
+    TokenizeOptions,
+)
+
+log = structlog.get_logger()
+
+SHUTDOWN_TIMEOUT_S = 3.0  # for an orderly end of the processes; nothing in them is worth more
+
+DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
+
+
+class Engine:
+    """One loaded model. `died` is set when it cannot generate any more."""
+
+    def __init__(self, llm: AsyncLLM, load: LoadRecorder, settings: ExecutorSettings) -> None:
+        """Use `Engine.load_model`."""
+        self._llm = llm
+        self._load = load
+        self._renderer = PromptRenderer(llm.renderer)
+        self._preparation = Preparation(llm, self._renderer, settings)
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._delivered = ReaderRelay[tuple[int, float]](self._call_deliver)
+        self._holds = ReaderRelay[bool](self._call_hold)
+        self._background: list[asyncio.Task[None]] = []
+        self._closing = False
+        self.died = asyncio.Event()
+
+    @classmethod
+    def load_model(cls, settings: ExecutorSettings) -> "Engine":
+        """Start the engine's processes and load the model: minutes. Call in a thread, then `open`.
+
+        Raises whatever vLLM raises; its processes are gone then.
+        """
+        recorders: list[LoadRecorder] = []
+
+        def make_recorder(config: Any, engine_index: int) -> LoadRecorder:
+            recorders.append(LoadRecorder(config, engine_index))
+            return recorders[-1]
+
+        llm = AsyncLLM.from_vllm_config(make_config(settings), stat_loggers=[make_recorder])
+        return cls(llm, recorders[0], settings)
+
+    async def open(self) -> None:
+        """Start taking the engine's output, on this event loop."""
+        await self._preparation.open()
+        self._llm._run_output_handler()
+        self._background = [
+            asyncio.create_task(self._watch_output(), name="engine-watch"),
+            asyncio.create_task(self._delivered.run(), name="delivered-relay"),
+            asyncio.create_task(self._holds.run(), name="hold-relay"),
+        ]
+
+    async def _watch_output(self) -> None:
+        await asyncio.wait([self._llm.output_handler])
+        if not self._closing:
+            log.error("engine_died")
+            self.died.set()
+
+    async def prepare(self, submission: Submission) -> PreparedRequest:
+        """Render, tokenise and check a request, off the event loop. Raises `RejectedError`."""
+        if self._llm.errored:
+            raise RejectedError(DEAD)
+        return await self._preparation.prepare(submission)
+
+    async def tokenize(
+        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+    ) -> Tokenization:
+        """Return the token ids of a prompt of any length. Raises `RejectedError`."""
+        ids = await self._renderer.tokenize(prompt, options)
+        return Tokenization(
+            ids=ids,
+            texts=self._renderer.vocabulary_entries(ids) if options.with_texts else (),
+            max_model_len=self._llm.model_config.max_model_len,
+        )
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids. Raises `RejectedError` if the vocabulary lacks one."""
+        size = self._llm.model_config.get_vocab_size()
+        if not all(0 <= id < size for id in ids):
+            message = f"tokens: must be in [0, {size})"
+            code = RejectCode.INVALID_ARGUMENT
+            raise RejectedError(Rejection(code=code, field="tokens", message=message))
+        return await self._renderer.detokenize(ids)
+
+    async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None:
+        """Start generating. `sink` gets every step's delta, inside the output loop; the last one
+        has an ending, a failure if the engine has died.
+        """
+        sampling = prepared.core_request.sampling_params
+        reporting = Reporting(
+            num_logprobs=sampling.logprobs or 0,
+            first_prompt_token=prepared.first_token,
+            parser=prepared.parser,
+            has_form=sampling.structured_outputs is not None,
+        )
+        collector = StepCollector(
+            prepared.engine_id, partial(self._pass_on, prepared.engine_id, sink), reporting
+        )
+        try:
+            await self._llm._add_request(prepared.core_request, prepared.text, None, 0, collector)
+        except EngineDeadError as error:
+            collector.put(error)
+
+    def _pass_on(self, engine_id: str, sink: DeltaSink, delta: Delta) -> None:
+        """Hand a delta over; one that only its parser could not read is ended in the engine."""
+        if delta.ending is UNREADABLE:
+            self.abort([engine_id])
+        sink(delta)
+
+    def abort(self, engine_ids: Sequence[str]) -> None:
+        """End requests: each gets a CANCELLED delta soon. Unknown and ended ones are ignored."""
+        if not engine_ids:
+            return
+        task = asyncio.create_task(self._abort(list(engine_ids)))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, engine_ids: list[str]) -> None:
+        with contextlib.suppress(EngineDeadError):
+            await self._llm.abort(engine_ids, internal=True)
+
+    def deliver(self, engine_id: str, num_delivered: int) -> None:
+        """Let the scheduler know soon how many tokens a reader has. Returns at once."""
+        self._delivered.note(engine_id, (num_delivered, time.monotonic()))
+
+    def hold(self, engine_id: str, held: bool) -> None:
+        """Have a request held soon, or let go on: its reader has stopped, or reads again."""
+        self._holds.note(engine_id, held)
+
+    async def _call_deliver(self, counts: dict[str, tuple[int, float]]) -> None:
+        await self._llm.engine_core.call_utility_async(engine_calls.DELIVER, counts)
+
+    async def _call_hold(self, holds: dict[str, bool]) -> None:
+        await self._llm.engine_core.call_utility_async(engine_calls.HOLD, holds)
+
+    async def observe(self) -> EngineObservation:
+        """Return what the scheduler sees now, between two steps; never returns if it has died."""
+        plain = await self._llm.engine_core.call_utility_async(engine_calls.OBSERVE)
+        return from_plain(plain)
+
+    def load(self) -> EngineLoad:
+        """Return the load of this moment."""
+        # The engine publishes nothing while it idles: its last figures are then too high.
+        num_live = self._llm.output_processor.get_num_unfinished_requests()
+        num_running = min(self._load.num_running_reqs, num_live)
+        return EngineLoad(
+            num_running_reqs=num_running,
+            num_waiting_reqs=num_live - num_running,
+            kv_cache_usage_frac=self._load.kv_cache_usage_frac if num_live else 0.0,
+        )
+
+    def model_info(self, model_id: str) -> ModelInfo:
+        """Describe the model, which requests call `model_id`."""
+        config = self._llm.vllm_config
+        model, cache = config.model_config, config.cache_config
+        scheduler, parallel = config.scheduler_config, config.parallel_config
+        return ModelInfo(
+            model=model_id,
+            max_model_len=model.max_model_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            num_layers=model.get_total_num_hidden_layers(),
+            num_kv_heads=model.get_total_num_kv_heads(),
+            head_dim=model.get_head_size(),
+            block_size=cache.block_size,
+            num_gpu_blocks=cache.num_gpu_blocks,
+            dtype=str(model.dtype).removeprefix("torch."),
+            tensor_parallel_size=parallel.tensor_parallel_size,
+            pipeline_parallel_size=parallel.pipeline_parallel_size,
+            layers_per_group=layers_per_group(config),
+        )
+
+    async def close(self) -> None:
+        """Stop the engine's processes."""
+        self._closing = True
+        for task in self._background:
+            task.cancel()
+        if self._background:
+            self._llm.output_handler.cancel()
+        await self._preparation.close()
+        await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_TIMEOUT_S)

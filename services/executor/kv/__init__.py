@@ -1,1 +1,0 @@
-"""What plugs into vLLM: the scheduler, and the layer-wise KV manager beside it."""

@@ -1,0 +1,193 @@
+"""Settings of layer-wise KV, as they travel in vLLM's `additional_config`, and what they exclude.
+
+vLLM hands `additional_config` to the scheduler and to every worker, so that all of them see the
+same settings.
+"""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+CONFIG_KEY = "evenflow_kv"
+CPU_WORKER = "services.executor.plugin.cpu_worker.LayerwiseCPUWorker"
+GPU_WORKER = "services.executor.plugin.gpu_worker.LayerwiseGPUWorker"
+MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
+
+
+class HostMemoryForm(StrEnum):
+    """How a device reaches KV in host memory."""
+
+    PINNED = "pinned"  # all of it is pinned, in chunks, while the engine already serves
+    RING = "ring"  # copies pass through a small pinned ring; the rest stays pageable
+
+
+class GuardMode(StrEnum):
+    """Which blocks the integrity guard checks when they come back into the pool."""
+
+    OFF = "off"
+    SAMPLE = "sample"  # a few of each copy, each time others
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """How long a layer takes in a step, load waits excluded."""
+
+    base_s: float = 0.0
+    per_token_s: float = 0.0  # for each token of the step
+    per_context_token_s: float = 0.0  # for each token that the attention of the step reads
+
+    def of_step(self, *, num_tokens: int, num_context_tokens: int) -> float:
+        return (
+            self.base_s
+            + self.per_token_s * num_tokens
+            + self.per_context_token_s * num_context_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVOptions:
+    """How KV is kept in pool and host memory."""
+
+    layers_per_group: int = 1  # contiguous layers that share a block table, >= 1
+    max_staging_buffers: int = 2  # per request, 1 or 2
+    host_bytes: int = 4 << 30  # host memory for KV of one rank, >= 0
+    host_memory: str = HostMemoryForm.PINNED
+    host_ring_bytes: int = 64 << 20  # pinned by the ring, both directions, >= MIN_RING_BYTES
+    pin_bytes_per_s: float = 0.0  # CPU only: speed of modelled pinning; 0: ready at once
+    predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
+    max_mirrored_blocks_per_step: int = 1024  # write-through of resident groups; 0: none
+    restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
+    overlap_load_evict: bool = True  # loads of one request begin while another's blocks drain
+    max_pause_s: float = 60.0  # a pause or park ends by itself after this, > 0
+    h2d_bytes_per_s: float = 0.0  # CPU only: speed of the modelled link; 0: memory speed
+    d2h_bytes_per_s: float = 0.0  # CPU only
+    copy_latency_s: float = 0.0  # CPU only: per chunk
+    integrity_guard: str = GuardMode.SAMPLE  # which blocks are checked when they come back
+    copy_timeout_s: float = 30.0  # > 0; beyond what the bytes take, until a copy counts as hung
+    slowest_bytes_per_s: float = 50e6  # > 0; a link that is slower than this counts as broken
+    emulated_layer_s: float = 0.0  # CPU only: every layer takes so long, padded; 0: as it comes
+    emulated_token_s: float = 0.0  # CPU only: more per layer for each token of the step
+    emulated_context_token_s: float = 0.0  # CPU only: more per layer for each token attended to
+    poison: bool = False  # tests only: freed and awaited blocks are NaN
+    trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
+
+    def __post_init__(self) -> None:
+        if self.layers_per_group < 1:
+            raise ValueError("layers_per_group must be at least 1")
+        if self.max_staging_buffers not in (1, 2):
+            raise ValueError("max_staging_buffers must be 1 or 2")
+        if self.host_bytes < 0 or self.max_mirrored_blocks_per_step < 0:
+            raise ValueError("host_bytes and max_mirrored_blocks_per_step must not be negative")
+        HostMemoryForm(self.host_memory)  # ValueError if it is neither
+        GuardMode(self.integrity_guard)
+        if self.copy_timeout_s <= 0 or self.slowest_bytes_per_s <= 0:
+            raise ValueError("copy_timeout_s and slowest_bytes_per_s must be positive")
+        if self.host_ring_bytes < MIN_RING_BYTES:
+            raise ValueError(f"host_ring_bytes must be at least {MIN_RING_BYTES}")
+        if self.max_pause_s <= 0:
+            raise ValueError("max_pause_s must be positive")
+        if min(self.emulated_layer_s, self.emulated_token_s, self.emulated_context_token_s) < 0:
+            raise ValueError("times of the emulated device must not be negative")
+
+    @property
+    def layer_time(self) -> LayerTime:
+        """Return how long a layer takes on the emulated device."""
+        return LayerTime(
+            base_s=self.emulated_layer_s,
+            per_token_s=self.emulated_token_s,
+            per_context_token_s=self.emulated_context_token_s,
+        )
+
+    @property
+    def emulates(self) -> bool:
+        return self.layer_time != LayerTime()
+
+    @classmethod
+    def of(cls, vllm_config: "VllmConfig") -> "KVOptions":
+        """Return the options that an engine was started with."""
+        return cls(**(vllm_config.additional_config or {}).get(CONFIG_KEY, {}))
+
+    def engine_args(self) -> dict[str, Any]:
+        """Return the engine arguments that switch layer-wise KV on, but for the scheduler class."""
+        return {
+            "worker_cls": GPU_WORKER if current_platform.is_cuda() else CPU_WORKER,
+            "kv_transfer_config": {
+                "kv_connector": "LayerwiseConnector",
+                "kv_connector_module_path": "services.executor.plugin.connector",
+                "kv_role": "kv_both",
+            },
+            "additional_config": {CONFIG_KEY: asdict(self)},
+        }
+
+
+def layers_per_group(vllm_config: "VllmConfig") -> int:
+    """Return the layers of a pipeline stage that share a block table, layer-wise KV or not."""
+    if CONFIG_KEY in (vllm_config.additional_config or {}):
+        return KVOptions.of(vllm_config).layers_per_group
+    num_layers: int = vllm_config.model_config.get_total_num_hidden_layers()
+    num_stages: int = vllm_config.parallel_config.pipeline_parallel_size
+    return num_layers // num_stages
+
+
+def check_supported(vllm_config: "VllmConfig") -> None:
+    """Raise ValueError naming the first option that does not work with layer-wise KV."""
+    options = KVOptions.of(vllm_config)
+    parallel = vllm_config.parallel_config
+    model = vllm_config.model_config
+    num_layers = model.get_total_num_hidden_layers()
+    num_stages = parallel.pipeline_parallel_size
+    graphs = vllm_config.compilation_config.cudagraph_mode
+    refusals = {
+        **_refusals_on_a_device(options),
+        f"the device {current_platform.device_name}, only with CPU and CUDA": not (
+            current_platform.is_cpu() or current_platform.is_cuda()
+        ),
+        "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
+        "speculative_config": vllm_config.speculative_config is not None,
+        "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
+        "enable_dbo": parallel.enable_dbo,
+        "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
+        "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
+        "full CUDA graphs, which leave out the hooks between layers": bool(
+            graphs and graphs.has_full_cudagraphs()
+        ),
+        "an encoder-decoder model": model.is_encoder_decoder,
+        "a model with MLA": model.use_mla,
+        "a model with sliding windows": _has_sliding_window(vllm_config),
+        "disable_hybrid_kv_cache_manager": bool(
+            vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
+        ),
+        f"layers_per_group={options.layers_per_group} with {num_layers} layers in {num_stages} "
+        "pipeline stages": bool(num_layers % (num_stages * options.layers_per_group)),
+    }
+    for name, asked in refusals.items():
+        if asked:
+            raise ValueError(f"layer-wise KV does not work with {name}")
+
+
+def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:
+    """Return what only a CPU can do, and whether it is asked of another device."""
+    is_device = not current_platform.is_cpu()
+    is_modelled = any((options.h2d_bytes_per_s, options.d2h_bytes_per_s, options.copy_latency_s))
+    return {
+        "an emulated device on a real one": is_device and options.emulates,
+        "a modelled link on a real one": is_device and is_modelled,
+        "modelled pinning on a real device": is_device and bool(options.pin_bytes_per_s),
+        "trace_path on a real device, whose streams the host does not see": is_device
+        and bool(options.trace_path),
+        "integrity_guard=all on a real device": is_device
+        and options.integrity_guard == GuardMode.ALL,
+    }
+
+
+def _has_sliding_window(vllm_config: "VllmConfig") -> bool:
+    text_config = vllm_config.model_config.hf_text_config
+    if getattr(text_config, "use_sliding_window", True) is False:
+        return False
+    return bool(getattr(text_config, "sliding_window", None))

@@ -1,0 +1,1 @@
+"""What vLLM loads by name in its processes: connector, specs, workers."""

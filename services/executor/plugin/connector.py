@@ -1,0 +1,280 @@
+"""The KV connector: where vLLM calls us around steps and layers.
+
+vLLM makes one in the scheduler's process and one in every worker. Both are thin: the scheduler's
+hands over to `TransferPlanner`, the worker's to `TransferRunner`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+
+from services.executor.blocks.failures import FailureLedger
+from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.copies.backend import guard_mode, make_backend
+from services.executor.copies.copy_watch import Patience
+from services.executor.copies.cpu_copy_engine import CpuCopyEngine
+from services.executor.copies.integrity_guard import guarded
+from services.executor.copies.layer_clock import LayerClock
+from services.executor.copies.link_calibration import calibrate
+from services.executor.copies.pages import blocks_per_chunk, fill, view_pools
+from services.executor.copies.rank_stats import RankStats
+from services.executor.copies.trace import StepTrace
+from services.executor.copies.transfer_runner import TransferRunner, group_of_layers
+from services.executor.kv_options import KVOptions
+from services.executor.plugin.emulated_device import EmulatedDevice
+from services.executor.sizing import num_host_slots
+from services.executor.stats.kv_metrics import KVPromMetrics
+from services.executor.stats.kv_stats import KVStats
+from services.executor.stats.rates import Rates
+from services.executor.step_messages import HostRoom, StepFeedback, StepTransfers
+from services.executor.transfer_types import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+
+class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Carries a step's transfers from the scheduler to the layers, and feedback back."""
+
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next five
+    ledger: FailureLedger
+    limit_host: Callable[[int], None]
+    relieve: Callable[[], bool]
+    num_host_tokens: "Callable[[Request], int | None]"
+    rates: Rates
+    runner: TransferRunner  # worker side; made when the KV memory is there
+
+    def __init__(
+        self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.options = KVOptions.of(vllm_config)
+        self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
+        self._first_layers, self._last_layers = group_of_layers(self._groups)
+        self._trace: StepTrace | None = None
+        self._hooks_layers = False  # in this step
+        # Without it, a layer takes the time that it takes.
+        self._device = EmulatedDevice(self.options.layer_time) if self.options.emulates else None
+        # Whether layers call the hooks in every step, and not only in those that need it.
+        self.watches_layers = self._device is not None or bool(self.options.trace_path)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Layers must be left and entered in Python, or the hooks would not be called."""
+        return True
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
+        """Ask for blocks that are one run of bytes, layer by layer: pages are copied as a whole.
+
+        Where a backend has no such layout, vLLM takes another with a warning; one whose blocks are
+        not dense is refused when pages are mapped.
+        """
+        return None if current_platform.is_cpu() else "LBNHC"
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A preempted request keeps the host copies that are complete: nothing is handed off."""
+        return False
+
+    # -- scheduler side ---------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Return the tokens that a parked request has on the host; None: vLLM passes over it."""
+        return self.num_host_tokens(request), False
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        pass
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    def has_pending_block_frees(self) -> bool:
+        """Make the scheduler wait for copies under way rather than preempt.
+
+        It asks when a running request found no block.
+        """
+        return self.relieve()
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        num_computed = {
+            new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs
+        }
+        cached = scheduler_output.scheduled_cached_reqs
+        num_computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        num_tokens_after = {
+            request_id: num_computed[request_id] + num_tokens
+            for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
+        }
+        transfers = self.planner.plan_step(num_tokens_after)
+        if self._device is not None:
+            transfers.num_tokens = scheduler_output.total_num_scheduled_tokens
+            transfers.num_context_tokens = sum(num_tokens_after.values())
+        return transfers
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        feedback = connector_output.kv_connector_worker_meta
+        if isinstance(feedback, StepFeedback):
+            self.planner.absorb(feedback)
+        stats = connector_output.kv_connector_stats
+        if isinstance(stats, KVStats):
+            self.rates.note_copies(stats.data.get("ranks", {}))
+
+    def reset_cache(self) -> bool:
+        """Forget all KV of requests in the queue: the weights may have changed."""
+        self.planner.owner.drop_all_waiting()
+        return True
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], HostRoom]
+    ) -> None:
+        """Take in what every rank, by (pipeline, tensor) rank, has room for."""
+        self.limit_host(min(room.num_slots for room in metadata.values()))
+
+    # -- worker side ------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        options, config = self.options, self._kv_cache_config
+        pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
+        self._backend = make_backend(options, pools, num_slots=num_host_slots(options, config))
+        engine, pages = self._backend.engine, self._backend.pages
+        self.runner = TransferRunner(
+            guarded(
+                engine,
+                pages,
+                num_slots=num_host_slots(options, config),
+                mode=guard_mode(options, engine),
+            ),
+            len(self._groups),
+            patience=Patience.of(options, block_bytes=pages[0].block_bytes),
+        )
+        self._clock = self._calibrated_clock(pages[0].block_bytes)
+        self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
+        if options.poison:
+            # Groups alias one pool, so that one group's pages are everybody's.
+            self.runner.fill = lambda block_ids, nan: fill(pages[0], block_ids, nan=nan)
+        if options.trace_path:
+            assert isinstance(engine, CpuCopyEngine)
+            self._trace = StepTrace(options.trace_path)
+            engine.listen(self._trace.add_copy)
+
+    def get_handshake_metadata(self) -> HostRoom:
+        return HostRoom(self._backend.host.num_slots)
+
+    def _calibrated_clock(self, block_bytes: int) -> LayerClock:
+        num_ready = self._backend.host.num_ready_slots
+        calibration = calibrate(
+            self._backend.engine,
+            num_blocks=min(num_ready, self._kv_cache_config.num_blocks - 1),
+            chunk_blocks=blocks_per_chunk(block_bytes),
+        )
+        return LayerClock(
+            self.runner,
+            num_layers=sum(len(names) for names in self._groups),
+            chunk_bytes=CHUNK_BYTES,
+            calibration=calibration,
+        )
+
+    def has_connector_metadata(self) -> bool:
+        """Tell vLLM whether this step's layers call the hooks below: not if nothing would happen.
+
+        It asks at every layer; without loads and copies to the host the hooks do nothing.
+        """
+        return self._hooks_layers
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        transfers = self._get_connector_metadata()
+        assert isinstance(transfers, StepTransfers)
+        if self._trace is not None:
+            self._trace.begin_step(transfers.step)
+        self.runner.begin_step(transfers)
+        self._hooks_layers = self.watches_layers or self.runner.has_work_between_layers
+        if forward_context.attn_metadata is not None:  # layers will run
+            self._clock.layer_begins()
+        if self._device is not None:
+            self._device.begin_step(
+                num_tokens=transfers.num_tokens, num_context_tokens=transfers.num_context_tokens
+            )
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        group = self._first_layers.get(layer_name)
+        if self._device is not None:
+            self._device.pause()
+        if group is not None:
+            self.runner.before_group(group)
+        if self._device is not None:
+            self._device.resume()
+        if self._trace is not None:
+            self._trace.begin_layer(layer_name)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        if self._device is not None:
+            self._device.end_layer()
+        if self._trace is not None:
+            self._trace.end_layer(layer_name)
+        group = self._last_layers.get(layer_name)
+        if group is not None:
+            self.runner.after_group(group)
+        if self._device is not None:
+            self._device.resume()
+
+    def wait_for_save(self) -> None:
+        """Leave copies to the host running: blocks are kept until their copies are confirmed."""
+        self._hooks_layers = False
+        self._clock.step_ends()
+        self.runner.end_step()
+        if self._trace is not None:
+            self._trace.end_step()
+
+    def build_connector_worker_meta(self) -> StepFeedback:
+        feedback = self.runner.feedback()
+        feedback.num_ready_slots = self._backend.host.num_ready_slots
+        feedback.timing = self._clock.take()
+        return feedback
+
+    def get_kv_connector_stats(self) -> KVStats | None:
+        """Return what has happened since the last call, on either side."""
+        if self._role == KVConnectorRole.SCHEDULER:
+            state, failures = self.planner.stats(), self.ledger.take()
+            if failures:
+                return (state or KVStats()).aggregate(KVStats(data={"events": failures}))
+            return state
+        return self._stats.take()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVStats:
+        return KVStats(data=dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> KVPromMetrics:
+        return KVPromMetrics(*args, **kwargs)
+
+    def shutdown(self) -> None:
+        if self._role == KVConnectorRole.WORKER and hasattr(self, "runner"):
+            self._backend.close()
+            if self._trace is not None:
+                self._trace.write()
+
+    def take_events(self) -> Iterable[Any]:
+        return ()

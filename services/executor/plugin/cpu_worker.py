@@ -1,0 +1,59 @@
+"""The workers on a CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from services.executor.plugin.attention_memo import build_once, install_memo
+from services.executor.plugin.block_tables import StackedBlockTables
+from services.executor.plugin.worker import LayerwiseWorkerMixin
+
+
+class EvenflowCPUWorker(CPUWorker):  # type: ignore[misc]
+    """vLLM's CPU worker, without two things that stop everybody for one request's sake.
+
+    A seeded request whose prompt comes in chunks: vLLM samples a token after each, drops it, and
+    turns the request's generator back, which a CPU's cannot do, and the engine dies. Here such a
+    row draws from the common generator. And the first request with log-probabilities: vLLM
+    compiles a function for it, seconds in which no step runs. Eager means eager here.
+    """
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        if self.model_config.enforce_eager:
+            torch.compiler.set_stance("force_eager")
+        return super().load_model(*args, **kwargs)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        with _generators_of_dropped_tokens_away(self.model_runner):
+            return super().sample_tokens(grammar_output)
+
+
+class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
+    """The same with layer groups, where vLLM has no kernels that make many of them cheap."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        install_memo()
+        return super().load_model(*args, **kwargs)
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        batch = self.model_runner.input_batch
+        if len(batch.block_table.block_tables) > 1:
+            batch.block_table = StackedBlockTables(batch.block_table)
+            build_once(self.model_runner)
+
+
+@contextmanager
+def _generators_of_dropped_tokens_away(runner: Any) -> Iterator[None]:
+    """Take the generators out of the batch whose rows' tokens this step will drop."""
+    batch = runner.input_batch
+    dropped = np.nonzero(runner.discard_request_mask.np[: batch.num_reqs])[0].tolist()
+    away = {row: batch.generators.pop(row) for row in dropped if row in batch.generators}
+    try:
+        yield
+    finally:
+        batch.generators.update(away)

@@ -1,0 +1,75 @@
+"""What our workers add to vLLM's: layer groups at start-up, row edits before each step."""
+
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from services.executor.kv_options import KVOptions, check_supported
+from services.executor.plugin.spec import layer_group_specs
+from services.executor.step_messages import RowEdit, StepTransfers
+
+
+class LayerwiseWorkerMixin:
+    """Over any of vLLM's workers."""
+
+    model_runner: Any
+    use_v2_model_runner: bool
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        config = self.vllm_config  # type: ignore[attr-defined]
+        check_supported(config)
+        return super().load_model(*args, **kwargs)  # type: ignore[misc]
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        options = KVOptions.of(self.vllm_config)  # type: ignore[attr-defined]
+        specs = super().get_kv_cache_spec()  # type: ignore[misc]
+        return layer_group_specs(specs, options.layers_per_group)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        transfers = scheduler_output.kv_connector_metadata
+        if isinstance(transfers, StepTransfers) and transfers.row_edits:
+            if self.use_v2_model_runner:
+                self._edit_rows_v2(transfers.row_edits, rows_of_this_step(scheduler_output))
+            else:
+                self._edit_rows_v1(transfers.row_edits)
+        return super().execute_model(scheduler_output)  # type: ignore[misc]
+
+    # Rows of running requests are changed in place; vLLM itself only appends to them. Edits of
+    # requests that the runner does not have are late and mean nothing: a request that ended, or
+    # was preempted and comes back with a row of its own.
+
+    def _edit_rows_v1(self, edits: list[RowEdit]) -> None:
+        runner = self.model_runner
+        with runner.synchronize_input_prep():  # the last step may still read the rows
+            for edit in edits:
+                state = runner.requests.get(edit.request_id)
+                if state is None:
+                    continue
+                end = edit.start + len(edit.block_ids)
+                state.block_ids[edit.group][edit.start : end] = edit.block_ids
+                row = runner.input_batch.req_id_to_index.get(edit.request_id)
+                if row is not None:
+                    table = runner.input_batch.block_table[edit.group]
+                    table.block_table.np[row, edit.start : end] = edit.block_ids
+
+    def _edit_rows_v2(self, edits: list[RowEdit], ending: set[str]) -> None:
+        """Stage the edits among the step's own writes, which one kernel then carries out.
+
+        That kernel knows no order among its writes, so that no two may meet: a row of `ending`,
+        which this step gives to somebody else or writes anew, is left alone.
+        """
+        runner = self.model_runner
+        for edit in edits:
+            row = runner.req_states.req_id_to_index.get(edit.request_id)
+            if row is not None and edit.request_id not in ending:
+                tables = runner.block_tables.block_tables
+                tables[edit.group].stage_write(row, edit.start, edit.block_ids)
+
+
+def rows_of_this_step(scheduler_output: SchedulerOutput) -> set[str]:
+    """Return the requests whose rows end with a step, or are written whole by it."""
+    return {
+        *scheduler_output.finished_req_ids,
+        *(scheduler_output.preempted_req_ids or ()),
+        *(request.req_id for request in scheduler_output.scheduled_new_reqs),
+    }

@@ -1,0 +1,174 @@
+"""Requests on their way into the engine: rendered, checked, and in vLLM's own form."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from vllm.exceptions import VLLMClientError
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from services.executor.prompts.chat_parsers import ChatParsers, ParsedChat
+from services.executor.prompts.chat_template import check_variables
+from services.executor.prompts.context_length import resolve_max_tokens
+from services.executor.prompts.grammar_check import GrammarCheck, GrammarError, GrammarsBusyError
+from services.executor.prompts.prompt_renderer import PromptRenderer, rejection_of
+from services.executor.prompts.sampling import (
+    blamed_parameter,
+    describe_tokenizer,
+    grammar_of,
+    to_vllm_outputs,
+    to_vllm_sampling,
+)
+from services.executor.settings import ExecutorSettings
+from services.executor.types import (
+    ChatInput,
+    Input,
+    PreparedRequest,
+    RejectCode,
+    RejectedError,
+    Rejection,
+    Submission,
+)
+from services.generation.sampling_params import SamplingParams
+
+NO_PRIORITIES = Rejection(
+    code=RejectCode.INVALID_ARGUMENT,
+    field="priority",
+    message="priority: this executor serves requests in the order of their arrival",
+)
+
+
+class Preparation:
+    """Prepares requests for one engine, side by side, off the event loop."""
+
+    def __init__(self, llm: AsyncLLM, renderer: PromptRenderer, settings: ExecutorSettings) -> None:
+        """Load the parsers that the settings name. TypeError for one that does not go with the
+        model's tokeniser.
+        """
+        self._llm = llm
+        self._renderer = renderer
+        self._tokenizer = llm.renderer.get_tokenizer()
+        self._supported_tasks: Any = ()
+        self._parsers = ChatParsers(
+            llm.model_config,
+            self._tokenizer,
+            tool_calls=settings.tool_call_parser or None,
+            reasoning=settings.reasoning_parser or None,
+        )
+        self._grammars = GrammarCheck(
+            partial(describe_tokenizer, llm.vllm_config, self._tokenizer),
+            timeout_s=settings.grammar_timeout_s,
+        )
+
+    async def open(self) -> None:
+        """Ask the engine what it can do."""
+        self._supported_tasks = await self._llm.get_supported_tasks()
+
+    async def close(self) -> None:
+        """End what compiles grammars."""
+        await self._grammars.close()
+
+    async def prepare(self, submission: Submission) -> PreparedRequest:
+        """Render, tokenise and check a request. Raises `RejectedError`."""
+        if submission.priority and self._schedules_in_order:
+            raise RejectedError(NO_PRIORITIES)
+        parsed = await self._parsed(submission.input, submission.sampling)
+        rendered = await self._renderer.render(submission.input, with_text=submission.echo)
+        num_prompt_tokens = len(rendered["prompt_token_ids"])
+        max_tokens = resolve_max_tokens(
+            submission.sampling.max_tokens,
+            prompt=submission.input,
+            num_prompt_tokens=num_prompt_tokens,
+            max_model_len=self._llm.model_config.max_model_len,
+        )
+        core_request = await self._process(submission, rendered, max_tokens, parsed)
+        await self._check_grammar(submission, core_request.sampling_params, parsed)
+        if parsed is not None:
+            parsed.apply_to_core(core_request)
+        self._llm.input_processor.assign_request_id(core_request)
+        return PreparedRequest(
+            engine_id=core_request.request_id,
+            num_prompt_tokens=num_prompt_tokens,
+            text=rendered.get("prompt"),
+            first_token=await self._first_token(rendered) if submission.echo else "",
+            core_request=core_request,
+            parser=parsed and parsed.answer_parser(rendered["prompt_token_ids"]),
+        )
+
+    async def _parsed(self, prompt: Input, sampling: SamplingParams) -> ParsedChat | None:
+        """Return how a conversation's answer is parsed; None for not at all. Raises
+        `RejectedError` naming an option that cannot be followed.
+        """
+        if not isinstance(prompt, ChatInput) or not self._parsers.concern(prompt.options):
+            return None
+        return await asyncio.to_thread(self._prepare_parsing, prompt, sampling)
+
+    def _prepare_parsing(self, chat: ChatInput, sampling: SamplingParams) -> ParsedChat | None:
+        try:
+            check_variables(chat.options, self._llm.model_config, self._tokenizer)
+            return self._parsers.prepare(chat, to_vllm_outputs(sampling.structured_outputs))
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise _rejected("tools" if chat.options.tools else "messages", error) from error
+
+    async def _first_token(self, rendered: Any) -> str:
+        """Return the text of a prompt's first token; empty for one that the tokeniser put there."""
+        text = await self._renderer.detokenize(rendered["prompt_token_ids"][:1])
+        return text if rendered["prompt"].startswith(text) else ""
+
+    async def _process(
+        self, submission: Submission, rendered: Any, max_tokens: int, parsed: ParsedChat | None
+    ) -> Any:
+        """Have vLLM check a request and make its own form of it."""
+        try:
+            sampling = to_vllm_sampling(submission, max_tokens)
+            if parsed is not None:
+                parsed.apply(sampling)
+            return await self._llm.input_processor.process_inputs_async(
+                submission.request_id,
+                rendered,
+                sampling,
+                supported_tasks=self._supported_tasks,
+                priority=submission.priority,
+                trace_headers=self._trace_headers(submission),
+            )
+        except (VLLMClientError, ValueError) as error:
+            rejection = rejection_of(error, submission.input)
+            field = _blamed(error, submission, parsed) or rejection.field
+            raise RejectedError(replace(rejection, field=field)) from error
+
+    async def _check_grammar(
+        self, submission: Submission, sampling: Any, parsed: ParsedChat | None
+    ) -> None:
+        """Raise RejectedError unless the engine will be able to use the request's grammar."""
+        grammar = grammar_of(sampling)
+        if grammar is None:
+            return
+        try:
+            await self._grammars.check(*grammar)
+        except GrammarError as error:
+            raise _rejected(_blamed(error, submission, parsed), error) from None
+        except GrammarsBusyError as error:
+            raise RejectedError(Rejection(code=RejectCode.OVERLOADED, message=str(error))) from None
+
+    def _trace_headers(self, submission: Submission) -> dict[str, str] | None:
+        """Return what vLLM's span of the request belongs to; None if vLLM makes none."""
+        makes_spans = self._llm.observability_config.otlp_traces_endpoint is not None
+        return submission.trace.headers if submission.trace and makes_spans else None
+
+    @property
+    def _schedules_in_order(self) -> bool:
+        policy: str = self._llm.vllm_config.scheduler_config.policy
+        return policy != "priority"
+
+
+def _rejected(field: str, error: Exception) -> RejectedError:
+    code = RejectCode.INVALID_ARGUMENT
+    return RejectedError(Rejection(code=code, field=field, message=f"{field}: {error}"))
+
+
+def _blamed(error: Exception, submission: Submission, parsed: ParsedChat | None) -> str:
+    """Return the parameter whose form vLLM complains about; "" if it names another one itself."""
+    if parsed is not None and parsed.has_form_of_tools and not getattr(error, "parameter", None):
+        return "tools"
+    return blamed_parameter(error, submission.sampling)

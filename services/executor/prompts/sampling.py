@@ -1,0 +1,88 @@
+"""Sampling parameters as vLLM takes them."""
+
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams as VllmSamplingParams
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+from vllm.v1.structured_output.request import get_structured_output_key
+
+from services.executor.request_tag import to_extra_args
+from services.executor.types import Submission
+from services.generation.sampling_params import AnswerForm, SamplingParams, StructuredOutputs
+
+UNSEEDED = -1  # what vLLM takes for "not seeded", although it is a seed
+SEED_OF_UNSEEDED = 2**63 - 1
+
+
+def to_vllm_sampling(submission: Submission, max_tokens: int) -> VllmSamplingParams:
+    """Return vLLM's parameters; VLLMValidationError names what vLLM does not take."""
+    sampling = submission.sampling
+    if sampling.min_tokens > max_tokens:
+        raise VLLMValidationError(
+            f"min_tokens: must be at most {max_tokens}, what the answer may have",
+            parameter="min_tokens",
+        )
+    return VllmSamplingParams(
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias) or None,
+        min_tokens=sampling.min_tokens,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=sampling.ignore_eos,
+        seed=SEED_OF_UNSEEDED if sampling.seed == UNSEEDED else sampling.seed,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.logprobs if submission.echo else None,
+        structured_outputs=to_vllm_outputs(sampling.structured_outputs),
+        extra_args=to_extra_args(submission.service_level),
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def blamed_parameter(error: Exception, sampling: SamplingParams) -> str:
+    """Return the parameter that vLLM's complaint is about, where it names none itself; else "".
+
+    What it does not name is what compiles a grammar.
+    """
+    is_named = getattr(error, "parameter", None)
+    if is_named or sampling.structured_outputs is None:
+        return ""
+    return sampling.structured_outputs.parameter
+
+
+def grammar_of(sampling: VllmSamplingParams) -> tuple[str, str] | None:
+    """Return the kind and the text of the grammar that checked parameters make the engine compile;
+    None for none, and for the one that is always the same.
+    """
+    if sampling.structured_outputs is None:
+        return None
+    kind, text = get_structured_output_key(sampling.structured_outputs)
+    return None if kind is StructuredOutputOptions.JSON_OBJECT else (kind.name.lower(), text)
+
+
+def describe_tokenizer(config: Any, tokenizer: Any) -> str:
+    """Return the tokeniser in xgrammar's serialised form, as vLLM makes it for its engine."""
+    backend = XgrammarBackend(config, tokenizer, config.model_config.get_vocab_size())
+    smallest = backend.compiler.compile_grammar('root ::= ""')  # the compiler does not show it
+    return str(smallest.tokenizer_info.serialize_json())
+
+
+def to_vllm_outputs(outputs: StructuredOutputs | None) -> StructuredOutputsParams | None:
+    if outputs is None:
+        return None
+    match outputs.form:
+        case AnswerForm.JSON_OBJECT:
+            return StructuredOutputsParams(json_object=True)
+        case AnswerForm.CHOICE:
+            return StructuredOutputsParams(choice=list(outputs.choices))
+        case form:
+            return StructuredOutputsParams(**{form.value: outputs.text})

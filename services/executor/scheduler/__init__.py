@@ -1,0 +1,1 @@
+"""In the EngineCore process: vLLM's scheduler with our parts, and what it tells the controller."""

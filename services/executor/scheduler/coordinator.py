@@ -1,0 +1,134 @@
+"""vLLM's KV cache coordinator, answering from `BlockOwner`.
+
+All layer groups have the same geometry and rows of the same length, so that one question per
+request replaces one per group; most steps of a decode need no block at all and end at the first
+comparison.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinatorNoPrefixCache
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
+
+from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.residency import RequestKV
+
+# Returns a draft of a request that asks for its first blocks, given the tokens to make room for.
+Draft = Callable[[str, int], RequestKV]
+
+
+class NoBlocks(KVCacheBlocks):  # type: ignore[misc]
+    """What most requests of a decode step get, without a look at every group."""
+
+    def get_block_ids(self, allow_none: bool = False, **kwargs: Any) -> Any:
+        return None if allow_none else super().get_block_ids(**kwargs)
+
+
+class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[misc]
+    """Sits where vLLM asks for blocks; keeps no state but drafts of requests not yet admitted."""
+
+    owner: BlockOwner
+    draft: Draft
+
+    @classmethod
+    def install(
+        cls, manager: KVCacheManager, *, max_in_flight_tokens: int
+    ) -> "LayerwiseCoordinator":
+        """Replace a manager's coordinator and block pool; nothing may be allocated yet."""
+        old = manager.coordinator
+        coordinator = cls(
+            manager.kv_cache_config,
+            manager.max_model_len,
+            max_in_flight_tokens,
+            False,
+            manager.enable_kv_cache_events,
+            dcp_world_size=1,
+            pcp_world_size=1,
+            scheduler_block_size=old.scheduler_block_size,
+            hash_block_size=old.block_pool.hash_block_size,
+            metrics_collector=manager.metrics_collector,
+        )
+        manager.coordinator = coordinator
+        manager.block_pool = coordinator.block_pool
+        manager.empty_kv_cache_blocks = NoBlocks(manager.empty_kv_cache_blocks.blocks)
+        return coordinator
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._block_size = self.single_type_managers[0].block_size
+        self._nothing: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.single_type_managers)
+        self._drafts: dict[str, RequestKV] = {}
+        self.parking: str | None = None  # the request that keeps its host copies when freed
+
+    def discard_drafts(self) -> None:
+        """Forget requests that were looked at and not admitted; they are drafted anew."""
+        for request in self._drafts.values():
+            self.owner.discard(request)
+        self._drafts.clear()
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: tuple[Sequence[KVCacheBlock], ...],
+        *args: Any,
+        **kwargs: Any,
+    ) -> int:
+        request = self.owner.requests.get(request_id)
+        if request is None:
+            request = self._drafted(request_id, num_tokens)
+        elif num_tokens <= request.num_row_blocks * self._block_size:
+            return 0
+        return self.owner.num_new_blocks(request, num_tokens=num_tokens)
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any
+    ) -> tuple[list[KVCacheBlock], ...]:
+        request = self.owner.requests.get(request_id)
+        if request is None:
+            request = self._drafted(request_id, num_tokens)
+            del self._drafts[request_id]
+            self.owner.adopt(request)
+        elif num_tokens <= request.num_row_blocks * self._block_size:
+            return self._nothing
+        return self.owner.grow(request, num_tokens=num_tokens)
+
+    def _drafted(self, request_id: str, num_tokens: int) -> RequestKV:
+        request = self._drafts.get(request_id)
+        if request is None:
+            request = self._drafts[request_id] = self.draft(request_id, num_tokens)
+        return request
+
+    def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:
+        request = self.owner.requests.get(request_id)
+        if request is None:
+            return self._nothing
+        return tuple(group.row for group in request.groups)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        if request_id == self.parking and request_id in self.owner.requests:
+            return self.owner.park(request_id)
+        return self.owner.pop(request_id)
+
+    def free(self, request_id: str) -> None:
+        self.block_pool.free_blocks(reversed(self.pop_blocks_for_free(request_id)))
+
+    def allocate_new_computed_blocks(self, *args: Any, **kwargs: Any) -> None:
+        """A request that comes back has its blocks already."""
+
+    # vLLM calls these for every request in every step, or for features that are off here.
+
+    def remove_skipped_blocks(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        pass
+
+    def new_step_starts(self) -> None:
+        pass
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        return [0] * len(self.single_type_managers)

@@ -1,0 +1,140 @@
+"""What a scheduler keeps of its requests' readers, and what it shows to somebody who watches."""
+
+import time
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from services.executor import engine_calls
+from services.executor.blocks.residency import GroupKV
+from services.executor.observation import (
+    EngineObservation,
+    RequestObservation,
+    RequestState,
+    Residency,
+    to_plain,
+)
+from services.executor.request_tag import from_extra_args
+from services.executor.stats.step_clock import StepClock
+from services.pacing.request_buffer import RequestBuffer
+
+engine_calls.install()
+
+
+class ReaderStateMixin:
+    """Over any of vLLM's schedulers: a `RequestBuffer` per request, from arrival to end."""
+
+    predicted_step_s: float | None = None  # of the newest step, by whoever predicts it
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.buffers: dict[str, RequestBuffer] = {}
+        self.step_clock = StepClock()
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)  # type: ignore[misc]
+        params = request.sampling_params
+        level = from_extra_args(params and params.extra_args)
+        self.buffers.setdefault(request.request_id, RequestBuffer(level))
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self.buffers.pop(request.request_id, None)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self.step_clock.begin(time.monotonic())
+        return super().schedule(*args, **kwargs)  # type: ignore[misc]
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, *args)  # type: ignore[misc]
+        now_s = time.monotonic()
+        self.step_clock.end(now_s, ran=scheduler_output.total_num_scheduled_tokens > 0)
+        requests: dict[str, Request] = self.requests  # type: ignore[attr-defined]
+        for request_id in scheduler_output.num_scheduled_tokens:
+            buffer = self.buffers.get(request_id)
+            if buffer is not None:
+                buffer.generated(requests[request_id].num_output_tokens, now_s)
+        return outputs
+
+    def deliver(self, counts: dict[str, tuple[int, float]]) -> None:
+        """Take over how many tokens each reader had at some instant, by the engine's request ids.
+
+        Instants are of `time.monotonic()`, which all processes of a machine share: a count has
+        been under way for up to an interval of the relay and a step, in which its reader read on.
+        Ids of requests that are gone or were never here are ignored.
+        """
+        for request_id, (num_delivered, counted_s) in counts.items():
+            buffer = self.buffers.get(request_id)
+            if buffer is not None:
+                buffer.deliver(num_delivered, counted_s)
+
+    def hold(self, holds: dict[str, bool]) -> None:
+        """Hold requests whose readers have stopped, or let them go on; by the engine's ids.
+
+        Ids of requests that are gone or were never here are ignored.
+        """
+        for request_id, held in holds.items():
+            buffer = self.buffers.get(request_id)
+            if buffer is not None:
+                buffer.on_hold = held
+                self.hold_back(request_id, held=held)
+
+    def hold_back(self, request_id: str, *, held: bool) -> None:
+        """Keep a live request from running from the next step on, or let it run again."""
+        raise NotImplementedError
+
+    def observe(self) -> dict[str, Any]:
+        """Return an `EngineObservation` as plain data."""
+        now_s = time.monotonic()
+        requests: dict[str, Request] = self.requests  # type: ignore[attr-defined]
+        pool: Any = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
+        return to_plain(
+            EngineObservation(
+                requests=tuple(
+                    self._observe_request(requests[request_id], buffer, now_s)
+                    for request_id, buffer in self.buffers.items()
+                ),
+                num_steps=self.step_clock.num_steps,
+                observed_step_s=self.step_clock.last_step_s,
+                predicted_step_s=self.predicted_step_s,
+                num_pool_blocks=pool.num_gpu_blocks - 1,  # one is vLLM's null block
+                num_free_pool_blocks=pool.get_num_free_blocks(),
+            )
+        )
+
+    def _observe_request(
+        self, request: Request, buffer: RequestBuffer, now_s: float
+    ) -> RequestObservation:
+        return RequestObservation(
+            request_id=request.request_id,
+            state=self.state_of(request),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            num_generated_tokens=buffer.num_generated,
+            num_delivered_tokens=buffer.num_delivered,
+            num_deposited_tokens=buffer.num_deposited(now_s),
+            num_late_tokens=buffer.num_late,
+            interval_s=buffer.interval_s,
+            pace_tail=buffer.service_level.pace_tail,
+            residency="".join(residency_of(group).value for group in self.layer_groups_of(request)),
+        )
+
+    def state_of(self, request: Request) -> RequestState:
+        """Return what the scheduler is doing with a request that has not ended."""
+        if request.status == RequestStatus.PREEMPTED:
+            return RequestState.PARKED
+        if request.status != RequestStatus.RUNNING:
+            return RequestState.QUEUED
+        is_decoding = request.num_computed_tokens >= request.num_prompt_tokens
+        return RequestState.DECODING if is_decoding else RequestState.PREFILL
+
+    def layer_groups_of(self, request: Request) -> list[GroupKV]:
+        """Return the KV of each layer group; nothing while there is none, or all move together."""
+        return []
+
+
+def residency_of(group: GroupKV) -> Residency:
+    if group.restore is not None:
+        return Residency.RESTORING
+    return Residency.OFFLOADED if group.offloaded else Residency.RESIDENT

@@ -1,0 +1,79 @@
+"""One request of the scheduler in the planner's terms."""
+
+from typing import TYPE_CHECKING
+
+from services.control.answer_lengths import AnswerLengths
+from services.control.request_ledger import RequestEntry
+from services.executor.scheduler.kv_view import KVView
+from services.placement.types import EngineShape, RequestId, RequestPhase, RequestState
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+def phase_of(request: "Request", *, runs: bool, held: bool) -> RequestPhase:
+    """Return where a request is in its life. `runs`: it is in the running queue."""
+    if not runs:
+        return RequestPhase.PREEMPTED if request.num_preemptions else RequestPhase.WAITING
+    if held:
+        return RequestPhase.PAUSED
+    if request.num_computed_tokens < request.num_tokens:
+        return RequestPhase.PREFILL
+    return RequestPhase.DECODING
+
+
+class StateReader:
+    """Reads requests at one instant, of the clock that the entries' instants are on."""
+
+    def __init__(self, engine: EngineShape, answer_lengths: AnswerLengths, now_s: float) -> None:
+        self._engine, self._answer_lengths, self._now_s = engine, answer_lengths, now_s
+
+    def state(
+        self, request: "Request", entry: RequestEntry, kv: KVView, phase: RequestPhase
+    ) -> RequestState:
+        """Return one request's state."""
+        engine, now_s = self._engine, self._now_s
+        level = entry.buffer.service_level
+        num_output = request.num_output_tokens
+        predicted = self._answer_lengths.predict(
+            num_output_tokens=num_output, max_tokens=request.max_tokens
+        )
+        low, high = predicted if predicted is not None else (None, None)
+        paused_s = entry.paused_s if entry.paused_s is not None else now_s
+        preempted_s = entry.preempted_s if entry.preempted_s is not None else now_s
+        return RequestState(
+            request_id=RequestId(request.request_id),
+            phase=phase,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=num_output,
+            num_computed_tokens=min(request.num_computed_tokens, request.num_tokens),
+            num_deposited_tokens=min(entry.buffer.num_deposited(now_s), num_output),
+            arrival_age_s=max(0.0, now_s - entry.arrival_s),
+            first_token_age_s=_age(entry.first_token_s, now_s),
+            last_release_age_s=_age(entry.buffer.last_release_s(now_s), now_s),
+            paused_age_s=now_s - paused_s if phase is RequestPhase.PAUSED else None,
+            resumed_age_s=_age(entry.resumed_s, now_s),
+            num_pauses=entry.num_pauses,
+            slo_ttft_s=level.slo_ttft_s,
+            slo_tpot_s=level.slo_tpot_s,
+            slo_tbt_s=level.slo_tbt_s,
+            consumption_rate_tps=level.consumption_rate_tps,
+            priority=request.priority,
+            predicted_min_output_tokens=low,
+            predicted_max_output_tokens=high,
+            offloaded_layers=tuple(
+                layer for group in kv.offloaded for layer in engine.layers_of(group)
+            ),
+            num_prefetch_buffers=kv.num_buffers,
+            num_blocks=kv.num_blocks,
+            num_host_blocks=kv.num_host_blocks,
+            on_hold=entry.on_hold,
+            num_preemptions=request.num_preemptions,
+            preempted_age_s=now_s - preempted_s if phase is RequestPhase.PREEMPTED else None,
+            last_scheduled_age_s=_age(entry.last_scheduled_s, now_s),
+            delivered_age_sum_s=entry.buffer.delivered_age_sum_s(now_s),
+        )
+
+
+def _age(instant_s: float | None, now_s: float) -> float | None:
+    return None if instant_s is None else max(0.0, now_s - instant_s)

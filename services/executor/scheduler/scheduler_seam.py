@@ -1,0 +1,178 @@
+"""`EngineSeam` on a layer-wise scheduler."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, cast
+
+from services.control.link_rate import LinkRate
+from services.control.options import ControllerOptions
+from services.control.prediction import PlacedRequest
+from services.control.request_ledger import RequestLedger
+from services.control.types import Links
+from services.executor.scheduler.engine_shape import engine_shape
+from services.executor.scheduler.kv_view import NOTHING, view_of
+from services.executor.scheduler.request_state import StateReader, phase_of
+from services.executor.transfer_types import CHUNK_BYTES
+from services.kit.clock import Clock
+from services.placement.blocks import Residency
+from services.placement.layer_placement import LayerPlacement
+from services.placement.plan_rules import LiveRequest
+from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from services.executor.scheduler.layerwise_scheduler import LayerwiseSchedulerMixin
+
+MAX_REQUESTS = 1_000  # of a snapshot; the planner refuses more
+
+
+class SchedulerSeam:
+    """Reads the scheduler and gives it orders. Views of KV live for one question only."""
+
+    def __init__(
+        self, scheduler: "LayerwiseSchedulerMixin", options: ControllerOptions, now_s: Clock
+    ) -> None:
+        self._scheduler = cast(Any, scheduler)
+        self._owner = scheduler.block_owner
+        self._options, self._now_s = options, now_s
+        self.ledger: RequestLedger  # set by whoever makes both
+        self.last_scheduled: tuple[str, ...] = ()  # of the newest step
+        config: Any = self._scheduler.vllm_config
+        # What the guard keeps free before it brings a layer back is not the planner's to give away.
+        self._num_spare = int(
+            self._scheduler.kv_options.restore_when_free_frac
+            * (self._owner.pool.num_gpu_blocks - 1)
+        )
+        self._shape = engine_shape(
+            config,
+            self._scheduler.kv_cache_manager.kv_cache_config,
+            num_blocks=self._owner.pool.num_gpu_blocks - 1,  # one is vLLM's null block
+            num_host_blocks=self._owner.host.num_slots,
+        )
+
+    @property
+    def shape(self) -> EngineShape:
+        return self._shape
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _requests(self) -> Iterator[tuple["Request", bool]]:
+        """Yield live requests in scheduling order, and whether each is in the running queue."""
+        scheduler = self._scheduler
+        for request in scheduler.running:
+            yield request, True
+        for request in chain(scheduler.kv_holding_waiting, scheduler.waiting):
+            yield request, False
+
+    def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot:
+        now_s, scheduled = self._now_s(), set(self.last_scheduled)
+        reader = StateReader(self._shape, self.ledger.answer_lengths, now_s)
+        states: list[RequestState] = []
+        num_idle_staging = 0
+        for request, runs in islice(self._requests(), MAX_REQUESTS):
+            entry = self.ledger.entries.get(request.request_id)
+            if entry is None:
+                continue
+            # One that is being brought back holds blocks and has no tokens yet.
+            kv = self._owner.requests.get(request.request_id) if runs else None
+            held = request.request_id in self._scheduler.control.holds
+            states.append(
+                reader.state(
+                    request,
+                    entry,
+                    NOTHING if kv is None else view_of(kv),
+                    phase_of(request, runs=runs, held=held),
+                )
+            )
+            if kv is not None and request.request_id not in scheduled:
+                num_idle_staging += sum(len(buffer) for buffer in kv.staging)
+        completed_s = self.ledger.last_completion_s
+        return Snapshot(
+            epoch=epoch,
+            policy=self._options.policy,
+            seed=self._options.seed,
+            engine=self._shape,
+            requests=tuple(states),
+            num_free_blocks=max(0, self._owner.pool.get_num_free_blocks() - self._num_spare),
+            num_free_host_blocks=self._owner.host.num_free,
+            num_free_staging_blocks=num_idle_staging,
+            last_completion_age_s=None if completed_s is None else now_s - completed_s,
+            h2d=links.h2d,
+            d2h=links.d2h,
+            profile=profile,
+            parameters=self._options.parameters,
+            num_write_through_blocks=self._scheduler.kv_options.max_mirrored_blocks_per_step,
+        )
+
+    def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
+        views = [view_of(kv) for kv in self._owner.requests.values()]
+        block_bytes = self._shape.block_bytes
+        returning = sum(view.num_returning_blocks for view in views) * block_bytes
+        leaving = sum(view.num_leaving_blocks for view in views) * block_bytes
+        return Links(
+            h2d=h2d.link(chunk_bytes=CHUNK_BYTES, num_queued_bytes=returning),
+            d2h=d2h.link(chunk_bytes=CHUNK_BYTES, num_queued_bytes=leaving),
+        )
+
+    def placed_requests(self) -> list[PlacedRequest]:
+        requests = (self._owner.requests.get(name) for name in self.last_scheduled)
+        return [
+            PlacedRequest(
+                num_tokens=kv.num_tokens, offloaded=tuple(kv.chain()), num_buffers=len(kv.staging)
+            )
+            for kv in requests
+            if kv is not None
+        ]
+
+    def live_requests(self) -> list[LiveRequest]:
+        return [
+            LiveRequest(
+                request_id=RequestId(request.request_id),
+                num_tokens=request.num_tokens,
+                residency=self._residency(request.request_id),
+                holds_kv=runs,
+                paused=request.request_id in self._scheduler.control.holds,
+            )
+            for request, runs in self._requests()
+        ]
+
+    def _residency(self, request_id: str) -> Residency:
+        kv = self._owner.requests.get(request_id)
+        num_offloaded = 0 if kv is None else len(kv.chain())
+        return Residency(
+            num_offloaded=num_offloaded, num_staging=max(1, len(kv.staging) if kv else 0)
+        )
+
+    def num_runnable(self) -> int:
+        holds = self._scheduler.control.holds
+        num_running = sum(r.request_id not in holds for r in self._scheduler.running)
+        if num_running or not self.last_scheduled:
+            return num_running
+        return sum(not runs and r.request_id not in holds for r, runs in self._requests())
+
+    def priority(self, request_id: str) -> int:
+        priority: int = self._scheduler.requests[request_id].priority
+        return priority
+
+    def is_paused(self, request_id: str) -> bool:
+        return request_id in self._scheduler.control.holds
+
+    # -- orders ------------------------------------------------------------------------------
+
+    def place(self, request_id: str, *, groups: Sequence[int], num_buffers: int) -> None:
+        placement = LayerPlacement(offloaded=frozenset(groups), num_staging=max(1, num_buffers))
+        self._scheduler.place(request_id, placement)
+
+    def release(self, request_id: str) -> None:
+        self._scheduler.capacity_guard.forget(request_id)
+
+    def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
+        self._scheduler.set_deposits(num_tokens)
+
+    def pause(self, request_id: str) -> bool:
+        self._scheduler.pause(request_id)
+        return self.is_paused(request_id)
+
+    def resume(self, request_id: str) -> None:
+        self._scheduler.resume(request_id)

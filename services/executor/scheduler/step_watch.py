@@ -1,0 +1,61 @@
+"""Describes each step as it leaves vLLM's scheduler, at a cost that does not grow with contexts."""
+
+from typing import TYPE_CHECKING
+
+from services.control.seam import ScheduledStep
+from services.executor.step_messages import StepFeedback, StepTransfers
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+
+class StepWatch:
+    """Remembers what the step before was like, prompts under way, and restores under way."""
+
+    def __init__(self) -> None:
+        self.prefilling: dict[str, None] = {}  # admitted, and not all of their tokens computed
+        self._last_ids: list[str] = []
+        self._restores: set[int] = set()
+
+    def scheduled(self, output: "SchedulerOutput", scheduled_s: float) -> ScheduledStep:
+        """Take in a step; requests it admits are prefilling from now on."""
+        cached, new = output.scheduled_cached_reqs, output.scheduled_new_reqs
+        for request in new:
+            self.prefilling[request.req_id] = None
+        for request_id in cached.resumed_req_ids:
+            self.prefilling[request_id] = None
+        same_batch = not new and not self._moves(output) and cached.req_ids == self._last_ids
+        self._last_ids = [*cached.req_ids, *(request.req_id for request in new)]
+        num_computed = sum(cached.num_computed_tokens) + sum(r.num_computed_tokens for r in new)
+        num_prefill = sum(output.num_scheduled_tokens.get(name, 0) for name in self.prefilling)
+        return ScheduledStep(
+            scheduled_s=scheduled_s,
+            num_tokens=output.total_num_scheduled_tokens,
+            num_context_tokens=num_computed + output.total_num_scheduled_tokens,
+            num_prefill_tokens=num_prefill,
+            num_output_tokens=len(output.num_scheduled_tokens),
+            same_batch=same_batch,
+            undisturbed=not self._restores,
+        )
+
+    def _moves(self, output: "SchedulerOutput") -> bool:
+        """Return whether the step changes where some request's layers are."""
+        transfers = output.kv_connector_metadata
+        if not isinstance(transfers, StepTransfers):
+            return False
+        self._restores.update(order.restore_id for order in transfers.restores)
+        self._restores.difference_update(transfers.cancelled_restores)
+        return bool(
+            transfers.dropped_tables
+            or transfers.num_staging
+            or any(update.replace for update in transfers.table_updates)
+        )
+
+    def ended(self, feedback: StepFeedback) -> None:
+        """Take in which restores are complete, or have failed, on some rank."""
+        self._restores.difference_update(feedback.num_ranks_done)
+        self._restores.difference_update(feedback.failed_restores)
+
+    def gone(self, request_id: str) -> None:
+        """Forget a request that ended or was preempted."""
+        self.prefilling.pop(request_id, None)

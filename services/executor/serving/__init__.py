@@ -1,0 +1,1 @@
+"""Gateways' streams: submits in, frames of tokens out."""

@@ -1,0 +1,216 @@
+"""The engine as gateways see it: its sessions, and whether it takes requests at all."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
+from typing import Protocol
+
+import structlog
+
+from services.executor.metrics import DEPOSITED_TOKENS, LIVE_REQUESTS, STREAMS
+from services.executor.observation import EngineObservation
+from services.executor.serving.progress import NoProgress, ProgressSink
+from services.executor.serving.session import GenerationEngine, Session
+from services.executor.serving.watch import watch
+from services.executor.types import (
+    ChatInput,
+    EngineLoad,
+    ModelInfo,
+    RejectCode,
+    RejectedError,
+    Rejection,
+    Submission,
+    TextInput,
+    Tokenization,
+    TokenizeOptions,
+)
+from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
+from services.kit.tracing import NO_TRACING, Tracing
+
+log = structlog.get_logger()
+
+
+class ServedEngine(GenerationEngine, Protocol):
+    """What the front needs of an engine; see `services.executor.engine.engine.Engine`."""
+
+    def load(self) -> EngineLoad: ...
+    async def tokenize(
+        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+    ) -> Tokenization: ...
+    async def detokenize(self, ids: Sequence[int]) -> str: ...
+    async def observe(self) -> EngineObservation: ...
+    def model_info(self, model_id: str) -> ModelInfo: ...
+
+
+class FrontState(Enum):
+    """Why the front takes requests or does not; the value is told to clients."""
+
+    LOADING = "the engine is loading"
+    SERVING = "serving"
+    DRAINING = "the executor is shutting down"
+    DEAD = "the engine has died"
+
+
+class Front:
+    """Opens sessions on the engine once it is loaded, and ends them all when it goes."""
+
+    def __init__(
+        self,
+        *,
+        model_id: str,
+        max_num_reqs: int,
+        progress: ProgressSink | None = None,
+        tracing: Tracing = NO_TRACING,
+    ) -> None:
+        """Refuse requests beyond `max_num_reqs` live ones, over all gateways."""
+        self.model_id = model_id
+        self._max_num_reqs = max_num_reqs
+        self._progress = progress or NoProgress()
+        self._tracing = tracing
+        self._engine: ServedEngine | None = None
+        self._state = FrontState.LOADING
+        self._sessions: set[Session] = set()
+        self._request_ended = asyncio.Event()
+        self._over = asyncio.Event()  # nothing will be generated any more
+        LIVE_REQUESTS.set_function(lambda: self.num_live)
+        DEPOSITED_TOKENS.set_function(lambda: self.num_deposited)
+
+    @property
+    def num_live(self) -> int:
+        return sum(session.num_live for session in list(self._sessions))
+
+    @property
+    def num_deposited(self) -> int:
+        return sum(session.num_deposited for session in list(self._sessions))
+
+    def serve(self, engine: ServedEngine) -> None:
+        """Take requests from now on."""
+        self._engine, self._state = engine, FrontState.SERVING
+
+    @property
+    def engine(self) -> ServedEngine:
+        """Return the loaded engine; UnavailableError while it loads and after it died."""
+        if self._engine is None or self._state is FrontState.DEAD:
+            raise UnavailableError(self._state.value)
+        return self._engine
+
+    def load(self) -> EngineLoad:
+        """Return the engine's load; UnavailableError as for `engine`."""
+        return self.engine.load()
+
+    async def tokenize(
+        self, model: str, prompt: TextInput | ChatInput, options: TokenizeOptions
+    ) -> Tokenization:
+        """Return a prompt's tokens. NotFoundError for another model, InvalidRequestError naming
+        the field at fault, UnavailableError as for `engine`.
+        """
+        self._check_model(model)
+        with _rejections_raised():
+            return await self.engine.tokenize(prompt, options)
+
+    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+        """Return the text of tokens. Raises as `tokenize` does."""
+        self._check_model(model)
+        with _rejections_raised():
+            return await self.engine.detokenize(ids)
+
+    def _check_model(self, model: str) -> None:
+        if model != self.model_id:
+            raise NotFoundError(self._no_such_model(model))
+
+    async def observations(self, interval_s: float) -> AsyncIterator[EngineObservation]:
+        """Yield what the scheduler sees, with the clients' ids, at most every `interval_s`.
+
+        Ends with the last session of a drain; UnavailableError as for `engine`.
+        """
+        async for observation in watch(self.engine.observe, interval_s=interval_s, over=self._over):
+            yield self._named(observation)
+
+    def _named(self, observation: EngineObservation) -> EngineObservation:
+        """Put the clients' ids in place of the engine's; requests that nobody has are left out."""
+        names: dict[str, str] = {}
+        for session in self._sessions:
+            names |= session.request_ids
+        requests = tuple(
+            replace(request, request_id=names[request.request_id])
+            for request in observation.requests
+            if request.request_id in names
+        )
+        return replace(observation, requests=requests)
+
+    def open_session(self, gateway_id: str) -> Session:
+        """Return a session, to be closed by `close_session`; UnavailableError unless serving."""
+        engine = self.engine
+        if self._state is not FrontState.SERVING:
+            raise UnavailableError(self._state.value)
+        session = Session(
+            engine,
+            gateway_id=gateway_id,
+            progress=self._progress,
+            admit=self._why_not,
+            on_request_end=self._request_ended.set,
+        )
+        session.tracing = self._tracing
+        self._sessions.add(session)
+        STREAMS.set(len(self._sessions))
+        log.info("gateway_connected", gateway_id=gateway_id)
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """Abort what the session left in the engine, and forget it."""
+        num_aborted = session.num_live
+        session.close()
+        self._sessions.discard(session)
+        STREAMS.set(len(self._sessions))
+        log.info("gateway_left", gateway_id=session.gateway_id, num_aborted_reqs=num_aborted)
+
+    def _why_not(self, submission: Submission) -> Rejection | None:
+        if self._state is not FrontState.SERVING:
+            return Rejection(code=RejectCode.UNAVAILABLE, message=self._state.value)
+        if submission.model != self.model_id:
+            message = self._no_such_model(submission.model)
+            return Rejection(code=RejectCode.UNKNOWN_MODEL, field="model", message=message)
+        if self.num_live >= self._max_num_reqs:
+            message = f"{self._max_num_reqs} requests are live; try again later"
+            return Rejection(code=RejectCode.OVERLOADED, message=message)
+        return None
+
+    def _no_such_model(self, model: str) -> str:
+        return f"the model {model!r} does not exist here"
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let live ones end, fail the rest after `timeout_s`, end streams."""
+        self._state = FrontState.DRAINING
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.num_live:
+                    self._request_ended.clear()
+                    await self._request_ended.wait()
+        except TimeoutError:
+            log.warning("drain_timed_out", num_live_reqs=self.num_live)
+        self._end_sessions()
+
+    def die(self) -> None:
+        """Fail all requests and end all streams: the engine is gone."""
+        self._state = FrontState.DEAD
+        self._end_sessions()
+
+    def _end_sessions(self) -> None:
+        self._over.set()
+        for session in self._sessions:
+            session.fail_all(self._state.value)
+            session.end(UnavailableError(self._state.value))
+
+
+@contextmanager
+def _rejections_raised() -> Iterator[None]:
+    """Raise what the engine rejects as InvalidRequestError, or UnavailableError if it is dead."""
+    try:
+        yield
+    except RejectedError as error:
+        rejection = error.rejection
+        if rejection.code is RejectCode.UNAVAILABLE:
+            raise UnavailableError(rejection.message) from error
+        raise InvalidRequestError(rejection.message, field=rejection.field) from error

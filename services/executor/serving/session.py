@@ -1,0 +1,311 @@
+"""One gateway's stream: its live requests, from submit to ending."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from services.executor.engine.collector import DeltaSink
+from services.executor.metrics import FRAME_TOKENS, FRAMES, REQUESTS
+from services.executor.serving.progress import Phase, ProgressSink
+from services.executor.serving.request_trace import RequestTrace
+from services.executor.serving.step_stream import Frame, StepStream
+from services.executor.types import (
+    Delta,
+    Ending,
+    Failure,
+    FinishReason,
+    PreparedRequest,
+    RejectCode,
+    RejectedError,
+    Rejection,
+    Submission,
+)
+from services.generation.logprobs import EchoedPrompt
+from services.kit.rpc import bind_request_id
+from services.kit.tracing import NO_TRACING, Tracing
+
+log = structlog.get_logger()
+
+CANCELLED = Delta((), FinishReason.CANCELLED)
+
+
+class GenerationEngine(Protocol):
+    """What a session needs of an engine; see `services.executor.engine.engine.Engine`."""
+
+    async def prepare(self, submission: Submission) -> PreparedRequest: ...
+    async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None: ...
+    def abort(self, engine_ids: Sequence[str]) -> None: ...
+    def deliver(self, engine_id: str, num_delivered: int) -> None: ...
+    def hold(self, engine_id: str, held: bool) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveRequest:
+    """A request that was submitted and has neither ended nor been refused."""
+
+    submission: Submission
+    trace: RequestTrace
+    engine_id: str = ""  # empty until the engine knows it
+    is_cancelled: bool = False  # aborted before the engine knew it
+    prompt_text: str = ""  # known once it is prepared, if it is to be given back
+    num_generated: int = 0
+    num_delivered: int = 0
+
+    @property
+    def num_deposited(self) -> int:
+        return max(0, self.num_generated - self.num_delivered)
+
+    def echo(self, delta: Delta) -> EchoedPrompt | None:
+        """Return the prompt if it goes with `delta`, which is not counted yet: with the first
+        tokens only, although an engine that computes a prompt again scores it again.
+        """
+        if not self.submission.echo or self.num_generated or not delta.tokens:
+            return None
+        return EchoedPrompt(self.prompt_text, delta.prompt_logprobs)
+
+
+class Session:
+    """Moves requests of one gateway into the engine and their tokens out, as frames.
+
+    Everything but `frames` returns at once. `close` may be called at any time and any number of
+    times; after it nothing of this gateway is left in the engine.
+    """
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        *,
+        gateway_id: str,
+        progress: ProgressSink,
+        admit: Callable[[Submission], Rejection | None],
+        on_request_end: Callable[[], None],
+    ) -> None:
+        """`admit` says why a request may not come in; `on_request_end` is called for each one."""
+        self.gateway_id = gateway_id
+        self._engine = engine
+        self._progress = progress
+        self._admit = admit
+        self._on_request_end = on_request_end
+        self.tracing: Tracing = NO_TRACING  # makes the spans of requests
+        self._stream = StepStream()
+        self._live: dict[str, LiveRequest] = {}
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._input_ended = False
+        self._closed = False
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    @property
+    def request_ids(self) -> dict[str, str]:
+        """Return the ids of requests that the engine has: the client's by the engine's."""
+        return {live.engine_id: request_id for request_id, live in self._live.items()}
+
+    @property
+    def num_deposited(self) -> int:
+        """Return the tokens generated and not yet delivered, over all live requests."""
+        return sum(live.num_deposited for live in self._live.values())
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """Yield frames until the session ends; raises the error it was ended with."""
+        while (frame := await self._stream.next_frame()) is not None:
+            FRAMES.inc()
+            FRAME_TOKENS.observe(frame.num_tokens)
+            yield frame
+
+    def submit(self, submission: Submission) -> None:
+        """Take a request; its answer comes with a frame."""
+        if self._closed:
+            return
+        request_id = submission.request_id
+        if self._is_taken(request_id):
+            message = f"a live request has the id {request_id!r}"
+            self.reject(request_id, Rejection(code=RejectCode.DUPLICATE, message=message))
+        elif rejection := self._admit(submission):
+            self.reject(request_id, rejection)
+        else:
+            live = self._live[request_id] = self._enter(submission)
+            task = asyncio.create_task(self._start(live), name=f"start-{request_id}")
+            self._preparing[request_id] = task
+            task.add_done_callback(partial(self._on_started, live))
+
+    def _enter(self, submission: Submission) -> LiveRequest:
+        trace = RequestTrace(submission, self.tracing)
+        return LiveRequest(submission=replace(submission, trace=trace.context), trace=trace)
+
+    def _is_taken(self, request_id: str) -> bool:
+        return request_id in self._live or self._stream.knows(request_id)
+
+    def reject(self, request_id: str, rejection: Rejection) -> None:
+        """Refuse a request that is not live."""
+        REQUESTS.labels(rejection.code.value).inc()
+        log.info("request_rejected", request_id=request_id, code=rejection.code.value)
+        self._stream.reject(request_id, rejection)
+
+    async def _start(self, live: LiveRequest) -> None:
+        request_id = live.submission.request_id
+        bind_request_id(request_id)  # this task's own: the stream's call has another
+        try:
+            prepared = await self._engine.prepare(live.submission)
+        except RejectedError as error:
+            self._refuse(live, error.rejection)
+            return
+        live.trace.prepared(prepared.num_prompt_tokens)
+        self._stream.accept(request_id, num_prompt_tokens=prepared.num_prompt_tokens)
+        if live.is_cancelled:
+            self._on_delta(live, CANCELLED)
+            return
+        self._note(live, Phase.QUEUED)
+        live.engine_id = prepared.engine_id
+        live.prompt_text = prepared.text or ""
+        await self._engine.add(prepared, partial(self._on_delta, live))
+
+    def _on_started(self, live: LiveRequest, task: asyncio.Task[None]) -> None:
+        """Answer for a start that crashed: the other requests of the stream go on."""
+        request_id = live.submission.request_id
+        if self._preparing.get(request_id) is task:
+            del self._preparing[request_id]
+        error = None if task.cancelled() else task.exception()
+        if error is None or self._live.get(request_id) is not live:
+            return
+        log.error("request_start_crashed", request_id=request_id, exc_info=error)
+        if self._stream.knows(request_id):
+            self._on_delta(live, Delta((), Failure(message="internal error", retryable=False)))
+        else:
+            internal = Rejection(code=RejectCode.INTERNAL, message="internal error")
+            self._refuse(live, internal)
+
+    def _on_delta(self, live: LiveRequest, delta: Delta) -> None:
+        if self._live.get(live.submission.request_id) is not live:
+            return
+        self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
+        live.num_generated += len(delta.tokens)
+        self._note(live, phase_after(delta, live.num_generated))
+        if delta.ending is not None:
+            self._end(live, delta.ending)
+
+    def _note(self, live: LiveRequest, phase: Phase) -> None:
+        self._progress.note(
+            live.submission.request_id,
+            generation=live.submission.generation,
+            num_generated=live.num_generated,
+            phase=phase,
+        )
+
+    def _end(self, live: LiveRequest, ending: Ending) -> None:
+        """Count and log how a request that the engine took has ended, and let go of it."""
+        live.trace.ended(ending, live.num_generated)
+        result = result_label(ending)
+        REQUESTS.labels(result).inc()
+        log.info(
+            "request_ended",
+            request_id=live.submission.request_id,
+            result=result,
+            num_output_tokens=live.num_generated,
+        )
+        self._forget(live)
+
+    def _refuse(self, live: LiveRequest, rejection: Rejection) -> None:
+        """Reject a live request, which the engine does not have."""
+        live.trace.rejected(rejection)
+        self._forget(live)
+        self.reject(live.submission.request_id, rejection)
+
+    def _forget(self, live: LiveRequest) -> None:
+        del self._live[live.submission.request_id]
+        self._on_request_end()
+        if self._input_ended and not self._live:
+            self._stream.end()
+
+    def abort(self, request_id: str) -> None:
+        """End a request early; unknown and finished ones are ignored."""
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        if live.engine_id:
+            self._engine.abort([live.engine_id])
+        else:
+            live.is_cancelled = True
+
+    def take_delivered(self, counts: Iterable[tuple[str, int]]) -> None:
+        """Note how many tokens of each request its reader has; counts never fall."""
+        for request_id, num_delivered in counts:
+            if live := self._live.get(request_id):
+                live.num_delivered = max(live.num_delivered, num_delivered)
+                if live.engine_id:
+                    self._engine.deliver(live.engine_id, live.num_delivered)
+
+    def hold(self, holds: Iterable[tuple[str, bool]]) -> None:
+        """Hold requests whose readers have stopped, or let them go on; unknown ones are ignored."""
+        for request_id, held in holds:
+            live = self._live.get(request_id)
+            if live is not None and live.engine_id:
+                self._engine.hold(live.engine_id, held)
+
+    def end_input(self) -> None:
+        """Say that the gateway will send nothing more: the session ends with its last request."""
+        self._input_ended = True
+        if not self._live:
+            self._stream.end()
+
+    def end(self, error: Exception | None = None) -> None:
+        """End the session after what is pending; live requests are aborted by `close`."""
+        self._stream.end(error)
+
+    def fail_all(self, message: str) -> None:
+        """End every live request with a retryable failure."""
+        failure = Delta((), Failure(message=message, retryable=True))
+        unavailable = Rejection(code=RejectCode.UNAVAILABLE, message=message)
+        self._cancel_preparing()
+        engine_ids = self._engine_ids()
+        for live in list(self._live.values()):
+            if live.engine_id:
+                self._on_delta(live, failure)
+            else:
+                self._refuse(live, unavailable)
+        self._engine.abort(engine_ids)
+
+    def close(self) -> None:
+        """Abort whatever is live: the gateway is gone, or its stream has ended."""
+        if self._closed:
+            return
+        self._closed = True
+        self._cancel_preparing()
+        engine_ids = self._engine_ids()
+        for live in list(self._live.values()):
+            if live.engine_id:
+                self._note(live, Phase.CANCELLED)
+            self._end(live, FinishReason.CANCELLED)
+        self._engine.abort(engine_ids)
+        self._stream.end()
+
+    def _engine_ids(self) -> list[str]:
+        return [live.engine_id for live in self._live.values() if live.engine_id]
+
+    def _cancel_preparing(self) -> None:
+        for request_id, task in self._preparing.items():
+            live = self._live.get(request_id)
+            if live is not None and not live.engine_id:
+                task.cancel()
+
+
+def phase_after(delta: Delta, num_generated: int) -> Phase:
+    """Return where a request is after a step."""
+    match delta.ending:
+        case None:
+            return Phase.DECODING if num_generated else Phase.QUEUED
+        case Failure():
+            return Phase.FAILED
+        case FinishReason.CANCELLED:
+            return Phase.CANCELLED
+        case _:
+            return Phase.FINISHED
+
+
+def result_label(ending: Ending) -> str:
+    return "failed" if isinstance(ending, Failure) else ending.value

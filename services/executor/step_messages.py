@@ -1,0 +1,130 @@
+"""What travels with a step: from the scheduler to every rank, and back.
+
+Lists of block ids and slots are sent once, when they change; a rank keeps them. So what a steady
+decode step sends does not grow with the context.
+"""
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from services.control.step_timing import StepTiming
+from services.executor.transfer_types import FailureCause
+
+
+@dataclass(frozen=True, slots=True)
+class RowEdit:
+    """Block ids that replace a stretch of a running request's row before the step."""
+
+    request_id: str
+    group: int
+    start: int  # first position, in blocks
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTableUpdate:
+    """What an offloaded group's loads copy at each step: slot i of the host to block i."""
+
+    request_id: str
+    group: int
+    replace: bool  # True: this is the whole table; False: append to it
+    positions: list[int]  # in the request's row; as long as the two below
+    slots: list[int]
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Full blocks to copy to the host once the group has run in this step."""
+
+    request_id: str
+    group: int
+    positions: list[int]  # in the request's row; as long as the two below
+    slots: list[int]
+    block_ids: list[int]
+    from_staging: bool  # the next user of the staging buffer waits for this copy
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOrder:
+    """A background copy from the host; its blocks are in no row until every rank is done."""
+
+    restore_id: int
+    request_id: str
+    group: int
+    positions: list[int]  # in the request's row; as long as the two below
+    slots: list[int]
+    block_ids: list[int]
+
+
+@dataclass(kw_only=True)
+class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
+    """All that a rank does with KV in one step."""
+
+    step: int  # grows by one with each step, from 1
+    row_edits: list[RowEdit] = field(default_factory=list)
+    # With poisoning on: freed blocks become NaN, blocks that take new tokens zero, for attention
+    # multiplies what lies behind a row's last token by zero.
+    poisoned_block_ids: list[int] = field(default_factory=list)
+    cleared_block_ids: list[int] = field(default_factory=list)
+    dropped_tables: list[tuple[str, int | None]] = field(default_factory=list)  # None: all groups
+    table_updates: list[LoadTableUpdate] = field(default_factory=list)
+    generations: dict[str, int] = field(default_factory=dict)  # of requests that begin
+    num_staging: dict[str, int] = field(default_factory=dict)  # of requests where it changed
+    loading: list[str] = field(default_factory=list)  # scheduled requests with offloaded groups
+    saves: list[SaveOrder] = field(default_factory=list)
+    restores: list[RestoreOrder] = field(default_factory=list)
+    cancelled_restores: list[int] = field(default_factory=list)
+    # For the emulated device only; otherwise 0.
+    num_tokens: int = 0  # of the step
+    num_context_tokens: int = 0  # that the step's attention reads, over all requests
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoom(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """What one rank tells the scheduler before the first step."""
+
+    num_slots: int  # that the rank has memory for
+
+
+@dataclass(kw_only=True)
+class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What one rank, or several together, have completed, and what went wrong with them."""
+
+    step: int
+    # Copies to the host of all steps up to this one have ended: they are complete unless they are
+    # in `failed_saves` of this feedback or an earlier one, or their request was lost.
+    saved_step: int
+    num_ranks_done: Counter[int] = field(default_factory=Counter)  # by restore id, each rank once
+    timing: StepTiming = field(default_factory=StepTiming)  # of the step
+    # Requests whose KV is wrong on some rank: their tokens of this step and later ones are, too.
+    lost_requests: dict[str, FailureCause] = field(default_factory=dict)
+    # By (step, request, layer group): own blocks whose copy to the host did not succeed.
+    failed_saves: dict[tuple[int, str, int], FailureCause] = field(default_factory=dict)
+    failed_restores: dict[int, FailureCause] = field(default_factory=dict)  # by restore id
+    # What copies that were given up may still write, on some rank, after this step.
+    hung_blocks: frozenset[int] = frozenset()  # of the pool
+    hung_slots: frozenset[int] = frozenset()  # of the host
+    # The first host slots, which may be used; a rank that has nothing to pin has all of them.
+    num_ready_slots: int = sys.maxsize
+
+    def aggregate(self, other: "StepFeedback") -> "StepFeedback":
+        return StepFeedback(
+            step=max(self.step, other.step),
+            saved_step=min(self.saved_step, other.saved_step),
+            num_ranks_done=self.num_ranks_done + other.num_ranks_done,
+            timing=self.timing.aggregate(other.timing),
+            lost_requests=self.lost_requests | other.lost_requests,
+            failed_saves=self.failed_saves | other.failed_saves,
+            failed_restores=self.failed_restores | other.failed_restores,
+            hung_blocks=self.hung_blocks | other.hung_blocks,
+            hung_slots=self.hung_slots | other.hung_slots,
+            num_ready_slots=min(self.num_ready_slots, other.num_ready_slots),
+        )

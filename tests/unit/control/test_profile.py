@@ -1,0 +1,89 @@
+"""The engine's profile from steps that a test makes up."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.control.profile import MIN_DECODE_STEPS, OnlineProfile
+from services.control.types import StepSample
+
+DECODE = StepSample(
+    step_s=0.024,
+    layer_s=2e-3,
+    stall_s=4e-3,
+    num_tokens=4,
+    num_context_tokens=1_000,
+    num_prefill_tokens=0,
+    num_output_tokens=4,
+)
+PROMPT = replace(DECODE, step_s=0.5, layer_s=0.06, num_tokens=1_000, num_prefill_tokens=1_000)
+
+
+def profiled(*samples: StepSample, **options: Any) -> OnlineProfile:
+    profile = OnlineProfile(num_layers=8, **options)
+    for sample in samples:
+        profile.add(sample)
+    return profile
+
+
+def test_there_is_no_profile_before_enough_decode_steps() -> None:
+    profile = profiled(*[DECODE] * (MIN_DECODE_STEPS - 1), *[PROMPT] * 10)
+    assert profile.profile() is None
+
+    profile.add(DECODE)
+
+    assert profile.profile() is not None
+
+
+def test_a_step_is_split_into_layers_stalls_and_the_rest() -> None:
+    found = profiled(*[DECODE] * 8).profile()
+    assert found is not None
+
+    # 24 ms - 8 layers * 2 ms - 4 ms of stalls = 4 ms
+    assert found.outside_layers_s == pytest.approx(4e-3)
+    assert found.layer_s(4, 1_000) == pytest.approx(2e-3)
+    assert found.mean_tpot_s == pytest.approx(0.024)
+    assert found.capacity_tps == pytest.approx(4 / 0.024)
+
+
+def test_prompts_do_not_touch_the_decode_figures() -> None:
+    without, with_prompts = profiled(*[DECODE] * 8), profiled(*[DECODE, PROMPT] * 8)
+
+    first, second = without.profile(), with_prompts.profile()
+    assert first is not None
+    assert second is not None
+
+    assert replace(second, prefill_s_per_token=0.0, peak_flops_per_s=0.0) == first
+
+
+def test_a_prompts_token_costs_its_step_less_stalls_and_the_decodes_beside_it() -> None:
+    alone = profiled(*[DECODE] * 8, PROMPT).profile()
+    mixed = profiled(*[DECODE] * 8, replace(PROMPT, num_tokens=1_004)).profile()
+    assert alone is not None
+    assert mixed is not None
+
+    assert alone.prefill_s_per_token == pytest.approx((0.5 - 0.004) / 1_000)
+    assert mixed.prefill_s_per_token == pytest.approx((0.5 - 0.004 - 0.024) / 1_000)
+
+
+def test_a_device_that_slows_down_is_followed_within_a_few_steps() -> None:
+    slow = replace(DECODE, layer_s=4e-3)
+
+    found = profiled(*[DECODE] * 100, *[slow] * 10).profile()
+    assert found is not None
+
+    assert found.layer_s(4, 1_000) == pytest.approx(4e-3, rel=0.1)
+
+
+def test_steps_whose_layers_were_not_measured_say_nothing() -> None:
+    assert not profiled(*[replace(DECODE, layer_s=0.0)] * 50).is_ready
+
+
+def test_arithmetic_speed_comes_from_the_fastest_prompt() -> None:
+    found = profiled(*[DECODE] * 8, PROMPT, replace(PROMPT, step_s=9.0), num_parameters=10**9)
+    profile = found.profile()
+    assert profile is not None
+
+    # 2 * 1e9 operations per token, 0.496 ms per token
+    assert profile.peak_flops_per_s == pytest.approx(2e9 / 0.496e-3)

@@ -1,0 +1,68 @@
+"""Comparing a plan that acts with one that does not."""
+
+import pytest
+
+from services.control.shadow import compare
+from services.placement.types import Placement, Plan, PlanStatus, RequestId, RequestPhase
+from tests.snapshots import make_request, make_snapshot
+
+SNAPSHOT = make_snapshot(make_request("a", 32_000), make_request("b", 32_000))
+
+
+def make_plan(*placements: Placement) -> Plan:
+    return Plan(epoch=1, policy="deepspeed", status=PlanStatus.FEASIBLE, placements=placements)
+
+
+def place(name: str, *layers: int, paused: bool = False) -> Placement:
+    return Placement(
+        request_id=RequestId(name),
+        offloaded_layers=layers,
+        num_prefetch_buffers=1 if layers else 0,
+        paused=paused,
+    )
+
+
+RESIDENT = make_plan(place("a"), place("b"))
+OFFLOADED = make_plan(place("a", *range(8)), place("b", *range(8)))
+
+
+def test_a_plan_gains_nothing_over_itself() -> None:
+    report = compare(SNAPSHOT, RESIDENT, RESIDENT)
+
+    assert report is not None
+    assert report.gain_frac == pytest.approx(0.0)
+
+
+def test_what_copies_less_gains() -> None:
+    report = compare(SNAPSHOT, OFFLOADED, RESIDENT)
+
+    assert report is not None
+    assert report.gain_frac == pytest.approx(report.acting_step_s / report.shadow_step_s - 1.0)
+    assert report.gain_frac > 0.0
+
+
+def test_serving_fewer_requests_is_not_a_gain_by_itself() -> None:
+    # The step gets shorter by the pause; tokens per second fall all the same.
+    report = compare(SNAPSHOT, RESIDENT, make_plan(place("a"), place("b", paused=True)))
+
+    assert report is not None
+    assert report.shadow_step_s < report.acting_step_s
+    assert report.gain_frac < 0.0
+
+
+def test_without_an_acting_plan_the_placement_in_force_counts() -> None:
+    offloaded = make_snapshot(
+        *(
+            make_request(n, 32_000, offloaded_layers=tuple(range(8)), num_prefetch_buffers=1)
+            for n in "ab"
+        )
+    )
+
+    assert compare(offloaded, None, RESIDENT) == compare(SNAPSHOT, OFFLOADED, RESIDENT)
+
+
+def test_where_nothing_can_be_predicted_nothing_is_said() -> None:
+    waiting = make_snapshot(make_request("a", phase=RequestPhase.WAITING))
+
+    assert compare(make_snapshot(make_request("a"), profile=None), None, RESIDENT) is None
+    assert compare(waiting, None, RESIDENT) is None

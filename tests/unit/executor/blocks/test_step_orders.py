@@ -1,0 +1,79 @@
+"""A step's message says each thing once, and nothing about requests that are gone."""
+
+import pytest
+
+from services.executor.blocks.step_orders import StepOrders
+from services.executor.step_messages import LoadTableUpdate, RestoreOrder, RowEdit, StepFeedback
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def test_edits_of_one_row_travel_as_few_stretches() -> None:
+    orders = StepOrders()
+    for position in (4, 2, 3, 9):
+        orders.edit_row(("r", 1), position, 100 + position)
+    orders.edit_row(("r", 1), 3, 7)
+
+    assert orders.take(loading=[], saves=[]).row_edits == [
+        RowEdit("r", 1, 2, [102, 7, 104]),
+        RowEdit("r", 1, 9, [109]),
+    ]
+
+
+def test_steps_count_from_one_and_start_empty() -> None:
+    orders = StepOrders()
+    orders.edit_row(("r", 0), 0, 1)
+    first, second = (orders.take(loading=[], saves=[]) for _ in range(2))
+
+    assert (first.step, second.step) == (1, 2)
+    assert second.row_edits == []
+
+
+def test_a_replaced_table_takes_what_is_appended_after_it_and_drops_what_was_before() -> None:
+    orders = StepOrders()
+    orders.append_table(("r", 0), 7, 1, 11)
+    orders.replace_table(("r", 0), [0], [2], [12])
+    orders.append_table(("r", 0), 1, 3, 13)
+    orders.append_table(("r", 1), 5, 4, 14)
+
+    assert orders.take(loading=[], saves=[]).table_updates == [
+        LoadTableUpdate("r", 0, True, [0, 1], [2, 3], [12, 13]),
+        LoadTableUpdate("r", 1, False, [5], [4], [14]),
+    ]
+
+
+def test_a_dropped_request_leaves_no_orders_behind() -> None:
+    orders = StepOrders()
+    orders.edit_row(("gone", 0), 0, 1)
+    orders.append_table(("gone", 0), 0, 1, 1)
+    orders.set_staging("gone", 2)
+    orders.drop_request("gone")
+
+    message = orders.take(loading=[], saves=[])
+
+    assert (message.row_edits, message.table_updates, message.num_staging) == ([], [], {})
+    assert message.dropped_tables == [("gone", None)]
+
+
+def test_a_restore_that_no_rank_has_heard_of_is_simply_forgotten() -> None:
+    orders = StepOrders()
+    orders.restore(RestoreOrder(1, "r", 0, [0], [1], [1]))
+    assert not orders.cancel_restore(1)
+    assert orders.take(loading=[], saves=[]).restores == []
+
+    orders.restore(RestoreOrder(2, "r", 0, [0], [1], [1]))
+    orders.take(loading=[], saves=[])
+    assert orders.cancel_restore(2)
+    assert orders.take(loading=[], saves=[]).cancelled_restores == [2]
+
+
+def test_feedback_of_ranks_counts_the_slowest_save_and_every_restore() -> None:
+    first = StepFeedback(step=7, saved_step=7)
+    first.num_ranks_done.update([1, 2])
+    second = StepFeedback(step=7, saved_step=5)
+    second.num_ranks_done.update([2])
+
+    together = first.aggregate(second)
+
+    assert together.saved_step == 5
+    assert together.num_ranks_done == {1: 1, 2: 2}

@@ -1,0 +1,87 @@
+"""The order of a step holds on a device: waits on streams suffice, and each kind is needed."""
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from services.executor.copies import pages as pages_module
+from services.executor.copies.device import lane as lane_module
+from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from tests.unit.executor.blocks.test_block_life import change_at_random, random_tokens
+from tests.unit.executor.simulated_ranks import Simulation
+from tests.unit.executor.stream_ranks import BLOCKS_PER_CHUNK, PAGE_BYTES, StreamRank
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+FORMS, DEPTHS, SEEDS = ("pinned", "ring"), range(3), range(4)
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages_module, "CHUNK_BYTES", BLOCKS_PER_CHUNK * PAGE_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "CLOSE_TIMEOUT_S", PATIENCE_S)
+
+
+def is_whole(sim: Simulation) -> bool:
+    return sim.pool.get_num_free_blocks() == sim.num_blocks - 1
+
+
+def drain(sim: Simulation) -> None:
+    """Run idle steps until the threads of the rank have copied everything."""
+    end_s = time.monotonic() + PATIENCE_S
+    sim.drain()
+    while not is_whole(sim) and time.monotonic() < end_s:
+        time.sleep(0.001)
+        sim.drain()
+
+
+def run(seed: int, *, form: str, depth: int, num_steps: int = 80) -> list[str]:
+    """Run random changes on ranks with streams; return what went wrong."""
+    sim = Simulation(seed=seed, depth=depth, num_slots=300, num_ranks=1)
+    rank = StreamRank(sim.num_groups, random.Random(seed), form=form)
+    sim.ranks = [rank]
+    try:
+        for _ in range(num_steps):
+            sim.settle()
+            change_at_random(sim)
+            if sim.rng.random() < 0.1:
+                sim.planner.relieve()
+            sim.step(random_tokens(sim))
+        for request_id in list(sim.lengths):
+            sim.end(request_id)
+        drain(sim)
+        assert is_whole(sim)
+        assert rank.runner.num_loads > 50
+    finally:
+        rank.close()
+    return rank.faults
+
+
+def cases() -> Iterator[object]:
+    """Return all cases: on commits half of them, in which every two parameters meet."""
+    for seed, depth, form in itertools.product(SEEDS, DEPTHS, FORMS):
+        on_commits = form == FORMS[(seed + depth) % 2]
+        yield pytest.param(seed, depth, form, marks=() if on_commits else pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(("seed", "depth", "form"), list(cases()))
+def test_every_access_of_random_steps_is_ordered(seed: int, depth: int, form: str) -> None:
+    assert run(seed, form=form, depth=depth) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_that_do_not_wait_for_copies_are_found(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaCopyEngine, "wait", lambda *args: 0.0)
+
+    assert run(0, form=form, depth=1) != []

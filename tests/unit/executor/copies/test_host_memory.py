@@ -1,0 +1,200 @@
+"""Host memory: pinned little by little, given back in chunks, and the ring."""
+
+import itertools
+import resource
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from services.executor.copies import host_memory
+from services.executor.copies.host_memory import (
+    OS_PAGE_BYTES,
+    HostMemory,
+    PinningError,
+    check_memlock_limit,
+)
+from services.executor.copies.host_ring import HostRing
+
+PAGE_BYTES = 1 << 16
+CHUNK_SLOTS = 256  # of one slab: the least chunk, 16 MiB
+
+
+@dataclass
+class SteppedRegistrar:
+    """Pins a range each time it is let; refuses from a number of ranges on."""
+
+    refuses_after: int = 1_000
+    ranges: dict[int, int] = field(default_factory=dict)
+    most: int = 0
+    let: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    asked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def register(self, address: int, num_bytes: int) -> None:
+        self.asked.release()
+        assert self.let.acquire(timeout=60)
+        if len(self.ranges) >= self.refuses_after:
+            raise PinningError("no more")
+        for start, size in self.ranges.items():
+            assert address + num_bytes <= start or start + size <= address, "pinned twice"
+        assert address % OS_PAGE_BYTES == 0
+        self.ranges[address] = num_bytes
+        self.most = max(self.most, len(self.ranges))
+
+    def unregister(self, address: int) -> None:
+        del self.ranges[address]
+
+
+def test_memory_that_needs_no_pinning_is_ready_at_once() -> None:
+    memory = HostMemory([PAGE_BYTES, PAGE_BYTES], 10)
+
+    assert memory.num_ready_slots == 10
+    assert [slab.shape for slab in memory.slabs] == [(10, PAGE_BYTES)] * 2
+    memory.close()
+
+
+def test_slots_become_ready_chunk_by_chunk_and_only_when_every_slab_has_them() -> None:
+    registrar = SteppedRegistrar()
+    memory = HostMemory([PAGE_BYTES // 2] * 2, 2 * CHUNK_SLOTS + 3, registrar=registrar)
+    seen = []
+    for _ in range(6):  # two slabs, two whole chunks and a rest
+        assert registrar.asked.acquire(timeout=60)
+        seen.append(memory.num_ready_slots)
+        registrar.let.release()
+    memory.wait_until_pinned()
+
+    assert seen == [0, 0, CHUNK_SLOTS, CHUNK_SLOTS, 2 * CHUNK_SLOTS, 2 * CHUNK_SLOTS]
+    assert memory.num_ready_slots == memory.num_slots
+    assert sum(registrar.ranges.values()) == memory.num_slots * PAGE_BYTES
+    memory.close()
+    assert registrar.ranges == {}
+
+
+def test_closing_while_pinning_stops_after_the_chunk_under_way_and_unpins_it() -> None:
+    registrar = SteppedRegistrar()
+    memory = HostMemory([PAGE_BYTES], 8 * CHUNK_SLOTS, registrar=registrar)
+    assert registrar.asked.acquire(timeout=60)
+    closing = threading.Thread(target=memory.close)
+    closing.start()
+    assert memory._stopping.wait(60)
+
+    registrar.let.release()
+    closing.join(60)
+
+    assert not closing.is_alive()
+    assert registrar.most == 1
+    assert registrar.ranges == {}
+    memory.close()
+
+
+def test_when_pinning_is_refused_the_slots_before_it_stay_usable() -> None:
+    registrar = SteppedRegistrar(refuses_after=2)
+    for _ in range(3):
+        registrar.let.release()
+    memory = HostMemory([PAGE_BYTES], 8 * CHUNK_SLOTS, registrar=registrar)
+    memory.wait_until_pinned()
+
+    assert memory.num_ready_slots == 2 * CHUNK_SLOTS
+    memory.close()
+    assert registrar.ranges == {}
+
+
+@pytest.mark.parametrize("page_bytes", [[48 << 10], [1 << 20], [1000, 3000], [OS_PAGE_BYTES]])
+def test_pinned_ranges_are_whole_os_pages_that_no_two_share(page_bytes: list[int]) -> None:
+    registrar = SteppedRegistrar()
+    for _ in range(10_000):
+        registrar.let.release()
+    num_slots = (40 << 20) // sum(page_bytes)
+    memory = HostMemory(page_bytes, num_slots, registrar=registrar)
+    memory.wait_until_pinned()
+
+    assert memory.num_ready_slots == num_slots
+    ends = sorted((address, address + size) for address, size in registrar.ranges.items())
+    assert len(ends) >= 3 * len(page_bytes) - 2
+    for (_, end), (begin, _) in itertools.pairwise(ends):
+        assert -(-end // OS_PAGE_BYTES) <= begin // OS_PAGE_BYTES
+    memory.close()
+
+
+def test_a_memlock_limit_below_the_host_memory_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = iter([(1 << 20, -1), (2 << 20, -1), (resource.RLIM_INFINITY, -1)])
+    monkeypatch.setattr(host_memory.resource, "getrlimit", lambda _: next(limits))
+
+    assert not check_memlock_limit(2 << 20)
+    assert check_memlock_limit(2 << 20)
+    assert check_memlock_limit(1 << 50)
+
+
+@dataclass(eq=False)
+class Signal:
+    event: threading.Event = field(default_factory=threading.Event)
+
+    def synchronize(self) -> None:
+        assert self.event.wait(60)
+
+
+def test_a_ring_hands_out_each_buffer_once_and_its_rows_do_not_overlap() -> None:
+    ring = HostRing([4096, 8192], rows_per_buffer=2, num_buffers=3)
+    buffers = [ring.try_take() for _ in range(3)]
+
+    assert ring.try_take() is None
+    for number, buffer in enumerate(buffers):
+        assert buffer is not None
+        for rows in buffer.rows:
+            rows.fill_(number)
+    for number, buffer in enumerate(buffers):
+        assert buffer is not None
+        assert [(rows == number).all().item() for rows in buffer.rows] == [True, True]
+        assert [rows.shape for rows in buffer.rows] == [(2, 4096), (2, 8192)]
+
+
+def test_a_full_ring_waits_for_the_oldest_copy_in_flight() -> None:
+    ring = HostRing([4096], rows_per_buffer=1, num_buffers=2)
+    first, second = ring.take(), ring.take()
+    passed = [Signal(), Signal()]
+    ring.give_back(first, after=passed[0])
+    ring.give_back(second, after=passed[1])
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(ring.take()))
+    thread.start()
+    passed[1].event.set()  # the younger one does not help
+    thread.join(0.05)
+    assert thread.is_alive()
+
+    passed[0].event.set()
+    thread.join(60)
+
+    assert taken == [first]
+
+
+def test_a_ring_whose_buffers_are_all_held_waits_for_one_to_be_given_back() -> None:
+    ring = HostRing([4096], rows_per_buffer=1, num_buffers=1)
+    held = ring.take()
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(ring.take()))
+    thread.start()
+
+    ring.give_back(held)
+    thread.join(60)
+
+    assert taken == [held]
+
+
+def test_closing_a_ring_unpins_it() -> None:
+    registrar = SteppedRegistrar()
+    registrar.let.release()
+    ring = HostRing([4096], rows_per_buffer=1, num_buffers=2, registrar=registrar)
+    assert len(registrar.ranges) == 1
+
+    ring.close()
+    ring.close()
+
+    assert registrar.ranges == {}
+
+
+def test_memory_that_is_refused_leaves_fewer_slots() -> None:
+    memory = HostMemory([1 << 20], 1 << 30)  # 1 PiB: more than a process can address
+
+    assert 0 <= memory.num_slots < 1 << 30
+    assert memory.num_ready_slots == memory.num_slots == len(memory.slabs[0])
+    memory.close()

@@ -1,0 +1,324 @@
+"""The integrity guard on real bytes: what comes back is what left, or its load fails.
+
+Classes are those in which offloading has gone wrong elsewhere: (1) a copy that does not wait for
+the computation, (2) a source that is reused before its copy has ended, (3) hooks that a replayed
+graph skips, (4) another layer's memory, (5) a failed copy that counts as done, (6) ranks that act
+differently, (7) a key that is stale or somebody else's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from services.executor.copies.copy_engine import (
+    Copy,
+    CopyCorruptError,
+    CopyEngine,
+    Direction,
+    Identity,
+)
+from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.copies.integrity_guard import (
+    EVERY_BLOCK,
+    SAMPLE_EVERY,
+    BlockChecksums,
+    GuardedEngine,
+    identities,
+)
+from services.executor.copies.pages import GroupPages
+from services.executor.kv_options import GuardMode
+from tests.exact import faults
+from tests.link_gate import LinkGate
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+NUM_BLOCKS = 40
+PAGE_BYTES = 512
+MINE = Identity(request_id="mine", generation=3, positions=(0, 1, 2))
+
+
+@pytest.fixture
+def pages() -> list[GroupPages]:
+    """Two groups of two layers, full of random bytes."""
+    generator = torch.Generator().manual_seed(1)
+
+    def memory() -> torch.Tensor:
+        return torch.randint(
+            0, 256, (NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8, generator=generator
+        )
+
+    pool, host = (memory(), memory()), (memory(), memory())
+    return [GroupPages(pool=pool, host=host) for _ in range(2)]
+
+
+Guard = Callable[..., GuardedEngine]
+
+
+@pytest.fixture
+def guard(pages: list[GroupPages]) -> Iterator[Guard]:
+    """Return a maker of guards over an engine that `spoil` may wrap."""
+    engine = CpuCopyEngine(pages, h2d=LinkModel(), d2h=LinkModel())
+
+    def make(
+        spoil: Callable[[CopyEngine], CopyEngine] = lambda engine: engine,
+        mode: GuardMode = GuardMode.ALL,
+    ) -> GuardedEngine:
+        return GuardedEngine(spoil(engine), pages, num_slots=NUM_BLOCKS, mode=mode)
+
+    yield make
+    engine.close()
+
+
+def copy_of(
+    direction: Direction,
+    slots: Sequence[int],
+    blocks: Sequence[int],
+    identity: Identity = MINE,
+    group: int = 0,
+) -> Copy:
+    """Return a copy of as many of the identity's blocks as there are slots."""
+    identity = replace(identity, positions=identity.positions[: len(slots)])
+    return Copy(
+        direction=direction, group=group, slots=slots, block_ids=blocks, identities=(identity,)
+    )
+
+
+def save(engine: CopyEngine, *args: Any, **kwargs: Any) -> None:
+    engine.wait(engine.submit(copy_of(Direction.D2H, *args, **kwargs)))
+
+
+def load(engine: CopyEngine, *args: Any, **kwargs: Any) -> None:
+    engine.wait(engine.submit(copy_of(Direction.H2D, *args, **kwargs)))
+
+
+def test_what_was_saved_comes_back_unharmed_wherever_it_is_put(guard: Guard) -> None:
+    engine = guard()
+
+    save(engine, [7, 8, 9], [1, 2, 3])
+    load(engine, [7, 8, 9], [11, 12, 13])
+    load(engine, [9, 7], [1, 2], replace(MINE, positions=(2, 0)))  # any order, and some of it
+
+    assert engine.totals().num_checked_blocks == 5
+
+
+@pytest.mark.parametrize("byte", [0, 8, PAGE_BYTES - 1])
+def test_any_single_byte_that_changes_at_rest_is_noticed(
+    guard: Guard, pages: list[GroupPages], byte: int
+) -> None:
+    engine = guard()
+    save(engine, [7, 8, 9], [1, 2, 3])
+
+    pages[0].host[1][8, byte] ^= 1
+
+    with pytest.raises(CopyCorruptError, match="block 12"):
+        load(engine, [7, 8, 9], [11, 12, 13])
+
+
+def test_words_that_change_places_are_noticed(guard: Guard, pages: list[GroupPages]) -> None:
+    checksums, pool = BlockChecksums(pages), pages[0].pool[0]
+    before = checksums.of(0, [5])
+    pool[5] = pool[5].view(-1, 8).flip(0).reshape(-1)
+
+    assert checksums.of(0, [5]) != before
+
+
+class ReadsTooEarly(faults.FaultyEngine):
+    """Saves what the source held before the computation wrote it."""
+
+    def __init__(self, engine: CopyEngine, pages: list[GroupPages]) -> None:
+        super().__init__(engine)
+        self._pages = pages
+        self._before = [pool.clone() for pool in pages[0].pool]
+
+    def submit(self, copy: Copy) -> object:
+        if copy.direction is Direction.H2D:
+            return self.engine.submit(copy)
+        now = [pool.clone() for pool in self._pages[0].pool]
+        for pool, old in zip(self._pages[0].pool, self._before, strict=True):
+            pool.copy_(old)
+        ticket = self.engine.submit(copy)
+        self.engine.wait(ticket)
+        for pool, new in zip(self._pages[0].pool, now, strict=True):
+            pool.copy_(new)
+        return ticket
+
+
+def test_class_1_a_copy_that_does_not_wait_for_the_computation(
+    guard: Guard, pages: list[GroupPages]
+) -> None:
+    engine = guard(lambda engine: ReadsTooEarly(engine, pages))
+    pages[0].pool[0][1] = 77  # the layer runs
+
+    save(engine, [7, 8, 9], [1, 2, 3])
+
+    with pytest.raises(CopyCorruptError, match="block 11"):
+        load(engine, [7, 8, 9], [11, 12, 13])
+
+
+def test_class_2_a_source_that_is_reused_before_its_copy_has_ended(
+    guard: Guard, pages: list[GroupPages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, gate = guard(), LinkGate(monkeypatch)
+    ticket = engine.submit(copy_of(Direction.D2H, [7], [1]))
+    pages[0].pool[1][1] = 0  # somebody else's tokens
+    gate.open()
+    engine.wait(ticket)
+
+    with pytest.raises(CopyCorruptError, match="block 11"):
+        load(engine, [7], [11])
+
+
+class SwapsLayers(faults.FaultyEngine):
+    """Loads each layer from the memory of the next one."""
+
+    def __init__(self, engine: CopyEngine, pages: list[GroupPages]) -> None:
+        super().__init__(engine)
+        self._wrong = CpuCopyEngine(
+            [replace(group, host=group.host[::-1]) for group in pages],
+            h2d=LinkModel(),
+            d2h=LinkModel(),
+        )
+
+    def submit(self, copy: Copy) -> object:
+        if copy.direction is Direction.D2H:
+            return self.engine.submit(copy)
+        ticket = self._wrong.submit(copy)
+        self._wrong.wait(ticket)
+        self._wrong.close()
+        return ticket
+
+
+def test_class_4_another_layers_memory(guard: Guard, pages: list[GroupPages]) -> None:
+    engine = guard(lambda engine: SwapsLayers(engine, pages))
+    save(engine, [7, 8, 9], [1, 2, 3])
+
+    with pytest.raises(CopyCorruptError):
+        load(engine, [7, 8, 9], [11, 12, 13])
+
+
+def test_class_4_another_groups_block(guard: Guard) -> None:
+    engine = guard()
+    save(engine, [7, 8, 9], [1, 2, 3])
+
+    with pytest.raises(CopyCorruptError, match="slot 7"):
+        load(engine, [7, 8, 9], [11, 12, 13], group=1)
+
+
+class MovesNothing(faults.FaultyEngine):
+    """Ends some loads without a byte."""
+
+    def submit(self, copy: Copy) -> object:
+        if self._spoils(copy):
+            return self.engine.submit(replace(copy, slots=[], block_ids=[]))
+        return self.engine.submit(copy)
+
+
+def test_class_5_a_copy_that_moved_nothing_and_says_that_it_is_done(guard: Guard) -> None:
+    engine = guard(lambda engine: MovesNothing(engine, first_fault=5))
+    save(engine, [7, 8, 9], [1, 2, 3])
+    for _ in range(4):
+        load(engine, [7, 8, 9], [11, 12, 13])
+
+    with pytest.raises(CopyCorruptError):
+        load(engine, [7, 8, 9], [14, 15, 16])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        replace(MINE, request_id="yours"),
+        replace(MINE, generation=4),
+        replace(MINE, positions=(0, 2, 1)),
+    ],
+    ids=["another-request", "another-beginning", "another-position"],
+)
+def test_class_7_a_key_that_is_stale_or_somebody_elses(guard: Guard, asked: Identity) -> None:
+    engine = guard()
+    save(engine, [7, 8, 9], [1, 2, 3])
+
+    with pytest.raises(CopyCorruptError, match="holds other KV"):
+        load(engine, [7, 8, 9], [11, 12, 13], asked)
+
+
+def test_class_7_a_slot_that_nothing_was_saved_to(guard: Guard) -> None:
+    with pytest.raises(CopyCorruptError, match="slot 20"):
+        load(guard(), [20], [1])
+
+
+def test_class_7_a_slot_whose_new_owner_has_the_same_bytes(guard: Guard) -> None:
+    engine = guard()
+    save(engine, [7], [1])
+    save(engine, [7], [1], replace(MINE, request_id="yours"))
+
+    with pytest.raises(CopyCorruptError, match="slot 7"):
+        load(engine, [7], [11])
+
+
+def test_a_sample_finds_a_block_that_stays_wrong_within_its_round(
+    guard: Guard, pages: list[GroupPages]
+) -> None:
+    engine = guard(mode=GuardMode.SAMPLE)
+    save(engine, [7, 8, 9], [1, 2, 3])
+    pages[0].host[0][8, 3] ^= 1
+    num_wrong = 0
+
+    for _ in range(SAMPLE_EVERY):
+        try:
+            load(engine, [7, 8, 9], [11, 12, 13])
+        except CopyCorruptError:
+            num_wrong += 1
+
+    assert num_wrong == 1
+    assert engine.totals().num_checked_blocks == 3
+
+
+def test_a_sample_finds_a_wrong_block_of_any_group_when_steps_load_them_in_turn(
+    guard: Guard, pages: list[GroupPages]
+) -> None:
+    engine = guard(mode=GuardMode.SAMPLE)
+    for group in (0, 1):
+        save(engine, [7 + group, 9 + group], [1, 2], group=group)
+    pages[0].host[0][10, 3] ^= 1  # the second block of group 1
+    num_wrong = 0
+
+    for _ in range(SAMPLE_EVERY):
+        load(engine, [7, 9], [11, 12])
+        try:
+            load(engine, [8, 10], [13, 14], group=1)
+        except CopyCorruptError:
+            num_wrong += 1
+
+    assert num_wrong == 1
+
+
+@pytest.mark.parametrize("first", range(SAMPLE_EVERY))
+@pytest.mark.parametrize("lengths", [(3, 40, 1), (33, 7, 64), (1, 1, 1)])
+def test_what_stands_for_part_of_a_shared_copy_is_that_part_of_what_stands_for_all(
+    first: int, lengths: tuple[int, ...]
+) -> None:
+    copy = Copy(
+        direction=Direction.H2D,
+        group=1,
+        slots=range(sum(lengths)),
+        block_ids=range(sum(lengths)),
+        identities=tuple(
+            Identity(request_id=f"r{n}", generation=n, positions=range(n, n + length))
+            for n, length in enumerate(lengths)
+        ),
+    )
+    everything = identities(copy, EVERY_BLOCK)
+    part = slice(first, None, SAMPLE_EVERY)
+
+    assert len(set(everything.tolist())) == sum(lengths)
+    assert identities(copy, part).tolist() == everything[part].tolist()
+
+
+def test_a_cancelled_load_is_not_checked(guard: Guard) -> None:
+    engine = guard()
+    ticket = engine.submit(copy_of(Direction.H2D, [20], [1]))
+    engine.cancel(ticket)
+
+    assert engine.wait(ticket) >= 0

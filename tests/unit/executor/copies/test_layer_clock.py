@@ -1,0 +1,85 @@
+"""A rank's layer times, with a clock and a copy engine that a test sets."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
+from services.executor.copies.copy_engine import TransferTotals
+from services.executor.copies.layer_clock import LayerClock
+
+
+class Rank:
+    """A runner that has stalled and copied as much as a test says."""
+
+    def __init__(self) -> None:
+        self.now_s, self.stall_s, self.num_loads = 100.0, 0.0, 0
+        self.totals = TransferTotals()
+        self.engine = SimpleNamespace(totals=lambda: self.totals)
+
+    def clock(self, **options: Any) -> LayerClock:
+        runner: Any = self
+        return LayerClock(
+            runner, num_layers=4, chunk_bytes=1_000, now_s=lambda: self.now_s, **options
+        )
+
+
+def test_layers_take_the_time_between_the_first_and_the_last_less_stalls() -> None:
+    rank = Rank()
+    clock = rank.clock()
+    rank.stall_s = 0.5  # before the first layer: not within
+    clock.layer_begins()
+    rank.now_s += 1.0
+    rank.stall_s += 0.2
+    clock.layer_begins()  # of a later group
+    clock.step_ends()
+
+    timing = clock.take()
+
+    assert timing.layer_s == pytest.approx((1.0 - 0.2) / 4)
+    assert timing.stall_s == pytest.approx(0.7)
+
+
+def test_each_step_is_told_once() -> None:
+    rank = Rank()
+    clock = rank.clock()
+    clock.layer_begins()
+    rank.now_s += 1.0
+    clock.step_ends()
+    rank.totals, rank.num_loads = TransferTotals(h2d_bytes=2_500, h2d_busy_s=0.1), 3
+    first = clock.take()
+
+    assert first.h2d == CopyTime(num_bytes=2_500, busy_s=0.1, num_copies=5)  # 3 loads, 2 chunks
+    assert clock.take() == StepTiming()
+
+
+def test_a_step_without_layers_measures_none() -> None:
+    rank = Rank()
+    clock = rank.clock()
+    clock.step_ends()
+
+    assert clock.take().layer_s == 0.0
+
+
+def test_the_calibration_goes_with_the_first_step_only() -> None:
+    one = CopyTime(num_bytes=1, busy_s=1.0, num_copies=1)
+    links = LinkCalibration(small_h2d=one, large_h2d=one, small_d2h=one, large_d2h=one)
+    clock = Rank().clock(calibration=links)
+
+    assert clock.take().calibration == links
+    assert clock.take().calibration is None
+
+
+def test_of_several_ranks_bytes_add_up_and_the_slowest_counts() -> None:
+    first = StepTiming(
+        layer_s=1.0, stall_s=0.1, h2d=CopyTime(num_bytes=10, busy_s=0.5, num_copies=1)
+    )
+    second = StepTiming(
+        layer_s=0.5, stall_s=0.4, h2d=CopyTime(num_bytes=10, busy_s=0.7, num_copies=1)
+    )
+
+    both = first.aggregate(second)
+
+    assert (both.layer_s, both.stall_s) == (1.0, 0.4)
+    assert both.h2d == CopyTime(num_bytes=20, busy_s=0.7, num_copies=1)

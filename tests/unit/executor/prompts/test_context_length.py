@@ -1,0 +1,62 @@
+"""How many tokens a request may generate, by hand."""
+
+import pytest
+
+from services.executor.prompts.context_length import resolve_max_tokens
+from services.executor.types import (
+    ChatInput,
+    Input,
+    RejectCode,
+    RejectedError,
+    TextInput,
+    TokenInput,
+)
+from services.generation.conversation import ChatMessage
+
+CHAT = ChatInput(turns=(ChatMessage(role="user", content="hi"),))
+TEXT = TextInput(text="hi")
+IDS = TokenInput(ids=(1,))
+
+
+@pytest.mark.parametrize(
+    ("requested", "prompt", "num_prompt_tokens", "expected"),
+    [
+        (None, CHAT, 10, 90),  # all that the context leaves
+        (None, CHAT, 99, 1),
+        (None, TEXT, 10, 16),  # OpenAI's default
+        (None, IDS, 10, 16),
+        (None, TEXT, 84, 16),  # 100 - 84 = 16 still fits
+        (None, TEXT, 85, 15),  # 100 - 85 = 15: less than the default
+        (5, CHAT, 10, 5),
+        (90, TEXT, 10, 90),  # 10 + 90 = 100 fits exactly
+    ],
+)
+def test_max_tokens(
+    requested: int | None, prompt: Input, num_prompt_tokens: int, expected: int
+) -> None:
+    assert (
+        resolve_max_tokens(
+            requested, prompt=prompt, num_prompt_tokens=num_prompt_tokens, max_model_len=100
+        )
+        == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("requested", "prompt", "num_prompt_tokens", "field"),
+    [
+        (91, TEXT, 10, "max_tokens"),  # 101 > 100
+        (1, TEXT, 100, "prompt"),  # the prompt alone fills the context
+        (None, IDS, 100, "prompt"),
+        (None, CHAT, 120, "messages"),
+    ],
+)
+def test_what_does_not_fit_is_refused_naming_the_field(
+    requested: int | None, prompt: Input, num_prompt_tokens: int, field: str
+) -> None:
+    with pytest.raises(RejectedError) as caught:
+        resolve_max_tokens(
+            requested, prompt=prompt, num_prompt_tokens=num_prompt_tokens, max_model_len=100
+        )
+    assert caught.value.rejection.code is RejectCode.CONTEXT_LENGTH
+    assert caught.value.rejection.field == field

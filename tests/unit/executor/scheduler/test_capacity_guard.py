@@ -1,0 +1,165 @@
+"""The capacity guard: enough offloaded that everybody fits, and no more; never in its own way."""
+
+import pytest
+
+from services.executor.blocks.residency import RequestKV
+from services.executor.scheduler.capacity_guard import CapacityGuard, Need
+from services.placement.layer_placement import LayerPlacement
+from tests.unit.executor.simulated_ranks import Simulation
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def make_guard(
+    sim: Simulation, *, max_staging: int = 1, restore_when_free_frac: float = 0.0
+) -> CapacityGuard:
+    return CapacityGuard(
+        sim.owner,
+        sim.planner,
+        max_staging=max_staging,
+        restore_when_free_frac=restore_when_free_frac,
+    )
+
+
+def needs_of(sim: Simulation) -> list[Need]:
+    return [Need(request_id=name, num_tokens=length + 1) for name, length in sim.lengths.items()]
+
+
+def run(sim: Simulation, num_tokens: dict[str, int]) -> None:
+    """Run a step, and let its copies end."""
+    sim.step(num_tokens)
+    for rank in sim.ranks:
+        for _ in range(50):
+            rank.engine.progress()
+    sim.step({})
+    sim.settle()
+
+
+def grown(sim: Simulation, num_tokens: int) -> RequestKV:
+    request = sim.admit(LayerPlacement())
+    run(sim, {request.request_id: num_tokens})
+    return request
+
+
+def test_nothing_is_offloaded_while_everything_fits() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    request = grown(sim, 40)  # 40 of 59 blocks
+
+    make_guard(sim).adjust(needs_of(sim), [])
+
+    assert request.chain() == []
+
+
+def test_a_waiting_request_makes_room_for_itself_among_running_ones() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    request = grown(sim, 40)
+    waiting = Need(request_id="next", num_tokens=80)  # 20 full blocks: at least 20 + 4 open
+
+    guard = make_guard(sim)
+    guard.adjust(needs_of(sim), [waiting])
+    run(sim, {})
+
+    assert len(request.chain()) == 2  # 2 * 11 + 10 + 2 = 34 of 35
+    assert guard.place_new(waiting, needs_of(sim)).offloaded == frozenset(range(4))
+    assert sim.pool.get_num_free_blocks() >= 24
+
+
+def test_layers_come_back_when_there_is_room_again() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    request = grown(sim, 40)
+    guard = make_guard(sim)
+    guard.adjust(needs_of(sim), [Need(request_id="next", num_tokens=80)])
+    run(sim, {})
+    assert request.chain()
+
+    for _ in range(20):
+        guard.adjust(needs_of(sim), [])
+        run(sim, {})
+
+    assert request.chain() == []
+
+
+def test_restores_leave_room_for_the_next_step() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    request = grown(sim, 40)  # the next token opens a block in each of 4 groups
+    sim.owner.offload(request, range(4))
+    sim.planner.note_offloaded(request)
+    run(sim, {})
+    num_free = sim.pool.get_num_free_blocks()
+    hoarder = sim.pool.get_new_blocks(num_free - 13)  # 13 free: a restore takes 10
+
+    make_guard(sim).adjust(needs_of(sim), [])
+    assert len(request.chain()) == 4
+    assert all(group.restore is None for group in request.groups)
+
+    sim.pool.free_blocks(hoarder[:1])  # 14 free: 10 for the restore, 4 for the next token
+    make_guard(sim).adjust(needs_of(sim), [])
+    assert sum(group.restore is not None for group in request.groups) == 1
+    assert sim.owner.num_new_blocks(request, num_tokens=41) <= sim.pool.get_num_free_blocks()
+
+
+def test_a_given_placement_is_a_floor_that_the_guard_adds_to() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    request = grown(sim, 40)
+    guard = make_guard(sim)
+    guard.give(request.request_id, LayerPlacement(offloaded=frozenset({0, 1})))
+
+    guard.adjust(needs_of(sim), [])
+    run(sim, {})
+    assert request.chain() == [0, 1]
+
+    guard.adjust(needs_of(sim), [Need(request_id="next", num_tokens=100)])
+    run(sim, {})
+    assert {0, 1} < set(request.chain())
+
+
+def test_a_request_without_room_on_the_host_is_left_alone() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60, num_slots=0)
+    request = sim.admit(LayerPlacement(), num_slots=1)
+    run(sim, {request.request_id: 40})
+
+    make_guard(sim).adjust(needs_of(sim), [Need(request_id="next", num_tokens=80)])
+
+    assert request.chain() == []
+
+
+def test_a_request_that_does_not_run_gives_way_before_a_running_one_is_offloaded() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    paused = grown(sim, 20)  # 20 of 59 blocks
+    running = grown(sim, 20)
+    guard = make_guard(sim)
+    waiting = Need(request_id="next", num_tokens=20)  # 24 with room for its next token
+
+    guard.adjust([Need(request_id=running.request_id, num_tokens=21)], [waiting])
+    run(sim, {})
+
+    assert running.chain() == []
+    assert len(paused.chain()) == 2  # 24 + 24 leave 11; two layers of five blocks stay
+    assert paused.asleep
+    assert sim.pool.get_num_free_blocks() >= 24
+
+
+def test_what_a_request_that_does_not_run_holds_is_left_to_it_while_there_is_room() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    paused = grown(sim, 20)
+    running = grown(sim, 20)
+
+    make_guard(sim).adjust([Need(request_id=running.request_id, num_tokens=21)], [])
+
+    assert not paused.asleep
+    assert paused.chain() == []
+
+
+def test_a_running_request_without_blocks_is_relieved_by_one_that_does_not_run() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=60)
+    paused = grown(sim, 20)
+    running = grown(sim, 20)
+    guard = make_guard(sim)
+    guard.adjust([Need(request_id=running.request_id, num_tokens=21)], [])
+    num_free = sim.pool.get_num_free_blocks()
+
+    assert guard.relieve()
+
+    assert sim.pool.get_num_free_blocks() > num_free
+    assert paused.chain()
+    assert running.chain() == []

@@ -1,0 +1,56 @@
+"""What the scheduler does itself, without an engine."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.executor.scheduler import reader_state
+from services.placement.layer_placement import LayerPlacement
+from tests.unit.executor.scheduler_without_engine import SchedulerWithoutEngine
+from tests.unit.executor.simulated_scheduler import SimulatedScheduler
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def make_scheduler() -> SchedulerWithoutEngine:
+    return SchedulerWithoutEngine(SimulatedScheduler(num_blocks=41, num_slots=400))
+
+
+def test_a_placement_of_a_request_that_is_gone_is_counted_and_not_kept() -> None:
+    scheduler = make_scheduler()
+    scheduler.inner.add("here", 8)
+
+    scheduler.place("gone", LayerPlacement())
+    scheduler.place("here", LayerPlacement())
+
+    assert scheduler.capacity_guard._given.keys() == {"here"}
+    assert scheduler.control.num_unknown_ids == 1
+
+
+def test_steps_of_a_pipeline_are_timed_from_output_to_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = make_scheduler()
+    step: Any = SimpleNamespace(num_scheduled_tokens={"a": 1}, total_num_scheduled_tokens=1)
+    now_s = iter((1.5, 2.0, 2.5))
+    clock = SimpleNamespace(monotonic=lambda: next(now_s))
+    monkeypatch.setattr(reader_state, "time", clock)
+    for began_s in (1.0, 1.01, 1.02):  # scheduled as fast as the pipeline takes them
+        scheduler.step_clock.begin(began_s)
+
+    for _ in range(3):
+        scheduler.update_from_output(step, SimpleNamespace(kv_connector_output=None))
+
+    assert scheduler.rates.step_s.value == pytest.approx(0.5)
+
+
+def test_a_request_whose_prompt_must_be_computed_whole_keeps_no_copies_when_preempted() -> None:
+    scheduler = make_scheduler()
+    request = scheduler.inner.add("a", 8)
+
+    scheduler._preempt_request(request, 0.0)
+    request.skip_reading_prefix_cache = True
+    scheduler._preempt_request(request, 0.0)
+
+    assert scheduler.parking == ["a", None]

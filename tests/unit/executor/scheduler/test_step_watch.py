@@ -1,0 +1,90 @@
+"""What the controller learns from a step as it leaves the scheduler."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from services.control.seam import ScheduledStep
+from services.executor.scheduler.step_watch import StepWatch
+from services.executor.step_messages import (
+    LoadTableUpdate,
+    RestoreOrder,
+    StepFeedback,
+    StepTransfers,
+)
+
+
+def run(watch: StepWatch, scheduled: dict[str, int], **options: Any) -> ScheduledStep:
+    """Schedule a step: tokens by request; `new` ones are admitted in it, all had 100 tokens."""
+    new, transfers = options.get("new", ()), options.get("transfers", StepTransfers(step=1))
+    cached = [name for name in scheduled if name not in new]
+    output: Any = SimpleNamespace(
+        scheduled_new_reqs=[SimpleNamespace(req_id=n, num_computed_tokens=0) for n in new],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=cached,
+            resumed_req_ids=set(options.get("resumed", ())),
+            num_computed_tokens=[100] * len(cached),
+        ),
+        num_scheduled_tokens=scheduled,
+        total_num_scheduled_tokens=sum(scheduled.values()),
+        kv_connector_metadata=transfers,
+    )
+    return watch.scheduled(output, 5.0)
+
+
+def test_a_decode_step_reads_every_context_and_writes_one_token_each() -> None:
+    watch = StepWatch()
+    run(watch, {"a": 1, "b": 1})
+
+    step = run(watch, {"a": 1, "b": 1})
+
+    assert (step.num_tokens, step.num_context_tokens, step.num_prefill_tokens) == (2, 202, 0)
+    assert step.same_batch
+    assert step.undisturbed
+
+
+def test_prompt_tokens_are_those_of_requests_that_are_not_complete() -> None:
+    watch = StepWatch()
+    step = run(watch, {"a": 1, "new": 50}, new=("new",))
+    assert (step.num_prefill_tokens, step.num_context_tokens) == (50, 151)
+    assert not step.same_batch
+
+    second_chunk = run(watch, {"a": 1, "new": 20})
+    assert second_chunk.num_prefill_tokens == 20
+
+    watch.gone("new")
+    assert run(watch, {"a": 1, "new": 1}).num_prefill_tokens == 0
+
+
+def test_a_resumed_request_computes_its_tokens_again() -> None:
+    step = run(StepWatch(), {"a": 70}, resumed=("a",))
+
+    assert step.num_prefill_tokens == 70
+
+
+def test_another_batch_or_another_placement_is_another_composition() -> None:
+    watch = StepWatch()
+    run(watch, {"a": 1, "b": 1})
+    assert not run(watch, {"a": 1}).same_batch
+    assert run(watch, {"a": 1}).same_batch
+
+    growing = StepTransfers(step=2, table_updates=[LoadTableUpdate("a", 0, False, [0], [1], [1])])
+    moving = StepTransfers(step=3, table_updates=[LoadTableUpdate("a", 0, True, [0], [1], [1])])
+
+    assert run(watch, {"a": 1}, transfers=growing).same_batch
+    assert not run(watch, {"a": 1}, transfers=moving).same_batch
+    assert not run(
+        watch, {"a": 1}, transfers=StepTransfers(step=4, dropped_tables=[("a", 0)])
+    ).same_batch
+
+
+def test_restores_disturb_until_they_are_complete_or_cancelled() -> None:
+    watch = StepWatch()
+    orders = [RestoreOrder(number, "a", 0, [0], [1], [1]) for number in (1, 2)]
+    assert not run(watch, {"a": 1}, transfers=StepTransfers(step=1, restores=orders)).undisturbed
+
+    watch.ended(StepFeedback(step=1, saved_step=1, num_ranks_done=Counter([1])))
+    assert not run(watch, {"a": 1}).undisturbed
+
+    ended = StepTransfers(step=3, cancelled_restores=[2])
+    assert run(watch, {"a": 1}, transfers=ended).undisturbed

@@ -1,0 +1,494 @@
+"""Sessions on an engine that generates when the test says so."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from services.executor.engine.collector import DeltaSink
+from services.executor.observation import EngineObservation, RequestObservation, RequestState
+from services.executor.serving.front import Front
+from services.executor.serving.progress import Phase
+from services.executor.serving.session import Session
+from services.executor.serving.step_stream import Frame
+from services.executor.types import (
+    ChatInput,
+    Delta,
+    EngineLoad,
+    Failure,
+    FinishReason,
+    ModelInfo,
+    PreparedRequest,
+    RejectCode,
+    RejectedError,
+    Rejection,
+    Submission,
+    TextInput,
+    Token,
+    Tokenization,
+    TokenizeOptions,
+)
+from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
+from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
+
+
+def make_observed_request(request_id: str) -> RequestObservation:
+    return RequestObservation(
+        request_id=request_id,
+        state=RequestState.DECODING,
+        num_prompt_tokens=7,
+        num_computed_tokens=7,
+        num_generated_tokens=1,
+        num_delivered_tokens=0,
+        num_deposited_tokens=1,
+        num_late_tokens=0,
+        interval_s=0.0,
+    )
+
+
+SCORES = (TokenLogprobs(Logprob(0, "x", None)),)
+TOO_LONG = Rejection(code=RejectCode.CONTEXT_LENGTH, field="prompt", message="too long")
+
+
+@dataclass
+class FakeEngine:
+    """Keeps sinks by engine id; `render_gate` holds back the rendering of the text "slow"."""
+
+    sinks: dict[str, DeltaSink] = field(default_factory=dict)
+    render_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    delivered: dict[str, int] = field(default_factory=dict)
+    holds: list[tuple[str, bool]] = field(default_factory=list)
+
+    async def prepare(self, submission: Submission) -> PreparedRequest:
+        assert isinstance(submission.input, TextInput)
+        match submission.input.text:
+            case "slow":
+                await self.render_gate.wait()
+            case "long":
+                raise RejectedError(TOO_LONG)
+            case "crash":
+                raise RuntimeError("a bug")
+        return PreparedRequest(
+            engine_id=f"{submission.request_id}-x", num_prompt_tokens=7, text="the prompt"
+        )
+
+    async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None:
+        self.sinks[prepared.engine_id] = sink
+
+    def abort(self, engine_ids: Sequence[str]) -> None:
+        for engine_id in engine_ids:
+            self.sinks.pop(engine_id)(Delta((), FinishReason.CANCELLED))
+
+    def generate(self, request_id: str, *ids: int, ending: FinishReason | None = None) -> None:
+        self.sinks[f"{request_id}-x"](Delta(tuple(Token(id, "t") for id in ids), ending))
+        if ending:
+            del self.sinks[f"{request_id}-x"]
+
+    def deliver(self, engine_id: str, num_delivered: int) -> None:
+        self.delivered[engine_id] = num_delivered
+
+    def hold(self, engine_id: str, held: bool) -> None:
+        self.holds.append((engine_id, held))
+
+    async def observe(self) -> EngineObservation:
+        return EngineObservation(
+            requests=tuple(make_observed_request(engine_id) for engine_id in (*self.sinks, "ended"))
+        )
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(num_running_reqs=len(self.sinks))
+
+    async def tokenize(
+        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+    ) -> Tokenization:
+        assert isinstance(prompt, TextInput)
+        if prompt.text == "long":
+            raise RejectedError(TOO_LONG)
+        return Tokenization(ids=tuple(map(ord, prompt.text)), max_model_len=8)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def model_info(self, model_id: str) -> ModelInfo:
+        raise NotImplementedError
+
+
+@dataclass
+class RecordedProgress:
+    notes: list[tuple[str, int, Phase]] = field(default_factory=list)
+
+    def note(self, request_id: str, *, generation: int, num_generated: int, phase: Phase) -> None:
+        self.notes.append((request_id, num_generated, phase))
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def progress() -> RecordedProgress:
+    return RecordedProgress()
+
+
+@pytest.fixture
+def front(engine: FakeEngine, progress: RecordedProgress) -> Front:
+    front = Front(model_id="m", max_num_reqs=3, progress=progress)
+    front.serve(engine)
+    return front
+
+
+@pytest.fixture
+async def session(front: Front) -> AsyncIterator[Session]:
+    session = front.open_session("gateway-1")
+    yield session
+    front.close_session(session)
+
+
+def make_submission(request_id: str = "r", text: str = "hi", **overrides: Any) -> Submission:
+    fields = {"generation": 1, "model": "m", "input": TextInput(text=text)}
+    return Submission(request_id=request_id, **{**fields, **overrides})
+
+
+async def settle() -> None:
+    """Let every task run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def next_frame(session: Session) -> Frame:
+    return await asyncio.wait_for(anext(aiter(session.frames())), timeout=60)
+
+
+async def submit(session: Session, *texts: str) -> None:
+    """Submit one request per text, named by its text."""
+    for text in texts:
+        session.submit(make_submission(text, text))
+    await settle()
+
+
+async def test_a_request_is_accepted_before_its_first_token(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a")
+    engine.generate("a", 1)
+    frame = await next_frame(session)
+
+    assert frame.accepted == {"a": 7}
+    assert frame.outputs["a"].tokens == [Token(1, "t")]
+
+
+async def test_a_prompt_that_renders_slowly_holds_nobody_up(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "slow", "a")
+    engine.generate("a", 1, ending=FinishReason.STOP)
+
+    assert (await next_frame(session)).accepted == {"a": 7}
+    engine.render_gate.set()
+    assert (await next_frame(session)).accepted == {"slow": 7}
+
+
+async def test_a_request_that_the_engine_refuses_leaves_no_trace(
+    session: Session, front: Front
+) -> None:
+    await submit(session, "long")
+
+    assert (await next_frame(session)).rejected == [("long", TOO_LONG)]
+    assert front.num_live == 0
+
+
+async def test_a_start_that_crashes_ends_only_its_own_request(
+    session: Session, front: Front
+) -> None:
+    await submit(session, "crash", "a")
+    frame = await next_frame(session)
+
+    assert [(id, r.code) for id, r in frame.rejected] == [("crash", RejectCode.INTERNAL)]
+    assert frame.accepted == {"a": 7}
+    assert front.num_live == 1
+
+
+async def test_a_live_id_is_refused_and_its_request_goes_on(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a", "a")
+    engine.generate("a", 1)
+    frame = await next_frame(session)
+
+    assert [(id, r.code) for id, r in frame.rejected] == [("a", RejectCode.DUPLICATE)]
+    assert frame.outputs["a"].tokens == [Token(1, "t")]
+
+
+async def test_an_id_may_return_after_its_ending_was_sent(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a")
+    engine.generate("a", 1, ending=FinishReason.STOP)
+    await submit(session, "a")  # the gateway cannot have seen the ending
+    assert [r.code for _, r in (await next_frame(session)).rejected] == [RejectCode.DUPLICATE]
+
+    await submit(session, "a")
+
+    assert (await next_frame(session)).accepted == {"a": 7}
+
+
+async def test_two_gateways_may_use_the_same_id(front: Front) -> None:
+    sessions = [front.open_session(f"gateway-{i}") for i in range(2)]
+    for session in sessions:
+        await submit(session, "slow")
+        assert session.num_live == 1
+        session.close()
+
+
+async def test_an_unknown_model_and_a_full_queue_are_refused(session: Session) -> None:
+    session.submit(make_submission("other", model="gpt"))
+    await submit(session, "a", "b", "c", "d")
+    frame = await next_frame(session)
+
+    assert [(id, r.code, r.field) for id, r in frame.rejected] == [
+        ("other", RejectCode.UNKNOWN_MODEL, "model"),
+        ("d", RejectCode.OVERLOADED, ""),
+    ]
+
+
+async def test_abort_ends_a_request_as_cancelled(session: Session, engine: FakeEngine) -> None:
+    await submit(session, "a")
+    engine.generate("a", 1)
+    session.abort("a")
+    session.abort("a")
+    session.abort("never-seen")
+
+    output = (await next_frame(session)).outputs["a"]
+    assert output.ending is FinishReason.CANCELLED
+    assert output.tokens == [Token(1, "t")]
+    assert not engine.sinks
+
+
+async def test_abort_while_the_prompt_renders_never_reaches_the_engine(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "slow")
+    session.abort("slow")
+    engine.render_gate.set()
+    frame = await next_frame(session)
+
+    assert frame.accepted == {"slow": 7}
+    assert frame.outputs["slow"].ending is FinishReason.CANCELLED
+    assert not engine.sinks
+
+
+async def test_a_closed_session_leaves_nothing_behind(
+    front: Front, engine: FakeEngine, progress: RecordedProgress
+) -> None:
+    session = front.open_session("gateway-1")
+    await submit(session, "a", "slow")
+    front.close_session(session)
+    engine.render_gate.set()
+    await settle()
+
+    assert not engine.sinks
+    assert front.num_live == 0
+    assert progress.notes[-1] == ("a", 0, Phase.CANCELLED)
+
+
+async def test_progress_follows_a_request(
+    session: Session, engine: FakeEngine, progress: RecordedProgress
+) -> None:
+    await submit(session, "a")
+    engine.generate("a", 1)
+    engine.generate("a", 2, ending=FinishReason.LENGTH)
+
+    assert progress.notes == [
+        ("a", 0, Phase.QUEUED),
+        ("a", 1, Phase.DECODING),
+        ("a", 2, Phase.FINISHED),
+    ]
+
+
+async def test_the_deposit_is_what_was_generated_and_not_delivered(
+    session: Session, front: Front, engine: FakeEngine
+) -> None:
+    await submit(session, "a", "b")
+    engine.generate("a", 1, 2, 3)
+    engine.generate("b", 4, 5)
+    session.take_delivered([("a", 2), ("never-seen", 9)])
+    session.take_delivered([("a", 1)])  # late: counts never fall
+
+    assert front.num_deposited == (3 - 2) + (2 - 0)
+
+    engine.generate("b", 6, ending=FinishReason.STOP)
+    assert front.num_deposited == 1
+
+
+async def test_a_gateway_that_sends_no_more_still_gets_its_answers(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a")
+    session.end_input()
+    engine.generate("a", 1, ending=FinishReason.STOP)
+
+    frames = [frame async for frame in session.frames()]
+
+    assert frames[-1].outputs["a"].ending is FinishReason.STOP
+
+
+async def drain_in_background(front: Front, timeout_s: float) -> "asyncio.Task[None]":
+    task = asyncio.create_task(front.drain(timeout_s))
+    await settle()
+    return task
+
+
+async def test_drain_lets_live_requests_end_and_takes_no_new_ones(
+    session: Session, front: Front, engine: FakeEngine
+) -> None:
+    await submit(session, "a")
+    draining = await drain_in_background(front, timeout_s=60)
+    await submit(session, "late")
+    assert not draining.done()
+    with pytest.raises(UnavailableError):
+        front.open_session("gateway-2")
+
+    engine.generate("a", 1, ending=FinishReason.STOP)
+    await asyncio.wait_for(draining, timeout=60)
+
+    frame = await next_frame(session)
+    assert frame.outputs["a"].ending is FinishReason.STOP
+    assert [(id, r.code) for id, r in frame.rejected] == [("late", RejectCode.UNAVAILABLE)]
+    with pytest.raises(UnavailableError):
+        await next_frame(session)
+
+
+async def test_what_does_not_end_in_time_fails_and_may_be_retried(
+    session: Session, front: Front, engine: FakeEngine
+) -> None:
+    await submit(session, "a", "slow")
+    await front.drain(timeout_s=0)
+    frame = await next_frame(session)
+
+    ending = frame.outputs["a"].ending
+    assert isinstance(ending, Failure)
+    assert ending.retryable
+    assert [(id, r.code) for id, r in frame.rejected] == [("slow", RejectCode.UNAVAILABLE)]
+    assert not engine.sinks
+
+
+@pytest.mark.parametrize("use", [Front.load, lambda front: front.open_session("gateway-1")])
+async def test_nothing_is_served_before_the_engine_is_loaded_and_after_it_died(
+    use: Callable[[Front], object], engine: FakeEngine
+) -> None:
+    front = Front(model_id="m", max_num_reqs=1)
+    with pytest.raises(UnavailableError):
+        use(front)
+    front.serve(engine)
+    use(front)
+    front.die()
+    with pytest.raises(UnavailableError):
+        use(front)
+
+
+async def test_delivered_counts_go_on_to_the_engine_under_its_own_ids(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a", "b", "slow")
+    engine.generate("a", 1, 2, 3)
+
+    session.take_delivered([("a", 2), ("slow", 1), ("gone", 5)])
+    session.take_delivered([("a", 1)])  # overtaken
+
+    assert engine.delivered == {"a-x": 2}
+
+
+async def test_a_watcher_sees_requests_by_the_ids_of_their_gateways(
+    front: Front, session: Session
+) -> None:
+    await submit(session, "a", "b", "slow")
+
+    observation = await anext(front.observations(0.0))
+
+    assert [request.request_id for request in observation.requests] == ["a", "b"]
+
+
+async def test_a_watch_ends_when_the_front_has_drained(front: Front, session: Session) -> None:
+    updates = front.observations(0.0)
+    await anext(updates)
+    await front.drain(timeout_s=1.0)
+
+    assert [update async for update in updates] == []
+
+
+async def test_an_engine_that_loads_cannot_be_watched() -> None:
+    with pytest.raises(UnavailableError):
+        await anext(Front(model_id="m", max_num_reqs=1).observations(0.0))
+
+
+async def test_a_prompt_goes_back_with_the_first_token_and_never_again(
+    engine: FakeEngine, session: Session
+) -> None:
+    session.submit(make_submission(echo=True))
+    await settle()
+    engine.sinks["r-x"](Delta((Token(1, "a"),), None, SCORES))
+    first = await next_frame(session)
+    # A prompt that is computed again is scored again.
+    engine.sinks["r-x"](Delta((Token(2, "b"),), None, SCORES))
+    second = await next_frame(session)
+
+    assert first.outputs["r"].prompt == EchoedPrompt("the prompt", SCORES)
+    assert second.outputs["r"].prompt is None
+
+
+async def test_a_prompt_goes_back_although_the_writer_lags(
+    engine: FakeEngine, session: Session
+) -> None:
+    session.submit(make_submission(echo=True))
+    await settle()
+    engine.generate("r", 1)
+    engine.generate("r", 2)
+
+    output = (await next_frame(session)).outputs["r"]
+
+    assert output.prompt == EchoedPrompt("the prompt")
+    assert len(output.tokens) == 2
+
+
+async def test_a_prompt_that_nobody_asked_for_stays(engine: FakeEngine, session: Session) -> None:
+    session.submit(make_submission())
+    await settle()
+    engine.generate("r", 1)
+
+    assert (await next_frame(session)).outputs["r"].prompt is None
+
+
+async def test_a_front_tokenises_for_its_model_alone(front: Front) -> None:
+    prompt, options = TextInput(text="hi"), TokenizeOptions()
+
+    assert (await front.tokenize("m", prompt, options)).ids == (104, 105)
+    assert await front.detokenize("m", [104]) == "h"
+    with pytest.raises(NotFoundError):
+        await front.tokenize("other", prompt, options)
+    with pytest.raises(NotFoundError):
+        await front.detokenize("other", [1])
+
+
+async def test_what_the_engine_cannot_tokenise_names_its_field(front: Front) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await front.tokenize("m", TextInput(text="long"), TokenizeOptions())
+
+    assert caught.value.field == "prompt"
+
+
+async def test_a_front_without_an_engine_tokenises_nothing() -> None:
+    with pytest.raises(UnavailableError):
+        await Front(model_id="m", max_num_reqs=1).detokenize("m", [1])
+
+
+async def test_a_hold_reaches_the_engine_under_its_own_id(
+    session: Session, engine: FakeEngine
+) -> None:
+    await submit(session, "a", "slow")  # the engine has yet to hear of the second
+    session.hold([("a", True), ("slow", True), ("never here", True)])
+    session.hold([("a", False)])
+
+    assert engine.holds == [("a-x", True), ("a-x", False)]

@@ -1,0 +1,305 @@
+"""Ranks without a model: memory that remembers which block of whose KV was written where.
+
+Everything but the model and the bytes is the real thing: `BlockOwner`, `TransferPlanner` and
+`TransferRunner`. Copies are carried out as late as waiting allows, or at random before, and read
+their source only then, so that a missing wait shows.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.v1.core.block_pool import BlockPool
+
+from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.host_pool import HostPool
+from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.step_orders import StepOrders
+from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.copies.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
+from services.executor.copies.transfer_runner import TransferRunner
+from services.executor.step_messages import StepFeedback, StepTransfers
+from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
+
+Content = tuple[str, int, int] | None  # request, layer group, position; None: poison
+BLOCK_SIZE = 4
+
+
+@dataclass(eq=False)
+class LateTicket:
+    copy: Copy
+    done: bool = False
+    cancelled: bool = False
+    fault: str = ""  # what is to go wrong with it
+
+
+class LateEngine:
+    """Copies contents between two dicts, late."""
+
+    def __init__(self, memory: dict[int, Content], rng: random.Random) -> None:
+        self.memory = memory
+        self.host: dict[int, Content] = {}
+        self._rng = rng
+        self._queues: dict[Direction, list[LateTicket]] = {d: [] for d in Direction}
+
+    def submit(self, copy: Copy) -> LateTicket:
+        if copy.direction is Direction.H2D:
+            self.memory.update(dict.fromkeys(copy.block_ids))
+        ticket = LateTicket(copy)
+        self._queues[copy.direction].append(ticket)
+        return ticket
+
+    def wait(self, ticket: LateTicket, timeout_s: float = FOR_EVER) -> float:
+        queue = self._queues[ticket.copy.direction]
+        if ticket.copy.direction is Direction.D2H:  # in the order of submission
+            while not ticket.done:
+                self._carry_out(queue.pop(0))
+        elif not ticket.done:
+            queue.remove(ticket)
+            self._carry_out(ticket)
+        return 0.0
+
+    def cancel(self, ticket: LateTicket) -> None:
+        ticket.cancelled = True
+
+    def progress(self) -> None:
+        """Carry out some copies that nobody waits for."""
+        for direction, queue in self._queues.items():
+            if direction is Direction.H2D:
+                self._rng.shuffle(queue)
+            for _ in range(self._rng.randrange(4)):
+                if queue:
+                    self._carry_out(queue.pop(0))
+
+    def _carry_out(self, ticket: LateTicket) -> None:
+        copy = ticket.copy
+        for slot, block_id in zip(copy.slots, copy.block_ids, strict=True):
+            if ticket.cancelled:
+                break
+            if copy.direction is Direction.H2D:
+                self.memory[block_id] = self.host.get(slot)
+            else:
+                self.host[slot] = self.memory.get(block_id)
+        ticket.done = True
+
+    def totals(self) -> TransferTotals:
+        return TransferTotals()
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One request in one step."""
+
+    request_id: str
+    start: int  # tokens
+    num_tokens: int
+    new_ids: tuple[list[int], ...]  # per group, what its row gains
+    is_new: bool
+    beginning: int = 0  # how often it has begun anew
+
+    @property
+    def kv(self) -> str:
+        """Whose KV it is: that of another beginning is somebody else's."""
+        return f"{self.request_id}.{self.beginning}"
+
+
+class SimulatedRank:
+    def __init__(
+        self, num_groups: int, rng: random.Random, engine: "type[LateEngine] | None" = None
+    ) -> None:
+        """Give an engine whose copies fail: what is wrong then is noted, not asserted."""
+        self.memory: dict[int, Content] = {}
+        self.rows: dict[str, list[list[int]]] = {}
+        self.engine = (engine or LateEngine)(self.memory, rng)
+        self.wrong: set[str] = set()  # KV that was wrong when it was read, or depends on that
+        self._may_be_wrong = engine is not None
+        self.runner = TransferRunner(self.engine, num_groups)
+        self.runner.fill = lambda ids, nan: self.memory.update(dict.fromkeys(ids)) if nan else None
+        self._num_groups = num_groups
+
+    def run_step(self, transfers: StepTransfers, batch: list[Slice]) -> StepFeedback:
+        for edit in transfers.row_edits:
+            if edit.request_id in self.rows:
+                row = self.rows[edit.request_id][edit.group]
+                row[edit.start : edit.start + len(edit.block_ids)] = edit.block_ids
+        for part in batch:
+            if part.is_new:
+                self.rows[part.request_id] = [[] for _ in range(self._num_groups)]
+            for row, ids in zip(self.rows[part.request_id], part.new_ids, strict=True):
+                row.extend(ids)
+        self.runner.begin_step(transfers)
+        self._are_hooks_called = self.runner.has_work_between_layers
+        for group in range(self._num_groups if batch else 0):
+            self._run_group(group, batch)
+            self.engine.progress()
+        self.runner.end_step()
+        return self.runner.feedback()
+
+    def _run_group(self, group: int, batch: list[Slice]) -> None:
+        for part in batch:  # vLLM writes new KV before it asks for the layer's load
+            self._write(group, part)
+        if self._are_hooks_called:
+            self.runner.before_group(group)
+        for part in batch:
+            self._read(group, part)
+        if self._are_hooks_called:
+            self.runner.after_group(group)
+
+    def _write(self, group: int, part: Slice) -> None:
+        end = part.start + part.num_tokens
+        for position in range(part.start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
+            block_id = self.rows[part.request_id][group][position]
+            content = (part.kv, group, position)
+            if position * BLOCK_SIZE < part.start:
+                self._check(part, self.memory.get(block_id) == content, "an open block is lost")
+            self.memory[block_id] = None if part.kv in self.wrong else content
+
+    def _read(self, group: int, part: Slice) -> None:
+        end = part.start + part.num_tokens
+        for position in range(-(-end // BLOCK_SIZE)):
+            block_id = self.rows[part.request_id][group][position]
+            expected, found = (part.kv, group, position), self.memory.get(block_id)
+            message = f"attention reads {found} where {expected} belongs"
+            self._check(part, found == expected, message)
+
+    def _check(self, part: Slice, is_right: bool, message: str) -> None:
+        if not is_right:
+            assert self._may_be_wrong, message
+            self.wrong.add(part.kv)
+
+
+@dataclass
+class Simulation:
+    """A scheduler that knows only capacity, and ranks that run its steps `depth` steps later."""
+
+    seed: int
+    num_groups: int = 4
+    num_blocks: int = 60
+    num_slots: int = 400
+    num_ranks: int = 2
+    depth: int = 1  # steps in flight when the next one is scheduled
+    max_mirrored: int = 1_000
+    lengths: dict[str, int] = field(default_factory=dict)  # tokens computed, of live requests
+    returning: set[str] = field(default_factory=set)  # admitted again, not yet scheduled
+    beginnings: Counter[str] = field(default_factory=Counter)  # how often each began anew
+    in_flight: deque[tuple[StepTransfers, list[Slice]]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.pool = BlockPool(self.num_blocks, False, BLOCK_SIZE)
+        self.owner = BlockOwner(
+            self.pool,
+            HostPool(self.num_slots),
+            BlockGeometry(num_groups=self.num_groups, block_size=BLOCK_SIZE),
+            orders=StepOrders(),
+            poison_freed=True,
+        )
+        self.planner = TransferPlanner(
+            self.owner, num_ranks=self.num_ranks, write_budget=lambda _: self.max_mirrored
+        )
+        self.ranks = [self.make_rank(number) for number in range(self.num_ranks)]
+        self.num_requests = 0
+
+    def make_rank(self, number: int) -> SimulatedRank:
+        return SimulatedRank(self.num_groups, self.rng)
+
+    def step(self, num_new_tokens: dict[str, int]) -> None:
+        """Schedule one step with the tokens that find room, and run the oldest one in flight."""
+        batch = []
+        for request_id, num_tokens in num_new_tokens.items():
+            part = self._schedule(request_id, num_tokens)
+            if part is not None:
+                batch.append(part)
+        transfers = self.planner.plan_step({p.request_id: p.start + p.num_tokens for p in batch})
+        for part in batch:
+            self.lengths[part.request_id] = part.start + part.num_tokens
+        self.in_flight.append((transfers, batch))
+        self.owner.check_integrity()
+        while len(self.in_flight) > self.depth:
+            self.run_oldest()
+
+    def _schedule(self, request_id: str, num_tokens: int) -> Slice | None:
+        start = self.lengths[request_id]
+        request = self.owner.requests[request_id]
+        wanted = start + num_tokens
+        num_free = self.pool.get_num_free_blocks()
+        num_new = self.owner.num_new_blocks(request, num_tokens=wanted)
+        if num_new > num_free:
+            return None
+        gained = self.owner.grow(request, num_tokens=wanted)
+        assert num_free - self.pool.get_num_free_blocks() == num_new, (
+            "took what it did not announce"
+        )
+        is_new = start == 0 or request_id in self.returning
+        self.returning.discard(request_id)
+        if is_new:  # vLLM sends the whole row
+            gained = tuple(group.row for group in request.groups)
+        ids = tuple([block.block_id for block in row] for row in gained)
+        beginning = self.beginnings[request_id]
+        return Slice(request_id, start, num_tokens, ids, is_new=is_new, beginning=beginning)
+
+    def run_oldest(self) -> None:
+        transfers, batch = self.in_flight.popleft()
+        feedback: Any = None
+        for rank in self.ranks:
+            own = rank.run_step(transfers, batch)
+            feedback = own if feedback is None else feedback.aggregate(own)
+        self.take_in(feedback, batch)
+
+    def take_in(self, feedback: StepFeedback, batch: list[Slice]) -> None:
+        self.planner.absorb(feedback)
+
+    def admit(self, placement: LayerPlacement, num_slots: int = 200) -> RequestKV:
+        self.num_requests += 1
+        request = self.owner.draft(f"r{self.num_requests}", placement, num_slots=num_slots)
+        self.owner.adopt(request)
+        self.lengths[request.request_id] = 0
+        return request
+
+    def sleep(self, request_id: str, groups: Iterable[int]) -> None:
+        """Take the staging and some groups of a request that does not run."""
+        request = self.owner.requests[request_id]
+        self.owner.staging.drop(request)
+        self.owner.offload(request, groups)
+        self.planner.note_offloaded(request)
+        self.owner.check_integrity()
+
+    def park(self, request_id: str) -> int:
+        """Preempt a request, keeping its host copies; return how many tokens they hold."""
+        del self.lengths[request_id]
+        self.pool.free_blocks(reversed(self.owner.park(request_id)))
+        self.owner.check_integrity()
+        request = self.owner.requests.get(request_id)
+        return request.num_tokens if request else 0
+
+    def come_back(self, request_id: str) -> None:
+        """Admit a parked request that is awake."""
+        request = self.owner.requests[request_id]
+        assert not request.asleep
+        self.lengths[request_id] = request.num_tokens
+        self.returning.add(request_id)
+
+    def end(self, request_id: str) -> None:
+        self.lengths.pop(request_id, None)
+        self.pool.free_blocks(reversed(self.owner.pop(request_id)))
+
+    def settle(self) -> None:
+        self.planner.settle()
+        self.owner.check_integrity()
+
+    def drain(self) -> None:
+        """Run idle steps until nothing is under way."""
+        for _ in range(200):
+            for rank in self.ranks:
+                rank.engine.progress()
+            self.settle()
+            self.step({})
+        while self.in_flight:
+            self.run_oldest()
+        self.settle()

@@ -1,0 +1,144 @@
+"""Connector stats: merged over ranks and over time by one method."""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.executor.blocks.failures import FailureLedger, FailureTotals
+from services.executor.copies.copy_engine import Direction
+from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.copies.pages import GroupPages
+from services.executor.copies.rank_stats import RankStats
+from services.executor.copies.trace import StepTrace
+from services.executor.copies.transfer_runner import TransferRunner
+from services.executor.stats.kv_metrics import COUNTERS, GAUGES, KVPromMetrics
+from services.executor.stats.kv_stats import KVStats, Residencies
+from services.executor.step_messages import SaveOrder, StepTransfers
+from services.executor.transfer_types import FailureCause
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def of_rank(rank: str, **sums: float) -> KVStats:
+    return KVStats(data={"ranks": {rank: sums}})
+
+
+def test_bytes_add_up_over_ranks_and_times_are_those_of_the_slowest() -> None:
+    steps = [
+        of_rank("0", h2d_bytes=10, stall_s=0.1),
+        of_rank("1", h2d_bytes=10, stall_s=0.3),
+        of_rank("0", h2d_bytes=5, stall_s=0.4),
+        of_rank("1", h2d_bytes=5, stall_s=0.0),
+    ]
+    total = KVStats()
+    for step in steps:
+        total = total.aggregate(step)
+
+    assert total.reduce()["h2d_bytes"] == 30
+    assert total.reduce()["stall_s"] == 0.5  # rank 0: 0.1 + 0.4
+
+
+def test_the_schedulers_state_is_the_last_one() -> None:
+    earlier = KVStats(data={"scheduler": {"num_offloaded_groups": 3}})
+    later = KVStats(data={"scheduler": {"num_offloaded_groups": 1}})
+
+    assert earlier.aggregate(later).aggregate(of_rank("0")).reduce()["num_offloaded_groups"] == 1
+
+
+def test_aggregating_changes_neither_side() -> None:
+    first, second = of_rank("0", num_loads=1), of_rank("0", num_loads=2)
+
+    first.aggregate(second)
+
+    assert first.reduce()["num_loads"] == 1
+    assert second.reduce()["num_loads"] == 2
+
+
+def test_a_trace_holds_steps_layers_and_copies_on_tracks_of_their_own(tmp_path: Path) -> None:
+    trace = StepTrace(str(tmp_path / "deep" / "trace.json"))
+    trace.begin_step(4)
+    trace.begin_layer("model.layers.0")
+    trace.end_layer("model.layers.0")
+    trace.add_copy(Direction.H2D, 2, 4_096, 1.0, 1.5)
+    trace.end_step()
+    trace.write()
+
+    events = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
+    assert [event["tid"] for event in events] == ["attention", "h2d", "step"]
+    copy = events[1]
+    assert (copy["ts"], copy["dur"]) == (1e6, 0.5e6)
+    assert copy["args"] == {"step": 4, "num_bytes": 4_096}
+
+
+def test_every_figure_reaches_prometheus() -> None:
+    registry = CollectorRegistry()
+
+    def bound(kind: Any) -> Any:
+        return lambda **options: kind(registry=registry, **options)
+
+    metrics = KVPromMetrics(
+        SimpleNamespace(kv_transfer_config=None),
+        {kind: bound(kind) for kind in (Counter, Gauge, Histogram)},
+        ["engine"],
+        {0: ["0"]},
+    )
+    metrics.observe(of_rank("0", h2d_bytes=10, stall_s=0.002).data)
+    metrics.observe(KVStats(data={"scheduler": asdict(Residencies(num_offloaded_groups=3))}).data)
+
+    labels = {"engine": "0"}
+    assert registry.get_sample_value("vllm:evenflow_kv_h2d_bytes_total", labels) == 10
+    assert registry.get_sample_value("vllm:evenflow_kv_num_offloaded_groups", labels) == 3
+    assert registry.get_sample_value("vllm:evenflow_kv_step_stall_s_sum", labels) == 0.002
+    assert registry.get_sample_value("vllm:evenflow_kv_step_stall_s_count", labels) == 1
+
+
+def test_every_count_of_failures_is_a_metric() -> None:
+    names = {field.name for field in fields(FailureTotals)}
+    rank_names = {"num_failed_copies", "num_hung_copies", "num_corrupt_copies"}
+
+    assert names | rank_names | {"num_checked_blocks"} <= COUNTERS.keys()
+    assert {"num_quarantined_blocks", "num_quarantined_slots"} <= GAUGES.keys()
+
+
+def test_failures_add_up_beside_the_schedulers_state() -> None:
+    ledger = FailureLedger()
+    total = KVStats(data={"scheduler": {"num_host_blocks": 4}})
+    for cause in (FailureCause.HUNG, FailureCause.CORRUPT):
+        ledger.note_loss("r", cause, may_run_again=True)
+        total = total.aggregate(KVStats(data={"events": ledger.take()}))
+
+    reduced = total.reduce()
+    assert (reduced["num_host_blocks"], reduced["num_recomputed_requests"]) == (4, 2)
+    assert (reduced["num_losses_hung"], reduced["num_losses_corrupt"]) == (1, 1)
+
+
+def test_a_rank_reports_until_all_that_it_copied_is_told_and_then_nothing() -> None:
+    page = torch.zeros((4, 64), dtype=torch.uint8)
+    engine = CpuCopyEngine(
+        [GroupPages(pool=(page,), host=(page.clone(),))], h2d=LinkModel(), d2h=LinkModel()
+    )
+    runner = TransferRunner(engine, 1)
+    stats = RankStats(runner, rank=0)
+    stats.take()
+    assert stats.take() is None
+    save = SaveOrder("r", 0, [0, 1], [0, 1], [2, 3], from_staging=False)
+
+    runner.begin_step(StepTransfers(step=1, generations={"r": 1}, saves=[save]))
+    runner.end_step()
+    reports = [stats.take()]  # the copy may not have ended yet
+    runner.watch.wait(runner._running_saves[0].copy)
+    runner.feedback()
+    while (report := stats.take()) is not None:
+        reports.append(report)
+
+    told = [report.data["ranks"]["0"] for report in reports if report is not None]
+    engine.close()
+    assert sum(rank["d2h_bytes"] for rank in told) == 2 * 64
+    assert sum(rank["num_steps"] for rank in told) == 1
+    assert len(reports) == 2  # the second one by the first look at an idle rank

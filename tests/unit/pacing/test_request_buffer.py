@@ -1,0 +1,93 @@
+"""The scheduler's view of one reader, on a clock that the test sets."""
+
+import pytest
+
+from services.pacing.request_buffer import RequestBuffer
+from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+
+
+def make_buffer(rate_tps: float = 1.0) -> RequestBuffer:
+    return RequestBuffer(ServiceLevel(consumption_rate_tps=rate_tps))
+
+
+def test_the_deposit_is_what_was_generated_and_not_delivered() -> None:
+    buffer = make_buffer(rate_tps=0.01)  # due at 0, 100, 200, ...
+    buffer.generated(40, now_s=0.0)
+    buffer.deliver(1, counted_s=1.0)
+
+    assert buffer.num_deposited(2.0) == 39
+
+
+def test_between_two_counts_the_reader_takes_tokens_as_they_are_due() -> None:
+    buffer = make_buffer()  # due at 0, 1, 2, ...
+    buffer.generated(10, now_s=0.0)
+    buffer.deliver(1, counted_s=0.0)
+
+    assert buffer.num_deposited(3.5) == 6  # those due at 1, 2, 3 are gone
+    buffer.deliver(2, counted_s=3.5)
+    assert buffer.num_deposited(3.5) == 8
+
+
+def test_an_older_count_changes_nothing() -> None:
+    buffer = make_buffer()
+    buffer.generated(10, now_s=0.0)
+    buffer.deliver(5, counted_s=2.0)
+    buffer.deliver(3, counted_s=4.0)
+
+    assert buffer.num_delivered == 5
+    assert buffer.num_deposited(4.0) == 3  # not 5: what was due at 3 and 4 counts as read
+
+
+def test_what_came_due_while_a_count_was_under_way_is_read() -> None:
+    buffer = make_buffer()
+    for num_generated in (1, 2, 3, 4):
+        buffer.generated(num_generated, now_s=10.0 * num_generated)  # a dry reader
+    buffer.deliver(2, counted_s=25.0)  # and here at 40
+
+    assert buffer.num_deposited(40.0) == 0
+
+
+def test_a_count_beyond_what_was_generated_is_cut() -> None:
+    buffer = make_buffer()
+    buffer.generated(3, now_s=0.0)
+    buffer.deliver(1_000, counted_s=0.5)
+    buffer.generated(8, now_s=0.5)
+
+    assert buffer.num_delivered == 3
+    assert buffer.num_deposited(0.5) == 5
+
+
+def test_without_a_pace_nothing_is_deposited_or_late() -> None:
+    buffer = RequestBuffer(NO_SERVICE_LEVEL)
+    buffer.generated(5, now_s=0.0)
+    buffer.generated(6, now_s=100.0)
+
+    assert buffer.num_deposited(100.0) == 0
+    assert buffer.num_late == 0
+
+
+@pytest.mark.parametrize(
+    ("num_first", "num_late"),
+    [
+        pytest.param(1, 1, id="without-a-deposit-a-gap-is-felt"),
+        pytest.param(3, 1, id="a-deposit-that-ends-before-the-gap-does"),
+        pytest.param(4, 0, id="a-deposit-covers-the-gap"),
+    ],
+)
+def test_a_token_is_late_when_the_deposit_does_not_cover_its_gap(
+    num_first: int, num_late: int
+) -> None:
+    buffer = make_buffer()
+    buffer.generated(num_first, now_s=0.0)  # the last one is due at num_first - 1
+    buffer.generated(num_first + 1, now_s=4.0)  # in time if due at 4 or later
+
+    assert buffer.num_late == num_late
+
+
+def test_a_reader_that_has_stopped_takes_nothing() -> None:
+    buffer = make_buffer()  # due at 0, 1, 2, ...
+    buffer.generated(10, now_s=0.0)
+    buffer.deliver(3, counted_s=2.0)
+    buffer.on_hold = True
+
+    assert buffer.num_deposited(100.0) == 7
