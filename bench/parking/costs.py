@@ -134,17 +134,18 @@ def trip_table(rows: Sequence[Row]) -> list[list[str]]:
 def write_through() -> list[Row]:
     runner = StepRunner(CASE)
     through = runner.scheduler.transfers.write_through
+    counters = runner.scheduler.block_owner.counters
     budgets = {"off": lambda num_under_way: 0, "on": runner.scheduler._write_budget}
     rows: list[Row] = []
     for _ in range(6):
         for name, budget in budgets.items():
             through._budget = budget
-            num_before = through.num_mirrored_blocks
+            num_before = counters.num_mirrored_blocks
             times = decode_times(runner, batch(8, num_prompt_tokens=100, num_output_tokens=100))
             rows.append(
                 {
                     "write_through": name,
-                    "num_mirrored_blocks": through.num_mirrored_blocks - num_before,
+                    "num_mirrored_blocks": counters.num_mirrored_blocks - num_before,
                     "step_s": times.wall_s,
                     "thread_cpu_s": times.thread_cpu_s,
                     "process_cpu_s": times.process_cpu_s,

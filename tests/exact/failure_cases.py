@@ -1,9 +1,9 @@
 """Runs in which copies go wrong, and what must hold of them, whatever the engine's options."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from services.executor.blocks.failures import FailureTotals
+from services.executor.stats.counters import Counters
 from tests.exact import failing_engine
 from tests.exact.failing_engine import FaultRates
 from tests.exact.harness import Hook, Outcome, StepRunner
@@ -32,7 +32,7 @@ class FailureRun:
     outcome: Outcome
     faults: dict[str, int]  # by kind, over all ranks
     lost: frozenset[str]  # requests whose KV was lost at least once
-    totals: FailureTotals  # of this run
+    counts: Counters  # of this run
 
 
 def run_with_faults(
@@ -53,7 +53,8 @@ def run_with_faults(
         lost.update(found)
         return found
 
-    before = recovery.ledger.totals()
+    counters = runner.scheduler.block_owner.counters
+    before = counters.copy()
     drain = runner._drain
     counts: list[dict[str, int]] = []
 
@@ -67,22 +68,11 @@ def run_with_faults(
         outcome = runner.run(workload or mixed(8), hook=hook)
     finally:
         recovery.absorb, runner._drain = absorb, drain  # type: ignore[method-assign]
-    after = recovery.ledger.totals()
     return FailureRun(
         outcome=outcome,
         faults={kind: sum(count[kind] for count in counts) for kind in counts[0]},
         lost=frozenset(lost),
-        totals=_difference(after, before),
-    )
-
-
-def _difference(after: FailureTotals, before: FailureTotals) -> FailureTotals:
-    return replace(
-        after,
-        **{
-            name: getattr(after, name) - getattr(before, name)
-            for name in FailureTotals.__dataclass_fields__
-        },
+        counts=Counters(**counters.since(before)),
     )
 
 

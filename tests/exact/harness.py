@@ -249,7 +249,7 @@ class _Counters:
         self._listen(runner.scheduler, "_preempt_request", self._on_preempt)
         if moves:
             self._owner = runner.scheduler.block_owner
-            self._num_restored_before = self._owner.restores.num_restored_groups
+            self._num_restored_before = self._owner.counters.num_restored_groups
             self._listen(self._owner, "offload", self._on_offload)
             self._listen(self._owner, "seal", self._on_seal)
             self._listen(self._pool, "free_blocks", self._on_free)
@@ -305,7 +305,7 @@ class _Counters:
         outcome.num_reused_evictions = self._counted.num_reused_evictions
         if self._moves:
             outcome.num_restores = (
-                self._owner.restores.num_restored_groups - self._num_restored_before
+                self._owner.counters.num_restored_groups - self._num_restored_before
             )
         if self._stats is not None:
             outcome.sums = self._stats.reduce()

@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ class Round:
         try:
             outcome = self._carry_out(workload)
             lost = self._lost()
-            events = self._runner.scheduler.transfers.count_events()
+            events = self._runner.scheduler.block_owner.counters.copy()
         finally:
             self._runner.close()
         aborted = {arrival.request_id for arrival in workload if arrival.abort_at is not None}
@@ -172,7 +172,7 @@ class Round:
             "resumes": self._resumes(),
             "seconds": round(time.monotonic() - began_s, 1),
             "memory_growth_bytes": self._memory.growth_bytes,
-            "events": {name: getattr(events, name) for name in events.__slots__},
+            "events": asdict(events),
         }
 
     def _carry_out(self, workload: Sequence[Arrival]) -> Outcome:
@@ -192,7 +192,10 @@ class Round:
         }
 
     def _resumes(self) -> dict[str, int]:
-        return {way.value: self._control.resumes.counts[way] for way in ResumeWay}
+        return {
+            way.value: self._runner.scheduler.block_owner.counters.num_resumes(way)
+            for way in ResumeWay
+        }
 
 
 def _wrong_tokens(expected: Outcome, outcome: Outcome, *, cut_short: set[str]) -> dict[str, int]:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from services.executor.copies.cpu_copy_engine import LinkModel
-from services.executor.stats.events import difference
 from services.placement.run.resume import ResumeWay
 from tests.exact import faults, product
 from tests.exact.aborts import STATES, AbortsByState
@@ -164,14 +163,14 @@ def test_pauses_and_parks_mixed_with_changes_and_aborts(
     runner: StepRunner, mixed_outcome: Outcome
 ) -> None:
     workload = with_aborts(mixed(), seed=3)
-    before = runner.scheduler.transfers.count_events()
+    counters = runner.scheduler.block_owner.counters
+    before = counters.copy()
 
     outcome = runner.run(workload, hook=together(churn(6), holds(6)))
 
     assert_exact(runner, mixed_outcome, outcome, workload)
-    events = difference(runner.scheduler.transfers.count_events(), before)
-    assert events["num_pauses"] >= 10
-    assert events["num_parks"] >= 10
+    assert counters.num_pauses - before.num_pauses >= 10
+    assert counters.num_parks - before.num_parks >= 10
 
 
 LAYERS_ONLY = pytest.mark.parametrize("runner", [LAYERS], ids=["layers"], indirect=True)
@@ -199,9 +198,9 @@ def assert_same_tokens(runner: StepRunner, expected: Outcome, outcome: Outcome) 
 def test_thirty_resumes_of_each_way(
     runner: StepRunner, mixed_outcome: Outcome, monkeypatch: pytest.MonkeyPatch, way: ResumeWay
 ) -> None:
-    control = runner.scheduler.control
+    control, counters = runner.scheduler.control, runner.scheduler.block_owner.counters
     monkeypatch.setattr(control, "choose_way", lambda parked, engine: way)
-    before = control.resumes.counts[way]
+    before = counters.num_resumes(way)
 
     # A load that waits too long for blocks becomes another way: how many stay is the machine's.
     for seed in range(1, 6):
@@ -209,9 +208,9 @@ def test_thirty_resumes_of_each_way(
         outcome = runner.run(mixed(), hook=hook)
 
         assert_same_tokens(runner, mixed_outcome, outcome)
-        if control.resumes.counts[way] - before >= 30:
+        if counters.num_resumes(way) - before >= 30:
             return
-    raise AssertionError(f"too few: {control.resumes.counts[way] - before}")
+    raise AssertionError(f"too few: {counters.num_resumes(way) - before}")
 
 
 @LAYERS_ONLY
@@ -246,14 +245,14 @@ def test_a_full_host_pool_costs_recomputes_and_no_token(
 ) -> None:
     owner = runner.scheduler.block_owner
     assert owner.host.reserve("somebody else", owner.host.num_free - 200)
-    num_dropped = owner.num_dropped_copies
+    num_dropped = owner.counters.num_dropped_copies
     try:
         outcome = runner.run(mixed(), hook=together(churn(8, share=0.1), holds(8)))
     finally:
         owner.host.cancel_reservation("somebody else")
 
     assert_same_tokens(runner, mixed_outcome, outcome)
-    assert owner.num_dropped_copies > num_dropped
+    assert owner.counters.num_dropped_copies > num_dropped
 
 
 @LAYERS_ONLY
@@ -262,12 +261,13 @@ def test_without_a_budget_nothing_is_mirrored_and_offloaded_groups_still_are_cop
 ) -> None:
     write_through = runner.scheduler.transfers.write_through
     monkeypatch.setattr(write_through, "_budget", lambda num_under_way: 0)
-    num_mirrored = write_through.num_mirrored_blocks
+    counters = runner.scheduler.block_owner.counters
+    num_mirrored = counters.num_mirrored_blocks
 
     outcome = runner.run(mixed(), hook=together(churn(9, share=0.1), holds(9)))
 
     assert_same_tokens(runner, mixed_outcome, outcome)
-    assert write_through.num_mirrored_blocks == num_mirrored
+    assert counters.num_mirrored_blocks == num_mirrored
     assert outcome.num_offloads > 0
 
 

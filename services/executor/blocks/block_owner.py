@@ -22,6 +22,7 @@ from services.executor.blocks.residency import GroupKV, RequestKV
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
+from services.executor.stats.counters import Counters
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 
@@ -43,13 +44,12 @@ class BlockOwner:
         self.geometry = geometry
         self.orders = orders
         self.requests: dict[str, RequestKV] = {}
-        self.num_sealed_blocks = 0  # given back by `seal`, since the start
+        self.counters = Counters()
         self.quarantine = Quarantine(pool, host)
         self._last_generation = 0
-        self.num_dropped_copies = 0  # parked requests that lost their host copies, since the start
         self.blocks = PoolBlocks(pool, orders, poison_freed=poison_freed)
         self.staging = StagingBuffers(self.blocks, orders)
-        self.restores = Restores(self.blocks, orders, self.staging)
+        self.restores = Restores(self.blocks, orders, self.staging, self.counters)
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
 
     # -- a request's beginning and end ------------------------------------------------------
@@ -211,14 +211,14 @@ class BlockOwner:
                 break
             num_slots -= request.num_host_blocks * num_groups
             self.pop(request.request_id)
-            self.num_dropped_copies += 1
+            self.counters.num_dropped_copies += 1
         return True
 
     def drop_all_waiting(self) -> None:
         """Give up all KV of requests in the queue: their host copies, and what came back of it."""
         for request in [r for r in self.requests.values() if r.waiting]:
             self.forget(request.request_id)
-            self.num_dropped_copies += 1
+            self.counters.num_dropped_copies += 1
 
     def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:
         """Give all full blocks of a group a slot; False if the host pool is full."""
@@ -288,7 +288,7 @@ class BlockOwner:
                 self._donate(request, holders, position)
             for index, _ in holders:
                 freed.extend(self._seal_one(request, index, position))
-        self.num_sealed_blocks += len(freed)
+        self.counters.num_evicted_blocks += len(freed)
         self.blocks.release(freed)
 
     def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
@@ -298,7 +298,7 @@ class BlockOwner:
             for position in [p for p in group.own if p < group.num_host_blocks]:
                 freed.append(group.own.pop(position))
                 group.row[position] = self.blocks.null
-        self.num_sealed_blocks += len(freed)
+        self.counters.num_evicted_blocks += len(freed)
         self.blocks.release(freed)
 
     def _donate(

@@ -1,9 +1,9 @@
 """Counts what goes wrong with copies, and says when a request has had enough of it."""
 
 from collections import Counter
-from dataclasses import dataclass
 from enum import Enum
 
+from services.executor.stats.counters import Counters
 from services.executor.transfer_types import FailureCause
 
 MAX_LOSSES = 3  # of its KV; the last one ends a request
@@ -17,52 +17,43 @@ class Verdict(Enum):
     GIVE_UP = "give_up"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureTotals:
-    """What has gone wrong since the start; what several ranks report of one step counts once."""
-
-    num_losses_failed: int = 0  # requests whose KV was lost because a copy failed
-    num_losses_hung: int = 0  # ... did not end in time
-    num_losses_corrupt: int = 0  # ... brought back other bytes
-    num_failed_saves: int = 0  # copies of a layer group to the host that are made anew
-    num_failed_restores: int = 0
-    num_recomputed_requests: int = 0
-    num_given_up_requests: int = 0
-    num_unmirrored_requests: int = 0  # that lost their host copies and run without
-
-
 class FailureLedger:
     """One entry per live request that something went wrong with."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Counters) -> None:
         self._losses: Counter[str] = Counter()
         self._failed_saves: Counter[str] = Counter()
         self._unmirrored: set[str] = set()
-        self._totals: Counter[str] = Counter()
-        self._taken: Counter[str] = Counter()
+        self._counters = counters
 
     def note_loss(self, request_id: str, cause: FailureCause, *, may_run_again: bool) -> Verdict:
         """Count that a request's KV was lost, and say what becomes of it."""
         self._losses[request_id] += 1
-        self._totals[f"num_losses_{cause.value}"] += 1
+        match cause:
+            case FailureCause.FAILED:
+                self._counters.num_losses_failed += 1
+            case FailureCause.HUNG:
+                self._counters.num_losses_hung += 1
+            case FailureCause.CORRUPT:
+                self._counters.num_losses_corrupt += 1
         if may_run_again and self._losses[request_id] < MAX_LOSSES:
-            self._totals["num_recomputed_requests"] += 1
+            self._counters.num_recomputed_requests += 1
             return Verdict.RECOMPUTE
-        self._totals["num_given_up_requests"] += 1
+        self._counters.num_given_up_requests += 1
         return Verdict.GIVE_UP
 
     def note_failed_saves(self, request_id: str, num_saves: int) -> bool:
         """Count a step in which saves of a request failed; True: it shall have no host copies."""
-        self._totals["num_failed_saves"] += num_saves
+        self._counters.num_failed_saves += num_saves
         self._failed_saves[request_id] += 1
         if self._failed_saves[request_id] != MAX_FAILED_SAVES:
             return False
         self._unmirrored.add(request_id)
-        self._totals["num_unmirrored_requests"] += 1
+        self._counters.num_unmirrored_requests += 1
         return True
 
     def note_failed_restore(self) -> None:
-        self._totals["num_failed_restores"] += 1
+        self._counters.num_failed_restores += 1
 
     def may_mirror(self, request_id: str) -> bool:
         return request_id not in self._unmirrored
@@ -72,14 +63,3 @@ class FailureLedger:
         self._losses.pop(request_id, None)
         self._failed_saves.pop(request_id, None)
         self._unmirrored.discard(request_id)
-
-    def totals(self) -> FailureTotals:
-        return FailureTotals(**self._totals)
-
-    def take(self) -> dict[str, int]:
-        """Return what was counted since the last call; empty if nothing was."""
-        if self._totals == self._taken:  # as in most steps
-            return {}
-        new = dict(self._totals - self._taken)
-        self._taken = self._totals.copy()
-        return new

@@ -8,18 +8,21 @@ from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import GroupKV, RequestKV, Restore
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
+from services.executor.stats.counters import Counters
 from services.executor.step_messages import RestoreOrder
 
 
 class Restores:
     """Takes target blocks and follows them until they are a row's, or nobody's."""
 
-    def __init__(self, blocks: PoolBlocks, orders: StepOrders, staging: StagingBuffers) -> None:
+    def __init__(
+        self, blocks: PoolBlocks, orders: StepOrders, staging: StagingBuffers, counters: Counters
+    ) -> None:
         self.orphans: dict[int, list[KVCacheBlock]] = {}  # targets of cancelled restores
-        self.num_restored_groups = 0  # since the start
         self._blocks = blocks
         self._orders = orders
         self._staging = staging
+        self._counters = counters
         self._last_id = 0
 
     def begin(self, request: RequestKV, index: int) -> bool:
@@ -101,7 +104,7 @@ class Restores:
         group.restore = None
         group.offloaded = False
         group.own = {}
-        self.num_restored_groups += 1
+        self._counters.num_restored_groups += 1
         self._orders.drop_table(key)
         if not request.asleep:
             self._staging.assign(request)

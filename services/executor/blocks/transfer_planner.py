@@ -12,7 +12,6 @@ from dataclasses import asdict
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.write_through import WriteThrough
-from services.executor.stats.events import KVEvents, difference
 from services.executor.stats.kv_stats import KVStats, Residencies
 from services.executor.step_messages import StepFeedback, StepTransfers
 
@@ -23,19 +22,22 @@ class TransferPlanner:
     """Decides what is copied in each step, and knows what has been."""
 
     def __init__(
-        self, owner: BlockOwner, *, num_ranks: int, write_budget: Callable[[int], int]
+        self,
+        owner: BlockOwner,
+        *,
+        num_ranks: int,
+        write_budget: Callable[[int], int],
+        count_held: Callable[[], dict[str, int]] = dict,
     ) -> None:
-        """See `WriteThrough` for `write_budget`."""
+        """See `WriteThrough` for `write_budget`; `count_held` returns gauges of held requests."""
         self.owner = owner
         self.write_through = WriteThrough(owner, budget=write_budget)
         self._num_ranks = num_ranks
         self._unsettled: dict[str, RequestKV] = {}
         self._num_ranks_done: Counter[int] = Counter()
         self._num_stats_asked = 0
-        # Set by the scheduler: what else the stats say.
-        self.count_events: Callable[[], KVEvents] = KVEvents
-        self.count_held: Callable[[], dict[str, int]] = dict
-        self._reported = KVEvents()
+        self._count_held = count_held
+        self._reported = owner.counters.copy()
 
     def relieve(self) -> bool:
         """Give up restores for want of blocks; return whether blocks will come free by themselves.
@@ -138,9 +140,9 @@ class TransferPlanner:
     def stats(self) -> KVStats | None:
         """Return where KV is now, once in a while: counting takes longer than most steps' part."""
         self._num_stats_asked += 1
-        if self._num_stats_asked % STEPS_PER_STATS:
+        owner, failed = self.owner, self.owner.counters.num_failures > self._reported.num_failures
+        if self._num_stats_asked % STEPS_PER_STATS and not failed:
             return None
-        owner = self.owner
         groups = [group for request in owner.requests.values() for group in request.groups]
         num_offloaded = sum(group.offloaded for group in groups)
         state = Residencies(
@@ -155,12 +157,11 @@ class TransferPlanner:
             num_lagging_blocks=self.write_through.num_lagging_blocks(),
             num_quarantined_blocks=owner.quarantine.num_blocks,
             num_quarantined_slots=owner.quarantine.num_slots,
-            **self.count_held(),
+            **self._count_held(),
         )
-        before, self._reported = self._reported, self.count_events()
-        return KVStats(
-            data={"scheduler": asdict(state), "events": difference(self._reported, before)}
-        )
+        events = owner.counters.since(self._reported)
+        self._reported = owner.counters.copy()
+        return KVStats(data={"scheduler": asdict(state), "events": events})
 
     def _is_live(self, request: RequestKV) -> bool:
         return self.owner.requests.get(request.request_id) is request

@@ -33,7 +33,6 @@ class WriteThrough:
 
         It is given how many blocks are under way.
         """
-        self.num_mirrored_blocks = 0  # of resident groups, ordered since the start
         self._owner = owner
         self._budget = budget
         self._lagging: dict[str, RequestKV] = {}  # full blocks whose copy was not yet ordered
@@ -125,7 +124,7 @@ class WriteThrough:
                     end = min(self._num_full(request), group.num_saves_sent + num_left)
                     num_ordered = self._order(step, request, index, end, saves)
                     num_left -= num_ordered
-                    self.num_mirrored_blocks += num_ordered
+                    self._owner.counters.num_mirrored_blocks += num_ordered
 
     def _order(
         self,

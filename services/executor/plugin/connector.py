@@ -18,7 +18,6 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.executor.blocks.failures import FailureLedger
 from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.copies.backend import guard_mode, make_backend
 from services.executor.copies.copy_watch import Patience
@@ -49,8 +48,7 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next five
-    ledger: FailureLedger
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next four
     limit_host: Callable[[int], None]
     relieve: Callable[[], bool]
     num_host_tokens: "Callable[[Request], int | None]"
@@ -256,10 +254,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""
         if self._role == KVConnectorRole.SCHEDULER:
-            state, failures = self.planner.stats(), self.ledger.take()
-            if failures:
-                return (state or KVStats()).aggregate(KVStats(data={"events": failures}))
-            return state
+            return self.planner.stats()
         return self._stats.take()
 
     @classmethod

@@ -43,7 +43,6 @@ class CapacityGuard:
         self._spread = spread_order(owner.geometry.num_groups)
         self._given: dict[str, LayerPlacement] = {}
         self._running_ids: set[str] = set()  # at the last adjustment
-        self.num_reclaimed_groups = 0  # taken from requests that do not run, since the start
 
     def give(self, request_id: str, placement: LayerPlacement) -> None:
         """Set the placement of a request, admitted or not; it holds from the next step on."""
@@ -141,7 +140,7 @@ class CapacityGuard:
                 group = request.groups[index]
                 if not group.offloaded or group.restore is not None:
                     owner.offload(request, [index])
-                    self.num_reclaimed_groups += 1
+                    owner.counters.num_reclaimed_groups += 1
             self._transfers.note_offloaded(request)
             num_taken = num_before - _num_blocks_after(request, geometry)
             took |= num_taken > 0

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from services.executor.stats.counters import Counters
+
 
 class HoldKind(Enum):
     PAUSE = "pause"  # keeps its place and its blocks, which others may reclaim
@@ -21,10 +23,10 @@ class Hold:
 class Holds:
     """Holds by request id. A hold ends by itself after `max_hold_s`: its author may have died."""
 
-    def __init__(self, *, clock: Callable[[], float], max_hold_s: float) -> None:
-        self.num_pauses = 0  # all counts since the start
-        self.num_parks = 0
-        self.num_overdue = 0  # holds that ended by themselves
+    def __init__(
+        self, counters: Counters, *, clock: Callable[[], float], max_hold_s: float
+    ) -> None:
+        self.counters = counters
         self._clock = clock
         self._max_hold_s = max_hold_s
         self._holds: dict[str, Hold] = {}
@@ -46,11 +48,18 @@ class Holds:
     def ids(self, kind: HoldKind) -> frozenset[str]:
         return frozenset(name for name, hold in self._holds.items() if hold.kind is kind)
 
+    def count(self) -> dict[str, int]:
+        """Return how many requests are held, by the names of metrics."""
+        return {
+            "num_paused_requests": len(self.ids(HoldKind.PAUSE)),
+            "num_parked_requests": len(self.ids(HoldKind.PARK)),
+        }
+
     def pause(self, request_id: str) -> None:
         """Hold a request; one that is held already stays as it is."""
         if request_id not in self._holds:
             self._holds[request_id] = Hold(HoldKind.PAUSE, self._clock())
-            self.num_pauses += 1
+            self.counters.num_pauses += 1
 
     def park(self, request_id: str) -> None:
         """Hold a request and have its blocks given up; a paused one becomes parked."""
@@ -58,7 +67,7 @@ class Holds:
         if hold is None or hold.kind is not HoldKind.PARK:
             since_s = self._clock() if hold is None else hold.since_s
             self._holds[request_id] = Hold(HoldKind.PARK, since_s)
-            self.num_parks += 1
+            self.counters.num_parks += 1
 
     def release(self, request_id: str) -> bool:
         """End a hold; False if there is none."""
@@ -70,5 +79,5 @@ class Holds:
         overdue = [name for name, hold in self._holds.items() if hold.since_s <= latest_s]
         for request_id in overdue:
             del self._holds[request_id]
-        self.num_overdue += len(overdue)
+        self.counters.num_overdue_holds += len(overdue)
         return overdue

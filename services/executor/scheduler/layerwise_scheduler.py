@@ -4,6 +4,7 @@ Before each step: what the ranks completed is settled, and the capacity guard mo
 Then vLLM schedules as it always does, asking the coordinator for blocks.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,16 +23,14 @@ from services.executor.observation import RequestState
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.capacity_guard import CapacityGuard, Need
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
-from services.executor.scheduler.holds import HoldKind
+from services.executor.scheduler.holds import HoldKind, Holds
 from services.executor.scheduler.recovery import Recovery, RecoverySchedulerMixin
 from services.executor.scheduler.run_control import RunControl, need_of
 from services.executor.scheduler.scheduler import EvenflowSchedulerMixin
 from services.executor.sizing import are_slots_ready_at_start, block_bytes, num_host_slots
-from services.executor.stats.events import KVEvents
 from services.executor.stats.rates import Rates, write_budget_blocks
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
-from services.placement.run.resume import ResumeWay
 
 HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
 
@@ -51,10 +50,16 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         self.block_owner = self._make_owner(manager)
         self._block_bytes = block_bytes(self.kv_options, manager.kv_cache_config)
         self.rates = Rates()
+        holds = Holds(
+            self.block_owner.counters,
+            clock=time.monotonic,
+            max_hold_s=self.kv_options.max_pause_s,
+        )
         self.transfers = TransferPlanner(
             self.block_owner,
             num_ranks=config.parallel_config.world_size,
             write_budget=self._write_budget,
+            count_held=holds.count,
         )
         self.recovery = Recovery(self.block_owner, self.transfers)
         self.capacity_guard = CapacityGuard(
@@ -65,20 +70,16 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         )
         self.control = RunControl(
             self,
+            holds,
             rates=self.rates,
             block_bytes=self._block_bytes,
-            options=self.kv_options,
-        )
-        self.transfers.count_held = self.control.count_held
-        self.transfers.count_events = lambda: count_events(
-            self.block_owner, self.capacity_guard, self.control
+            overlap=self.kv_options.overlap_load_evict,
         )
         self._coordinator.owner = self.block_owner
         self._coordinator.draft = self._draft
         connector: Any = self.connector  # type: ignore[attr-defined]
         assert isinstance(connector, LayerwiseConnector)
         connector.planner = self.transfers
-        connector.ledger = self.recovery.ledger
         connector.limit_host = self._limit_host
         connector.relieve = self.capacity_guard.relieve
         connector.num_host_tokens = self.control.num_host_tokens
@@ -267,26 +268,6 @@ class LayerwiseSchedulerMixin(RecoverySchedulerMixin, EvenflowSchedulerMixin):
         deferred: Any = self.deferred_frees  # type: ignore[attr-defined]
         self.control.check_integrity()
         self.block_owner.check_integrity(sum(len(blocks) for _, blocks in deferred))
-
-
-def count_events(owner: BlockOwner, guard: CapacityGuard, control: RunControl) -> KVEvents:
-    """Return the totals as of now."""
-    resumes = control.resumes.counts
-    return KVEvents(
-        num_evicted_blocks=owner.num_sealed_blocks,
-        num_restored_groups=owner.restores.num_restored_groups,
-        num_mirrored_blocks=control.write_through.num_mirrored_blocks,
-        num_reclaimed_groups=guard.num_reclaimed_groups,
-        num_pauses=control.holds.num_pauses,
-        num_parks=control.holds.num_parks,
-        num_resumes_in_place=control.num_pauses_ended,
-        num_resumes_load=resumes[ResumeWay.LOAD],
-        num_resumes_recompute=resumes[ResumeWay.RECOMPUTE],
-        num_resumes_host_resident=resumes[ResumeWay.HOST_RESIDENT],
-        num_dropped_copies=owner.num_dropped_copies,
-        num_overdue_holds=control.holds.num_overdue,
-        num_unknown_ids=control.num_unknown_ids,
-    )
 
 
 class LayerwiseScheduler(LayerwiseSchedulerMixin, Scheduler):  # type: ignore[misc]

@@ -31,7 +31,7 @@ class Recovery:
     """Turns reports of failed copies into requests that must begin anew, and keeps the rest."""
 
     def __init__(self, owner: BlockOwner, transfers: TransferPlanner) -> None:
-        self.ledger = FailureLedger()
+        self.ledger = FailureLedger(owner.counters)
         self._owner = owner
         self._transfers = transfers
 

@@ -5,7 +5,6 @@ when it is awake, vLLM admits it with all tokens computed that came from the hos
 filled block is recomputed: less than a block of tokens.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from services.executor.blocks.block_owner import BlockOwner
@@ -19,7 +18,6 @@ class Resumes:
 
     def __init__(self, owner: BlockOwner, *, overlap: bool = True) -> None:
         """With `overlap`, loads begin with the first blocks that are free; else with all."""
-        self.counts: Counter[ResumeWay] = Counter()  # since the start
         # A request that lacks blocks to come back: nobody else is admitted meanwhile.
         self.is_short_of_blocks = False
         self._owner = owner
@@ -85,7 +83,7 @@ class Resumes:
             self._owner.requests[request_id].waiting = False
             way = self._ways.pop(request_id, None)
             if way is not None:
-                self.counts[way] += 1
+                self._owner.counters.count_resume(way)
 
     def _begin(
         self, request: RequestKV, way: ResumeWay, placement: LayerPlacement, num_slots: int

@@ -11,7 +11,6 @@ from vllm.v1.request import Request
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfer_planner import TransferPlanner
-from services.executor.kv_options import KVOptions
 from services.executor.scheduler.capacity_guard import CapacityGuard, Need
 from services.executor.scheduler.holds import HoldKind, Holds
 from services.executor.scheduler.plain_holds import IDLE_WAIT_S, NEVER
@@ -31,18 +30,19 @@ class RunControl:
     """Holds running requests back, parks them, and prepares parked ones to run again."""
 
     def __init__(
-        self, scheduler: Any, *, rates: Rates, block_bytes: int, options: KVOptions
+        self, scheduler: Any, holds: Holds, *, rates: Rates, block_bytes: int, overlap: bool
     ) -> None:
-        """`scheduler` is a `LayerwiseScheduler`; `block_bytes` are of one rank."""
+        """`scheduler` is a `LayerwiseScheduler`; `block_bytes` are of one rank.
+
+        With `overlap`, loads of one request begin while another's blocks drain.
+        """
         owner: BlockOwner = scheduler.block_owner
         transfers: TransferPlanner = scheduler.transfers
         guard: CapacityGuard = scheduler.capacity_guard
-        self.holds = Holds(clock=time.monotonic, max_hold_s=options.max_pause_s)
-        self.resumes = Resumes(owner, overlap=options.overlap_load_evict)
+        self.holds = holds
+        self.resumes = Resumes(owner, overlap=overlap)
         self.write_through = transfers.write_through
         self.choose_way: Callable[[ParkedRequest, LinkAndStep], ResumeWay] = cheapest_resume
-        self.num_unknown_ids = 0  # in calls about requests that are gone, since the start
-        self.num_pauses_ended = 0  # requests that ran again where they were, since the start
         self._scheduler = scheduler
         self._owner = owner
         self._transfers = transfers
@@ -71,7 +71,7 @@ class RunControl:
     def knows(self, request_id: str) -> bool:
         """Whether an order is about somebody who is there; counts those that are not."""
         known = request_id in self._scheduler.requests
-        self.num_unknown_ids += not known
+        self._owner.counters.num_unknown_ids += not known
         return known
 
     def forget(self, request_id: str) -> None:
@@ -110,7 +110,7 @@ class RunControl:
         if request.num_in_flight_tokens == 0 and (kv is None or self._owner.staging.take(kv)):
             self._stopped.discard(request.request_id)
             request.next_decode_eligible_step = 0
-            self.num_pauses_ended += 1
+            self._owner.counters.num_resumes_in_place += 1
 
     def _drain(self, kv: RequestKV) -> None:
         """Have all full blocks leave the pool, each as soon as its copy is complete."""
@@ -241,12 +241,6 @@ class RunControl:
         if not holds:
             return [need_of(request) for request in running]
         return [need_of(request) for request in running if request.request_id not in holds]
-
-    def count_held(self) -> dict[str, int]:
-        return {
-            "num_paused_requests": len(self.holds.ids(HoldKind.PAUSE)),
-            "num_parked_requests": len(self.holds.ids(HoldKind.PARK)),
-        }
 
     # -- idle steps -------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.v1.metrics.utils import create_metric_per_engine
 
 from services.executor.stats.controller_metrics import ControllerPromMetrics
+from services.executor.stats.counters import TEXTS
 from services.executor.stats.kv_stats import KVStats
 
 COUNTERS = {
@@ -19,27 +20,7 @@ COUNTERS = {
     "num_failed_copies": "Copies that ended without moving every byte, over all ranks.",
     "num_hung_copies": "Copies that did not end in time, over all ranks.",
     "num_corrupt_copies": "Copies that brought back other bytes than had left, over all ranks.",
-    "num_losses_failed": "Times that a request's KV was lost because a copy failed.",
-    "num_losses_hung": "Times that a request's KV was lost because a copy did not end in time.",
-    "num_losses_corrupt": "Times that a request's KV was lost because other bytes came back.",
-    "num_recomputed_requests": "Times that a request was recomputed because its KV was lost.",
-    "num_given_up_requests": "Requests that ended with an error because of failed copies.",
-    "num_failed_saves": "Copies of a layer group to the host that failed and were made anew.",
-    "num_failed_restores": "Restores of a layer group that failed; it stayed on the host.",
-    "num_unmirrored_requests": "Requests that run without host copies after failed ones.",
-    "num_evicted_blocks": "Blocks dropped from the pool because their host copy was complete.",
-    "num_restored_groups": "Layer groups that came back from host memory.",
-    "num_mirrored_blocks": "Blocks of resident layer groups that write-through copied to the host.",
-    "num_reclaimed_groups": "Layer groups taken from requests that did not run.",
-    "num_pauses": "Requests that were paused.",
-    "num_parks": "Requests that were parked.",
-    "num_resumes_in_place": "Paused requests that ran again.",
-    "num_resumes_load": "Parked or preempted requests that came back by a load.",
-    "num_resumes_recompute": "Parked or preempted requests that came back by a recompute.",
-    "num_resumes_host_resident": "Parked requests that came back with their layers on the host.",
-    "num_dropped_copies": "Parked requests that lost their host copies to others.",
-    "num_overdue_holds": "Pauses and parks that ended by themselves.",
-    "num_unknown_ids": "Orders about requests that were gone.",
+    **TEXTS,
 }
 GAUGES = {
     "num_resident_groups": "Layer groups of live requests whose KV is in the pool.",

@@ -4,12 +4,14 @@ The owner, the planner, the capacity guard and the run control are the real ones
 around them is reduced to who runs, who waits, and who is preempted for want of blocks.
 """
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import KVOptions
 from services.executor.scheduler.capacity_guard import CapacityGuard, Need
+from services.executor.scheduler.holds import Holds
 from services.executor.scheduler.run_control import RunControl, need_of
 from services.executor.stats.rates import Rates
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, Slice
@@ -68,7 +70,12 @@ class SimulatedScheduler:
         self.waiting: list[Any] = []
         self.requests: dict[str, Any] = {}
         self.max_num_running_reqs = 16
-        self.control = RunControl(self, rates=Rates(), block_bytes=1, options=self.options)
+        holds = Holds(
+            self.block_owner.counters,
+            clock=time.monotonic,
+            max_hold_s=self.options.max_pause_s,
+        )
+        self.control = RunControl(self, holds, rates=Rates(), block_bytes=1, overlap=True)
         self._num_placeholders = num_placeholders
         self._drafts: dict[str, RequestKV] = {}
         self._num_steps = 0

@@ -1,6 +1,7 @@
 """Holds: one per request, idempotent, and none for ever."""
 
 from services.executor.scheduler.holds import HoldKind, Holds
+from services.executor.stats.counters import Counters
 
 
 class ManualClock:
@@ -13,7 +14,7 @@ class ManualClock:
 
 def make_holds(max_hold_s: float = 10.0) -> tuple[Holds, ManualClock]:
     clock = ManualClock()
-    return Holds(clock=clock, max_hold_s=max_hold_s), clock
+    return Holds(Counters(), clock=clock, max_hold_s=max_hold_s), clock
 
 
 def test_pausing_twice_is_pausing_once() -> None:
@@ -23,7 +24,7 @@ def test_pausing_twice_is_pausing_once() -> None:
     holds.pause("a")
 
     assert holds.ids(HoldKind.PAUSE) == {"a"}
-    assert holds.num_pauses == 1
+    assert holds.counters.num_pauses == 1
 
 
 def test_a_paused_request_can_be_parked_but_not_the_other_way_round() -> None:
@@ -34,7 +35,7 @@ def test_a_paused_request_can_be_parked_but_not_the_other_way_round() -> None:
     holds.pause("a")
 
     assert holds.kind("a") is HoldKind.PARK
-    assert (holds.num_pauses, holds.num_parks) == (1, 1)
+    assert (holds.counters.num_pauses, holds.counters.num_parks) == (1, 1)
 
 
 def test_a_hold_ends_by_itself_at_its_bound_and_not_before() -> None:
@@ -50,7 +51,7 @@ def test_a_hold_ends_by_itself_at_its_bound_and_not_before() -> None:
 
     assert "a" not in holds
     assert "b" in holds
-    assert holds.num_overdue == 1
+    assert holds.counters.num_overdue_holds == 1
 
 
 def test_parking_a_paused_request_does_not_start_its_bound_anew() -> None:

@@ -25,7 +25,7 @@ def test_a_placement_of_a_request_that_is_gone_is_counted_and_not_kept() -> None
     scheduler.place("here", LayerPlacement())
 
     assert scheduler.capacity_guard._given.keys() == {"here"}
-    assert scheduler.control.num_unknown_ids == 1
+    assert scheduler.inner.block_owner.counters.num_unknown_ids == 1
 
 
 def test_steps_of_a_pipeline_are_timed_from_output_to_output(

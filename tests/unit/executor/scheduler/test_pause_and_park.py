@@ -126,7 +126,7 @@ def test_random_pauses_and_parks_never_show_a_layer_anything_but_its_own_kv(
         for name in [*sim.lengths, *drill.paused, *drill.parked]:
             sim.end(name)
         sim.drain()
-        num_resumes += drill.resumes.counts
+        num_resumes.update({way: sim.owner.counters.num_resumes(way) for way in ResumeWay})
         num_pauses += drill.num_pauses
         num_reclaims += drill.num_reclaims
 
@@ -261,7 +261,7 @@ def test_a_parked_request_gives_way_to_one_that_needs_room_on_the_host() -> None
 
     assert request.mirrored
     assert parked.request_id not in sim.owner.requests
-    assert sim.owner.num_dropped_copies == 1
+    assert sim.owner.counters.num_dropped_copies == 1
 
 
 def test_parked_requests_stay_if_dropping_them_would_not_make_enough_room() -> None:
@@ -348,6 +348,6 @@ def test_a_draft_that_is_not_admitted_costs_nobody_its_host_copies() -> None:
     sim.owner.discard(draft)
 
     assert parked.request_id in sim.owner.requests
-    assert sim.owner.num_dropped_copies == 0
+    assert sim.owner.counters.num_dropped_copies == 0
     assert num_new == 2  # as many as it would take: a staging block per position
     assert sim.owner.host.num_unpromised == 4

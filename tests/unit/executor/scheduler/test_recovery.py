@@ -9,17 +9,18 @@ from services.executor.blocks.failures import MAX_FAILED_SAVES, MAX_LOSSES, Fail
 from services.executor.copies.copy_engine import BACKGROUND, Copy, Direction
 from services.executor.scheduler.recovery import STEPS_BEFORE_RETRY
 from services.executor.scheduler.resumes import Resumes
+from services.executor.stats.counters import Counters
 from services.executor.step_messages import StepFeedback
 from services.executor.transfer_types import FailureCause
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
+from tests.unit.executor.blocks.test_block_life import change_at_random, random_tokens
 from tests.unit.executor.failing_copies import (
     STEPS_UNTIL_LATE,
     FailingSimulation,
     FaultRates,
 )
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, LateEngine
-from tests.unit.executor.test_block_life import change_at_random, random_tokens
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -136,7 +137,7 @@ def test_class_3_a_step_whose_hooks_are_skipped_loses_the_requests_that_load_in_
 
 def test_class_5_a_failed_save_is_not_counted_and_is_made_anew() -> None:
     sim = one_request(rates=FaultRates(fails=1.0))
-    while not sim.recovery.ledger.totals().num_failed_saves:
+    while not sim.owner.counters.num_failed_saves:
         idle(sim, 1)
     request = sim.owner.requests["r1"]
     assert request.num_host_blocks == 0
@@ -166,7 +167,7 @@ def test_saves_of_several_requests_share_a_copy_until_one_goes_wrong() -> None:
     set_rates(sim, FaultRates(fails=1.0))
     sim.step(dict.fromkeys(names, BLOCK_SIZE))
     set_rates(sim, FaultRates())
-    while not sim.recovery.ledger.totals().num_failed_saves:
+    while not sim.owner.counters.num_failed_saves:
         idle(sim, 1)
     saves.clear()
     idle(sim)
@@ -239,7 +240,7 @@ def test_a_request_whose_saves_keep_failing_runs_on_without_host_copies() -> Non
     assert not sim.owner.requests["r1"].mirrored
     assert sim.num_lost == 0
     assert sim.owner.host.num_free == sim.num_slots
-    assert sim.recovery.ledger.totals().num_unmirrored_requests == 1
+    assert sim.owner.counters.num_unmirrored_requests == 1
 
 
 def test_a_restore_that_fails_leaves_the_group_where_it_is_and_is_tried_again_later() -> None:
@@ -252,7 +253,7 @@ def test_a_restore_that_fails_leaves_the_group_where_it_is_and_is_tried_again_la
     assert request.groups[3].restore is None
     assert request.groups[3].offloaded
     assert not sim.owner.restores.orphans
-    assert sim.recovery.ledger.totals().num_failed_restores == 1
+    assert sim.owner.counters.num_failed_restores == 1
 
     set_rates(sim, FaultRates())
     assert not sim.owner.restores.begin(request, 3)
@@ -280,7 +281,7 @@ def test_a_parked_request_whose_loads_fail_runs_from_its_staging_buffers() -> No
 
     assert resumes.num_host_tokens("r1") == 20
     assert len(sim.owner.requests["r1"].chain()) == 4
-    assert sim.recovery.ledger.totals().num_failed_restores == 4  # once for each group
+    assert sim.owner.counters.num_failed_restores == 4  # once for each group
 
 
 def test_a_restore_that_brings_back_other_bytes_costs_the_request_its_kv() -> None:
@@ -369,28 +370,25 @@ def test_if_hung_targets_were_reused_a_wrong_token_would_leave(
 
 
 def test_the_last_of_three_losses_ends_a_request() -> None:
-    ledger = FailureLedger()
+    ledger = FailureLedger(counters := Counters())
     verdicts = [
         ledger.note_loss("r", FailureCause.HUNG, may_run_again=True) for _ in range(MAX_LOSSES)
     ]
 
     assert verdicts == [Verdict.RECOMPUTE, Verdict.RECOMPUTE, Verdict.GIVE_UP]
-    assert ledger.take() == {
-        "num_losses_hung": 3,
-        "num_recomputed_requests": 2,
-        "num_given_up_requests": 1,
-    }
-    assert ledger.take() == {}
+    assert counters == Counters(
+        num_losses_hung=3, num_recomputed_requests=2, num_given_up_requests=1
+    )
 
 
 def test_a_request_that_cannot_run_without_copies_and_may_have_none_ends_at_once() -> None:
-    ledger = FailureLedger()
+    ledger = FailureLedger(Counters())
 
     assert ledger.note_loss("r", FailureCause.FAILED, may_run_again=False) is Verdict.GIVE_UP
 
 
 def test_a_new_request_of_the_same_name_starts_with_a_clean_slate() -> None:
-    ledger = FailureLedger()
+    ledger = FailureLedger(Counters())
     for _ in range(MAX_FAILED_SAVES):
         ledger.note_failed_saves("r", 1)
     assert not ledger.may_mirror("r")

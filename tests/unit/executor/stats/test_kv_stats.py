@@ -10,17 +10,17 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.executor.blocks.failures import FailureLedger, FailureTotals
 from services.executor.copies.copy_engine import Direction
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.rank_stats import RankStats
 from services.executor.copies.trace import StepTrace
 from services.executor.copies.transfer_runner import TransferRunner
+from services.executor.stats.counters import Counters
 from services.executor.stats.kv_metrics import COUNTERS, GAUGES, KVPromMetrics
 from services.executor.stats.kv_stats import KVStats, Residencies
 from services.executor.step_messages import SaveOrder, StepTransfers
-from services.executor.transfer_types import FailureCause
+from services.placement.run.resume import ResumeWay
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -99,23 +99,25 @@ def test_every_figure_reaches_prometheus() -> None:
 
 
 def test_every_count_of_failures_is_a_metric() -> None:
-    names = {field.name for field in fields(FailureTotals)}
+    names = {field.name for field in fields(Counters)}
     rank_names = {"num_failed_copies", "num_hung_copies", "num_corrupt_copies"}
 
     assert names | rank_names | {"num_checked_blocks"} <= COUNTERS.keys()
     assert {"num_quarantined_blocks", "num_quarantined_slots"} <= GAUGES.keys()
 
 
-def test_failures_add_up_beside_the_schedulers_state() -> None:
-    ledger = FailureLedger()
+def test_events_add_up_beside_the_schedulers_state() -> None:
+    counters = Counters()
     total = KVStats(data={"scheduler": {"num_host_blocks": 4}})
-    for cause in (FailureCause.HUNG, FailureCause.CORRUPT):
-        ledger.note_loss("r", cause, may_run_again=True)
-        total = total.aggregate(KVStats(data={"events": ledger.take()}))
+    for _ in range(2):
+        before = counters.copy()
+        counters.num_losses_hung += 1
+        counters.count_resume(ResumeWay.LOAD)
+        total = total.aggregate(KVStats(data={"events": counters.since(before)}))
 
     reduced = total.reduce()
-    assert (reduced["num_host_blocks"], reduced["num_recomputed_requests"]) == (4, 2)
-    assert (reduced["num_losses_hung"], reduced["num_losses_corrupt"]) == (1, 1)
+    assert (reduced["num_host_blocks"], reduced["num_losses_hung"]) == (4, 2)
+    assert (reduced["num_resumes_load"], "num_pauses" in reduced) == (2, False)
 
 
 def test_a_rank_reports_until_all_that_it_copied_is_told_and_then_nothing() -> None:

@@ -1,0 +1,97 @@
+"""What the scheduler counts: made once, handed to every part, which adds to it where it acts."""
+
+from dataclasses import asdict, dataclass, field, fields, replace
+
+from services.placement.run.resume import ResumeWay
+
+
+def _counter(text: str) -> int:
+    """A field that starts at 0; `text` is what Prometheus says of it."""
+    number: int = field(default=0, metadata={"text": text})
+    return number
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Running totals since the engine started."""
+
+    # Blocks and layer groups.
+    num_evicted_blocks: int = _counter(
+        "Blocks dropped from the pool because their host copy was complete."
+    )
+    num_restored_groups: int = _counter("Layer groups that came back from host memory.")
+    num_mirrored_blocks: int = _counter(
+        "Blocks of resident layer groups that write-through copied to the host."
+    )
+    num_reclaimed_groups: int = _counter("Layer groups taken from requests that did not run.")
+    num_dropped_copies: int = _counter("Parked requests that lost their host copies to others.")
+    # Who runs.
+    num_pauses: int = _counter("Requests that were paused.")
+    num_parks: int = _counter("Requests that were parked.")
+    num_resumes_in_place: int = _counter("Paused requests that ran again.")
+    num_resumes_load: int = _counter("Parked or preempted requests that came back by a load.")
+    num_resumes_recompute: int = _counter(
+        "Parked or preempted requests that came back by a recompute."
+    )
+    num_resumes_host_resident: int = _counter(
+        "Parked requests that came back with their layers on the host."
+    )
+    num_overdue_holds: int = _counter("Pauses and parks that ended by themselves.")
+    num_unknown_ids: int = _counter("Orders about requests that were gone.")
+    # Copies that went wrong; what several ranks report of one step counts once.
+    num_losses_failed: int = _counter("Times that a request's KV was lost because a copy failed.")
+    num_losses_hung: int = _counter(
+        "Times that a request's KV was lost because a copy did not end in time."
+    )
+    num_losses_corrupt: int = _counter(
+        "Times that a request's KV was lost because other bytes came back."
+    )
+    num_recomputed_requests: int = _counter(
+        "Times that a request was recomputed because its KV was lost."
+    )
+    num_given_up_requests: int = _counter(
+        "Requests that ended with an error because of failed copies."
+    )
+    num_failed_saves: int = _counter(
+        "Copies of a layer group to the host that failed and were made anew."
+    )
+    num_failed_restores: int = _counter(
+        "Restores of a layer group that failed; it stayed on the host."
+    )
+    num_unmirrored_requests: int = _counter(
+        "Requests that run without host copies after failed ones."
+    )
+
+    def count_resume(self, way: ResumeWay) -> None:
+        match way:
+            case ResumeWay.LOAD:
+                self.num_resumes_load += 1
+            case ResumeWay.RECOMPUTE:
+                self.num_resumes_recompute += 1
+            case ResumeWay.HOST_RESIDENT:
+                self.num_resumes_host_resident += 1
+
+    def num_resumes(self, way: ResumeWay) -> int:
+        return {
+            ResumeWay.LOAD: self.num_resumes_load,
+            ResumeWay.RECOMPUTE: self.num_resumes_recompute,
+            ResumeWay.HOST_RESIDENT: self.num_resumes_host_resident,
+        }[way]
+
+    @property
+    def num_failures(self) -> int:
+        """A number that changes whenever a copy has gone wrong."""
+        losses = self.num_losses_failed + self.num_losses_hung + self.num_losses_corrupt
+        return losses + self.num_failed_saves + self.num_failed_restores
+
+    def copy(self) -> "Counters":
+        """Return the totals as of now."""
+        return replace(self)
+
+    def since(self, before: "Counters") -> dict[str, int]:
+        """Return what has happened since a copy was made, without what has not."""
+        old = asdict(before)
+        return {name: n - old[name] for name, n in asdict(self).items() if n != old[name]}
+
+
+TEXTS = {counter.name: str(counter.metadata["text"]) for counter in fields(Counters)}
