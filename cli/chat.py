@@ -22,6 +22,7 @@ from cli.client.answer import (
     num_late,
 )
 from cli.client.endpoint import Endpoint, RefusedError, endpoint_at
+from cli.interrupts import heard
 from cli.live_line import Progress, display_for, watched
 from cli.local.settings import BadSettingError, running_settings
 from services.pacing.attainment import tpot_s
@@ -185,7 +186,8 @@ def _answer(console: Console, conversation: Conversation, text: str, executor: s
     stream = conversation.ask(text, request_id)
     problem = ""
     try:
-        _read(console, stream, watched_at=(executor, request_id))
+        with heard():
+            _read(console, stream, watched_at=(executor, request_id))
     except KeyboardInterrupt:
         if not console.is_terminal:
             raise
