@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -13,9 +14,12 @@ def test_a_signal_that_interrupts_no_call_of_the_main_thread_is_seen_by_it() -> 
     """Noted while another thread runs, as one is that comes just before a call blocks."""
     before = signal.getsignal(signal.SIGINT)
     reader, writer = os.pipe()
-    others = threading.Thread(
-        target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-    )
+
+    def interrupt_somebody_else() -> None:
+        time.sleep(0.2)  # by then the main thread reads, or the test asks for less
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    others = threading.Thread(target=interrupt_somebody_else)
 
     def wait_for_nothing() -> None:
         with heard():
