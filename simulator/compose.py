@@ -6,8 +6,8 @@ same objects as in the stack. The rest of the simulator knows them by their inte
 
 from services.control.answer_lengths import AnswerLengths
 from services.control.profile import OnlineProfile
+from services.control.rates import Rates
 from services.control.types import StepSample
-from services.executor.stats.rates import Rates
 from services.placement.presets import PRESETS, PlacementPolicy
 from services.placement.types import EngineShape, Plan, Profile, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
@@ -34,7 +34,7 @@ class StackLearner:
             num_layers=shape.num_layers, num_parameters=shape.model.num_parameters
         )
         self._lengths = AnswerLengths()
-        self._rates = Rates()
+        self._rates = Rates(shape.block_bytes)
 
     def add(self, step: MeasuredStep) -> None:
         self._rates.note_step(

@@ -75,7 +75,7 @@ MUTATIONS = (
     ),
     Mutation(
         "tokens of lost KV leave",
-        f"{EXECUTOR}/scheduler/recovery.py",
+        f"{EXECUTOR}/blocks/losses.py",
         "        return lost\n\n    def _has_begun_anew",
         "        return {}\n\n    def _has_begun_anew",
         ("tests/exact/test_layerwise_failures.py",),

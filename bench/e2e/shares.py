@@ -22,8 +22,7 @@ from bench.e2e.systems import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_LAYER
 from services.control.options import ControllerOptions
 from services.executor.kv_options import GuardMode, KVOptions
 from services.executor.request_tag import to_extra_args
-from services.executor.scheduler.controlled_scheduler import ControlledSchedulerMixin
-from services.executor.scheduler.layerwise_scheduler import LayerwiseSchedulerMixin
+from services.executor.scheduler.scheduler import LayerwiseSchedulerMixin
 from services.pacing.types import ServiceLevel
 from tests.exact.closed_loop import asking
 from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
@@ -89,8 +88,8 @@ class Listener:
         device = connector._device
         self._wrap(self._runner.engine, "step", self._step)
         for part, owner, names in (
-            ("controller", ControlledSchedulerMixin, ("schedule", "update_from_output")),
             ("kv_manager", LayerwiseSchedulerMixin, ("schedule", "update_from_output")),
+            ("controller", scheduler.loop, ("before_schedule", "after_schedule", "after_update")),
             ("scheduler", Scheduler, ("update_from_output",)),
             ("kv_manager", scheduler._coordinator, ("allocate_new_blocks", "free")),
             ("kv_manager", scheduler._coordinator, ("get_num_blocks_to_allocate",)),

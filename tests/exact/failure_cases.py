@@ -44,9 +44,9 @@ def run_with_faults(
     workload: Any = None,
 ) -> FailureRun:
     """Run a workload while copies go wrong; the engine is healthy again afterwards."""
-    recovery, rpc = runner.scheduler.recovery, runner.core.model_executor.collective_rpc
+    losses, rpc = runner.scheduler.recovery.losses, runner.core.model_executor.collective_rpc
     lost: set[str] = set()
-    absorb = recovery.absorb
+    absorb = losses.absorb
 
     def listen(feedback: Any) -> Any:
         found = absorb(feedback)
@@ -62,12 +62,12 @@ def run_with_faults(
         counts.extend(rpc(failing_engine.heal))
         drain()
 
-    recovery.absorb, runner._drain = listen, heal_and_drain  # type: ignore[method-assign]
+    losses.absorb, runner._drain = listen, heal_and_drain  # type: ignore[method-assign]
     rpc(failing_engine.install, args=(rates, seed))
     try:
         outcome = runner.run(workload or mixed(8), hook=hook)
     finally:
-        recovery.absorb, runner._drain = absorb, drain  # type: ignore[method-assign]
+        losses.absorb, runner._drain = absorb, drain  # type: ignore[method-assign]
     return FailureRun(
         outcome=outcome,
         faults={kind: sum(count[kind] for count in counts) for kind in counts[0]},

@@ -15,9 +15,7 @@ import pytest
 
 from services.control.options import ControllerOptions
 from services.executor.engine.config import (
-    ASYNC_CONTROLLED_SCHEDULER,
     ASYNC_LAYERWISE_SCHEDULER,
-    SYNC_CONTROLLED_SCHEDULER,
     SYNC_LAYERWISE_SCHEDULER,
 )
 from services.executor.kv_options import KVOptions
@@ -145,9 +143,6 @@ def make_engine(case: EngineCase) -> Any:
         )
     if case.controller is not None:
         config.additional_config |= case.controller.engine_args()
-        config.scheduler_config.scheduler_cls = (
-            ASYNC_CONTROLLED_SCHEDULER if case.asynchronous else SYNC_CONTROLLED_SCHEDULER
-        )
     return LLMEngine.from_vllm_config(config)
 
 

@@ -130,7 +130,7 @@ def test_garbage_logits_of_a_request_leave_the_sampling_of_the_others_alone(
 def test_failures_are_counted_by_cause(runner: StepRunner, expected: Outcome) -> None:
     run = run_with_faults(runner, TOGETHER, seed=2, hook=churn(6))
 
-    sums, totals = run.outcome.sums, run.totals
+    sums, totals = run.outcome.sums, run.counts
     assert sums["num_checked_blocks"] > 0
     assert min(sums[f"num_{kind}_copies"] for kind in ("failed", "hung", "corrupt")) > 0
     num_losses = totals.num_losses_failed + totals.num_losses_hung + totals.num_losses_corrupt
@@ -140,13 +140,13 @@ def test_failures_are_counted_by_cause(runner: StepRunner, expected: Outcome) ->
 def test_if_the_tokens_were_not_dropped_wrong_ones_would_leave(
     runner: StepRunner, expected: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absorb = runner.scheduler.recovery.absorb
+    absorb = runner.scheduler.recovery.losses.absorb
 
     def absorb_and_forget(feedback: Any) -> dict[str, Any]:
         absorb(feedback)
         return {}
 
-    monkeypatch.setattr(runner.scheduler.recovery, "absorb", absorb_and_forget)
+    monkeypatch.setattr(runner.scheduler.recovery.losses, "absorb", absorb_and_forget)
     run = run_with_faults(
         runner, FaultRates(load_fails=0.05), hook=fixed({f"r{n}": every(2, 8) for n in range(8)})
     )

@@ -17,7 +17,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from services.executor.engine.config import make_config
 from services.executor.observation import RequestObservation, RequestState, from_plain
 from services.executor.request_tag import to_extra_args
-from services.executor.scheduler.scheduler import EvenflowAsyncScheduler, EvenflowScheduler
+from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, EvenflowScheduler
 from services.executor.settings import ExecutorSettings
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from tests.models import exactness_model

@@ -31,7 +31,7 @@ def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
     options = KVOptions.of(config)
 
     assert (options.layers_per_group, options.host_bytes) == (2, 1 << 20)
-    assert "ControlledScheduler" in str(config.scheduler_config.scheduler_cls)
+    assert "LayerwiseScheduler" in str(config.scheduler_config.scheduler_cls)
     assert "LayerwiseCPUWorker" in str(config.parallel_config.worker_cls)
 
 

@@ -24,12 +24,10 @@ GRAMMAR_BACKEND = "xgrammar"
 FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
 CPU_WORKER = "services.executor.plugin.cpu_worker.EvenflowCPUWorker"
 _SCHEDULERS = "services.executor.scheduler"
-SYNC_SCHEDULER = f"{_SCHEDULERS}.scheduler.EvenflowScheduler"
-ASYNC_SCHEDULER = f"{_SCHEDULERS}.scheduler.EvenflowAsyncScheduler"
-SYNC_LAYERWISE_SCHEDULER = f"{_SCHEDULERS}.layerwise_scheduler.LayerwiseScheduler"
-ASYNC_LAYERWISE_SCHEDULER = f"{_SCHEDULERS}.layerwise_scheduler.AsyncLayerwiseScheduler"
-SYNC_CONTROLLED_SCHEDULER = f"{_SCHEDULERS}.controlled_scheduler.ControlledScheduler"
-ASYNC_CONTROLLED_SCHEDULER = f"{_SCHEDULERS}.controlled_scheduler.AsyncControlledScheduler"
+SYNC_SCHEDULER = f"{_SCHEDULERS}.plain_scheduler.EvenflowScheduler"
+ASYNC_SCHEDULER = f"{_SCHEDULERS}.plain_scheduler.EvenflowAsyncScheduler"
+SYNC_LAYERWISE_SCHEDULER = f"{_SCHEDULERS}.scheduler.LayerwiseScheduler"
+ASYNC_LAYERWISE_SCHEDULER = f"{_SCHEDULERS}.scheduler.AsyncLayerwiseScheduler"
 
 # Options that have the same name and meaning here and there.
 PASSED_ON = (
@@ -82,7 +80,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     if settings.uses_layerwise_kv:
         check_supported(config)
         scheduler.scheduler_cls = (
-            ASYNC_CONTROLLED_SCHEDULER if scheduler.async_scheduling else SYNC_CONTROLLED_SCHEDULER
+            ASYNC_LAYERWISE_SCHEDULER if scheduler.async_scheduling else SYNC_LAYERWISE_SCHEDULER
         )
     else:
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER

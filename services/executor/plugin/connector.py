@@ -18,6 +18,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
+from services.control.rates import Rates
 from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.copies.backend import guard_mode, make_backend
 from services.executor.copies.copy_watch import Patience
@@ -34,7 +35,6 @@ from services.executor.plugin.emulated_device import EmulatedDevice
 from services.executor.sizing import num_host_slots
 from services.executor.stats.kv_metrics import KVPromMetrics
 from services.executor.stats.kv_stats import KVStats
-from services.executor.stats.rates import Rates
 from services.executor.step_messages import HostRoom, StepFeedback, StepTransfers
 from services.executor.transfer_types import CHUNK_BYTES
 

@@ -34,8 +34,8 @@ class CapacityGuard:
         max_staging: int,
         restore_when_free_frac: float,
     ) -> None:
-        self._owner = owner
-        self._transfers = transfers
+        self.owner = owner
+        self.transfers = transfers
         self._max_staging = max_staging
         self._num_blocks: int = owner.pool.num_gpu_blocks - 1
         self._num_spare = int(restore_when_free_frac * self._num_blocks)
@@ -78,12 +78,12 @@ class CapacityGuard:
         # Restores take what the next step leaves, or they would starve it again and again.
         self._num_kept_free = self._num_spare + self.num_blocks_of_next_step(running)
         for need, num_blocks in zip(waiting, num_needed[len(running) :], strict=True):
-            request = self._owner.requests.get(need.request_id)
+            request = self.owner.requests.get(need.request_id)
             num_owned = 0 if request is None else len(request.owned_blocks())
             self._num_kept_free += max(0, num_blocks - num_owned)
         pairs = zip(running, tight[: len(running)], roomy[: len(running)], strict=True)
         for need, least, most in pairs:
-            request = self._owner.requests.get(need.request_id)
+            request = self.owner.requests.get(need.request_id)
             if request is None or not request.mirrored:
                 continue
             if not request.chain() and most is not None and most.num_offloaded == 0:
@@ -99,35 +99,35 @@ class CapacityGuard:
 
         Takes from requests that do not run, then gives up restores.
         """
-        owner = self._owner
+        owner = self.owner
         idle = [r for name, r in owner.requests.items() if name not in self._running_ids]
         num_free = owner.blocks.num_free
         num_expected = sum(_num_blocks_after(request, owner.geometry) for request in idle)
         took = self._reclaim(idle, num_expected - 2 * owner.geometry.num_groups)
-        return owner.blocks.num_free > num_free or self._transfers.relieve() or took
+        return owner.blocks.num_free > num_free or self.transfers.relieve() or took
 
     def _idle(self, needs: Sequence[Need]) -> list[RequestKV]:
         active = {need.request_id for need in needs}
-        return [r for name, r in self._owner.requests.items() if name not in active]
+        return [r for name, r in self.owner.requests.items() if name not in active]
 
     def _num_unmovable(self, needs: Sequence[Need]) -> int:
         """Return what idle requests keep even when all that can be reclaimed is."""
-        return sum(_num_unmovable(r, self._owner.geometry) for r in self._idle(needs))
+        return sum(_num_unmovable(r, self.owner.geometry) for r in self._idle(needs))
 
     def _num_blocks_of(self, need: Need, residency: Residency | None) -> int:
         if residency is None:
             return 0
-        return num_request_blocks(self._owner.geometry, residency, num_tokens=need.num_tokens + 1)
+        return num_request_blocks(self.owner.geometry, residency, num_tokens=need.num_tokens + 1)
 
     def _reclaim(self, idle: Sequence[RequestKV], num_allowed: int) -> bool:
         """Take blocks of idle requests, layer by layer, until they will own `num_allowed`.
 
         Returns whether anything was taken; blocks come free as their copies complete.
         """
-        owner, geometry = self._owner, self._owner.geometry
+        owner, geometry = self.owner, self.owner.geometry
         num_excess = sum(_num_blocks_after(r, geometry) for r in idle) - num_allowed
         took = False
-        for request in self._transfers.write_through.by_likelihood(idle):
+        for request in self.transfers.write_through.by_likelihood(idle):
             if num_excess <= 0:
                 break
             if not request.mirrored:
@@ -141,7 +141,7 @@ class CapacityGuard:
                 if not group.offloaded or group.restore is not None:
                     owner.offload(request, [index])
                     owner.counters.num_reclaimed_groups += 1
-            self._transfers.note_offloaded(request)
+            self.transfers.note_offloaded(request)
             num_taken = num_before - _num_blocks_after(request, geometry)
             took |= num_taken > 0
             num_excess -= num_taken
@@ -149,10 +149,10 @@ class CapacityGuard:
 
     def _is_all_resident_with_room(self, needs: Sequence[Need]) -> bool:
         """Return whether there is nothing to do: the common case, answered without the search."""
-        requests = self._owner.requests.values()
+        requests = self.owner.requests.values()
         if self._given or any(request.staging or request.asleep for request in requests):
             return False
-        geometry = self._owner.geometry
+        geometry = self.owner.geometry
         num_row_blocks = sum(need.num_tokens // geometry.block_size + 1 for need in needs)
         num_idle = sum(request.num_row_blocks for request in self._idle(needs))
         num_blocks = (num_row_blocks + num_idle) * geometry.num_groups
@@ -167,17 +167,17 @@ class CapacityGuard:
             if index not in now or request.groups[index].restore is not None
         ]
         if leaving:
-            self._owner.offload(request, leaving)
-            self._transfers.note_offloaded(request)
+            self.owner.offload(request, leaving)
+            self.transfers.note_offloaded(request)
         for index in sorted(now - most.offloaded):
             if not self._may_restore(request, index):
                 break
-            self._owner.restores.begin(request, index)
+            self.owner.restores.begin(request, index)
         if request.staging and len(request.staging) != least.num_staging:
-            self._owner.staging.set_number(request, least.num_staging)
+            self.owner.staging.set_number(request, least.num_staging)
 
     def _may_restore(self, request: RequestKV, index: int) -> bool:
-        num_left = self._owner.pool.get_num_free_blocks() - self._num_kept_free
+        num_left = self.owner.pool.get_num_free_blocks() - self._num_kept_free
         return request.groups[index].stages and request.num_row_blocks <= num_left
 
     def num_blocks_of_next_step(self, running: Sequence[Need]) -> int:
@@ -185,7 +185,7 @@ class CapacityGuard:
 
         `running` may include requests that are about to run.
         """
-        owner = self._owner
+        owner = self.owner
         num_blocks = 0
         for need in running:
             request = owner.requests.get(need.request_id)
@@ -197,11 +197,11 @@ class CapacityGuard:
     def _fewest(self, needs: Sequence[Need], *, num_blocks: int) -> list[Residency | None]:
         demands = [self._demand(need) for need in needs]
         return fewest_offloaded(
-            demands, self._owner.geometry, num_blocks=num_blocks, max_staging=self._max_staging
+            demands, self.owner.geometry, num_blocks=num_blocks, max_staging=self._max_staging
         )
 
     def _demand(self, need: Need) -> Demand:
-        request = self._owner.requests.get(need.request_id)
+        request = self.owner.requests.get(need.request_id)
         given = self._given.get(need.request_id, ALL_RESIDENT)
         return Demand(
             # The next token of every request must find room, and it opens a block at worst.

@@ -5,7 +5,8 @@ request replaces one per group; most steps of a decode need no block at all and 
 comparison.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinatorNoPrefixCache
@@ -61,7 +62,16 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         self._block_size = self.single_type_managers[0].block_size
         self._nothing: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.single_type_managers)
         self._drafts: dict[str, RequestKV] = {}
-        self.parking: str | None = None  # the request that keeps its host copies when freed
+        self._kept: str | None = None  # the request that keeps its host copies when freed
+
+    @contextmanager
+    def keeping(self, request_id: str | None) -> Iterator[None]:
+        """Leave a request, or none, its host copies when it is freed meanwhile."""
+        self._kept = request_id
+        try:
+            yield
+        finally:
+            self._kept = None
 
     def discard_drafts(self) -> None:
         """Forget requests that were looked at and not admitted; they are drafted anew."""
@@ -109,7 +119,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         return tuple(group.row for group in request.groups)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        if request_id == self.parking and request_id in self.owner.requests:
+        if request_id == self._kept and request_id in self.owner.requests:
             return self.owner.park(request_id)
         return self.owner.pop(request_id)
 

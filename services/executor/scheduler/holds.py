@@ -6,12 +6,14 @@ from enum import Enum
 
 from services.executor.stats.counters import Counters
 
+NEVER = 1 << 60  # a step that does not come
+IDLE_WAIT_S = 0.005  # between steps of a batch in which nobody may run
+
 
 class HoldKind(Enum):
     PAUSE = "pause"  # keeps its place and its blocks, which others may reclaim
-    PARK = (
-        "park"  # gives its blocks up as soon as their copies are complete, and waits in the queue
-    )
+    # Gives its blocks up as soon as their copies are complete, and waits in the queue.
+    PARK = "park"
 
 
 @dataclass(frozen=True, slots=True)

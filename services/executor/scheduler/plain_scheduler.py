@@ -4,6 +4,7 @@ Named by `scheduler_cls`, so that this module is imported in the EngineCore proc
 between a synchronous and an asynchronous scheduler; there is one of ours for each.
 """
 
+import time
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -12,46 +13,53 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from services.executor.observation import RequestState
-from services.executor.scheduler.parent_watch import end_with_parent
-from services.executor.scheduler.plain_holds import PlainHolds
+from services.executor.scheduler.holds import IDLE_WAIT_S, NEVER
 from services.executor.scheduler.reader_state import ReaderStateMixin
 
 
-class EvenflowSchedulerMixin(ReaderStateMixin):
-    """Keeps a buffer per request from its arrival to its end; schedules as vLLM does."""
+class PlainSchedulerMixin(ReaderStateMixin):
+    """Skips requests whose readers have stopped; everything else is vLLM's.
+
+    They keep their places and their blocks: there are no layers to give back.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        end_with_parent()
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every buffer belongs to a request that vLLM still has."""
-        left_over = self.buffers.keys() - self.requests.keys()  # type: ignore[attr-defined]
-        assert not left_over, f"buffers of requests that are gone: {sorted(left_over)}"
-
-
-class PlainSchedulerMixin(EvenflowSchedulerMixin):
-    """Skips held requests; everything else is vLLM's."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._holds = PlainHolds()
+        self._held: set[str] = set()
+        self._stopped: set[str] = set()  # that vLLM was told to skip
 
     def hold_back(self, request_id: str, *, held: bool) -> None:
-        self._holds.set(request_id, held=held)
+        if held:
+            self._held.add(request_id)
+        else:
+            self._held.discard(request_id)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        self._holds.stop_and_start(self.running)  # type: ignore[attr-defined]
+        if self._held or self._stopped:
+            self._stop_and_start()
         output = super().schedule(*args, **kwargs)
-        self._holds.after_step(num_scheduled=output.total_num_scheduled_tokens)
+        if self._held and not output.total_num_scheduled_tokens:
+            time.sleep(IDLE_WAIT_S)
         return output
 
+    def _stop_and_start(self) -> None:
+        """Tell vLLM which running requests to skip in the next step."""
+        for request in self.running:
+            if request.request_id in self._held:
+                self._stopped.add(request.request_id)
+                request.next_decode_eligible_step = NEVER
+            elif request.request_id in self._stopped and request.num_in_flight_tokens == 0:
+                # Wait for its token in flight: the scheduler would read it from the previous step.
+                self._stopped.discard(request.request_id)
+                request.next_decode_eligible_step = 0
+
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self._holds.forget(request.request_id)
+        self._held.discard(request.request_id)
+        self._stopped.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def state_of(self, request: Request) -> RequestState:
-        held = request.request_id in self._holds and request.status == RequestStatus.RUNNING
+        held = request.request_id in self._held and request.status == RequestStatus.RUNNING
         return RequestState.PAUSED if held else super().state_of(request)
 
 

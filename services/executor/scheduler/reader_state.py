@@ -6,6 +6,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from services.control.step_clock import StepClock
 from services.executor import engine_calls
 from services.executor.blocks.residency import GroupKV
 from services.executor.observation import (
@@ -16,13 +17,14 @@ from services.executor.observation import (
     to_plain,
 )
 from services.executor.request_tag import from_extra_args
-from services.executor.stats.step_clock import StepClock
+from services.executor.scheduler.parent_watch import end_with_parent
+from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.pacing.request_buffer import RequestBuffer
 
 engine_calls.install()
 
 
-class ReaderStateMixin:
+class ReaderStateMixin(VllmScheduler):
     """Over any of vLLM's schedulers: a `RequestBuffer` per request, from arrival to end."""
 
     predicted_step_s: float | None = None  # of the newest step, by whoever predicts it
@@ -31,30 +33,30 @@ class ReaderStateMixin:
         super().__init__(*args, **kwargs)
         self.buffers: dict[str, RequestBuffer] = {}
         self.step_clock = StepClock()
+        end_with_parent()
 
     def add_request(self, request: Request) -> None:
-        super().add_request(request)  # type: ignore[misc]
+        super().add_request(request)
         params = request.sampling_params
         level = from_extra_args(params and params.extra_args)
         self.buffers.setdefault(request.request_id, RequestBuffer(level))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.buffers.pop(request.request_id, None)
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        return super()._free_request(request, *args, **kwargs)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self.step_clock.begin(time.monotonic())
-        return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        return super().schedule(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any) -> Any:
-        outputs = super().update_from_output(scheduler_output, *args)  # type: ignore[misc]
+        outputs = super().update_from_output(scheduler_output, *args)
         now_s = time.monotonic()
         self.step_clock.end(now_s, ran=scheduler_output.total_num_scheduled_tokens > 0)
-        requests: dict[str, Request] = self.requests  # type: ignore[attr-defined]
         for request_id in scheduler_output.num_scheduled_tokens:
             buffer = self.buffers.get(request_id)
             if buffer is not None:
-                buffer.generated(requests[request_id].num_output_tokens, now_s)
+                buffer.generated(self.requests[request_id].num_output_tokens, now_s)
         return outputs
 
     def deliver(self, counts: dict[str, tuple[int, float]]) -> None:
@@ -87,12 +89,11 @@ class ReaderStateMixin:
     def observe(self) -> dict[str, Any]:
         """Return an `EngineObservation` as plain data."""
         now_s = time.monotonic()
-        requests: dict[str, Request] = self.requests  # type: ignore[attr-defined]
-        pool: Any = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
+        pool: Any = self.kv_cache_manager.block_pool
         return to_plain(
             EngineObservation(
                 requests=tuple(
-                    self._observe_request(requests[request_id], buffer, now_s)
+                    self._observe_request(self.requests[request_id], buffer, now_s)
                     for request_id, buffer in self.buffers.items()
                 ),
                 num_steps=self.step_clock.num_steps,
@@ -132,6 +133,11 @@ class ReaderStateMixin:
     def layer_groups_of(self, request: Request) -> list[GroupKV]:
         """Return the KV of each layer group; nothing while there is none, or all move together."""
         return []
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every buffer belongs to a request that vLLM still has."""
+        left_over = self.buffers.keys() - self.requests.keys()
+        assert not left_over, f"buffers of requests that are gone: {sorted(left_over)}"
 
 
 def residency_of(group: GroupKV) -> Residency:

@@ -4,18 +4,15 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from vllm.v1.request import Request
 
-from services.executor.blocks.block_owner import BlockOwner
+from services.control.rates import Rates
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.scheduler.capacity_guard import CapacityGuard, Need
-from services.executor.scheduler.holds import HoldKind, Holds
-from services.executor.scheduler.plain_holds import IDLE_WAIT_S, NEVER
+from services.executor.scheduler.holds import IDLE_WAIT_S, NEVER, HoldKind, Holds
 from services.executor.scheduler.resumes import Resumes
-from services.executor.stats.rates import Rates
+from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import (
     RESUME_HORIZON,
@@ -30,30 +27,30 @@ class RunControl:
     """Holds running requests back, parks them, and prepares parked ones to run again."""
 
     def __init__(
-        self, scheduler: Any, holds: Holds, *, rates: Rates, block_bytes: int, overlap: bool
+        self,
+        scheduler: VllmScheduler,
+        guard: CapacityGuard,
+        holds: Holds,
+        resumes: Resumes,
+        rates: Rates,
     ) -> None:
-        """`scheduler` is a `LayerwiseScheduler`; `block_bytes` are of one rank.
-
-        With `overlap`, loads of one request begin while another's blocks drain.
-        """
-        owner: BlockOwner = scheduler.block_owner
-        transfers: TransferPlanner = scheduler.transfers
-        guard: CapacityGuard = scheduler.capacity_guard
         self.holds = holds
-        self.resumes = Resumes(owner, overlap=overlap)
-        self.write_through = transfers.write_through
+        self.resumes = resumes
         self.choose_way: Callable[[ParkedRequest, LinkAndStep], ResumeWay] = cheapest_resume
         self._scheduler = scheduler
-        self._owner = owner
-        self._transfers = transfers
-        self._guard = guard
+        self._owner, self._transfers = guard.owner, guard.transfers
+        self.guard = guard
         self._rates = rates
-        self._block_bytes = block_bytes
         self._stopped: set[str] = set()  # running requests that vLLM was told to skip
         self._is_stuck = False
         self._wake = threading.Event()
 
     # -- orders -----------------------------------------------------------------------------
+
+    def place(self, request_id: str, placement: LayerPlacement) -> None:
+        """Say where a request's layer groups belong, from the next step on."""
+        if self.knows(request_id):
+            self.guard.give(request_id, placement)
 
     def pause(self, request_id: str) -> None:
         if self.knows(request_id):
@@ -106,7 +103,7 @@ class RunControl:
 
     def _start(self, request: Request) -> None:
         kv = self._owner.requests.get(request.request_id)
-        # Its last token is known first: the next step must not look for it in the last one.
+        # Wait for its token in flight: the scheduler would read it from the previous step.
         if request.num_in_flight_tokens == 0 and (kv is None or self._owner.staging.take(kv)):
             self._stopped.discard(request.request_id)
             request.next_decode_eligible_step = 0
@@ -191,7 +188,7 @@ class RunControl:
                 request.request_id,
                 lambda kv, request=request: self._choose(request, kv, ahead),  # type: ignore[misc]
                 num_slots=num_predicted_slots(request),
-                num_kept_free=self._guard.num_blocks_of_next_step(ahead),
+                num_kept_free=self.guard.num_blocks_of_next_step(ahead),
             )
             if self.resumes.is_short_of_blocks or request.request_id not in self._owner.requests:
                 break
@@ -209,9 +206,9 @@ class RunControl:
     def _choose(
         self, request: Request, kv: RequestKV, others: list[Need]
     ) -> tuple[ResumeWay, LayerPlacement]:
-        placement = self._guard.place_new(need_of(request), others)
+        placement = self.guard.place_new(need_of(request), others)
         num_groups = self._owner.geometry.num_groups
-        group_bytes = kv.num_host_blocks * self._block_bytes
+        group_bytes = kv.num_host_blocks * self._rates.block_bytes
         parked = ParkedRequest(
             num_tokens=request.num_tokens,
             num_host_tokens=kv.num_tokens,
@@ -230,8 +227,8 @@ class RunControl:
             h2d_bytes_per_s=rates.h2d_bytes_per_s.value,
             prefill_tokens_per_s=rates.prefill_tokens_per_s.value,
             step_s=rates.step_s.value or 0.0,
-            step_bytes=transfers.num_step_load_blocks() * self._block_bytes,
-            queue_bytes=transfers.num_restoring_blocks() * self._block_bytes,
+            step_bytes=transfers.num_step_load_blocks() * self._rates.block_bytes,
+            queue_bytes=transfers.num_restoring_blocks() * self._rates.block_bytes,
             num_running=num_running,
         )
 

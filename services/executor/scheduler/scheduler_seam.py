@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from services.control.link_rate import LinkRate
 from services.control.options import ControllerOptions
 from services.control.prediction import PlacedRequest
 from services.control.request_ledger import RequestLedger
 from services.control.types import Links
+from services.executor.kv_options import KVOptions
 from services.executor.scheduler.engine_shape import engine_shape
 from services.executor.scheduler.kv_view import NOTHING, view_of
 from services.executor.scheduler.request_state import StateReader, phase_of
+from services.executor.scheduler.run_control import RunControl
+from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.transfer_types import CHUNK_BYTES
 from services.kit.clock import Clock
 from services.placement.blocks import Residency
@@ -22,8 +25,6 @@ from services.placement.types import EngineShape, Profile, RequestId, RequestSta
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from services.executor.scheduler.layerwise_scheduler import LayerwiseSchedulerMixin
-
 MAX_REQUESTS = 1_000  # of a snapshot; the planner refuses more
 
 
@@ -31,22 +32,26 @@ class SchedulerSeam:
     """Reads the scheduler and gives it orders. Views of KV live for one question only."""
 
     def __init__(
-        self, scheduler: "LayerwiseSchedulerMixin", options: ControllerOptions, now_s: Clock
+        self,
+        scheduler: VllmScheduler,
+        control: RunControl,
+        kv_options: KVOptions,
+        options: ControllerOptions,
+        now_s: Clock,
     ) -> None:
-        self._scheduler = cast(Any, scheduler)
-        self._owner = scheduler.block_owner
+        self._scheduler, self._control = scheduler, control
+        self._guard, self._owner = control.guard, control.guard.owner
+        self._kv_options = kv_options
         self._options, self._now_s = options, now_s
         self.ledger: RequestLedger  # set by whoever makes both
         self.last_scheduled: tuple[str, ...] = ()  # of the newest step
-        config: Any = self._scheduler.vllm_config
         # What the guard keeps free before it brings a layer back is not the planner's to give away.
         self._num_spare = int(
-            self._scheduler.kv_options.restore_when_free_frac
-            * (self._owner.pool.num_gpu_blocks - 1)
+            kv_options.restore_when_free_frac * (self._owner.pool.num_gpu_blocks - 1)
         )
         self._shape = engine_shape(
-            config,
-            self._scheduler.kv_cache_manager.kv_cache_config,
+            scheduler.vllm_config,
+            scheduler.kv_cache_manager.kv_cache_config,
             num_blocks=self._owner.pool.num_gpu_blocks - 1,  # one is vLLM's null block
             num_host_blocks=self._owner.host.num_slots,
         )
@@ -76,7 +81,7 @@ class SchedulerSeam:
                 continue
             # One that is being brought back holds blocks and has no tokens yet.
             kv = self._owner.requests.get(request.request_id) if runs else None
-            held = request.request_id in self._scheduler.control.holds
+            held = request.request_id in self._control.holds
             states.append(
                 reader.state(
                     request,
@@ -102,7 +107,7 @@ class SchedulerSeam:
             d2h=links.d2h,
             profile=profile,
             parameters=self._options.parameters,
-            num_write_through_blocks=self._scheduler.kv_options.max_mirrored_blocks_per_step,
+            num_write_through_blocks=self._kv_options.max_mirrored_blocks_per_step,
         )
 
     def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
@@ -132,7 +137,7 @@ class SchedulerSeam:
                 num_tokens=request.num_tokens,
                 residency=self._residency(request.request_id),
                 holds_kv=runs,
-                paused=request.request_id in self._scheduler.control.holds,
+                paused=request.request_id in self._control.holds,
             )
             for request, runs in self._requests()
         ]
@@ -145,7 +150,7 @@ class SchedulerSeam:
         )
 
     def num_runnable(self) -> int:
-        holds = self._scheduler.control.holds
+        holds = self._control.holds
         num_running = sum(r.request_id not in holds for r in self._scheduler.running)
         if num_running or not self.last_scheduled:
             return num_running
@@ -156,23 +161,25 @@ class SchedulerSeam:
         return priority
 
     def is_paused(self, request_id: str) -> bool:
-        return request_id in self._scheduler.control.holds
+        return request_id in self._control.holds
 
     # -- orders ------------------------------------------------------------------------------
 
     def place(self, request_id: str, *, groups: Sequence[int], num_buffers: int) -> None:
         placement = LayerPlacement(offloaded=frozenset(groups), num_staging=max(1, num_buffers))
-        self._scheduler.place(request_id, placement)
+        self._control.place(request_id, placement)
 
     def release(self, request_id: str) -> None:
-        self._scheduler.capacity_guard.forget(request_id)
+        self._guard.forget(request_id)
 
     def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
-        self._scheduler.set_deposits(num_tokens)
+        self._guard.transfers.write_through.set_deposits(
+            {str(request_id): number for request_id, number in num_tokens.items()}
+        )
 
     def pause(self, request_id: str) -> bool:
-        self._scheduler.pause(request_id)
+        self._control.pause(request_id)
         return self.is_paused(request_id)
 
     def resume(self, request_id: str) -> None:
-        self._scheduler.resume(request_id)
+        self._control.resume(request_id)

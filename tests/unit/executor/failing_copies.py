@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from services.executor.blocks.failures import Verdict
+from services.executor.blocks.losses import Losses
 from services.executor.copies.copy_engine import (
     FOR_EVER,
     Copy,
@@ -13,7 +14,6 @@ from services.executor.copies.copy_engine import (
     Direction,
 )
 from services.executor.copies.copy_watch import CopyWatch, Patience
-from services.executor.scheduler.recovery import Recovery
 from services.executor.step_messages import StepFeedback
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.simulated_ranks import (
@@ -124,7 +124,7 @@ class FailingSimulation(Simulation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.recovery = Recovery(self.owner, self.planner)
+        self.losses = Losses(self.owner, self.planner)
 
     def make_rank(self, number: int) -> SimulatedRank:
         rank = SimulatedRank(self.num_groups, self.rng, FailingEngine)
@@ -138,9 +138,9 @@ class FailingSimulation(Simulation):
         return rank
 
     def take_in(self, feedback: StepFeedback, batch: list[Slice]) -> None:
-        for request_id, cause in self.recovery.absorb(feedback).items():
+        for request_id, cause in self.losses.absorb(feedback).items():
             if request_id in self.lengths:
-                verdict = self.recovery.ledger.note_loss(request_id, cause, may_run_again=True)
+                verdict = self.losses.ledger.note_loss(request_id, cause, may_run_again=True)
                 self.begin_anew(request_id, verdict)
         self.planner.absorb(feedback)
         self.owner.check_integrity()
@@ -158,14 +158,14 @@ class FailingSimulation(Simulation):
         self.beginnings[request_id] += 1
         self.end(request_id)
         if verdict is Verdict.GIVE_UP:
-            self.recovery.ledger.forget(request_id)
+            self.losses.ledger.forget(request_id)
             return
         groups = frozenset(g for g in range(self.num_groups) if self.rng.random() < 0.5)
         request = self.owner.draft(
             request_id,
             LayerPlacement(offloaded=groups, num_staging=self.rng.choice((1, 2))),
             num_slots=200,
-            may_mirror=self.recovery.ledger.may_mirror(request_id),
+            may_mirror=self.losses.ledger.may_mirror(request_id),
         )
         self.owner.adopt(request)
         self.lengths[request_id] = 0

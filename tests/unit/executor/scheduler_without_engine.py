@@ -1,11 +1,14 @@
 """`LayerwiseScheduler`'s own part, over a simulated scheduler in place of vLLM's."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
-from services.executor.scheduler.layerwise_scheduler import LayerwiseSchedulerMixin
-from services.executor.stats.rates import Rates
-from services.executor.stats.step_clock import StepClock
+from services.control.rates import Rates
+from services.control.step_clock import StepClock
+from services.executor.scheduler.scheduler import LayerwiseSchedulerMixin
 from tests.unit.executor.simulated_scheduler import SimulatedScheduler
 
 
@@ -14,13 +17,20 @@ class VllmScheduler:
 
     def __init__(self, inner: SimulatedScheduler) -> None:
         self.inner = inner
-        self.parking: list[str | None] = []  # what the coordinator was told, by preemption
+        self.kept: list[str | None] = []  # who keeps host copies, by preemption
+        self._keeps: str | None = None
 
     def _preempt_request(self, request: Any, timestamp: float, drop_stale_output: bool) -> None:
-        self.parking.append(self._coordinator.parking)  # type: ignore[attr-defined]
+        self.kept.append(self._keeps)
 
     def update_from_output(self, *args: Any) -> dict[int, Any]:
         return {}
+
+    @contextmanager
+    def keeping(self, request_id: str | None) -> Iterator[None]:
+        self._keeps = request_id
+        yield
+        self._keeps = None
 
 
 class SchedulerWithoutEngine(LayerwiseSchedulerMixin, VllmScheduler):
@@ -30,6 +40,7 @@ class SchedulerWithoutEngine(LayerwiseSchedulerMixin, VllmScheduler):
         self.control = inner.control
         self.requests = inner.requests
         self.buffers = {}
-        self.rates = Rates()
+        self.rates = Rates(block_bytes=1)
         self.step_clock = StepClock()
-        self._coordinator: Any = SimpleNamespace(parking=None)
+        self.loop = Mock()  # nobody measures or asks
+        self._coordinator: Any = SimpleNamespace(keeping=self.keeping)

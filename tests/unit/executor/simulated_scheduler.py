@@ -8,12 +8,13 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from services.control.rates import Rates
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import KVOptions
 from services.executor.scheduler.capacity_guard import CapacityGuard, Need
 from services.executor.scheduler.holds import Holds
+from services.executor.scheduler.resumes import Resumes
 from services.executor.scheduler.run_control import RunControl, need_of
-from services.executor.stats.rates import Rates
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, Slice
 
 
@@ -75,7 +76,9 @@ class SimulatedScheduler:
             clock=time.monotonic,
             max_hold_s=self.options.max_pause_s,
         )
-        self.control = RunControl(self, holds, rates=Rates(), block_bytes=1, overlap=True)
+        resumes = Resumes(self.block_owner)
+        vllm: Any = self
+        self.control = RunControl(vllm, self.capacity_guard, holds, resumes, Rates(block_bytes=1))
         self._num_placeholders = num_placeholders
         self._drafts: dict[str, RequestKV] = {}
         self._num_steps = 0

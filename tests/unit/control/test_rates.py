@@ -2,20 +2,18 @@
 
 import pytest
 
-from services.executor.stats.rates import Rates, write_budget_blocks
+from services.control.rates import Rates, write_budget_blocks
 
 
 def measured(*, d2h_bytes_per_s: float | None = 1_000.0, step_s: float | None = 0.1) -> Rates:
-    rates = Rates()
+    rates = Rates(block_bytes=10)
     rates.d2h_bytes_per_s.value = d2h_bytes_per_s
     rates.step_s.value = step_s
     return rates
 
 
 def budget(rates: Rates, *, max_blocks: int = 50, num_under_way: int = 0) -> int:
-    return write_budget_blocks(
-        rates, block_bytes=10, max_blocks=max_blocks, num_under_way=num_under_way
-    )
+    return write_budget_blocks(rates, max_blocks=max_blocks, num_under_way=num_under_way)
 
 
 def test_a_step_orders_what_the_link_moves_in_a_step() -> None:
@@ -42,7 +40,7 @@ def test_without_measurements_the_option_decides() -> None:
 
 
 def test_the_link_is_as_fast_as_its_slowest_rank_and_an_idle_one_says_nothing() -> None:
-    rates = Rates()
+    rates = Rates(block_bytes=10)
     rates.note_copies(
         {
             "0": {"h2d_bytes": 100, "h2d_busy_s": 0.1, "d2h_bytes": 0, "d2h_busy_s": 0.0},
@@ -54,7 +52,7 @@ def test_the_link_is_as_fast_as_its_slowest_rank_and_an_idle_one_says_nothing() 
 
 
 def test_prefill_is_measured_beyond_what_the_decodes_of_its_step_take() -> None:
-    rates = Rates()
+    rates = Rates(block_bytes=10)
     rates.note_step(0.1, num_tokens=4, num_prefill_tokens=0)
     rates.note_step(0.6, num_tokens=104, num_prefill_tokens=100)
 
@@ -63,7 +61,7 @@ def test_prefill_is_measured_beyond_what_the_decodes_of_its_step_take() -> None:
 
 
 def test_averages_follow_their_samples_slowly() -> None:
-    rates = Rates()
+    rates = Rates(block_bytes=10)
     rates.note_step(0.1, num_tokens=1, num_prefill_tokens=0)
     rates.note_step(0.2, num_tokens=1, num_prefill_tokens=0)
 

@@ -20,7 +20,9 @@ class Average:
 class Rates:
     """Averages over recent steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int) -> None:
+        """`block_bytes`: of one layer group on one rank."""
+        self.block_bytes = block_bytes
         self.h2d_bytes_per_s = Average()  # while the link is busy, slowest rank
         self.d2h_bytes_per_s = Average()
         self.step_s = Average()  # of steps without prefill
@@ -48,9 +50,7 @@ class Rates:
             self.prefill_tokens_per_s.add(num_prefill_tokens / beyond_decode_s)
 
 
-def write_budget_blocks(
-    rates: Rates, *, block_bytes: int, max_blocks: int, num_under_way: int
-) -> int:
+def write_budget_blocks(rates: Rates, *, max_blocks: int, num_under_way: int) -> int:
     """Return how many blocks write-through may order in this step.
 
     As much as the link moves in a step, and less while earlier copies are still under way: a
@@ -62,5 +62,5 @@ def write_budget_blocks(
     rate, step_s = rates.d2h_bytes_per_s.value, rates.step_s.value
     if rate is None or step_s is None:
         return max_blocks
-    per_step = min(max_blocks, max(1, int(rate * step_s / block_bytes)))
+    per_step = min(max_blocks, max(1, int(rate * step_s / rates.block_bytes)))
     return max(0, min(per_step, 3 * per_step - num_under_way))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from services.executor.blocks.failures import MAX_FAILED_SAVES, MAX_LOSSES, FailureLedger, Verdict
+from services.executor.blocks.losses import STEPS_BEFORE_RETRY
 from services.executor.copies.copy_engine import BACKGROUND, Copy, Direction
-from services.executor.scheduler.recovery import STEPS_BEFORE_RETRY
 from services.executor.scheduler.resumes import Resumes
 from services.executor.stats.counters import Counters
 from services.executor.step_messages import StepFeedback
@@ -329,7 +329,7 @@ def test_who_got_a_block_before_its_hang_was_known_begins_anew_too() -> None:
         step=sim.owner.orders.next_step, saved_step=0, hung_blocks=frozenset(hung)
     )
 
-    assert sim.recovery.absorb(feedback) == {other.request_id: FailureCause.HUNG}
+    assert sim.losses.absorb(feedback) == {other.request_id: FailureCause.HUNG}
 
 
 def test_a_loss_in_a_step_before_a_request_began_anew_is_old_news() -> None:
@@ -340,8 +340,8 @@ def test_a_loss_in_a_step_before_a_request_began_anew_is_old_news() -> None:
 
     stale = StepFeedback(step=old_step, saved_step=0, lost_requests={"r1": FailureCause.FAILED})
 
-    assert sim.recovery.absorb(stale) == {}
-    assert sim.recovery.absorb(replace(stale, step=old_step + 1)) == {"r1": FailureCause.FAILED}
+    assert sim.losses.absorb(stale) == {}
+    assert sim.losses.absorb(replace(stale, step=old_step + 1)) == {"r1": FailureCause.FAILED}
 
 
 def test_if_losses_were_not_acted_on_a_wrong_token_would_leave(

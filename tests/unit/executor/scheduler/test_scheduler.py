@@ -53,4 +53,4 @@ def test_a_request_whose_prompt_must_be_computed_whole_keeps_no_copies_when_pree
     request.skip_reading_prefix_cache = True
     scheduler._preempt_request(request, 0.0)
 
-    assert scheduler.parking == ["a", None]
+    assert scheduler.kept == ["a", None]

@@ -1,0 +1,99 @@
+"""Which requests lose their KV when copies go wrong on a rank, and who keeps it.
+
+Ranks report by request; whatever one rank reports holds for all of them, because all of them act
+on the scheduler's next message only.
+"""
+
+from collections import Counter
+
+import structlog
+
+from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.failures import FailureLedger
+from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.step_messages import StepFeedback
+from services.executor.transfer_types import FailureCause
+
+log = structlog.get_logger()
+
+STEPS_BEFORE_RETRY = 16  # of a restore that failed; twice as many after each further failure
+
+
+class Losses:
+    """Turns reports of failed copies into requests that must begin anew, and keeps the rest."""
+
+    def __init__(self, owner: BlockOwner, transfers: TransferPlanner) -> None:
+        self.ledger = FailureLedger(owner.counters)
+        self._owner = owner
+        self._transfers = transfers
+
+    def absorb(self, feedback: StepFeedback) -> dict[str, FailureCause]:
+        """Take in a step's failures, before its saves are confirmed and its tokens are looked at.
+
+        Returns the requests whose tokens from this step on are worthless. Those among them that
+        have KV must be freed before the next step is scheduled.
+        """
+        lost = {
+            request_id: cause
+            for request_id, cause in feedback.lost_requests.items()
+            if not self._has_begun_anew(request_id, feedback.step)
+        }
+        for restore_id, cause in feedback.failed_restores.items():
+            lost |= self._end_restore(restore_id, cause)
+        lost |= self._retract_saves(feedback)
+        new_blocks, new_slots = self._owner.quarantine.update(
+            feedback.hung_blocks, feedback.hung_slots
+        )
+        if new_blocks or new_slots:
+            for request in self._owner.requests.values():
+                if request.request_id not in lost and uses(request, new_blocks, new_slots):
+                    lost[request.request_id] = FailureCause.HUNG
+        return lost
+
+    def _has_begun_anew(self, request_id: str, step: int) -> bool:
+        """Return whether a request runs, and did not yet use its present blocks in a step."""
+        request = self._owner.requests.get(request_id)
+        return request is not None and not request.waiting and request.first_step > step
+
+    def _end_restore(self, restore_id: int, cause: FailureCause) -> dict[str, FailureCause]:
+        self.ledger.note_failed_restore()
+        for request in self._owner.requests.values():
+            for index, group in enumerate(request.groups):
+                if group.restore is None or restore_id not in group.restore.under_way:
+                    continue
+                self._owner.restores.cancel(request, index)
+                group.restore_from_step = self._owner.orders.next_step + (
+                    STEPS_BEFORE_RETRY << min(group.num_failed_restores, 8)
+                )
+                group.num_failed_restores += 1
+                # Bytes that came back wrong may be wrong on the host, and there is no other copy.
+                is_lost = cause is FailureCause.CORRUPT
+                return {request.request_id: cause} if is_lost else {}
+        return {}
+
+    def _retract_saves(self, feedback: StepFeedback) -> dict[str, FailureCause]:
+        lost: dict[str, FailureCause] = {}
+        num_retracted: Counter[str] = Counter()
+        for (step, request_id, group), cause in feedback.failed_saves.items():
+            match self._transfers.write_through.retract(step, request_id, group):
+                case None:
+                    lost[request_id] = cause
+                case True:
+                    num_retracted[request_id] += 1
+        for request_id, num_saves in num_retracted.items():
+            if self.ledger.note_failed_saves(request_id, num_saves) and request_id not in lost:
+                request = self._owner.requests[request_id]
+                log.warning("kv_request_unmirrored", request_id=request_id)
+                if request.chain():  # part of it is on the host only
+                    lost[request_id] = FailureCause.FAILED
+                else:
+                    self._transfers.write_through.unmirror(request)
+        return lost
+
+
+def uses(request: RequestKV, block_ids: frozenset[int], slots: frozenset[int]) -> bool:
+    """Return whether any of a request's KV is, or will be, in one of these."""
+    return any(not slots.isdisjoint(group.host_slots) for group in request.groups) or any(
+        block.block_id in block_ids for block in request.owned_blocks()
+    )

@@ -1,0 +1,153 @@
+"""The closed loop beside a layer-wise scheduler: what the controller is told, and when it acts."""
+
+import multiprocessing
+import time
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from services.control.controller import Controller
+from services.control.options import ControllerOptions
+from services.control.planner import Planner
+from services.control.triggers import is_decided_locally
+from services.control.types import Trigger
+from services.executor.kv_options import KVOptions
+from services.executor.scheduler.kv_view import has_caught_up
+from services.executor.scheduler.planner_client import PlannerClient
+from services.executor.scheduler.run_control import RunControl
+from services.executor.scheduler.scheduler_seam import SchedulerSeam
+from services.executor.scheduler.step_watch import StepWatch
+from services.executor.scheduler.vllm_scheduler import VllmScheduler
+from services.executor.stats.kv_stats import KVStats
+from services.executor.step_messages import StepFeedback
+from services.kit import log
+from services.pacing.request_buffer import RequestBuffer
+from services.placement.batch import SEALING_STEPS
+
+STEPS_PER_STATS = 32
+
+
+class ControlLoop:
+    """One controller, from the scheduler's first step to its last."""
+
+    def __init__(
+        self,
+        scheduler: VllmScheduler,
+        control: RunControl,
+        kv_options: KVOptions,
+        options: ControllerOptions,
+        planner: Planner | None,
+    ) -> None:
+        if multiprocessing.parent_process() is not None:
+            log.configure("executor-engine", "info")
+        self.seam = SchedulerSeam(scheduler, control, kv_options, options, time.monotonic)
+        self.controller = Controller(options, self.seam, planner, time.monotonic)
+        self.seam.ledger = self.controller.ledger
+        self._scheduler, self._owner = scheduler, control.guard.owner
+        self._watch = StepWatch()
+        self._lagging: dict[str, None] = {}  # decode, and their host copy is not complete yet
+        self._num_steps_unreported = 0
+        self._called_s = self._begin_s = 0.0  # of the present step
+
+    # -- each step ---------------------------------------------------------------------------
+
+    def before_schedule(self) -> None:
+        """Carry out the plans that came, and end pauses that have lasted too long."""
+        self._called_s = time.monotonic()
+        self.controller.before_schedule()
+        self._begin_s = time.monotonic()
+
+    def after_schedule(self, output: SchedulerOutput) -> None:
+        """Predict the step, and ask for a plan while it runs if there is a reason to."""
+        end_s = time.monotonic()
+        step = self._watch.scheduled(output, self._begin_s)
+        self.seam.last_scheduled = tuple(output.num_scheduled_tokens)
+        self.controller.ledger.scheduled(output.num_scheduled_tokens, self._begin_s)
+        self._note_progress(output)
+        self.controller.after_schedule(step)
+        self.controller.spent(self._begin_s - self._called_s + time.monotonic() - end_s)
+
+    def _note_progress(self, output: SchedulerOutput) -> None:
+        """Tell the controller who was admitted, who begins to decode, whose copy is complete."""
+        note, owner = self.controller.note, self._owner
+        admitted = len(output.scheduled_new_reqs) + len(
+            output.scheduled_cached_reqs.resumed_req_ids
+        )
+        note(*[Trigger.ADMITTED] * admitted)
+        for request_id in list(self._watch.prefilling):
+            request = self._scheduler.requests[request_id]
+            if request.num_computed_tokens >= request.num_tokens:
+                self._watch.gone(request_id)
+                self._lagging[request_id] = None
+                note(Trigger.PREFILLED)
+        for request_id in list(self._lagging):
+            kv = owner.requests.get(request_id)
+            if kv is None or not kv.mirrored:
+                del self._lagging[request_id]
+            elif has_caught_up(
+                kv, block_size=owner.geometry.block_size, slack_blocks=SEALING_STEPS
+            ):
+                del self._lagging[request_id]
+                note(Trigger.MIRRORED)
+
+    def after_update(self, feedback: StepFeedback | None) -> None:
+        """Take in how the oldest step in flight went."""
+        if feedback is not None:
+            self._watch.ended(feedback)
+        timing = None if feedback is None else feedback.timing
+        self.controller.after_update(timing, busy=self._scheduler.has_requests())
+
+    # -- a request's life --------------------------------------------------------------------
+
+    def arrived(self, request: Request, buffer: RequestBuffer) -> None:
+        waited_s = max(0.0, time.time() - request.arrival_time)
+        self.controller.ledger.arrived(request.request_id, buffer, time.monotonic() - waited_s)
+
+    def preempted(self, request: Request) -> None:
+        self._forget_progress(request.request_id)
+        self.controller.ledger.preempted(request.request_id, time.monotonic())
+        self.controller.note(Trigger.PREEMPTED)
+
+    def ended(self, request: Request) -> None:
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
+        self._forget_progress(request.request_id)
+        self.controller.ledger.gone(
+            request.request_id,
+            time.monotonic(),
+            num_output_tokens=None if aborted else request.num_output_tokens,
+        )
+        self.controller.note(Trigger.ABORTED if aborted else Trigger.FINISHED)
+
+    def _forget_progress(self, request_id: str) -> None:
+        self._watch.gone(request_id)
+        self._lagging.pop(request_id, None)
+
+    # -- figures -----------------------------------------------------------------------------
+
+    def take_stats(self) -> KVStats | None:
+        """Return the controller's counts once in a while: most steps change little."""
+        self._num_steps_unreported += 1
+        if self._num_steps_unreported < STEPS_PER_STATS:
+            return None
+        self._num_steps_unreported = 0
+        return KVStats(data={"controller": self.controller.counts.take()})
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the controller and vLLM differ about who is here."""
+        known = self.controller.ledger.entries.keys()
+        alive = self._scheduler.requests.keys()
+        assert known == alive, f"the controller's requests differ: {sorted(known ^ alive)}"
+
+
+def make_planner(options: ControllerOptions) -> PlannerClient | None:
+    """Return who is asked; None if the capacity guard decides, and nothing is compared."""
+    acts = not is_decided_locally(options.policy, options.parameters)
+    if not options.planner_address or not (acts or options.shadow_policy):
+        return None
+    return PlannerClient(
+        options.planner_address,
+        transport=options.transport,
+        timeout_s=options.plan_timeout_s,
+        acts=acts,
+        shadow_policy=options.shadow_policy,
+    )

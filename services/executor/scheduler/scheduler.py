@@ -1,0 +1,318 @@
+"""vLLM's schedulers with layer-wise KV and the closed loop: `schedule` is a whole step.
+
+Named by `scheduler_cls`. Everything that a plan changes is decided here, in the EngineCore process,
+and travels with the step, so that all ranks do the same.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+from services.control.controller import Controller
+from services.control.options import ControllerOptions
+from services.control.planner import Planner
+from services.control.rates import Rates, write_budget_blocks
+from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.host_pool import HostPool
+from services.executor.blocks.losses import Losses
+from services.executor.blocks.residency import GroupKV, RequestKV
+from services.executor.blocks.step_orders import StepOrders
+from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.kv_options import KVOptions, check_supported
+from services.executor.observation import RequestState
+from services.executor.plugin.connector import LayerwiseConnector
+from services.executor.scheduler.capacity_guard import CapacityGuard, Need
+from services.executor.scheduler.control_loop import ControlLoop, make_planner
+from services.executor.scheduler.coordinator import LayerwiseCoordinator
+from services.executor.scheduler.holds import HoldKind, Holds
+from services.executor.scheduler.reader_state import ReaderStateMixin
+from services.executor.scheduler.recovery import Recovery, error_output
+from services.executor.scheduler.resumes import Resumes
+from services.executor.scheduler.run_control import RunControl, need_of
+from services.executor.sizing import are_slots_ready_at_start, block_bytes, num_host_slots
+from services.executor.step_messages import StepFeedback
+from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
+
+HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
+
+
+class LayerwiseSchedulerMixin(ReaderStateMixin):
+    """Owns the KV blocks of all requests, layer group by layer group."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config, manager = self.vllm_config, self.kv_cache_manager
+        self.kv_options = options = KVOptions.of(config)
+        check_supported(config)
+        self._coordinator = LayerwiseCoordinator.install(
+            manager, max_in_flight_tokens=config.max_in_flight_tokens
+        )
+        self.block_owner = owner = self._make_owner(manager)
+        self.rates = Rates(block_bytes(options, manager.kv_cache_config))
+        holds = Holds(owner.counters, clock=time.monotonic, max_hold_s=options.max_pause_s)
+        self.transfers = TransferPlanner(
+            owner,
+            num_ranks=config.parallel_config.world_size,
+            write_budget=self._write_budget,
+            count_held=holds.count,
+        )
+        self.capacity_guard = CapacityGuard(
+            owner,
+            self.transfers,
+            max_staging=options.max_staging_buffers,
+            restore_when_free_frac=options.restore_when_free_frac,
+        )
+        resumes = Resumes(owner, overlap=options.overlap_load_evict)
+        self.control = RunControl(self, self.capacity_guard, holds, resumes, self.rates)
+        self.recovery = Recovery(self, owner, Losses(owner, self.transfers), resumes)
+        self._coordinator.owner, self._coordinator.draft = owner, self._draft
+        self._connect(manager)
+        controller_options = ControllerOptions.of(config)
+        self.set_up(controller_options, make_planner(controller_options))
+
+    def _connect(self, manager: Any) -> None:
+        connector = self.connector
+        assert isinstance(connector, LayerwiseConnector)
+        connector.planner = self.transfers
+        connector.limit_host = self._limit_host
+        connector.relieve = self.capacity_guard.relieve
+        connector.num_host_tokens = self.control.num_host_tokens
+        connector.rates = self.rates
+        connector.bind_kv_cache_manager(manager)
+
+    def set_up(self, options: ControllerOptions, planner: Planner | None) -> None:
+        """Start with a controller that knows nothing. There may be no requests."""
+        assert not self.requests
+        self.loop = ControlLoop(self, self.control, self.kv_options, options, planner)
+
+    @property
+    def controller(self) -> Controller:
+        return self.loop.controller
+
+    def _make_owner(self, manager: Any) -> BlockOwner:
+        config = manager.kv_cache_config
+        geometry = BlockGeometry(
+            num_groups=len(config.kv_cache_groups),
+            block_size=config.kv_cache_groups[0].kv_cache_spec.block_size,
+        )
+        num_slots = num_host_slots(self.kv_options, config)
+        owner = BlockOwner(
+            manager.block_pool,
+            HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
+            geometry,
+            orders=StepOrders(),
+            poison_freed=self.kv_options.poison,
+        )
+        self._check_room(owner, num_slots)
+        return owner
+
+    def _limit_host(self, num_slots: int) -> None:
+        """Use no more host slots than every rank has; ValueError if that is too few."""
+        self._check_room(self.block_owner, num_slots)
+        self.block_owner.host.limit(num_slots)
+
+    def _check_room(self, owner: BlockOwner, num_slots: int) -> None:
+        """Raise ValueError if a request of the maximum length would never find room."""
+        most = owner.geometry.num_groups * (self.max_model_len // owner.geometry.block_size)
+        if num_slots < most and most > owner.pool.num_gpu_blocks - 1:
+            raise ValueError(
+                f"host_bytes={self.kv_options.host_bytes} holds {num_slots} blocks; a request of "
+                f"max_model_len={self.max_model_len} that does not fit the pool needs {most}"
+            )
+
+    # -- each step --------------------------------------------------------------------------
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self.loop.before_schedule()  # plans that came, pauses that end
+        self.transfers.settle()  # copies that are complete
+        self._coordinator.discard_drafts()
+        self.control.stop_and_start()  # who is held, who is ready to park
+        self.adjust_placements()  # room for the step and for the next in line
+        self.control.prepare_resumes(self._num_predicted_slots)
+        output = super().schedule(*args, **kwargs)  # vLLM's, asking the coordinator for blocks
+        self.control.resumes.admitted(self._resumed(output))
+        self.control.after_step(num_scheduled=output.total_num_scheduled_tokens)
+        # Otherwise vLLM would call the connector after the layers have run.
+        output.has_sync_kv_loads = True
+        self.loop.after_schedule(output)  # a question to the planner, if there is a reason
+        return output
+
+    def adjust_placements(self) -> None:
+        """Let the capacity guard make room for the next step and the next admission."""
+        self.capacity_guard.adjust(
+            self.control.active_needs(), [need_of(r) for r in self.control.next_in_line()]
+        )
+
+    def _resumed(self, output: SchedulerOutput) -> list[str]:
+        """Return the requests that run again after a preemption."""
+        new = [
+            request.req_id
+            for request in output.scheduled_new_reqs
+            if self.requests[request.req_id].num_preemptions
+        ]
+        return [*output.scheduled_cached_reqs.resumed_req_ids, *new]
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        transferred = model_runner_output.kv_connector_output
+        meta = transferred and transferred.kv_connector_worker_meta
+        feedback = meta if isinstance(meta, StepFeedback) else None
+        given_up = [] if feedback is None else self.recovery.recover(feedback)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        for request in given_up:
+            to_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
+            to_client.outputs.append(error_output(request))
+        num_tokens = scheduler_output.num_scheduled_tokens.values()
+        self.rates.note_step(
+            self.step_clock.last_step_s,
+            num_tokens=sum(num_tokens),
+            num_prefill_tokens=sum(n for n in num_tokens if n > 1),
+        )
+        self.loop.after_update(feedback)
+        self.predicted_step_s = self.controller.meter.predicted_step_s
+        return outputs
+
+    def _write_budget(self, num_under_way: int) -> int:
+        return write_budget_blocks(
+            self.rates,
+            max_blocks=self.kv_options.max_mirrored_blocks_per_step,
+            num_under_way=num_under_way,
+        )
+
+    # -- a request's life -------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        # vLLM hashes the blocks of every request wherever there is a connector; nobody asks here.
+        request._block_hasher = None
+        super().add_request(request)
+        self.loop.arrived(request, self.buffers[request.request_id])
+
+    def _draft(self, request_id: str, num_tokens: int) -> RequestKV:
+        """Draft a request that asks for its first blocks."""
+        request = self.requests[request_id]
+        need = Need(request_id=request_id, num_tokens=max(num_tokens, request.num_tokens))
+        placement = self.capacity_guard.place_new(need, self.control.active_needs())
+        return self.block_owner.draft(
+            request_id,
+            placement,
+            num_slots=self._num_predicted_slots(request),
+            may_mirror=self.recovery.losses.ledger.may_mirror(request_id),
+        )
+
+    def _num_predicted_slots(self, request: Request) -> int:
+        geometry = self.block_owner.geometry
+        num_left = max(0, request.max_tokens - request.num_output_tokens)
+        num_tokens: int = min(
+            request.num_tokens + min(num_left, self.kv_options.predicted_output_tokens),
+            self.max_model_len,
+        )
+        return geometry.num_groups * (num_tokens // geometry.block_size)
+
+    def _preempt_request(
+        self, request: Request, timestamp: float, drop_stale_output: bool = False
+    ) -> None:
+        """Keep the host copies, unless tokens that are under way will be drawn anew.
+
+        Nor does a request keep them whose prompt must be computed whole, for its log-probabilities.
+        """
+        begins_anew = drop_stale_output or request.skip_reading_prefix_cache
+        with self._coordinator.keeping(None if begins_anew else request.request_id):
+            super()._preempt_request(request, timestamp, drop_stale_output)
+        self.control.preempted(request)
+        self.loop.preempted(request)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self.loop.ended(request)
+        self.capacity_guard.forget(request.request_id)
+        self.control.forget(request.request_id)
+        self.recovery.losses.ledger.forget(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
+
+    # -- orders -----------------------------------------------------------------------------
+
+    def place(self, request_id: str, placement: LayerPlacement) -> None:
+        """Say where a request's layer groups belong, from the next step on.
+
+        An id that is not known any more is counted and ignored.
+        """
+        self.control.place(request_id, placement)
+
+    def pause(self, request_id: str) -> None:
+        """Let a request keep its place, and not run; others may take its blocks meanwhile.
+
+        Like `park` and `resume`: holds from the next step on, idempotent; an id that is not known
+        any more is counted and ignored. A hold ends by itself after `max_pause_s`.
+        """
+        self.control.pause(request_id)
+
+    def park(self, request_id: str) -> None:
+        """Send a request back to the queue with its KV on the host, until `resume`."""
+        self.control.park(request_id)
+
+    def resume(self, request_id: str) -> None:
+        """Let a paused or parked request run again as soon as there is room."""
+        self.control.resume(request_id)
+
+    def hold_back(self, request_id: str, *, held: bool) -> None:
+        self.controller.hold(request_id, held=held)
+
+    def set_deposits(self, num_tokens: Mapping[str, int]) -> None:
+        """Say how many tokens each reader has in hand: who has most is mirrored first."""
+        self.transfers.write_through.set_deposits(num_tokens)
+
+    # -- what others see --------------------------------------------------------------------
+
+    @property
+    def paused(self) -> frozenset[str]:
+        return self.control.holds.ids(HoldKind.PAUSE)
+
+    @property
+    def parked(self) -> frozenset[str]:
+        return self.control.holds.ids(HoldKind.PARK)
+
+    def state_of(self, request: Request) -> RequestState:
+        kind = self.control.holds.kind(request.request_id)
+        return super().state_of(request) if kind is None else HELD_STATES[kind]
+
+    def layer_groups_of(self, request: Request) -> list[GroupKV]:
+        kv = self.block_owner.requests.get(request.request_id)
+        return [] if kv is None else kv.groups
+
+    def make_stats(
+        self, spec: Any = None, kv_stats: KVConnectorStats | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        own = self.loop.take_stats() if self.log_stats else None
+        if own is not None:
+            kv_stats = own if kv_stats is None else kv_stats.aggregate(own)
+        return super().make_stats(spec, kv_stats, *args, **kwargs)
+
+    def shutdown(self) -> None:
+        self.controller.close()
+        super().shutdown()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a block or host slot is lost, or owned twice."""
+        super().check_integrity()
+        self.control.check_integrity()
+        self.block_owner.check_integrity(sum(len(blocks) for _, blocks in self.deferred_frees))
+        self.loop.check_integrity()
+
+
+class LayerwiseScheduler(LayerwiseSchedulerMixin, Scheduler):  # type: ignore[misc]
+    """The synchronous one."""
+
+
+class AsyncLayerwiseScheduler(LayerwiseSchedulerMixin, AsyncScheduler):  # type: ignore[misc]
+    """The one that schedules a step ahead of the model."""

@@ -1,0 +1,42 @@
+"""vLLM's scheduler as ours see it: what they use of it, with types."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request, RequestStatus
+
+    class VllmScheduler:
+        """Never made: at run time one of vLLM's two schedulers stands here."""
+
+        vllm_config: Any
+        requests: dict[str, Request]
+        running: list[Request]
+        waiting: Any
+        kv_holding_waiting: Any
+        kv_cache_manager: Any
+        connector: Any
+        deferred_frees: Any
+        prev_step_scheduled_req_ids: set[str]
+        max_model_len: int
+        max_num_running_reqs: int
+        log_stats: bool
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+        def add_request(self, request: Request) -> None: ...
+        def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput: ...
+        def update_from_output(self, output: SchedulerOutput, *args: Any) -> Any: ...
+        def has_requests(self) -> bool: ...
+        def finish_requests(
+            self, request_ids: Iterable[str], finished_status: RequestStatus
+        ) -> list[Request]: ...
+        def _preempt_request(
+            self, request: Request, timestamp: float, drop_stale_output: bool = False
+        ) -> None: ...
+        def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any: ...
+        def make_stats(self, *args: Any, **kwargs: Any) -> Any: ...
+        def shutdown(self) -> None: ...
+else:
+    VllmScheduler = object
