@@ -5,16 +5,14 @@ The planner's decision log holds the executor's snapshots: shape, online profile
 
 import json
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
-from services.placement.types import EngineShape, Link, ModelShape, Profile
+from pydantic import TypeAdapter
+
+from services.placement.types import EngineShape, Link, Profile
 from simulator.costs import StepLoad
 from simulator.engine import Machine
-
-D = TypeVar("D", EngineShape, Link, ModelShape, Profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,23 +82,11 @@ def read_decision_log(path: Path) -> MeasuredDeployment:
         newest = deque(file, maxlen=1)
     try:
         snapshot = json.loads(newest[0])["snapshot"]
-        engine = dict(snapshot["engine"])
-        model = _made(ModelShape, engine.pop("model", {}))
+        # 64-bit numbers are texts there, which the adapters take.
         return MeasuredDeployment(
-            engine=replace(_made(EngineShape, engine), model=model),
-            profile=_made(Profile, snapshot["profile"]),
-            link=replace(_made(Link, snapshot["h2d"]), num_queued_bytes=0),
+            engine=TypeAdapter(EngineShape).validate_python(snapshot["engine"]),
+            profile=TypeAdapter(Profile).validate_python(snapshot["profile"]),
+            link=replace(TypeAdapter(Link).validate_python(snapshot["h2d"]), num_queued_bytes=0),
         )
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: no snapshot of a measured engine: {error!r}") from error
-
-
-def _made(kind: type[D], row: Mapping[str, Any]) -> D:
-    """Return a message of the log as the type it stands for; its 64-bit numbers are texts."""
-    names = {field.name: field for field in fields(kind)}
-    given = {name: value for name, value in row.items() if name in names}
-    numbers: dict[str, Any] = {
-        name: int(value) if names[name].type is int else float(value)
-        for name, value in given.items()
-    }
-    return kind(**numbers)

@@ -106,7 +106,7 @@ def resolved(snapshot: Snapshot) -> tuple[Preset, Snapshot]:
         preset = replace(preset, run=RunPolicy(given.run_policy))
     if given.admission_policy:
         preset = replace(preset, admission=AdmissionPolicy(given.admission_policy))
-    elif not given.slo_aware:
+    elif given.no_slo_admission:
         preset = replace(preset, admission=AdmissionPolicy.FCFS)
     parameters: PolicyParameters = replace(
         given,

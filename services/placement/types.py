@@ -8,7 +8,32 @@ share one block table, and so are offloaded together; with one layer per group i
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NewType
+from typing import Annotated, NewType
+
+from services.placement.ranges import (
+    MAX_ID_LENGTH,
+    MAX_REQUESTS,
+    AtMost,
+    Blocks,
+    Buffers,
+    Count,
+    Duration,
+    EachGroup,
+    EachLayer,
+    Epoch,
+    Layers,
+    LongInt,
+    NonNegativeFloat,
+    PerStep,
+    PositiveBlocks,
+    PositiveFloat,
+    PositiveInt,
+    PositiveSeconds,
+    Ranks,
+    Rate,
+    Seconds,
+    Window,
+)
 
 RequestId = NewType("RequestId", str)
 
@@ -52,30 +77,30 @@ class VictimRule(Enum):
 class ModelShape:
     """Size of the model, for cost formulas; 0 where unknown."""
 
-    num_parameters: int = 0
-    hidden_size: int = 0
-    num_kv_heads: int = 0
-    head_size: int = 0
-    tensor_parallel_size: int = 1  # >= 1
-    pipeline_parallel_size: int = 1  # >= 1
-    vocab_size: int = 0
-    num_weight_bytes: int = 0  # over all ranks
+    num_parameters: LongInt = 0
+    hidden_size: Count = 0
+    num_kv_heads: Count = 0
+    head_size: Count = 0
+    tensor_parallel_size: Ranks = 1
+    pipeline_parallel_size: Ranks = 1
+    vocab_size: Count = 0
+    num_weight_bytes: LongInt = 0  # over all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
     """What does not change while an engine runs."""
 
-    num_layers: int  # layers with a KV cache, >= 1
-    layers_per_group: int  # contiguous layers that share one block table, [1, num_layers]
-    block_size: int  # tokens, >= 1
-    num_blocks: int  # blocks of the pool; one holds block_size tokens of one layer group, >= 1
-    block_bytes: int  # of one block, over all ranks, >= 1
-    max_num_seqs: int  # requests in one step, >= 1
-    max_num_batched_tokens: int  # tokens in one step, >= 1
-    num_host_blocks: int = 0  # blocks of the host pool, >= 0
-    max_model_len: int = 0  # tokens of the longest request; 0: unknown
-    max_prefill_chunk_tokens: int = 0  # of one request in one step; 0: max_num_batched_tokens
+    num_layers: Layers  # layers with a KV cache
+    layers_per_group: Layers  # contiguous layers that share one block table, [1, num_layers]
+    block_size: PositiveInt  # tokens
+    num_blocks: PositiveBlocks  # blocks of the pool; one holds block_size tokens of one layer group
+    block_bytes: PositiveBlocks  # of one block, over all ranks
+    max_num_seqs: PositiveInt  # requests in one step
+    max_num_batched_tokens: PositiveInt  # tokens in one step
+    num_host_blocks: Blocks = 0  # blocks of the host pool
+    max_model_len: Count = 0  # tokens of the longest request; 0: unknown
+    max_prefill_chunk_tokens: Count = 0  # of one request in one step; 0: max_num_batched_tokens
     model: ModelShape = field(default_factory=ModelShape)
 
     @property
@@ -92,35 +117,35 @@ class EngineShape:
 class RequestState:
     """One request as the scheduler sees it."""
 
-    request_id: RequestId
+    request_id: Annotated[RequestId, AtMost(MAX_ID_LENGTH)]
     phase: RequestPhase
-    num_prompt_tokens: int  # >= 1
-    num_output_tokens: int  # generated, >= 0
-    num_computed_tokens: int  # whose KV exists, [0, prompt + output]
-    num_deposited_tokens: int  # generated and not yet delivered, [0, num_output_tokens]
-    arrival_age_s: float  # >= 0
-    first_token_age_s: float | None = None  # [0, arrival_age_s]; None before the first token
-    last_release_age_s: float | None = None  # of the newest delivered token; None before the first
-    paused_age_s: float | None = None  # of the running pause; set iff phase is PAUSED
-    resumed_age_s: float | None = None  # of the end of its last pause; None if never paused
-    num_pauses: int = 0  # >= 0, with the running one
-    slo_ttft_s: float | None = None  # > 0
-    slo_tpot_s: float | None = None  # > 0
-    slo_tbt_s: float | None = None  # > 0
-    consumption_rate_tps: float | None = None  # tokens per second the reader reads, > 0
+    num_prompt_tokens: PositiveInt
+    num_output_tokens: Count  # generated
+    num_computed_tokens: Count  # whose KV exists, [0, prompt + output]
+    num_deposited_tokens: Count  # generated and not yet delivered, [0, num_output_tokens]
+    arrival_age_s: Duration
+    first_token_age_s: Duration | None = None  # [0, arrival_age_s]; None before the first token
+    last_release_age_s: Seconds | None = None  # of the newest delivered token; None: none yet
+    paused_age_s: Duration | None = None  # of the running pause; set iff phase is PAUSED
+    resumed_age_s: Duration | None = None  # of the end of its last pause; None if never paused
+    num_pauses: Count = 0  # with the running one
+    slo_ttft_s: PositiveFloat | None = None
+    slo_tpot_s: PositiveSeconds | None = None
+    slo_tbt_s: PositiveSeconds | None = None
+    consumption_rate_tps: PositiveFloat | None = None  # tokens per second the reader reads
     priority: int = 0  # lower is served first, as in vLLM
-    predicted_min_output_tokens: int | None = None  # of the whole answer; None: not predicted
-    predicted_max_output_tokens: int | None = None  # >= the minimum
-    offloaded_layers: tuple[int, ...] = ()  # present plan: in host memory, ascending, whole groups
-    num_prefetch_buffers: int = 0  # present plan: staging buffers, 0 iff nothing is offloaded
-    num_blocks: tuple[int, ...] = ()  # pool blocks held per layer group; (): none
-    num_host_blocks: tuple[int, ...] = ()  # mirrored full blocks per layer group; (): none
+    predicted_min_output_tokens: Count | None = None  # of the whole answer; None: not predicted
+    predicted_max_output_tokens: Count | None = None  # >= the minimum
+    offloaded_layers: EachLayer = ()  # present plan: in host memory, ascending, whole groups
+    num_prefetch_buffers: Buffers = 0  # present plan: staging buffers, 0 iff nothing is offloaded
+    num_blocks: EachGroup = ()  # pool blocks held per layer group; (): none
+    num_host_blocks: EachGroup = ()  # mirrored full blocks per layer group; (): none
     on_hold: bool = False  # its reader has stopped: not scheduled, whatever a plan says
-    num_preemptions: int = 0  # >= 0, with the running one
-    preempted_age_s: float | None = None  # of the running preemption; set iff phase is PREEMPTED
-    last_scheduled_age_s: float | None = None  # of the newest step it was part of; None: never
-    num_uncached_tokens: int = 0  # at its start, recomputed in each step, [0, num_computed_tokens]
-    delivered_age_sum_s: float = 0.0  # over delivered tokens: area under its delivery curve
+    num_preemptions: Count = 0  # with the running one
+    preempted_age_s: Duration | None = None  # of the running preemption; set iff phase is PREEMPTED
+    last_scheduled_age_s: Duration | None = None  # of the newest step it was part of; None: never
+    num_uncached_tokens: Count = 0  # recomputed in each step, at its start, <= num_computed_tokens
+    delivered_age_sum_s: Duration = 0.0  # over delivered tokens: area under its delivery curve
 
     @property
     def num_tokens(self) -> int:
@@ -137,11 +162,11 @@ class RequestState:
 class Link:
     """One direction between host and GPU memory, as measured over whole copies."""
 
-    bytes_per_s: float  # > 0
-    copy_overhead_s: float = 0.0  # per copy, >= 0
-    chunk_bytes: int = 4 << 20  # of one copy at most, >= 1
-    num_queued_bytes: int = 0  # waiting in the queue, >= 0
-    peak_bytes_per_s: float | None = None  # of an idle link; None: bytes_per_s
+    bytes_per_s: Rate
+    copy_overhead_s: Seconds = 0.0  # per copy
+    chunk_bytes: PositiveBlocks = 4 << 20  # of one copy at most
+    num_queued_bytes: LongInt = 0  # waiting in the queue
+    peak_bytes_per_s: Rate | None = None  # of an idle link; None: bytes_per_s
 
     def at_peak(self) -> "Link":
         """Return the link with nothing else on it."""
@@ -157,14 +182,16 @@ class Link:
 class Profile:
     """Measured times of this engine. Steps with prefill do not feed the decode figures."""
 
-    outside_layers_s: float = 0.0  # scheduling, metadata, head, sampling: per step, >= 0
-    layer_base_s: float  # one layer, whatever the batch: weights, launch; > 0
-    layer_s_per_token: float = 0.0  # per token of the step and layer, >= 0
-    layer_s_per_context_token: float = 0.0  # per KV token read and layer, >= 0
-    prefill_s_per_token: float = 0.0  # whole model, >= 0
-    mean_tpot_s: float = 0.0  # over recent decode steps, >= 0; 0: none yet
-    capacity_tps: float = 0.0  # tokens per second the engine can generate (Gamma); 0: unknown
-    peak_flops_per_s: float = 0.0  # of all ranks; 0: unknown
+    outside_layers_s: Seconds = 0.0  # scheduling, metadata, head, sampling: per step
+    layer_base_s: PositiveSeconds  # one layer, whatever the batch: weights, launch
+    layer_s_per_token: Seconds = 0.0  # per token of the step and layer
+    layer_s_per_context_token: Seconds = 0.0  # per KV token read and layer
+    prefill_s_per_token: Seconds = 0.0  # whole model
+    mean_tpot_s: Seconds = 0.0  # over recent decode steps, >= 0; 0: none yet
+    capacity_tps: NonNegativeFloat = (
+        0.0  # tokens per second the engine can generate (Gamma); 0: unknown
+    )
+    peak_flops_per_s: NonNegativeFloat = 0.0  # of all ranks; 0: unknown
 
     def layer_s(self, num_tokens: int, num_context_tokens: int) -> float:
         """Return the compute time of one layer for a step of `num_tokens` new tokens."""
@@ -184,43 +211,44 @@ class PolicyParameters:
     admission_policy: str = ""  # "": the preset's
     deposit: bool | None = None  # whether deposited tokens back plans; None: the preset's
     pause: bool | None = None  # whether placement may pause; None: the preset's
-    alpha: float = 1.0  # SLO violations per step, mean over the window, >= 0 (OrbitFlow, 3.3.1)
-    min_window: int = 1  # Delta_min, decode steps, >= 1
-    max_window: int = 256  # Delta_max, decode steps, >= min_window
-    min_pause_s: float = 1.0  # a pause lasts this long unless a request completes, >= 0
-    max_pause_s: float = 10.0  # nobody is paused longer for an SLO, >= min_pause_s
+    alpha: PerStep = 1.0  # SLO violations per step, mean over the window, >= 0 (OrbitFlow, 3.3.1)
+    min_window: Window = 1  # Delta_min, decode steps
+    max_window: Window = 256  # Delta_max, decode steps, >= min_window
+    min_pause_s: Seconds = 1.0  # a pause lasts this long unless a request completes
+    max_pause_s: Seconds = 10.0  # nobody is paused longer for an SLO, >= min_pause_s
     victim_rule: VictimRule | None = None  # None: the preset's
     buffer_mode: BufferMode = BufferMode.PRIVATE
     even_patterns_only: bool = False  # the paper's space: even distances, one buffer
-    overlap: bool = True  # False: copies do not overlap with compute (`deepspeed`)
-    slo_aware: bool = True  # False: LayerKV without its admission rule (its Fig. 8)
+    no_overlap: bool = False  # True: copies do not overlap with compute (`deepspeed`)
+    no_slo_admission: bool = False  # True: LayerKV without its admission rule (its Fig. 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """State of one engine at one step."""
 
-    epoch: int  # grows by one with each snapshot of an engine, >= 1
+    epoch: Epoch  # grows by one with each snapshot of an engine
     policy: str  # preset that decides
     seed: int  # for policies that draw at random
     engine: EngineShape
-    requests: tuple[RequestState, ...]  # hold KV or wait for it, in scheduling order
-    num_free_blocks: int  # that nobody owns, [0, engine.num_blocks]
-    num_free_host_blocks: int = 0  # [0, engine.num_host_blocks]
-    num_free_staging_blocks: int = 0  # of those reserved for prefetch, >= 0
-    last_completion_age_s: float | None = None  # of the newest request to leave; None: none yet
+    # Those that hold KV or wait for it, in scheduling order.
+    requests: Annotated[tuple[RequestState, ...], AtMost(MAX_REQUESTS)]
+    num_free_blocks: Blocks  # that nobody owns, [0, engine.num_blocks]
+    num_free_host_blocks: Blocks = 0  # [0, engine.num_host_blocks]
+    num_free_staging_blocks: Blocks = 0  # of those reserved for prefetch
+    last_completion_age_s: Seconds | None = None  # of the newest request to leave; None: none yet
     h2d: Link | None = None  # host to GPU; None: not measured
     d2h: Link | None = None  # GPU to host; None: not measured
     profile: Profile | None = None  # None: not measured
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
-    num_write_through_blocks: int = 0  # copied to the host in one step at most; 0: unknown
+    num_write_through_blocks: Blocks = 0  # copied to the host in one step at most; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """What happens to one request."""
 
-    request_id: RequestId
+    request_id: Annotated[RequestId, AtMost(MAX_ID_LENGTH)]
     offloaded_layers: tuple[int, ...] = ()  # belong in host memory, ascending; empty: all resident
     num_prefetch_buffers: int = 0  # layers prefetched ahead; 0 iff nothing is offloaded
     paused: bool = False  # keeps its place, is not scheduled
@@ -230,13 +258,19 @@ class Placement:
 class Quality:
     """What is known about a plan. Latencies are of one decode step."""
 
-    latency_s: float  # predicted, at the last step of the window: no step of it is longer
-    mean_latency_s: float  # predicted, mean over the window
-    first_latency_s: float  # predicted, at the first step of the window
-    objective_s: float  # what the optimiser minimises: latency_s + switching cost per step
-    lower_bound_s: float  # certified: no placement of the running requests has a lower objective
-    window: int  # Delta: decode steps that the plan is meant to hold
-    expires_after: int  # decode steps until the first capacity or SLO breach, >= 0
+    latency_s: (
+        NonNegativeFloat  # predicted, at the last step of the window: no step of it is longer
+    )
+    mean_latency_s: Duration  # predicted, mean over the window
+    first_latency_s: Duration  # predicted, at the first step of the window
+    objective_s: (
+        NonNegativeFloat  # what the optimiser minimises: latency_s + switching cost per step
+    )
+    lower_bound_s: (
+        NonNegativeFloat  # certified: no placement of the running requests has a lower objective
+    )
+    window: PositiveInt  # Delta: decode steps that the plan is meant to hold
+    expires_after: Count  # decode steps until the first capacity or SLO breach
     num_nodes: int  # search nodes spent: with the snapshot, all that a replay needs
     serve_all: PlanStatus  # of all requests whose pause may end: why some are paused
 

@@ -401,8 +401,8 @@ def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) ->
         victim_rule=VictimRule.LONGEST,
         buffer_mode=BufferMode.PRIVATE,
         even_patterns_only=True,
-        overlap=False,
-        slo_aware=False,
+        no_overlap=True,
+        no_slo_admission=True,
         min_pause_s=0.05,
         max_pause_s=0.3,
     )

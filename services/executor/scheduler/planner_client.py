@@ -99,8 +99,8 @@ class PlannerClient:
     def _open(self) -> Callable[[Snapshot], Plan]:
         from evenflow.planner.v1 import planner_pb2 as pb
         from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
-        from services.executor.scheduler.snapshot_convert import plan_from_proto, snapshot_to_proto
         from services.kit.rpc import make_blocking_channel
+        from services.planning.wire import read, write
 
         channel = make_blocking_channel(
             self._address,
@@ -115,8 +115,8 @@ class PlannerClient:
         stub: pb_grpc.PlannerServiceStub = pb_grpc.PlannerServiceStub(channel)
 
         def ask(snapshot: Snapshot) -> Plan:
-            request = pb.PlanRequest(snapshot=snapshot_to_proto(snapshot))
-            return plan_from_proto(stub.Plan(request, timeout=self._timeout_s).plan)
+            request = pb.PlanRequest(snapshot=write(snapshot, pb.Snapshot()))
+            return read(Plan, stub.Plan(request, timeout=self._timeout_s).plan, "plan")
 
         return ask
 

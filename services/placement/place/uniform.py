@@ -58,7 +58,7 @@ def uniform_patterns(engine: EngineShape, num_buffers: int = 1) -> list[Pattern]
 
 def deepspeed(snapshot: Snapshot) -> Plan:
     """Offload everything, with the next layer's copy under way (`deepspeed`)."""
-    depth = 2 if snapshot.parameters.overlap else 1
+    depth = 1 if snapshot.parameters.no_overlap else 2
     everything = make_pattern(tuple(range(snapshot.engine.num_groups)), depth)
     return _place(snapshot, lambda batch: everything)
 

@@ -59,7 +59,7 @@ def test_vllm_keeps_everything_resident_and_pauses_nobody_even_beyond_the_pool()
 
 def test_deepspeed_offloads_everything_with_the_next_layer_on_its_way() -> None:
     snapshot = make_snapshot(make_request("a"), make_request("b"))
-    serial = dataclasses.replace(snapshot.parameters, overlap=False)
+    serial = dataclasses.replace(snapshot.parameters, no_overlap=True)
 
     plan = deepspeed(snapshot)
 
@@ -289,7 +289,7 @@ def test_every_axis_of_a_preset_can_be_replaced() -> None:
 
 def test_an_open_parameter_takes_the_presets_value() -> None:
     _, joint = resolved(make_snapshot(policy="joint"))
-    preset, plain = resolved(make_snapshot(policy="layerkv", slo_aware=False))
+    preset, plain = resolved(make_snapshot(policy="layerkv", no_slo_admission=True))
 
     assert joint.parameters.victim_rule is VictimRule.SMALLEST_SET
     assert (joint.parameters.deposit, joint.parameters.pause) == (True, True)

@@ -1,0 +1,1 @@
+"""Snapshots and plans on the wire, as executor and planner write and read them."""
