@@ -9,13 +9,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from services.placement.types import EngineShape, Plan, Snapshot
+from services.placement.layer_placement import LayerPlacement
+from services.placement.plan_rules import groups_of
+from services.placement.types import EngineShape, Placement, Plan, Snapshot
 from simulator.copies import Lane
 from simulator.costs import Costs, StepLoad
 from simulator.events import Arrived, Event, PlanCame, StepEnded, Woke
 from simulator.learner import Learner, LinkMeter, MeasuredStep
 from simulator.mirroring import order_saves
-from simulator.placing import place
 from simulator.planning import Planning, PlanningOptions, Policy, Reason
 from simulator.reader_reports import ReaderReports
 from simulator.records import Outcome, Totals
@@ -77,12 +78,12 @@ class Engine:
     ) -> None:
         """`offloads`: whether KV may leave the pool at all."""
         self.shape, self.machine = shape, machine
-        self.scheduler = Scheduler(shape, offloads=offloads, rates=self._rates)
         self.planning = Planning(brain.options, shape)
         self.outcomes: list[Outcome] = []
         self.totals = Totals()
         self.residency = ResidencyLog()
         self.h2d, self.d2h = machine.lane(), machine.lane()
+        self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, rates=self._rates)
         self._meters = [
             LinkMeter(lane, calibrated_bytes_per_s=machine.link_bytes_per_s)
             for lane in (self.h2d, self.d2h)
@@ -115,7 +116,7 @@ class Engine:
     def _arrived(self, event: Arrived) -> None:
         request = live_request(event.request, self.scheduler.geometry)
         if self.scheduler.fits_alone(request):
-            self.scheduler.waiting.append(request)
+            self.scheduler.add(request)
         else:
             self._leave(request, rejected=True)
 
@@ -128,10 +129,10 @@ class Engine:
         self._take_plan(now_s)
         self._look_after_pauses(now_s)
         num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
-        turns = scheduler.schedule(now_s, self.h2d)
+        turns = scheduler.schedule(now_s)
         while not turns and (paused := [r for r in scheduler.running if r.is_paused]):
             self._resume(max(paused, key=lambda r: now_s - (r.paused_s or 0.0)), now_s)
-            turns = scheduler.schedule(now_s, self.h2d)
+            turns = scheduler.schedule(now_s)
         num_prefilled = sum(not t.is_decode and not t.request.num_left_tokens for t in turns)
         num_changes = len(scheduler.preempted) + scheduler.num_admitted - num_admitted
         for _ in range(num_changes + num_prefilled):
@@ -153,7 +154,7 @@ class Engine:
             self.totals.num_restored_groups += restored
             if saved or restored:
                 kv.seal()
-                self.scheduler.guard.refresh(request)
+                self.scheduler.moves.refresh(request.kv)
             lag = kv.num_full_blocks - kv.num_host_blocks
             decodes = request.num_output_tokens > 0 and request.preempted_s is None
             decodes = decodes and kv.mirrored
@@ -201,12 +202,23 @@ class Engine:
             if request is None:
                 continue  # it has ended
             if self.scheduler.offloads:
-                place(placement, self.shape, self.scheduler.guard)
+                self._place(placement)
             runs = request in self.scheduler.running
             if placement.paused and runs and not request.is_paused:
                 request.pause(now_s)
             elif not placement.paused and request.is_paused:
                 self._resume(request, now_s)
+
+    def _place(self, placement: Placement) -> None:
+        """Say where a request's groups belong, from the next step on."""
+        groups = frozenset(groups_of(placement.offloaded_layers, self.shape))
+        if groups:
+            buffers = max(1, placement.num_prefetch_buffers)
+            self.scheduler.guard.give(
+                placement.request_id, LayerPlacement(offloaded=groups, num_staging=buffers)
+            )
+        else:
+            self.scheduler.guard.forget(placement.request_id)
 
     def _resume(self, request: LiveRequest, now_s: float) -> None:
         request.resume(now_s)
@@ -341,7 +353,8 @@ class Engine:
     def _leave(self, request: LiveRequest, *, rejected: bool = False) -> None:
         request.kv.cancel_copies()
         self.scheduler.release(request)
-        self.scheduler.guard.given.pop(request.request_id, None)
+        self.scheduler.guard.forget(request.request_id)
+        self.scheduler.moves.requests.pop(request.request_id, None)
         self.outcomes.append(
             Outcome(
                 request_id=request.request_id,
@@ -402,7 +415,7 @@ class Engine:
         """Complete the totals."""
         self.totals.h2d_bytes = self.h2d.counts.carried_bytes - self._reduced_bytes
         self.totals.d2h_bytes = self.d2h.counts.carried_bytes
-        self.totals.num_offloaded_groups = self.scheduler.guard.num_offloads
+        self.totals.num_offloaded_groups = self.scheduler.moves.num_offloads
         resumes = self.scheduler.resumes.num_resumes
         self.totals.resumes = {way.value: number for way, number in resumes.items()}
         counts = asdict(self.planning.counts)

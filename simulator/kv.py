@@ -21,6 +21,7 @@ from simulator.copies import RESTORE, CopyJob
 class KVState:
     """One request's KV. All groups are mirrored alike: one count of host blocks."""
 
+    request_id: str
     geometry: BlockGeometry
     num_tokens: int = 0  # that have a place in the pool or on the host
     offloaded: tuple[int, ...] = ()  # layer groups, ascending
@@ -186,8 +187,9 @@ class KVState:
         """Return what is left of it out of the pool: positions that every group has a copy of."""
         num_kept = self.num_host_blocks
         if not num_kept:
-            return KVState(geometry=self.geometry)
+            return KVState(request_id=self.request_id, geometry=self.geometry)
         return KVState(
+            request_id=self.request_id,
             geometry=self.geometry,
             num_tokens=num_kept * self.geometry.block_size,
             offloaded=tuple(range(self.geometry.num_groups)),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from services.control.capacity_guard import Need
 from services.pacing.deposit import ReaderModel, next_due_s, release_interval_s
 from services.placement.blocks import BlockGeometry
 from services.placement.types import RequestId, RequestPhase
@@ -104,12 +105,17 @@ class LiveRequest:
         self.num_preemptions += 1
 
 
+def need_of(request: LiveRequest) -> Need:
+    """Return what the guard makes room for."""
+    return Need(request_id=request.request_id, num_tokens=request.num_tokens)
+
+
 def live_request(spec: ArrivingRequest, geometry: BlockGeometry) -> LiveRequest:
     """Return a request that has just arrived."""
     interval_s = release_interval_s(spec.level)
     return LiveRequest(
         spec=spec,
-        kv=KVState(geometry=geometry),
+        kv=KVState(request_id=spec.request_id, geometry=geometry),
         reader=ReaderModel(interval_s),
         interval_s=interval_s,
     )

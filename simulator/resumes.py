@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from services.control.capacity_guard import CapacityGuard
 from services.placement.blocks import BlockGeometry
 from services.placement.run.resume import (
     RESUME_HORIZON,
@@ -21,10 +22,9 @@ from services.placement.run.resume import (
 )
 from services.placement.types import RequestId
 from simulator.blocks import BlockLedger
-from simulator.copies import Lane
-from simulator.guard import Guard
 from simulator.kv import KVState
-from simulator.requests import LiveRequest
+from simulator.moves import CountedMoves
+from simulator.requests import LiveRequest, need_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +49,21 @@ class Resumes:
 
     def __init__(
         self,
-        guard: Guard,
+        guard: CapacityGuard[KVState],
+        moves: CountedMoves,
         host: BlockLedger,
         waiting: Sequence[LiveRequest],
         *,
-        block_bytes: int,
         rates: Callable[[], Rates],
     ) -> None:
         """`waiting`: the queue of this moment, the first in line first."""
         # A request lacks blocks to come back: nobody without KV is admitted meanwhile.
         self.is_short_of_blocks = False
         self.num_resumes = dict.fromkeys(ResumeWay, 0)
-        self._guard, self._pool, self._host = guard, guard.pool, host
+        self._guard, self._moves, self._host = guard, moves, host
+        self._pool = moves.pool
         self._waiting = waiting
-        self._block_bytes, self._rates = block_bytes, rates
+        self._rates = rates
         self._returns: dict[RequestId, _Return] = {}
 
     def forget(self, request: LiveRequest) -> None:
@@ -88,16 +89,13 @@ class Resumes:
         self,
         num_places: int,
         active: Sequence[LiveRequest],
-        idle: Sequence[LiveRequest],
-        h2d: Lane,
     ) -> None:
         """Move the first `num_places` in line on towards running, beside `active` ones."""
         self.is_short_of_blocks = False
         ahead = list(active)
         for request in islice(self._waiting, num_places):
             if request.kv.asleep:
-                others = [one for one in idle if one is not request and one not in ahead]
-                self._move_on(request, ahead, others, h2d)
+                self._move_on(request, ahead)
             if self.is_short_of_blocks or not request.kv.num_tokens:
                 break
             ahead.append(request)
@@ -106,36 +104,34 @@ class Resumes:
         self,
         request: LiveRequest,
         ahead: Sequence[LiveRequest],
-        idle: Sequence[LiveRequest],
-        h2d: Lane,
     ) -> None:
         kv, found = request.kv, self._returns.get(request.request_id)
         if found is None or (found.way is ResumeWay.LOAD and kv.is_parked):  # it was put back
-            found = self._begin(request, ahead, idle, h2d)
+            found = self._begin(request, ahead)
         if found.way is ResumeWay.RECOMPUTE:
             return
-        num_left = self._pool.num_free - self._guard.num_blocks_of_next_step(ahead)
-        num_left -= self._load(request, found, num_left, h2d)
+        num_left = self._pool.num_free - self._guard.num_blocks_of_next_step(
+            [need_of(one) for one in ahead]
+        )
+        num_left -= self._load(request, found, num_left)
         if found.lacking or kv.restoring:
             self.is_short_of_blocks |= bool(found.lacking)
             return
         # A running request that lacks what is kept would take it back, again and again.
         woke = kv.num_to_wake <= num_left and kv.wake(num_free=self._pool.num_free)
-        self._guard.refresh(request)
+        self._moves.refresh(request.kv)
         self.is_short_of_blocks |= not woke
 
     def _begin(
         self,
         request: LiveRequest,
         ahead: Sequence[LiveRequest],
-        idle: Sequence[LiveRequest],
-        h2d: Lane,
     ) -> _Return:
         """Choose a way; without room on the host to grow into, all is computed again."""
-        geometry, kv = self._guard.geometry, request.kv
-        placement = self._guard.place_new(request, ahead, idle)
+        geometry, kv = self._moves.geometry, request.kv
+        placement = self._guard.place_new(need_of(request), [need_of(one) for one in ahead])
         num_loaded = geometry.num_groups - len(placement.offloaded)
-        group_bytes = kv.num_host_blocks * self._block_bytes
+        group_bytes = kv.num_host_blocks * self._moves.block_bytes
         parked = ParkedRequest(
             num_tokens=request.num_tokens,
             num_host_tokens=kv.num_tokens,
@@ -143,7 +139,7 @@ class Resumes:
             host_bytes=geometry.num_groups * group_bytes,
             num_steps=max(1, min(RESUME_HORIZON, request.num_left_output_tokens)),
         )
-        way = cheapest_resume(parked, self._link_and_step(ahead, h2d))
+        way = cheapest_resume(parked, self._link_and_step(ahead))
         if way is ResumeWay.LOAD and not num_loaded:
             way = ResumeWay.HOST_RESIDENT
         if way is ResumeWay.RECOMPUTE or not self.reserve(request):
@@ -155,24 +151,23 @@ class Resumes:
         self._returns[request.request_id] = found
         return found
 
-    def _link_and_step(self, ahead: Sequence[LiveRequest], h2d: Lane) -> LinkAndStep:
+    def _link_and_step(self, ahead: Sequence[LiveRequest]) -> LinkAndStep:
         rates = self._rates()
         num_blocks = sum(one.kv.num_staged * one.kv.num_staging_groups for one in ahead)
         return LinkAndStep(
             h2d_bytes_per_s=rates.h2d_bytes_per_s,
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
             step_s=rates.step_s or 0.0,
-            step_bytes=num_blocks * self._block_bytes,
-            queue_bytes=h2d.num_queued_bytes,  # between two steps: restores only
+            step_bytes=num_blocks * self._moves.block_bytes,
+            queue_bytes=self._moves.h2d.num_queued_bytes,  # between two steps: restores only
             num_running=len(ahead),
         )
 
-    def _load(self, request: LiveRequest, found: _Return, num_left: int, h2d: Lane) -> int:
+    def _load(self, request: LiveRequest, found: _Return, num_left: int) -> int:
         """Begin the loads for which there are blocks; return the blocks taken."""
         kv, num_taken = request.kv, 0
         while found.lacking and num_taken + kv.num_rows <= num_left:
-            h2d.submit(kv.begin_restore(found.lacking.pop(0), self._block_bytes), h2d.now_s)
-            self._guard.refresh(request)
+            self._moves.restore(kv, found.lacking.pop(0))
             num_taken += kv.num_rows
         return num_taken
 
@@ -181,7 +176,7 @@ class Resumes:
         self.forget(request)
         request.kv.cancel_copies()
         request.kv = request.kv.parked()
-        self._guard.refresh(request)
+        self._moves.refresh(request.kv)
 
     def recompute(self, request: LiveRequest) -> None:
         """Give up the host copies of a request that waits, and what came back of them."""
@@ -189,7 +184,7 @@ class Resumes:
         request.kv.cancel_copies()
         self._pool.release(request.request_id)
         self._host.release(request.request_id)
-        request.kv = KVState(geometry=request.kv.geometry)
+        request.kv = KVState(request_id=request.request_id, geometry=request.kv.geometry)
 
     def can_reserve(self, request: LiveRequest) -> bool:
         """Return whether `reserve` would succeed."""
@@ -207,11 +202,11 @@ class Resumes:
             if self._num_missing(request) <= 0:
                 break
             self.recompute(one)
-        num_slots = num_host_blocks(self._guard.geometry, request)
+        num_slots = num_host_blocks(self._moves.geometry, request)
         return self._host.set_owned(request.request_id, num_slots)
 
     def _num_missing(self, request: LiveRequest) -> int:
-        num_slots = num_host_blocks(self._guard.geometry, request)
+        num_slots = num_host_blocks(self._moves.geometry, request)
         return num_slots - self._host.owned.get(request.request_id, 0) - self._host.num_free
 
     def _parked(self, but: LiveRequest) -> list[LiveRequest]:

@@ -8,9 +8,11 @@ back later.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.control.capacity_guard import CapacityGuard
+from services.control.counters import Counters
 from services.placement.blocks import (
     RESIDENT,
     BlockGeometry,
@@ -20,11 +22,12 @@ from services.placement.blocks import (
 from services.placement.types import EngineShape
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
-from simulator.guard import Guard
 from simulator.kv import KVState
-from simulator.requests import LiveRequest
+from simulator.moves import CountedMoves
+from simulator.requests import LiveRequest, need_of
 from simulator.resumes import Rates, Resumes, num_host_blocks
 
+MAX_STAGING = 2  # buffers of a request
 SPARE_FRAC = 0.02  # of the pool stays free when a group comes back
 
 
@@ -46,24 +49,24 @@ class Turn:
 class Scheduler:
     """Owns the queues, the pool and the host pool. Only the host pool's size allows offloading."""
 
-    def __init__(self, shape: EngineShape, *, offloads: bool, rates: Callable[[], Rates]) -> None:
+    def __init__(
+        self, shape: EngineShape, h2d: Lane, *, offloads: bool, rates: Callable[[], Rates]
+    ) -> None:
         """`offloads`: whether KV may leave the pool at all; `rates`: of this moment."""
         self.shape = shape
         self.offloads = offloads and shape.num_host_blocks > 0
         self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
         self.pool = BlockLedger(num_blocks=shape.num_blocks)
         self.host = BlockLedger(num_blocks=shape.num_host_blocks)
-        self.guard = Guard(
-            self.pool,
-            self.geometry,
-            block_bytes=shape.block_bytes,
-            num_spare=int(SPARE_FRAC * shape.num_blocks),
-        )
         self.running: list[LiveRequest] = []
         self.waiting: deque[LiveRequest] = deque()
-        self.resumes = Resumes(
-            self.guard, self.host, self.waiting, block_bytes=shape.block_bytes, rates=rates
+        self.moves = CountedMoves(
+            self.pool, self.geometry, lambda: self.live, h2d, block_bytes=shape.block_bytes
         )
+        self.guard = CapacityGuard(
+            self.moves, Counters(), max_staging=MAX_STAGING, restore_when_free_frac=SPARE_FRAC
+        )
+        self.resumes = Resumes(self.guard, self.moves, self.host, self.waiting, rates=rates)
         self.num_admitted = 0
         self.preempted: list[LiveRequest] = []  # since the caller last emptied it
 
@@ -72,15 +75,20 @@ class Scheduler:
         """All requests that have not ended, those that run first."""
         return (*self.running, *self.waiting)
 
+    def add(self, request: LiveRequest) -> None:
+        """Take in a request that has arrived, at the end of the queue."""
+        self.waiting.append(request)
+        self.moves.requests[request.request_id] = request
+
     # -- one step ------------------------------------------------------------------------------
 
-    def schedule(self, now_s: float, h2d: Lane) -> list[Turn]:
+    def schedule(self, now_s: float) -> list[Turn]:
         """Return the next step, with the blocks for it taken. Empty: nobody can run now."""
         self._wake_up()
         if self.offloads:
             active, line = self._active(), self._next_in_line()
-            self.guard.adjust(active, line, self._idle(but=line), h2d)
-            self.resumes.prepare(self._num_places, active, self._idle(), h2d)
+            self.guard.adjust([need_of(r) for r in active], [need_of(r) for r in line])
+            self.resumes.prepare(self._num_places, active)
         turns: list[Turn] = []
         budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
         for request in list(self.running):
@@ -109,7 +117,7 @@ class Scheduler:
         for request in self.running:
             woken = request.kv.asleep and not request.is_paused
             if woken and request.kv.wake(num_free=self.pool.num_free):
-                self.guard.refresh(request)
+                self.moves.refresh(request.kv)
 
     @property
     def _num_places(self) -> int:
@@ -131,17 +139,11 @@ class Scheduler:
     def _active(self) -> list[LiveRequest]:
         return [request for request in self.running if not request.is_paused]
 
-    def _idle(self, but: Sequence[LiveRequest] = ()) -> list[LiveRequest]:
-        """Return who owns blocks and cannot run: theirs go first before others'."""
-        idle = [request for request in self.running if request.is_paused]
-        idle += [one for one in self.waiting if one.kv.num_owned and one not in but]
-        return sorted(reversed(idle), key=lambda request: -request.num_deposited_told)
-
     def _turn(self, request: LiveRequest, budget: int, now_s: float) -> Turn | None:
         num_tokens = self._chunk(request.num_left_tokens, budget)
         before = request.num_computed_tokens
         while not self._has_room(request.kv, before + num_tokens):
-            if self._relieve():
+            if self.guard.relieve():
                 return None  # blocks are free, or come free, before the next step
             victim = self.running[-1]
             self.preempt(victim, now_s)
@@ -149,7 +151,7 @@ class Scheduler:
                 return None
         rows, staged = request.kv.num_rows, request.kv.num_staged
         request.kv.grow(before + num_tokens)
-        self.guard.refresh(request)
+        self.moves.refresh(request.kv)
         direct = request.kv.num_staged - staged if request.kv.num_rows > rows else 0
         return Turn(
             request=request,
@@ -165,18 +167,6 @@ class Scheduler:
 
     def _has_room(self, kv: KVState, num_tokens: int) -> bool:
         return kv.num_new(num_tokens) <= self.pool.num_free
-
-    def _relieve(self) -> bool:
-        """Find blocks for a running request; return whether some are free or will be."""
-        idle, num_free = self._idle(), self.pool.num_free
-        num_expected = sum(request.kv.num_owned_when_copied for request in idle)
-        took = self.guard.reclaim(idle, num_expected - 2 * self.geometry.num_groups)
-        for request in self.live:
-            if request.kv.cancel_restores():
-                request.kv.seal()
-                self.guard.refresh(request)
-        freed = self.pool.num_free > num_free
-        return took or freed or any(r.kv.num_staging_groups and r.kv.saves for r in self.running)
 
     # -- admission -----------------------------------------------------------------------------
 
@@ -218,9 +208,10 @@ class Scheduler:
 
     def _draft(self, request: LiveRequest) -> KVState:
         """Return where a request that asks for its first blocks would be."""
-        kv = KVState(geometry=self.geometry)
+        kv = KVState(request_id=request.request_id, geometry=self.geometry)
         if self.offloads:
-            placement = self.guard.place_new(request, self._active(), self._idle(but=[request]))
+            others = [need_of(one) for one in self._active()]
+            placement = self.guard.place_new(need_of(request), others)
             kv.mirrored = self.resumes.can_reserve(request)
             if kv.mirrored:
                 kv.wanted_buffers = placement.num_staging

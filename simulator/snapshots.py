@@ -63,7 +63,7 @@ def state_of(
     """Return one request's state."""
     spec, level = request.spec, request.spec.level
     runs = request in scheduler.running  # what is brought back of a waiting one is not shown
-    kv = request.kv if runs else KVState(geometry=scheduler.geometry)
+    kv = request.kv if runs else KVState(request_id=request.request_id, geometry=scheduler.geometry)
     predicted = learner.predict_output(request.num_output_tokens, spec.num_output_tokens)
     first_s = request.generated_s[0] if request.generated_s else None
     deposited = min(request.reader.num_deposited(now_s), request.num_output_tokens)

@@ -44,6 +44,6 @@ class FormulaCheck:
 def num_formula_blocks(request: RequestKV, geometry: BlockGeometry) -> int:
     """Return what planner, scheduler and simulator say that a request takes."""
     residency = Residency(
-        num_offloaded=len(request.chain()), num_staging=max(1, len(request.staging))
+        num_offloaded=len(request.offloaded), num_staging=max(1, len(request.staging))
     )
     return num_request_blocks(geometry, residency, num_tokens=request.num_tokens)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from services.executor.stats.counters import Counters
+from services.control.counters import Counters
 from tests.exact import failing_engine
 from tests.exact.failing_engine import FaultRates
 from tests.exact.harness import Hook, Outcome, StepRunner

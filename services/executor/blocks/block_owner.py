@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.control.counters import Counters
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
@@ -22,7 +23,6 @@ from services.executor.blocks.residency import GroupKV, RequestKV
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
-from services.executor.stats.counters import Counters
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 
@@ -76,6 +76,7 @@ class BlockOwner:
             request_id=request_id,
             groups=[GroupKV() for _ in range(self.geometry.num_groups)],
             mirrored=mirrored,
+            block_size=self.geometry.block_size,
             wanted_staging=placement.num_staging,
         )
         if mirrored and placement.offloaded:
@@ -84,7 +85,7 @@ class BlockOwner:
             request.staging = [
                 [] for _ in range(min(placement.num_staging, len(placement.offloaded)))
             ]
-            for ordinal, index in enumerate(request.chain()):
+            for ordinal, index in enumerate(request.offloaded):
                 request.groups[index].buffer = ordinal % len(request.staging)
         return request
 
@@ -101,7 +102,7 @@ class BlockOwner:
         self.orders.begin(request.request_id, request.generation)
         if request.staging:
             self.orders.set_staging(request.request_id, len(request.staging))
-            for index in request.chain():
+            for index in request.offloaded:
                 self.orders.replace_table((request.request_id, index), [], [], [])
 
     def discard(self, request: RequestKV) -> None:
@@ -158,6 +159,7 @@ class BlockOwner:
                     for slots in kept
                 ],
                 mirrored=True,
+                block_size=self.geometry.block_size,
                 wanted_staging=old.wanted_staging,
                 num_tokens=num_kept * self.geometry.block_size,
                 generation=old.generation,
@@ -233,7 +235,7 @@ class BlockOwner:
 
     def unmirror(self, request: RequestKV) -> None:
         """Forget all host copies of a request that has no offloaded groups, for good."""
-        assert not request.chain(), f"{request.request_id} is partly on the host only"
+        assert not request.offloaded, f"{request.request_id} is partly on the host only"
         for group in request.groups:
             self.retract_saves(group, 0)
         self.host.cancel_reservation(request.request_id)

@@ -3,7 +3,7 @@
 from collections import Counter
 from enum import Enum
 
-from services.executor.stats.counters import Counters
+from services.control.counters import Counters
 from services.executor.transfer_types import FailureCause
 
 MAX_LOSSES = 3  # of its KV; the last one ends a request

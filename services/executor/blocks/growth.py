@@ -21,7 +21,7 @@ class Growth:
 
     def num_new_blocks(self, request: RequestKV, *, num_tokens: int) -> int:
         """Return how many blocks `grow` will take from the pool."""
-        num_have, num_want = request.num_row_blocks, self._num_blocks(num_tokens)
+        num_have, num_want = request.num_rows, self._num_blocks(num_tokens)
         if num_want <= num_have:
             return 0
         direct_end = self._direct_end(request, num_tokens)
@@ -40,7 +40,7 @@ class Growth:
         Blocks that the step fills completely go straight to staging in offloaded groups: the
         prefill of a prompt never holds more than its placement does.
         """
-        num_have, num_want = request.num_row_blocks, self._num_blocks(num_tokens)
+        num_have, num_want = request.num_rows, self._num_blocks(num_tokens)
         if num_want <= num_have:
             return tuple([] for _ in request.groups)
         direct_end = self._direct_end(request, num_tokens)
@@ -79,7 +79,7 @@ class Growth:
 
     def _direct_end(self, request: RequestKV, num_tokens: int) -> int:
         """Return the position up to which new blocks are staging blocks in offloaded groups."""
-        num_have = request.num_row_blocks
+        num_have = request.num_rows
         num_full = num_tokens // self._block_size
         staging_groups = [group for group in request.groups if group.stages]
         if num_full <= num_have or not staging_groups:

@@ -85,7 +85,7 @@ class Losses:
             if self.ledger.note_failed_saves(request_id, num_saves) and request_id not in lost:
                 request = self._owner.requests[request_id]
                 log.warning("kv_request_unmirrored", request_id=request_id)
-                if request.chain():  # part of it is on the host only
+                if request.offloaded:  # part of it is on the host only
                     lost[request_id] = FailureCause.FAILED
                 else:
                     self._transfers.write_through.unmirror(request)

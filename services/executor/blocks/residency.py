@@ -66,6 +66,7 @@ class RequestKV:
     request_id: str
     groups: list[GroupKV]
     mirrored: bool  # has room on the host; an unmirrored request stays resident
+    block_size: int  # tokens
     generation: int = 0  # of its KV: another one each time that begins from nothing
     first_step: int = 0  # that uses these blocks, since it was admitted; 0: none yet
     wanted_staging: int = 1  # buffers its placement asks for
@@ -75,7 +76,7 @@ class RequestKV:
     waiting: bool = False  # was preempted, and has not been admitted again
 
     @property
-    def num_row_blocks(self) -> int:
+    def num_rows(self) -> int:
         return len(self.groups[0].row)
 
     @property
@@ -90,15 +91,52 @@ class RequestKV:
             default=-1,
         )
 
-    def chain(self) -> list[int]:
-        """Return the offloaded groups in the order in which a step needs them."""
+    @property
+    def offloaded(self) -> list[int]:
+        """The offloaded groups, in the order in which a step needs them."""
         return [index for index, group in enumerate(self.groups) if group.offloaded]
 
     @property
     def placement(self) -> LayerPlacement:
         return LayerPlacement(
-            offloaded=frozenset(self.chain()), num_staging=max(1, len(self.staging))
+            offloaded=frozenset(self.offloaded), num_staging=max(1, len(self.staging))
         )
+
+    @property
+    def restoring(self) -> list[int]:
+        """The groups on their way back."""
+        return [index for index, group in enumerate(self.groups) if group.restore is not None]
+
+    @property
+    def num_buffers(self) -> int:
+        return len(self.staging)
+
+    @property
+    def num_full_blocks(self) -> int:
+        """Full blocks per group."""
+        return self.num_tokens // self.block_size
+
+    @property
+    def num_owned(self) -> int:
+        return len(self.owned_blocks())
+
+    @property
+    def num_owned_when_copied(self) -> int:
+        """Blocks that it owns, not running, once copies under way are complete."""
+        num_open = max(0, self.num_rows - self.num_full_blocks)
+        num_blocks = sum(len(buffer) for buffer in self.staging)
+        for group in self.groups:
+            num_blocks += num_open if group.offloaded else self.num_rows
+            if group.restore is not None:
+                num_blocks += len(group.restore.targets)
+        return num_blocks
+
+    @property
+    def num_unmovable(self) -> int:
+        """Blocks that it keeps, not running: its open ones, or all without a host copy."""
+        if not self.mirrored:
+            return self.num_owned
+        return len(self.groups) * max(0, self.num_rows - self.num_full_blocks)
 
     def owned_blocks(self) -> list[KVCacheBlock]:
         owned = [block for group in self.groups for block in group.owned_blocks()]
@@ -142,7 +180,7 @@ class RequestKV:
         lengths = {len(group.row) for group in self.groups}
         assert len(lengths) == 1, f"rows of {self.request_id} differ in length: {lengths}"
         assert len({len(buffer) for buffer in self.staging}) <= 1, "staging buffers differ"
-        chain = self.chain()
+        chain = self.offloaded
         if self.asleep:
             assert not self.staging, "a request that is asleep has staging"
         else:

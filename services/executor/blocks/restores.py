@@ -4,11 +4,11 @@ from collections.abc import Collection
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.control.counters import Counters
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import GroupKV, RequestKV, Restore
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
-from services.executor.stats.counters import Counters
 from services.executor.step_messages import RestoreOrder
 
 

@@ -22,7 +22,7 @@ class StagingBuffers:
         """Give offloaded groups their buffers in turns, after the set of them has changed."""
         if request.asleep:
             return
-        chain = request.chain()
+        chain = request.offloaded
         num_before = len(request.staging)
         num_wanted = min(request.wanted_staging, len(chain))
         dropped = []
@@ -43,7 +43,7 @@ class StagingBuffers:
         """Give a request's buffers back: it is asleep until `take`. It must not run."""
         if request.asleep:
             return
-        for index in request.chain():
+        for index in request.offloaded:
             group = request.groups[index]
             for position in group.staged_positions():
                 group.row[position] = self._blocks.null
@@ -65,7 +65,7 @@ class StagingBuffers:
         if length > self._blocks.num_free:
             return False
         request.asleep = False
-        if request.chain():
+        if request.offloaded:
             request.staging = [self._blocks.take(length)]
             self._orders.set_staging(request.request_id, 1)
             self.assign(request)

@@ -133,7 +133,7 @@ class TransferPlanner:
     def num_step_load_blocks(self) -> int:
         """Return how many blocks a step of all requests that are awake loads."""
         return sum(
-            len(request.chain()) * request.staging_length
+            len(request.offloaded) * request.staging_length
             for request in self.owner.requests.values()
         )
 

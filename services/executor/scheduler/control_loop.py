@@ -43,7 +43,7 @@ class ControlLoop:
         self.seam = SchedulerSeam(scheduler, control, kv_options, options, time.monotonic)
         self.controller = Controller(options, self.seam, planner, time.monotonic)
         self.seam.ledger = self.controller.ledger
-        self._scheduler, self._owner = scheduler, control.guard.owner
+        self._scheduler, self._owner = scheduler, control.transfers.owner
         self._watch = StepWatch()
         self._lagging: dict[str, None] = {}  # decode, and their host copy is not complete yet
         self._num_steps_unreported = 0

@@ -90,7 +90,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         request = self.owner.requests.get(request_id)
         if request is None:
             request = self._drafted(request_id, num_tokens)
-        elif num_tokens <= request.num_row_blocks * self._block_size:
+        elif num_tokens <= request.num_rows * self._block_size:
             return 0
         return self.owner.num_new_blocks(request, num_tokens=num_tokens)
 
@@ -102,7 +102,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
             request = self._drafted(request_id, num_tokens)
             del self._drafts[request_id]
             self.owner.adopt(request)
-        elif num_tokens <= request.num_row_blocks * self._block_size:
+        elif num_tokens <= request.num_rows * self._block_size:
             return self._nothing
         return self.owner.grow(request, num_tokens=num_tokens)
 

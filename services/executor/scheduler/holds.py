@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from services.executor.stats.counters import Counters
+from services.control.counters import Counters
 
 NEVER = 1 << 60  # a step that does not come
 IDLE_WAIT_S = 0.005  # between steps of a batch in which nobody may run

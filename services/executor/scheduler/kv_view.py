@@ -22,7 +22,7 @@ NOTHING = KVView()
 
 def view_of(kv: RequestKV) -> KVView:
     """Return the view of a request that holds KV."""
-    chain = kv.chain()
+    chain = kv.offloaded
     num_blocks = [_num_owned(group) for group in kv.groups]
     for index, buffer in zip(chain, kv.staging, strict=False):
         num_blocks[index] += len(buffer)

@@ -7,6 +7,7 @@ filled block is recomputed: less than a block of tokens.
 
 from collections.abc import Callable, Sequence
 
+from services.control.rates import Rates
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
 from services.placement.layer_placement import LayerPlacement
@@ -16,10 +17,11 @@ from services.placement.run.resume import ResumeWay
 class Resumes:
     """Preparation of parked requests, in the order of the queue."""
 
-    def __init__(self, owner: BlockOwner, *, overlap: bool = True) -> None:
+    def __init__(self, owner: BlockOwner, rates: Rates, *, overlap: bool = True) -> None:
         """With `overlap`, loads begin with the first blocks that are free; else with all."""
         # A request that lacks blocks to come back: nobody else is admitted meanwhile.
         self.is_short_of_blocks = False
+        self.rates = rates
         self._owner = owner
         self._overlap = overlap
         self._ways: dict[str, ResumeWay] = {}

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 from vllm.v1.request import Request
 
-from services.control.rates import Rates
+from services.control.capacity_guard import CapacityGuard, Need
 from services.executor.blocks.residency import RequestKV
-from services.executor.scheduler.capacity_guard import CapacityGuard, Need
+from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.scheduler.holds import IDLE_WAIT_S, NEVER, HoldKind, Holds
 from services.executor.scheduler.resumes import Resumes
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
@@ -29,18 +29,18 @@ class RunControl:
     def __init__(
         self,
         scheduler: VllmScheduler,
-        guard: CapacityGuard,
+        transfers: TransferPlanner,
+        guard: CapacityGuard[RequestKV],
         holds: Holds,
         resumes: Resumes,
-        rates: Rates,
     ) -> None:
         self.holds = holds
         self.resumes = resumes
         self.choose_way: Callable[[ParkedRequest, LinkAndStep], ResumeWay] = cheapest_resume
         self._scheduler = scheduler
-        self._owner, self._transfers = guard.owner, guard.transfers
+        self.transfers, self._owner = transfers, transfers.owner
         self.guard = guard
-        self._rates = rates
+        self._rates = resumes.rates
         self._stopped: set[str] = set()  # running requests that vLLM was told to skip
         self._is_stuck = False
         self._wake = threading.Event()
@@ -115,7 +115,7 @@ class RunControl:
         if resident or not kv.asleep:
             self._owner.staging.drop(kv)
             self._owner.offload(kv, resident)
-            self._transfers.note_offloaded(kv)
+            self.transfers.note_offloaded(kv)
 
     def _is_drained(self, kv: RequestKV) -> bool:
         """Whether waiting longer would not save another block."""
@@ -222,7 +222,7 @@ class RunControl:
         return way, placement
 
     def _link_and_step(self, num_running: int) -> LinkAndStep:
-        rates, transfers = self._rates, self._transfers
+        rates, transfers = self._rates, self.transfers
         return LinkAndStep(
             h2d_bytes_per_s=rates.h2d_bytes_per_s.value,
             prefill_tokens_per_s=rates.prefill_tokens_per_s.value,
@@ -249,7 +249,7 @@ class RunControl:
         self._is_stuck = False
         running = self._scheduler.running
         in_flight = any(request.num_in_flight_tokens for request in running)
-        if num_scheduled == 0 and not in_flight and not self._transfers.is_busy:
+        if num_scheduled == 0 and not in_flight and not self.transfers.is_busy:
             wants = any(request.request_id not in self.holds for request in running)
             wants = wants or any(True for _ in self._eligible())
             self._is_stuck = wants and (bool(self._stopped) or self._is_anybody_preparing())

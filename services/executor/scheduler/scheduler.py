@@ -16,6 +16,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from services.control.capacity_guard import CapacityGuard, Need
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
 from services.control.planner import Planner
@@ -23,13 +24,13 @@ from services.control.rates import Rates, write_budget_blocks
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.losses import Losses
+from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import GroupKV, RequestKV
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.observation import RequestState
 from services.executor.plugin.connector import LayerwiseConnector
-from services.executor.scheduler.capacity_guard import CapacityGuard, Need
 from services.executor.scheduler.control_loop import ControlLoop, make_planner
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
 from services.executor.scheduler.holds import HoldKind, Holds
@@ -66,13 +67,13 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             count_held=holds.count,
         )
         self.capacity_guard = CapacityGuard(
-            owner,
-            self.transfers,
+            BlockMoves(owner, self.transfers),
+            owner.counters,
             max_staging=options.max_staging_buffers,
             restore_when_free_frac=options.restore_when_free_frac,
         )
-        resumes = Resumes(owner, overlap=options.overlap_load_evict)
-        self.control = RunControl(self, self.capacity_guard, holds, resumes, self.rates)
+        resumes = Resumes(owner, self.rates, overlap=options.overlap_load_evict)
+        self.control = RunControl(self, self.transfers, self.capacity_guard, holds, resumes)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers), resumes)
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._connect(manager)

@@ -40,7 +40,7 @@ class SchedulerSeam:
         now_s: Clock,
     ) -> None:
         self._scheduler, self._control = scheduler, control
-        self._guard, self._owner = control.guard, control.guard.owner
+        self._guard, self._owner = control.guard, control.transfers.owner
         self._kv_options = kv_options
         self._options, self._now_s = options, now_s
         self.ledger: RequestLedger  # set by whoever makes both
@@ -124,7 +124,7 @@ class SchedulerSeam:
         requests = (self._owner.requests.get(name) for name in self.last_scheduled)
         return [
             PlacedRequest(
-                num_tokens=kv.num_tokens, offloaded=tuple(kv.chain()), num_buffers=len(kv.staging)
+                num_tokens=kv.num_tokens, offloaded=tuple(kv.offloaded), num_buffers=len(kv.staging)
             )
             for kv in requests
             if kv is not None
@@ -144,7 +144,7 @@ class SchedulerSeam:
 
     def _residency(self, request_id: str) -> Residency:
         kv = self._owner.requests.get(request_id)
-        num_offloaded = 0 if kv is None else len(kv.chain())
+        num_offloaded = 0 if kv is None else len(kv.offloaded)
         return Residency(
             num_offloaded=num_offloaded, num_staging=max(1, len(kv.staging) if kv else 0)
         )
@@ -173,7 +173,7 @@ class SchedulerSeam:
         self._guard.forget(request_id)
 
     def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
-        self._guard.transfers.write_through.set_deposits(
+        self._control.transfers.write_through.set_deposits(
             {str(request_id): number for request_id, number in num_tokens.items()}
         )
 

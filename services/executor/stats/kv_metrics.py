@@ -6,8 +6,8 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
 from vllm.v1.metrics.utils import create_metric_per_engine
 
+from services.control.counters import TEXTS
 from services.executor.stats.controller_metrics import ControllerPromMetrics
-from services.executor.stats.counters import TEXTS
 from services.executor.stats.kv_stats import KVStats
 
 COUNTERS = {

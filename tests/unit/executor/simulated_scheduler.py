@@ -8,10 +8,11 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from services.control.capacity_guard import CapacityGuard, Need
 from services.control.rates import Rates
+from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import KVOptions
-from services.executor.scheduler.capacity_guard import CapacityGuard, Need
 from services.executor.scheduler.holds import Holds
 from services.executor.scheduler.resumes import Resumes
 from services.executor.scheduler.run_control import RunControl, need_of
@@ -65,7 +66,10 @@ class SimulatedScheduler:
         self.block_owner, self.transfers = self.sim.owner, self.sim.planner
         self.options = KVOptions(predicted_output_tokens=num_predicted)
         self.capacity_guard = CapacityGuard(
-            self.block_owner, self.transfers, max_staging=2, restore_when_free_frac=free_frac
+            BlockMoves(self.block_owner, self.transfers),
+            self.block_owner.counters,
+            max_staging=2,
+            restore_when_free_frac=free_frac,
         )
         self.running: list[Any] = []
         self.waiting: list[Any] = []
@@ -76,9 +80,9 @@ class SimulatedScheduler:
             clock=time.monotonic,
             max_hold_s=self.options.max_pause_s,
         )
-        resumes = Resumes(self.block_owner)
+        resumes = Resumes(self.block_owner, Rates(block_bytes=1))
         vllm: Any = self
-        self.control = RunControl(vllm, self.capacity_guard, holds, resumes, Rates(block_bytes=1))
+        self.control = RunControl(vllm, self.transfers, self.capacity_guard, holds, resumes)
         self._num_placeholders = num_placeholders
         self._drafts: dict[str, RequestKV] = {}
         self._num_steps = 0

@@ -22,7 +22,6 @@ from services.placement.types import (
 )
 from simulator import resumes
 from simulator.compose import StackLearner, make_engine
-from simulator.copies import Lane
 from simulator.costs import LinearCosts
 from simulator.engine import Brain, Engine, Machine
 from simulator.events import Event
@@ -276,10 +275,10 @@ def test_nothing_is_lost_while_requests_are_preempted_and_come_back_at_random(
     engine = busy_engine(policy, num_host_blocks=num_host_blocks)
     scheduler, schedule, rng = engine.scheduler, engine.scheduler.schedule, random.Random(5)
 
-    def preempting(now_s: float, h2d: Lane) -> list[Turn]:
+    def preempting(now_s: float) -> list[Turn]:
         if scheduler.running and rng.random() < 0.3:
             scheduler.preempt(rng.choice(scheduler.running), now_s)
-        return schedule(now_s, h2d)
+        return schedule(now_s)
 
     scheduler.schedule = preempting
     record = run(engine, busy_requests(1))

@@ -25,7 +25,9 @@ class Pair:
         placement = LayerPlacement(offloaded=offloaded, num_staging=num_buffers)
         self.real = self.owner.draft("a", placement, num_slots=200)
         self.owner.adopt(self.real)
-        self.ours = KVState(geometry=GEOMETRY, mirrored=True, wanted_buffers=num_buffers)
+        self.ours = KVState(
+            request_id="a", geometry=GEOMETRY, mirrored=True, wanted_buffers=num_buffers
+        )
         self.ours.offload(sorted(offloaded), num_free=0)
 
     def grow(self, num_tokens: int) -> None:
@@ -79,7 +81,7 @@ class Pair:
 
     def check(self) -> None:
         self.ours.check_integrity()
-        assert self.ours.offloaded == tuple(self.real.chain())
+        assert self.ours.offloaded == tuple(self.real.offloaded)
         assert self.ours.num_buffers == len(self.real.staging)
         assert self.ours.num_owned == len(self.real.owned_blocks())
 

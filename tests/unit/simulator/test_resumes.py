@@ -4,7 +4,6 @@ import pytest
 
 from services.placement.types import EngineShape, RequestId
 from simulator.compose import make_engine
-from simulator.copies import Lane
 from simulator.costs import LinearCosts
 from simulator.engine import Engine, Machine
 from simulator.planning import PlanningOptions
@@ -48,11 +47,11 @@ def run_with_preemption(engine: Engine, *, after_tokens: int) -> tuple[RunRecord
     scheduler, schedule = engine.scheduler, engine.scheduler.schedule
     computed: list[int] = []
 
-    def preempting(now_s: float, h2d: Lane) -> list[Turn]:
+    def preempting(now_s: float) -> list[Turn]:
         for request in list(scheduler.running):
             if request.num_output_tokens == after_tokens and not request.num_preemptions:
                 scheduler.preempt(request, now_s)
-        turns = schedule(now_s, h2d)
+        turns = schedule(now_s)
         if scheduler.preempted or computed:
             computed.append(sum(turn.num_tokens for turn in turns))
         return turns
@@ -103,7 +102,7 @@ def parked(engine: Engine, name: str, *, num_blocks: int) -> LiveRequest:
     request.kv.num_sent_blocks = request.kv.num_host_blocks = num_blocks
     request.kv = request.kv.parked()
     assert scheduler.host.set_owned(request.request_id, 4 * num_blocks)
-    scheduler.waiting.append(request)
+    scheduler.add(request)
     return request
 
 
@@ -146,17 +145,17 @@ def test_a_request_that_finds_no_room_in_the_pool_costs_nobody_host_room() -> No
     engine = make(link_bytes_per_s=1e4)
     scheduler = engine.scheduler
     newcomer = live_request(asked("new", num_prompt_tokens=90), scheduler.geometry)
-    scheduler.waiting.append(newcomer)
+    scheduler.add(newcomer)
     behind = parked(engine, "behind", num_blocks=5)
     assert scheduler.host.set_owned(RequestId("rest"), scheduler.host.num_free - 120)
     assert scheduler.pool.set_owned(RequestId("rest"), 399)
 
-    assert not scheduler.schedule(0.0, engine.h2d)
+    assert not scheduler.schedule(0.0)
     assert behind.kv.is_parked
     assert newcomer.request_id not in scheduler.host.owned
 
     scheduler.pool.release(RequestId("rest"))
-    assert scheduler.schedule(0.0, engine.h2d)
+    assert scheduler.schedule(0.0)
     assert not behind.kv.is_parked
 
 
@@ -164,14 +163,14 @@ def test_blocks_of_one_that_is_prepared_go_before_a_running_one_is_preempted() -
     engine = make(link_bytes_per_s=1e4)
     scheduler = engine.scheduler
     running = live_request(asked("runs", num_prompt_tokens=40), scheduler.geometry)
-    scheduler.waiting.append(running)
-    assert scheduler.schedule(0.0, engine.h2d)
+    scheduler.add(running)
+    assert scheduler.schedule(0.0)
     ready = parked(engine, "ready", num_blocks=10)
     assert ready.kv.wake(num_free=scheduler.pool.num_free)
-    scheduler.guard.refresh(ready)
+    scheduler.moves.refresh(ready.kv)
     running.step_ended(1.0)
     assert scheduler.pool.set_owned(RequestId("rest"), scheduler.pool.num_free)
 
-    assert not scheduler.schedule(1.0, engine.h2d)
+    assert not scheduler.schedule(1.0)
     assert running.num_preemptions == 0
     assert ready.kv.is_parked

@@ -35,7 +35,7 @@ def change_at_random(sim: Simulation) -> None:
         wanted = random_placement(rng, sim.num_groups)
         sim.owner.offload(request, wanted.offloaded)
         sim.planner.note_offloaded(request)
-        for index in set(request.chain()) - wanted.offloaded:
+        for index in set(request.offloaded) - wanted.offloaded:
             sim.owner.restores.begin(request, index)
             if rng.random() < 0.2:
                 sim.owner.restores.cancel(request, index)
@@ -206,5 +206,5 @@ def test_while_a_group_is_restored_the_others_seal_only_what_fills_every_buffer(
         assert request.staging_length == 2 or len(request.staging) == 1
     sim.drain()
 
-    assert request.chain() == [0]
+    assert request.offloaded == [0]
     assert request.staging_length == request.num_tokens // BLOCK_SIZE

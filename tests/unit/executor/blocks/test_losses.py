@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from services.control.counters import Counters
+from services.control.rates import Rates
 from services.executor.blocks.failures import MAX_FAILED_SAVES, MAX_LOSSES, FailureLedger, Verdict
 from services.executor.blocks.losses import STEPS_BEFORE_RETRY
 from services.executor.copies.copy_engine import BACKGROUND, Copy, Direction
 from services.executor.scheduler.resumes import Resumes
-from services.executor.stats.counters import Counters
 from services.executor.step_messages import StepFeedback
 from services.executor.transfer_types import FailureCause
 from services.placement.layer_placement import LayerPlacement
@@ -271,7 +272,7 @@ def test_a_parked_request_whose_loads_fail_runs_from_its_staging_buffers() -> No
     idle(sim)
     sim.park("r1")
     set_rates(sim, FaultRates(fails=1.0))
-    resumes = Resumes(sim.owner)
+    resumes = Resumes(sim.owner, Rates(block_bytes=1))
 
     for _ in range(6):
         resumes.prepare(
@@ -280,7 +281,7 @@ def test_a_parked_request_whose_loads_fail_runs_from_its_staging_buffers() -> No
         idle(sim, 2)
 
     assert resumes.num_host_tokens("r1") == 20
-    assert len(sim.owner.requests["r1"].chain()) == 4
+    assert len(sim.owner.requests["r1"].offloaded) == 4
     assert sim.owner.counters.num_failed_restores == 4  # once for each group
 
 

@@ -1,7 +1,7 @@
 """Holds: one per request, idempotent, and none for ever."""
 
+from services.control.counters import Counters
 from services.executor.scheduler.holds import HoldKind, Holds
-from services.executor.stats.counters import Counters
 
 
 class ManualClock:

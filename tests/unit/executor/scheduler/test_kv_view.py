@@ -16,6 +16,7 @@ def make_kv(*groups: GroupKV, staging: int = 0) -> RequestKV:
         request_id="a",
         groups=list(groups),
         mirrored=True,
+        block_size=16,
         staging=[[block(90), block(91)] for _ in range(staging)],
         num_tokens=70,
     )

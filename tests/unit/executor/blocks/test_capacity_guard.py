@@ -2,8 +2,9 @@
 
 import pytest
 
+from services.control.capacity_guard import CapacityGuard, Need
+from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
-from services.executor.scheduler.capacity_guard import CapacityGuard, Need
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.simulated_ranks import Simulation
 
@@ -12,10 +13,10 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 def make_guard(
     sim: Simulation, *, max_staging: int = 1, restore_when_free_frac: float = 0.0
-) -> CapacityGuard:
+) -> CapacityGuard[RequestKV]:
     return CapacityGuard(
-        sim.owner,
-        sim.planner,
+        BlockMoves(sim.owner, sim.planner),
+        sim.owner.counters,
         max_staging=max_staging,
         restore_when_free_frac=restore_when_free_frac,
     )
@@ -47,7 +48,7 @@ def test_nothing_is_offloaded_while_everything_fits() -> None:
 
     make_guard(sim).adjust(needs_of(sim), [])
 
-    assert request.chain() == []
+    assert request.offloaded == []
 
 
 def test_a_waiting_request_makes_room_for_itself_among_running_ones() -> None:
@@ -59,7 +60,7 @@ def test_a_waiting_request_makes_room_for_itself_among_running_ones() -> None:
     guard.adjust(needs_of(sim), [waiting])
     run(sim, {})
 
-    assert len(request.chain()) == 2  # 2 * 11 + 10 + 2 = 34 of 35
+    assert len(request.offloaded) == 2  # 2 * 11 + 10 + 2 = 34 of 35
     assert guard.place_new(waiting, needs_of(sim)).offloaded == frozenset(range(4))
     assert sim.pool.get_num_free_blocks() >= 24
 
@@ -70,13 +71,13 @@ def test_layers_come_back_when_there_is_room_again() -> None:
     guard = make_guard(sim)
     guard.adjust(needs_of(sim), [Need(request_id="next", num_tokens=80)])
     run(sim, {})
-    assert request.chain()
+    assert request.offloaded
 
     for _ in range(20):
         guard.adjust(needs_of(sim), [])
         run(sim, {})
 
-    assert request.chain() == []
+    assert request.offloaded == []
 
 
 def test_restores_leave_room_for_the_next_step() -> None:
@@ -89,7 +90,7 @@ def test_restores_leave_room_for_the_next_step() -> None:
     hoarder = sim.pool.get_new_blocks(num_free - 13)  # 13 free: a restore takes 10
 
     make_guard(sim).adjust(needs_of(sim), [])
-    assert len(request.chain()) == 4
+    assert len(request.offloaded) == 4
     assert all(group.restore is None for group in request.groups)
 
     sim.pool.free_blocks(hoarder[:1])  # 14 free: 10 for the restore, 4 for the next token
@@ -106,11 +107,11 @@ def test_a_given_placement_is_a_floor_that_the_guard_adds_to() -> None:
 
     guard.adjust(needs_of(sim), [])
     run(sim, {})
-    assert request.chain() == [0, 1]
+    assert request.offloaded == [0, 1]
 
     guard.adjust(needs_of(sim), [Need(request_id="next", num_tokens=100)])
     run(sim, {})
-    assert {0, 1} < set(request.chain())
+    assert {0, 1} < set(request.offloaded)
 
 
 def test_a_request_without_room_on_the_host_is_left_alone() -> None:
@@ -120,7 +121,7 @@ def test_a_request_without_room_on_the_host_is_left_alone() -> None:
 
     make_guard(sim).adjust(needs_of(sim), [Need(request_id="next", num_tokens=80)])
 
-    assert request.chain() == []
+    assert request.offloaded == []
 
 
 def test_a_request_that_does_not_run_gives_way_before_a_running_one_is_offloaded() -> None:
@@ -133,8 +134,8 @@ def test_a_request_that_does_not_run_gives_way_before_a_running_one_is_offloaded
     guard.adjust([Need(request_id=running.request_id, num_tokens=21)], [waiting])
     run(sim, {})
 
-    assert running.chain() == []
-    assert len(paused.chain()) == 2  # 24 + 24 leave 11; two layers of five blocks stay
+    assert running.offloaded == []
+    assert len(paused.offloaded) == 2  # 24 + 24 leave 11; two layers of five blocks stay
     assert paused.asleep
     assert sim.pool.get_num_free_blocks() >= 24
 
@@ -147,7 +148,7 @@ def test_what_a_request_that_does_not_run_holds_is_left_to_it_while_there_is_roo
     make_guard(sim).adjust([Need(request_id=running.request_id, num_tokens=21)], [])
 
     assert not paused.asleep
-    assert paused.chain() == []
+    assert paused.offloaded == []
 
 
 def test_a_running_request_without_blocks_is_relieved_by_one_that_does_not_run() -> None:
@@ -161,5 +162,5 @@ def test_a_running_request_without_blocks_is_relieved_by_one_that_does_not_run()
     assert guard.relieve()
 
     assert sim.pool.get_num_free_blocks() > num_free
-    assert paused.chain()
-    assert running.chain() == []
+    assert paused.offloaded
+    assert running.offloaded == []
