@@ -6,13 +6,13 @@ tokens, what its reader had in hand (OrbitFlow, Fig. 5).
 
 import argparse
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from bench.e2e.figures import request_figures
 from bench.e2e.records import RequestRecord, RunRecord, load_all
-from bench.e2e.svg import Line, line_chart
 from services.pacing.deposit import due_times_s
+from simulator.report.charts import Chart, Line, line_chart, svg
+from simulator.report.plots import deposit
 
 
 def main() -> None:
@@ -53,35 +53,25 @@ def picture(request: RequestRecord, slo_s: float) -> str:
     counts = range(1, len(generated_s) + 1)
     generated = [(g - start_s, float(k)) for g, k in zip(generated_s, counts, strict=True)]
     delivered = [(d - start_s, float(k)) for d, k in zip(delivered_s, counts, strict=True)]
-    return line_chart(
-        [
-            Line(name="generated", points=steps(generated)),
-            Line(name="delivered", points=steps(delivered)),
-            Line(name="deposit", points=deposit(generated, delivered)),
-        ],
-        x_label="seconds from the first token",
-        y_label="tokens",
+    return svg(
+        line_chart(
+            Chart(
+                title="",
+                x_label="seconds from the first token",
+                y_label="tokens",
+                lines=[
+                    Line(name="generated", points=generated, colour=0, stepped=True),
+                    Line(name="delivered", points=delivered, colour=1, stepped=True),
+                    Line(
+                        name="deposit",
+                        points=deposit(generated, delivered),
+                        colour=2,
+                        stepped=True,
+                    ),
+                ],
+            )
+        )
     )
-
-
-Points = list[tuple[float, float]]
-
-
-def steps(points: Points) -> Points:
-    """Return a line that stays level until the next point."""
-    corners = [(x, before) for (_, before), (x, _) in pairwise(points)]
-    return points[:1] + [p for pair in zip(corners, points[1:], strict=True) for p in pair]
-
-
-def deposit(generated: Points, delivered: Points) -> Points:
-    """Return tokens generated and not yet delivered, over time."""
-    changes = sorted([(x, 1) for x, _ in generated] + [(x, -1) for x, _ in delivered])
-    line, level = [(0.0, 0.0)], 0
-    for x, change in changes:
-        line.append((x, float(level)))
-        level += change
-        line.append((x, float(max(0, level))))
-    return line
 
 
 def _options() -> argparse.Namespace:

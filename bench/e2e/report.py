@@ -18,8 +18,8 @@ from bench.e2e.figures import (
     why_not_counted,
 )
 from bench.e2e.records import RunRecord, at_scale
-from bench.e2e.svg import Bar, bar_chart
 from bench.e2e.systems import SLO_BLIND
+from simulator.report.charts import Bar, bar_chart, svg
 
 PLOTTED = ("tbt", "tbt_deposit")
 OF_RUNS = (
@@ -138,7 +138,7 @@ def plot(rows: Sequence[dict[str, Any]]) -> str:
             title = f"base SLO x {row['slo_scale']:g}"
             panels[title][row["system"]] = [Bar(**row[name]) for name in PLOTTED]
     series = ("as generated", "with deposit")
-    return bar_chart(panels, series=series, y_label="tokens in time")
+    return svg(bar_chart(panels, series=series, y_label="tokens in time"))
 
 
 def _output(*command: str) -> str:

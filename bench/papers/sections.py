@@ -6,7 +6,7 @@ from statistics import fmean
 
 from bench.papers.orbitflow import LOAD, SCALE, Point
 from simulator.grid import CellResult
-from simulator.report.charts import Chart, Line, draw
+from simulator.report.charts import Chart, Line
 from simulator.report.page import Section, charts, table
 
 Shown = Callable[[float], str]
@@ -86,7 +86,7 @@ class Shows:
         lines = [self.heads, ["---"] * len(self.heads), *self.rows()]
         return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
-    def chart(self, figure: str, title: str) -> str:
+    def chart(self, figure: str, title: str) -> Chart:
         """Return a figure over x, one curve per policy; only of the first SLO scale in it."""
         curves: dict[str, dict[float, list[float]]] = {}
         for point, result in self.points:
@@ -101,9 +101,7 @@ class Shows:
             )
             for colour, (name, curve) in enumerate(curves.items())
         ]
-        return draw(
-            Chart(title=title, x_label=self.x_label, y_label="%", lines=lines, y_high=100.0)
-        )
+        return Chart(title=title, x_label=self.x_label, y_label="%", lines=lines, y_high=100.0)
 
 
 Found = Mapping[str, Sequence[tuple[Point, CellResult]]]

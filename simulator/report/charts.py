@@ -1,18 +1,26 @@
-"""Line charts as SVG text."""
+"""Charts as Vega-Lite specifications: one for a page and for an SVG file.
 
-import math
-from collections.abc import Sequence
+On a page of `page.page`, which carries Vega with it, a chart shows figures on hover, zooms, and
+leaves a line alone that is clicked in its legend. `svg` needs no browser.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
-WIDTH, HEIGHT = 460.0, 260.0  # pixels, of a whole chart without its legend
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 12.0, 26.0, 40.0  # of it around the plot
-LEGEND_LINE = 15.0  # pixels
-NUM_TICKS = 5
+import vl_convert
+
+WIDTH, HEIGHT = 380, 200  # pixels, of the plot
+PANEL_WIDTH = 90  # pixels, of one group of bars
 COLOURS = (
     "#2f5d8a", "#c98b3b", "#6b8f5e", "#a4423f", "#7a5ea8", "#4aa3a2", "#8a6d4b", "#b05f93",
     "#5b6770", "#b8a63a",
 )  # fmt: skip
+BAND_COLOUR = "#c98b3b"
+DASHES = [4, 3]
+FAINT = 0.08  # opacity of lines that are not chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,129 +57,160 @@ class Chart:
     y_high: float | None = None
 
 
-def draw(chart: Chart) -> str:
-    """Return the chart as an SVG element."""
-    plot = _Plot(chart)
-    names = list(dict.fromkeys((line.name, line.colour, line.dashed) for line in chart.lines))
-    height = HEIGHT + LEGEND_LINE * math.ceil(len(names) / 2)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{height:g}"'
-        f' viewBox="0 0 {WIDTH:g} {height:g}" font-family="sans-serif" font-size="10">',
-        _text(LEFT, 14, chart.title, anchor="start", bold=True),
-        *plot.grid(),
-        *(plot.band(band) for band in chart.bands),
-        *(plot.line(line) for line in chart.lines),
-        *_legend(names),
-        "</svg>",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A share and its interval, all in [0, 1]."""
+
+    value: float
+    low: float
+    high: float
+
+
+Panel = Mapping[str, Sequence[Bar]]  # group name -> one bar per series
+Specification = dict[str, Any]
+CONFIG: Specification = {
+    "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+    "config": {
+        "legend": {"orient": "bottom", "columns": 2, "labelLimit": 320},
+        "view": {"stroke": None},
+    },
+}
+
+
+def draw(specification: Specification) -> str:
+    """Return an element that a page turns into the chart."""
+    return f'<div class="chart" data-chart="{escape(json.dumps(specification))}"></div>'
+
+
+def svg(specification: Specification) -> str:
+    """Return an SVG document."""
+    return str(vl_convert.vegalite_to_svg(specification)) + "\n"
+
+
+def line_chart(chart: Chart) -> Specification:
+    """Return lines over two axes; a click on a name of the legend leaves that line alone."""
+    names = list(dict.fromkeys(line.name for line in chart.lines))
+    colours = {line.name: COLOURS[line.colour % len(COLOURS)] for line in chart.lines}
+    layers = [_bands(chart.bands)] if chart.bands else []
+    for stepped in (False, True):
+        lines = [line for line in chart.lines if line.stepped is stepped]
+        layers += [_lines(lines, stepped=stepped)] if lines else []
+    if not chart.lines:
+        layers.append(_lines([], stepped=False))
+    layers[-1]["params"] = [
+        {"name": "zoom", "select": "interval", "bind": "scales"},
+        {"name": "chosen", "select": {"type": "point", "fields": ["name"]}, "bind": "legend"},
     ]
-    return "".join(parts)
+    return CONFIG | {
+        "title": chart.title,
+        "width": WIDTH,
+        "height": HEIGHT,
+        "encoding": {
+            "x": _quantity("x", chart.x_label, _x_scale(chart)),
+            "y": _quantity("y", chart.y_label, _y_scale(chart)),
+            "color": {
+                "field": "name",
+                "title": None,
+                "scale": {"domain": names, "range": [colours[name] for name in names]},
+            },
+        },
+        "layer": layers,
+    }
 
 
-class _Plot:
-    """Maps data to pixels."""
-
-    def __init__(self, chart: Chart) -> None:
-        self.chart = chart
-        xs = [x for line in chart.lines for x, _ in line.points] or [0.0]
-        ys = [y for line in chart.lines for _, y in line.points] or [0.0]
-        self.x_low = min(xs) if chart.x_low is None else chart.x_low
-        self.x_high = max(xs) if chart.x_high is None else chart.x_high
-        if self.x_high <= self.x_low:
-            self.x_low, self.x_high = self.x_low - 0.5, self.x_low + 0.5
-        self.y_high = (max(ys) if chart.y_high is None else chart.y_high) or 1.0
-
-    def x(self, value: float) -> float:
-        share = (value - self.x_low) / (self.x_high - self.x_low)
-        return LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT)
-
-    def y(self, value: float) -> float:
-        share = min(1.0, max(0.0, value / self.y_high))
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
-
-    def grid(self) -> list[str]:
-        right, low = WIDTH - RIGHT, HEIGHT - BOTTOM
-        parts = []
-        for value in ticks(0.0, self.y_high):
-            y = self.y(value)
-            parts.append(f'<path d="M{LEFT:g} {y:.1f}H{right:g}" stroke="#ddd"/>')
-            parts.append(_text(LEFT - 4, y + 3, f"{value:g}", anchor="end"))
-        for value in ticks(self.x_low, self.x_high):
-            x = self.x(value)
-            parts.append(f'<path d="M{x:.1f} {low:g}v4" stroke="#888"/>')
-            parts.append(_text(x, low + 14, f"{value:g}"))
-        parts.append(f'<path d="M{LEFT:g} {low:g}H{right:g}" stroke="#888"/>')
-        parts.append(_text((LEFT + right) / 2, low + 30, self.chart.x_label))
-        middle = (TOP + low) / 2
-        parts.append(_text(12, middle, self.chart.y_label, turned=True))
-        return parts
-
-    def band(self, band: Band) -> str:
-        left, right = self.x(band.low), self.x(band.high)
-        return (
-            f'<rect x="{left:.1f}" y="{TOP:g}" width="{max(1.0, right - left):.1f}"'
-            f' height="{HEIGHT - TOP - BOTTOM:g}" fill="#c98b3b" fill-opacity="0.25"/>'
-        )
-
-    def line(self, line: Line) -> str:
-        if not line.points:
-            return ""
-        colour = COLOURS[line.colour % len(COLOURS)]
-        dash = ' stroke-dasharray="4 3"' if line.dashed else ""
-        path, before = [], 0.0
-        for number, (x, y) in enumerate(line.points):
-            if line.stepped and number:
-                path.append(f"L{self.x(x):.1f} {before:.1f}")
-            before = self.y(y)
-            path.append(f"{'L' if number else 'M'}{self.x(x):.1f} {before:.1f}")
-        dots = [
-            f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="2.5" fill="{colour}">'
-            f"<title>{escape(line.name)}: {x:g}, {y:.4g}</title></circle>"
-            for x, y in (line.points if line.marked else ())
-        ]
-        return (
-            f'<path d="{"".join(path)}" fill="none" stroke="{colour}" stroke-width="1.5"{dash}/>'
-            + "".join(dots)
-        )
+def _x_scale(chart: Chart) -> Specification:
+    if chart.x_low is not None and chart.x_high is not None:
+        return {"domain": [chart.x_low, chart.x_high], "nice": False}
+    return {"zero": False} if any(line.points for line in chart.lines) else {"domain": [0, 1]}
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Return round values in [low, high], about NUM_TICKS of them; `low` < `high`."""
-    rough = (high - low) / NUM_TICKS
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1.0, 2.0, 2.5, 5.0, 10.0) if m * power >= rough * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    return [
-        round(k * step, 12)
-        for k in range(first, first + 2 * NUM_TICKS + 2)
-        if k * step <= high * (1 + 1e-9)
-    ]
+def _y_scale(chart: Chart) -> Specification:
+    if chart.y_high is not None:
+        return {"domain": [0, chart.y_high]}
+    return {"domainMin": 0} if any(line.points for line in chart.lines) else {"domain": [0, 1]}
 
 
-def _legend(names: Sequence[tuple[str, int, bool]]) -> list[str]:
-    parts = []
-    for number, (name, colour, dashed) in enumerate(names):
-        x = LEFT + number % 2 * (WIDTH - LEFT) / 2
-        y = HEIGHT + number // 2 * LEGEND_LINE
-        dash = ' stroke-dasharray="4 3"' if dashed else ""
-        stroke = COLOURS[colour % len(COLOURS)]
-        parts.append(
-            f'<path d="M{x:.0f} {y + 4:.0f}h16" stroke="{stroke}" stroke-width="2"{dash}/>'
-        )
-        parts.append(_text(x + 20, y + 8, name, anchor="start"))
-    return parts
+def _quantity(field: str, title: str, scale: Specification) -> Specification:
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale}
 
 
-def _text(  # noqa: PLR0913
-    x: float,
-    y: float,
-    text: str,
-    *,
-    anchor: str = "middle",
-    turned: bool = False,
-    bold: bool = False,
-) -> str:
-    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-    weight = ' font-weight="bold"' if bold else ""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}{weight}>{escape(text)}</text>'
-    )
+def _lines(lines: Sequence[Line], *, stepped: bool) -> Specification:
+    mark: Specification = {"type": "line", "strokeWidth": 1.5, "clip": True}
+    if stepped:
+        mark["interpolate"] = "step-after"
+    if any(line.marked for line in lines):
+        mark["point"] = {"size": 24}
+    return {
+        "data": {
+            "values": [
+                {"name": line.name, "x": x, "y": y, "dashed": line.dashed}
+                for line in lines
+                for x, y in line.points
+            ]
+        },
+        "mark": mark,
+        "encoding": {
+            "strokeDash": {
+                "field": "dashed",
+                "legend": None,
+                "scale": {"domain": [False, True], "range": [[1, 0], DASHES]},
+            },
+            "opacity": {"condition": {"param": "chosen", "value": 1.0}, "value": FAINT},
+            "tooltip": [{"field": field} for field in ("name", "x", "y")],
+        },
+    }
+
+
+def _bands(bands: Sequence[Band]) -> Specification:
+    return {
+        "data": {"values": [{"x": band.low, "high": band.high} for band in bands]},
+        "mark": {"type": "rect", "color": BAND_COLOUR, "opacity": 0.25, "clip": True},
+        "encoding": {"x2": {"field": "high"}, "y": None, "color": None},
+    }
+
+
+def bar_chart(panels: Mapping[str, Panel], *, series: Sequence[str], y_label: str) -> Specification:
+    """Return one panel per title, one group of bars with intervals per name, side by side.
+
+    Every group has one bar per series, in their order.
+    """
+    return CONFIG | {
+        "hconcat": [_panel(title, panel, series, y_label) for title, panel in panels.items()]
+    }
+
+
+def _panel(title: str, panel: Panel, series: Sequence[str], y_label: str) -> Specification:
+    colours = {"domain": list(series), "range": list(COLOURS[: len(series)])}
+    share = {"type": "quantitative", "title": y_label, "scale": {"domain": [0, 1]}}
+    return {
+        "title": title,
+        "width": PANEL_WIDTH * max(1, len(panel)),
+        "height": HEIGHT,
+        "data": {
+            "values": [
+                {"name": name, "series": one, "value": bar.value, "low": bar.low, "high": bar.high}
+                for name, bars in panel.items()
+                for one, bar in zip(series, bars, strict=True)
+            ]
+        },
+        "encoding": {
+            "x": {
+                "field": "name",
+                "title": None,
+                "sort": list(panel),
+                "axis": {"labelAngle": -30},
+            },
+            "xOffset": {"field": "series", "sort": list(series)},
+            "tooltip": [{"field": field} for field in ("name", "series", "value", "low", "high")],
+        },
+        "layer": [
+            {
+                "mark": "bar",
+                "encoding": {
+                    "y": {"field": "value", "axis": {"format": "%"}, **share},
+                    "color": {"field": "series", "title": None, "scale": colours},
+                },
+            },
+            {"mark": "rule", "encoding": {"y": {"field": "low", **share}, "y2": {"field": "high"}}},
+        ],
+    }

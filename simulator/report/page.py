@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from itertools import groupby
 
-from simulator.report.charts import draw
+import vl_convert
+
+from simulator.report.charts import Chart, draw, line_chart
 from simulator.report.plots import (
     GOODPUT_SHARE,
     Run,
@@ -26,8 +29,25 @@ table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-
 td, th { border-bottom: 1px solid #ddd; padding: 2px 9px; text-align: right; white-space: nowrap }
 td:first-child, th:first-child { text-align: left }
 .charts { display: flex; flex-wrap: wrap; gap: 12px }
+.chart { min-width: 460px; min-height: 270px }
 summary { cursor: pointer; font-weight: bold; margin: 1em 0 .4em }
 dt { font-weight: bold } dd { margin: 0 0 .4em 1.5em }
+"""
+
+
+# A chart in a folded part is drawn when it is unfolded: it has no width before.
+DRAW = """
+function drawIn(part) {
+  for (const element of part.querySelectorAll(".chart:empty")) {
+    if (element.offsetParent === null) continue;
+    vegaEmbed(element, JSON.parse(element.dataset.chart), {actions: {export: true, source: false,
+      compiled: false, editor: false}, renderer: "svg"});
+  }
+}
+drawIn(document);
+for (const part of document.querySelectorAll("details")) {
+  part.addEventListener("toggle", () => drawIn(part));
+}
 """
 
 
@@ -45,8 +65,15 @@ def page(title: str, intro: str, sections: Iterable[Section]) -> str:
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1><p>{escape(intro)}</p>"
-        f"{''.join(parts)}</body></html>\n"
+        f"{''.join(parts)}<script>{_vega()}</script><script>{DRAW}</script></body></html>\n"
     )
+
+
+@cache
+def _vega() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed, as one script."""
+    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its default serves
+    return bundle.replace("</script>", "<\\/script>")
 
 
 def sweep_sections(runs: Sequence[Run]) -> list[Section]:
@@ -55,12 +82,12 @@ def sweep_sections(runs: Sequence[Run]) -> list[Section]:
     slos = [(slo_s, list(found)) for slo_s, found in groupby(by_slo, key=lambda run: run.slo_s)]
     attained = [attainment_chart(found, title=_slo(found[0])) for _, found in slos]
     sections = [
-        Section(title="Tokens in time over the arrival rate", body=charts(map(draw, attained))),
+        Section(title="Tokens in time over the arrival rate", body=charts(attained)),
         Section(title="Goodput", body=goodput_table(runs)),
         Section(title="Figures", body=figures_table(runs)),
     ]
     for number, (_, found) in enumerate(slos):
-        drawn = charts(map(draw, over_rate_charts(found)))
+        drawn = charts(over_rate_charts(found))
         body = _folded(_slo(found[0]), drawn, opened=number == 0)
         sections.append(Section(title=f"Over the arrival rate, {_slo(found[0])}", body=body))
     sections.append(Section(title="Runs", body="".join(_groups(runs))))
@@ -73,10 +100,9 @@ def _groups(runs: Sequence[Run]) -> Iterable[str]:
     groups = groupby(ordered, key=lambda run: (run.slo_s, run.rate_per_s))
     for number, ((_, rate_per_s), members) in enumerate(groups):
         found = list(members)
-        drawn = [draw(chart) for chart in distribution_charts(found)]
-        drawn += [draw(residency_chart(run)) for run in found]
+        drawn = [*distribution_charts(found), *(residency_chart(run) for run in found)]
         timelines = (timeline_chart(run) for run in found)
-        drawn += [draw(chart) for chart in timelines if chart is not None]
+        drawn += [chart for chart in timelines if chart is not None]
         yield _folded(
             f"{rate_per_s:g} requests/s, {_slo(found[0])}", charts(drawn), opened=not number
         )
@@ -88,7 +114,8 @@ def _slo(run: Run) -> str:
     return f"SLO {1e3 * run.slo_s:.1f} ms{suffix}"
 
 
-def charts(drawn: Iterable[str]) -> str:
+def charts(wanted: Iterable[Chart]) -> str:
+    drawn = (draw(line_chart(chart)) for chart in wanted)
     return f'<div class="charts">{"".join(drawn)}</div>'
 
 

@@ -1,11 +1,11 @@
 """Figures of the end-to-end benchmark, by hand."""
 
+import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
-from bench.e2e.deposit_picture import deposit, most_covered, picture, steps
+from bench.e2e.deposit_picture import most_covered, picture
 from bench.e2e.figures import (
     estimates,
     quantile,
@@ -15,7 +15,6 @@ from bench.e2e.figures import (
 )
 from bench.e2e.records import RequestRecord, RunKey, RunRecord, Sample, load, save
 from bench.e2e.report import plot, rows_of
-from bench.e2e.svg import PANEL_HEIGHT
 from bench.e2e.trace import poisson_trace
 
 
@@ -123,12 +122,12 @@ def test_the_plot_has_a_bar_of_the_right_height_for_every_share() -> None:
     # Of three gaps one exceeds S as generated, and none with the deposit.
     rows = rows_of([make_run(make_request(1.0, 1.2, 1.4, 3.9))])
 
-    root = ElementTree.fromstring(plot(rows))  # our own text
-    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("width") == "31.5"]
-    heights = [float(bar.get("height", "")) for bar in bars]
+    bars = re.findall(r'aria-label="name: (\w+); tokens in time: ([\d.]+)%', plot(rows))
 
-    assert heights == pytest.approx([PANEL_HEIGHT * 2 / 3, PANEL_HEIGHT], abs=0.05)
-    assert "orbitflow" in "".join(root.itertext())
+    assert [(name, float(share)) for name, share in bars] == [
+        ("orbitflow", pytest.approx(100 * 2 / 3)),
+        ("orbitflow", pytest.approx(100.0)),
+    ]
 
 
 def test_a_system_without_figures_is_left_out_of_the_plot() -> None:
@@ -149,17 +148,6 @@ def test_a_system_that_reads_no_slo_is_measured_at_every_scale() -> None:
     assert rows[3.0, "flexgen"]["slo_s"] == pytest.approx(2.0)
 
 
-def test_the_deposit_is_what_is_generated_and_not_yet_delivered() -> None:
-    generated = [(0.0, 1.0), (0.1, 2.0), (0.2, 3.0)]
-    delivered = [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
-
-    line = deposit(generated, delivered)
-
-    assert (0.2, 2.0) in line
-    assert line[-1] == (2.0, 0.0)
-    assert steps(generated) == [(0.0, 1.0), (0.1, 1.0), (0.1, 2.0), (0.2, 2.0), (0.2, 3.0)]
-
-
 def test_the_request_whose_deposit_covered_most_is_drawn() -> None:
     even = make_request(0.0, 1.0, 2.0)
     late = make_request(0.0, 0.1, 0.2, 2.9)
@@ -167,4 +155,4 @@ def test_the_request_whose_deposit_covered_most_is_drawn() -> None:
     run, request = most_covered([make_run(even, late), make_run(even, seed=2)])
 
     assert (run.key.seed, request) == (1, late)
-    ElementTree.fromstring(picture(request, run.slo_s))
+    assert picture(request, run.slo_s).startswith("<svg")

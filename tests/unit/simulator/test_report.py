@@ -1,15 +1,14 @@
 """What a report shows."""
 
 import random
+import re
 from types import SimpleNamespace
-
-import pytest
 
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
 from simulator.figures import step_promptness
 from simulator.records import Outcome
-from simulator.report.charts import Chart, Line, draw, ticks
+from simulator.report.charts import COLOURS, Chart, Line, draw, line_chart, svg
 from simulator.report.page import table
 from simulator.report.plots import Run, deposit, goodput
 from simulator.residency import MAX_SAMPLES, ResidencyLog
@@ -69,25 +68,34 @@ def test_goodput_is_the_highest_rate_that_is_held() -> None:
     assert goodput(runs) == {("p", 0.1): 2.0, ("q", 0.1): 0.0}
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.0, 100.0, [0, 20, 40, 60, 80, 100]),
-        (0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        (0.013, 0.031, [0.015, 0.02, 0.025, 0.03]),
-    ],
-)
-def test_ticks_are_round(low, high, expected) -> None:
-    assert ticks(low, high) == pytest.approx(expected)
-
-
 def test_a_chart_of_one_point_or_of_none_is_drawn() -> None:
     one = Line(name="a<b", points=[(2.0, 5.0)], marked=True)
     for lines in ([one], [Line(name="x", points=[])], []):
-        svg = draw(Chart(title="t", x_label="x", y_label="y", lines=lines))
-        assert svg.startswith("<svg")
-        assert "nan" not in svg
-        assert "a<b" not in svg
+        specification = line_chart(Chart(title="t", x_label="x", y_label="y", lines=lines))
+        drawn = svg(specification)
+        assert drawn.startswith("<svg")
+        assert "NaN" not in drawn
+        assert "a<b" not in drawn + draw(specification)
+
+
+def test_lines_keep_their_colour_whatever_else_is_drawn() -> None:
+    lines = [
+        Line(name="first", points=[(0.0, 1.0), (1.0, 2.0)], colour=3),
+        Line(name="second", points=[(0.0, 2.0), (1.0, 1.0)], colour=1, dashed=True),
+    ]
+    drawn = svg(line_chart(Chart(title="t", x_label="x", y_label="y", lines=lines)))
+
+    assert drawn.count(f'stroke="{COLOURS[3]}"') >= 1
+    assert re.search(rf'stroke="{COLOURS[1]}"[^>]*stroke-dasharray="4,3"', drawn)
+
+
+def test_what_is_beyond_the_ends_of_an_axis_does_not_move_them() -> None:
+    line = Line(name="a", points=[(0.0, 0.0), (1.0, 50.0), (900.0, 60.0)])
+    chart = Chart(
+        title="t", x_label="x", y_label="y", lines=[line], x_low=0.0, x_high=1.0, y_high=100.0
+    )
+
+    assert "900" not in svg(line_chart(chart))
 
 
 def test_texts_of_tables_are_escaped() -> None:
