@@ -5,7 +5,6 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from services.executor.observation import (
     EngineObservation,
     RequestObservation,
-    RequestState,
     Residency,
 )
 from services.executor.serving.step_stream import Frame, Output
@@ -36,6 +35,7 @@ from services.generation.sampling_proto import sampling_from_proto
 from services.generation.service_level_proto import service_level_from_proto
 from services.kit.errors import InvalidRequestError
 from services.kit.trace_context import TraceContext
+from services.placement.types import RequestPhase
 
 MAX_REQUEST_ID_LENGTH = 128
 DEFAULT_UPDATES_PER_S = 2.0
@@ -51,11 +51,11 @@ _REJECT_CODES = {
     RejectCode.INTERNAL: pb.REJECT_CODE_INTERNAL,
 }
 _REQUEST_STATES = {
-    RequestState.QUEUED: pb.REQUEST_STATE_QUEUED,
-    RequestState.PREFILL: pb.REQUEST_STATE_PREFILL,
-    RequestState.DECODING: pb.REQUEST_STATE_DECODING,
-    RequestState.PAUSED: pb.REQUEST_STATE_PAUSED,
-    RequestState.PARKED: pb.REQUEST_STATE_PARKED,
+    RequestPhase.WAITING: pb.REQUEST_STATE_QUEUED,
+    RequestPhase.PREFILL: pb.REQUEST_STATE_PREFILL,
+    RequestPhase.DECODING: pb.REQUEST_STATE_DECODING,
+    RequestPhase.PAUSED: pb.REQUEST_STATE_PAUSED,
+    RequestPhase.PREEMPTED: pb.REQUEST_STATE_PARKED,
 }
 _RESIDENCIES = {
     Residency.RESIDENT.value: pb.RESIDENCY_RESIDENT,
@@ -271,7 +271,7 @@ def observation_to_proto(observation: EngineObservation) -> pb.WatchRequestsResp
 def _observed_request(request: RequestObservation) -> pb.ObservedRequest:
     return pb.ObservedRequest(
         request_id=request.request_id,
-        state=_REQUEST_STATES[request.state],
+        state=_REQUEST_STATES[request.phase],
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=request.num_computed_tokens,
         num_generated_tokens=request.num_generated_tokens,

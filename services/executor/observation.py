@@ -9,15 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-
-class RequestState(Enum):
-    """What the scheduler is doing with a request."""
-
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    DECODING = "decoding"
-    PAUSED = "paused"  # keeps its place, is not scheduled
-    PARKED = "parked"  # preempted, back in the queue
+from services.placement.types import RequestPhase
 
 
 class Residency(Enum):
@@ -33,7 +25,7 @@ class RequestObservation:
     """One request that the scheduler has."""
 
     request_id: str  # the engine's; the front puts the client's in its place
-    state: RequestState
+    phase: RequestPhase
     num_prompt_tokens: int
     num_computed_tokens: int  # whose KV exists
     num_generated_tokens: int
@@ -61,14 +53,14 @@ def to_plain(observation: EngineObservation) -> dict[str, Any]:
     """Return the observation as vLLM can send it."""
     plain = asdict(observation)
     for request in plain["requests"]:
-        request["state"] = request["state"].value
+        request["phase"] = request["phase"].value
     return plain
 
 
 def from_plain(plain: Mapping[str, Any]) -> EngineObservation:
     """Return what `to_plain` packed."""
     requests = tuple(
-        RequestObservation(**{**request, "state": RequestState(request["state"])})
+        RequestObservation(**{**request, "phase": RequestPhase(request["phase"])})
         for request in plain["requests"]
     )
     return EngineObservation(**{**plain, "requests": requests})

@@ -15,11 +15,12 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from services.executor.engine.config import make_config
-from services.executor.observation import RequestObservation, RequestState, from_plain
+from services.executor.observation import RequestObservation, from_plain
 from services.executor.request_tag import to_extra_args
 from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, EvenflowScheduler
 from services.executor.settings import ExecutorSettings
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.placement.types import RequestPhase
 from tests.models import exactness_model
 
 BLOCK_SIZE = 32
@@ -147,9 +148,9 @@ def test_counts_for_a_request_that_ended_are_ignored(scheduler: Any) -> None:
 
 def test_states_follow_the_request_through_the_scheduler(scheduler: Any) -> None:
     scheduler.add_request(make_request("a", None))
-    assert observed(scheduler)["a"].state is RequestState.QUEUED
+    assert observed(scheduler)["a"].phase is RequestPhase.WAITING
     run_step(scheduler)
-    assert observed(scheduler)["a"].state is RequestState.DECODING
+    assert observed(scheduler)["a"].phase is RequestPhase.DECODING
     observation = from_plain(scheduler.observe())
     assert observation.num_steps == 1
     assert observation.observed_step_s > 0
@@ -166,14 +167,14 @@ def test_a_held_request_is_passed_over_until_it_is_let_go(scheduler: Any) -> Non
     for _ in range(3):
         run_step(scheduler)
     held = observed(scheduler)["held"]
-    assert held.state is RequestState.PAUSED
+    assert held.phase is RequestPhase.PAUSED
     assert (held.num_generated_tokens, held.num_deposited_tokens) == (1, 1)
     assert observed(scheduler)["other"].num_generated_tokens == 4
 
     scheduler.hold({"held": False})
     run_step(scheduler)
     held = observed(scheduler)["held"]
-    assert held.state is RequestState.DECODING
+    assert held.phase is RequestPhase.DECODING
     assert (held.num_generated_tokens, held.num_deposited_tokens) == (2, 0)
 
 

@@ -10,9 +10,8 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
-from services.executor.observation import RequestState
 from services.executor.scheduler.holds import IDLE_WAIT_S, NEVER
 from services.executor.scheduler.reader_state import ReaderStateMixin
 
@@ -58,9 +57,8 @@ class PlainSchedulerMixin(ReaderStateMixin):
         self._stopped.discard(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
-    def state_of(self, request: Request) -> RequestState:
-        held = request.request_id in self._held and request.status == RequestStatus.RUNNING
-        return RequestState.PAUSED if held else super().state_of(request)
+    def is_held(self, request: Request) -> bool:
+        return request.request_id in self._held
 
 
 class EvenflowScheduler(PlainSchedulerMixin, Scheduler):  # type: ignore[misc]

@@ -12,12 +12,12 @@ from services.executor.blocks.residency import GroupKV
 from services.executor.observation import (
     EngineObservation,
     RequestObservation,
-    RequestState,
     Residency,
     to_plain,
 )
 from services.executor.request_tag import from_extra_args
 from services.executor.scheduler.parent_watch import end_with_parent
+from services.executor.scheduler.phases import phase_of
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.pacing.request_buffer import RequestBuffer
 
@@ -109,7 +109,11 @@ class ReaderStateMixin(VllmScheduler):
     ) -> RequestObservation:
         return RequestObservation(
             request_id=request.request_id,
-            state=self.state_of(request),
+            phase=phase_of(
+                request,
+                runs=request.status == RequestStatus.RUNNING,
+                held=self.is_held(request),
+            ),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=request.num_computed_tokens,
             num_generated_tokens=buffer.num_generated,
@@ -121,14 +125,9 @@ class ReaderStateMixin(VllmScheduler):
             residency="".join(residency_of(group).value for group in self.layer_groups_of(request)),
         )
 
-    def state_of(self, request: Request) -> RequestState:
-        """Return what the scheduler is doing with a request that has not ended."""
-        if request.status == RequestStatus.PREEMPTED:
-            return RequestState.PARKED
-        if request.status != RequestStatus.RUNNING:
-            return RequestState.QUEUED
-        is_decoding = request.num_computed_tokens >= request.num_prompt_tokens
-        return RequestState.DECODING if is_decoding else RequestState.PREFILL
+    def is_held(self, request: Request) -> bool:
+        """Return whether a request that runs is kept from running."""
+        raise NotImplementedError
 
     def layer_groups_of(self, request: Request) -> list[GroupKV]:
         """Return the KV of each layer group; nothing while there is none, or all move together."""

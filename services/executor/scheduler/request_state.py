@@ -11,17 +11,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-def phase_of(request: "Request", *, runs: bool, held: bool) -> RequestPhase:
-    """Return where a request is in its life. `runs`: it is in the running queue."""
-    if not runs:
-        return RequestPhase.PREEMPTED if request.num_preemptions else RequestPhase.WAITING
-    if held:
-        return RequestPhase.PAUSED
-    if request.num_computed_tokens < request.num_tokens:
-        return RequestPhase.PREFILL
-    return RequestPhase.DECODING
-
-
 class StateReader:
     """Reads requests at one instant, of the clock that the entries' instants are on."""
 

@@ -29,7 +29,6 @@ from services.executor.blocks.residency import GroupKV, RequestKV
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.kv_options import KVOptions, check_supported
-from services.executor.observation import RequestState
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.control_loop import ControlLoop, make_planner
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
@@ -42,8 +41,6 @@ from services.executor.sizing import are_slots_ready_at_start, block_bytes, num_
 from services.executor.step_messages import StepFeedback
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
-
-HELD_STATES = {HoldKind.PAUSE: RequestState.PAUSED, HoldKind.PARK: RequestState.PARKED}
 
 
 class LayerwiseSchedulerMixin(ReaderStateMixin):
@@ -283,9 +280,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     def parked(self) -> frozenset[str]:
         return self.control.holds.ids(HoldKind.PARK)
 
-    def state_of(self, request: Request) -> RequestState:
-        kind = self.control.holds.kind(request.request_id)
-        return super().state_of(request) if kind is None else HELD_STATES[kind]
+    def is_held(self, request: Request) -> bool:
+        return request.request_id in self.control.holds
 
     def layer_groups_of(self, request: Request) -> list[GroupKV]:
         kv = self.block_owner.requests.get(request.request_id)

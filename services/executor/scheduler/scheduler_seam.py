@@ -12,7 +12,8 @@ from services.control.types import Links
 from services.executor.kv_options import KVOptions
 from services.executor.scheduler.engine_shape import engine_shape
 from services.executor.scheduler.kv_view import NOTHING, view_of
-from services.executor.scheduler.request_state import StateReader, phase_of
+from services.executor.scheduler.phases import phase_of
+from services.executor.scheduler.request_state import StateReader
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.transfer_types import CHUNK_BYTES

@@ -10,7 +10,6 @@ from services.executor import convert
 from services.executor.observation import (
     EngineObservation,
     RequestObservation,
-    RequestState,
     Residency,
 )
 from services.executor.serving.step_stream import Frame, Output
@@ -36,6 +35,7 @@ from services.generation.conversation import (
 from services.generation.sampling_params import DEFAULT_SAMPLING
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
+from services.placement.types import RequestPhase
 
 
 def make_submit(**overrides: Any) -> pb.Submit:
@@ -231,7 +231,7 @@ def test_an_impossible_rate_of_a_watch_is_refused(asked: float) -> None:
 def test_an_observation_keeps_every_field() -> None:
     request = RequestObservation(
         request_id="a",
-        state=RequestState.PAUSED,
+        phase=RequestPhase.PAUSED,
         num_prompt_tokens=1,
         num_computed_tokens=2,
         num_generated_tokens=3,
@@ -281,7 +281,7 @@ def test_an_observation_keeps_every_field() -> None:
 
 
 def test_every_state_and_residency_has_a_name_on_the_wire() -> None:
-    assert set(convert._REQUEST_STATES) == set(RequestState)
+    assert set(convert._REQUEST_STATES) == set(RequestPhase)
     assert set(convert._RESIDENCIES) == {residency.value for residency in Residency}
 
 

@@ -3,15 +3,15 @@ import json
 from services.executor.observation import (
     EngineObservation,
     RequestObservation,
-    RequestState,
     from_plain,
     to_plain,
 )
+from services.placement.types import RequestPhase
 
 
 def make_request(request_id: str = "a", **overrides: object) -> RequestObservation:
     fields: dict[str, object] = {
-        "state": RequestState.DECODING,
+        "phase": RequestPhase.DECODING,
         "num_prompt_tokens": 5,
         "num_computed_tokens": 8,
         "num_generated_tokens": 4,
@@ -26,7 +26,7 @@ def make_request(request_id: str = "a", **overrides: object) -> RequestObservati
 
 def test_an_observation_survives_the_way_between_processes() -> None:
     observation = EngineObservation(
-        requests=(make_request("a"), make_request("b", state=RequestState.PARKED)),
+        requests=(make_request("a"), make_request("b", phase=RequestPhase.PREEMPTED)),
         num_steps=7,
         observed_step_s=0.01,
         predicted_step_s=0.02,

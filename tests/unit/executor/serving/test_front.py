@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.executor.engine.collector import DeltaSink
-from services.executor.observation import EngineObservation, RequestObservation, RequestState
+from services.executor.observation import EngineObservation, RequestObservation
 from services.executor.serving.front import Front
 from services.executor.serving.progress import Phase
 from services.executor.serving.session import Session
@@ -32,12 +32,13 @@ from services.executor.types import (
 )
 from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
+from services.placement.types import RequestPhase
 
 
 def make_observed_request(request_id: str) -> RequestObservation:
     return RequestObservation(
         request_id=request_id,
-        state=RequestState.DECODING,
+        phase=RequestPhase.DECODING,
         num_prompt_tokens=7,
         num_computed_tokens=7,
         num_generated_tokens=1,
