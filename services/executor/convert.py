@@ -1,7 +1,6 @@
 """Protobuf <-> domain. The only executor module besides the servicer and the clients with pb2."""
 
 from evenflow.executor.v1 import executor_pb2 as pb
-from evenflow.gateway.v1 import generation_pb2 as gen
 from services.executor.observation import (
     EngineObservation,
     RequestObservation,
@@ -9,20 +8,13 @@ from services.executor.observation import (
 )
 from services.executor.serving.step_stream import Frame, Output
 from services.executor.types import (
-    ChatInput,
     EngineLoad,
     Failure,
-    FinishReason,
-    Input,
     ModelInfo,
     RejectCode,
     Rejection,
     Submission,
-    TextInput,
     Token,
-    TokenInput,
-    Tokenization,
-    TokenizeOptions,
 )
 from services.generation.conversation import DEFAULT_OPTIONS
 from services.generation.conversation_proto import (
@@ -30,7 +22,16 @@ from services.generation.conversation_proto import (
     options_from_proto,
     part_to_proto,
 )
+from services.generation.finish_proto import FINISH_TO_PROTO
 from services.generation.logprobs_proto import logprobs_to_proto, prompt_to_proto
+from services.generation.prompts import (
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    Tokenization,
+    TokenizeOptions,
+    TokenPrompt,
+)
 from services.generation.sampling_proto import sampling_from_proto
 from services.generation.service_level_proto import service_level_from_proto
 from services.kit.errors import InvalidRequestError
@@ -62,12 +63,6 @@ _RESIDENCIES = {
     Residency.OFFLOADED.value: pb.RESIDENCY_OFFLOADED,
     Residency.RESTORING.value: pb.RESIDENCY_RESTORING,
 }
-_FINISH_REASONS = {
-    FinishReason.STOP: gen.FINISH_REASON_STOP,
-    FinishReason.LENGTH: gen.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: gen.FINISH_REASON_CANCELLED,
-    FinishReason.TOOL_CALLS: gen.FINISH_REASON_TOOL_CALLS,
-}
 
 
 def gateway_id_from_proto(message: pb.StreamRequest | None) -> str:
@@ -98,7 +93,7 @@ def _submission(submit: pb.Submit) -> Submission:
         request_id=submit.request_id,
         generation=submit.generation,
         model=submit.model,
-        input=_input(submit),
+        prompt=_prompt(submit),
         sampling=sampling_from_proto(submit.sampling, path=""),
         service_level=service_level_from_proto(submit.service_level, path=""),
         echo=submit.echo,
@@ -113,13 +108,13 @@ def _trace(context: pb.TraceContext) -> TraceContext | None:
     return TraceContext(traceparent=context.traceparent, tracestate=context.tracestate)
 
 
-def _input(submit: pb.Submit) -> Input:
+def _prompt(submit: pb.Submit) -> Prompt:
     match submit.WhichOneof("input"):
         case "text":
-            return TextInput(text=submit.text)
+            return TextPrompt(text=submit.text)
         case "token_ids":
             _require(len(submit.token_ids.ids) > 0, "prompt", "the prompt holds no tokens")
-            return TokenInput(ids=tuple(submit.token_ids.ids))
+            return TokenPrompt(token_ids=tuple(submit.token_ids.ids))
         case "chat":
             _require(not submit.echo, "echo", "echo is not for a conversation")
             return chat_from_proto(submit.chat)
@@ -127,12 +122,12 @@ def _input(submit: pb.Submit) -> Input:
             raise InvalidRequestError("a prompt is required", field="prompt")
 
 
-def chat_from_proto(chat: pb.Chat) -> ChatInput:
+def chat_from_proto(chat: pb.Chat) -> ChatPrompt:
     _require(len(chat.messages) > 0, "messages", "messages must not be empty")
     options = DEFAULT_OPTIONS
     if chat.HasField("options"):
         options = options_from_proto(chat.options, path="")
-    return ChatInput(turns=tuple(map(message_from_proto, chat.messages)), options=options)
+    return ChatPrompt(messages=tuple(map(message_from_proto, chat.messages)), options=options)
 
 
 def _require(holds: bool, field: str, message: str) -> None:
@@ -188,14 +183,14 @@ def _ending(output: Output) -> pb.Ending | None:
             return pb.Ending(failure=pb.Failure(retryable=retryable, message=message))
         case reason:
             return pb.Ending(
-                finish_reason=_FINISH_REASONS[reason],
+                finish_reason=FINISH_TO_PROTO[reason],
                 num_reasoning_tokens=output.num_reasoning_tokens,
             )
 
 
 def tokenize_from_proto(
     request: pb.TokenizeRequest,
-) -> tuple[TextInput | ChatInput, TokenizeOptions]:
+) -> tuple[TextPrompt | ChatPrompt, TokenizeOptions]:
     """Return what to tokenise, and how; InvalidRequestError for neither text nor conversation."""
     options = TokenizeOptions(
         add_special_tokens=not request.omits_special_tokens,
@@ -204,7 +199,7 @@ def tokenize_from_proto(
     )
     match request.WhichOneof("input"):
         case "text":
-            return TextInput(text=request.text), options
+            return TextPrompt(text=request.text), options
         case "chat":
             return chat_from_proto(request.chat), options
     raise InvalidRequestError("a prompt is required", field="prompt")

@@ -4,25 +4,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from services.generation.conversation import (
-    DEFAULT_OPTIONS,
-    ChatMessage,
-    ConversationOptions,
-    ToolCallPart,
-)
+from services.generation.conversation import ToolCallPart
+from services.generation.finish import FinishReason
 from services.generation.logprobs import TokenLogprobs
+from services.generation.prompts import Prompt
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.trace_context import TraceContext
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
-
-
-class FinishReason(Enum):
-    """Why a request ended without an error."""
-
-    STOP = "stop"  # the model ended its answer, or a stop string matched
-    LENGTH = "length"  # max_tokens or the context length was reached
-    CANCELLED = "cancelled"  # its gateway aborted it or went away
-    TOOL_CALLS = "tool_calls"  # the model ended its answer, which calls functions as it chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,38 +55,13 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextInput:
-    """Text to tokenise and continue."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenInput:
-    """Token ids to continue as they are."""
-
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatInput:
-    """A conversation to render through the chat template, oldest turn first."""
-
-    turns: tuple[ChatMessage, ...]
-    options: ConversationOptions = DEFAULT_OPTIONS
-
-
-Input: TypeAlias = TextInput | TokenInput | ChatInput
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """One request as a gateway hands it over."""
 
     request_id: str  # unique among the live requests of its stream
     generation: int  # how often it was routed, >= 1
     model: str
-    input: Input
+    prompt: Prompt
     sampling: SamplingParams = DEFAULT_SAMPLING
     service_level: ServiceLevel = NO_SERVICE_LEVEL
     echo: bool = False  # give the prompt back
@@ -145,24 +108,6 @@ class RejectedError(Exception):
     def __init__(self, rejection: Rejection) -> None:
         super().__init__(rejection.message)
         self.rejection = rejection
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeOptions:
-    """How text or a conversation becomes token ids."""
-
-    add_special_tokens: bool = True  # of text only
-    add_generation_prompt: bool = True  # of a conversation only
-    with_texts: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenization:
-    """Text or a conversation as token ids."""
-
-    ids: tuple[int, ...]
-    texts: tuple[str, ...] = ()  # the vocabulary's entry of each id, or none
-    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

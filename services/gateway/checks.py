@@ -3,14 +3,9 @@
 from collections.abc import Sequence
 
 from services.gateway.errors import ContextLengthError
-from services.gateway.types import (
-    ROLES,
-    ROLES_THAT_MAY_BE_SILENT,
-    ChatPrompt,
-    GenerationRequest,
-    TokenPrompt,
-)
+from services.gateway.types import ROLES, ROLES_THAT_MAY_BE_SILENT, GenerationRequest
 from services.generation.conversation import ChatMessage, ConversationOptions, check_calls
+from services.generation.prompts import ChatPrompt, TokenPrompt
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
 

@@ -1,7 +1,6 @@
 """Protobuf <-> domain: the public gRPC API, the step stream and the tracker's registration."""
 
 from collections.abc import Sequence
-from types import MappingProxyType
 
 from evenflow.executor.v1 import executor_pb2
 from evenflow.gateway.v1 import gateway_pb2 as pb
@@ -24,7 +23,17 @@ from services.generation.conversation_proto import (
     part_from_proto,
     part_to_proto,
 )
+from services.generation.finish import FinishReason
+from services.generation.finish_proto import FINISH_FROM_PROTO, FINISH_TO_PROTO
 from services.generation.logprobs_proto import logprobs_from_proto, logprobs_to_proto
+from services.generation.prompts import (
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    Tokenization,
+    TokenizeOptions,
+    TokenPrompt,
+)
 from services.generation.sampling_proto import sampling_to_proto
 from services.generation.service_level_proto import service_level_from_proto, service_level_to_proto
 from services.kit.errors import (
@@ -36,17 +45,6 @@ from services.kit.errors import (
 from services.kit.trace_context import TraceContext
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
-_FINISH_TO_PROTO = MappingProxyType(
-    {
-        types.FinishReason.STOP: gen.FINISH_REASON_STOP,
-        types.FinishReason.LENGTH: gen.FINISH_REASON_LENGTH,
-        types.FinishReason.CANCELLED: gen.FINISH_REASON_CANCELLED,
-        types.FinishReason.TOOL_CALLS: gen.FINISH_REASON_TOOL_CALLS,
-    }
-)
-_FINISH_FROM_PROTO = MappingProxyType({proto: own for own, proto in _FINISH_TO_PROTO.items()})
-
-
 # Public API -> domain
 
 
@@ -56,15 +54,15 @@ def model_from_proto(model: str) -> str:
     return model
 
 
-def prompt_from_proto(request: pb.GenerateRequest) -> types.Prompt:
+def prompt_from_proto(request: pb.GenerateRequest) -> Prompt:
     match request.WhichOneof("prompt"):
         case "text" if request.text:
-            return types.TextPrompt(request.text)
+            return TextPrompt(request.text)
         case "token_ids" if request.token_ids.ids:
             ids = tuple(request.token_ids.ids)
             if min(ids) < 0:
                 raise InvalidRequestError("token_ids.ids: negative id", field="token_ids.ids")
-            return types.TokenPrompt(ids)
+            return TokenPrompt(ids)
         case None:
             raise InvalidRequestError("prompt: text or token_ids is required", field="prompt")
         case name:
@@ -73,7 +71,7 @@ def prompt_from_proto(request: pb.GenerateRequest) -> types.Prompt:
 
 def chat_from_proto(
     messages: Sequence[gen.ChatMessage], options: gen.ConversationOptions
-) -> types.ChatPrompt:
+) -> ChatPrompt:
     return checked_conversation(
         [message_from_proto(message) for message in messages],
         options_from_proto(options, path="options"),
@@ -100,7 +98,7 @@ def token_to_proto(token: types.Token) -> pb.Token:
 
 def finish_to_proto(finish: types.Finish) -> pb.Finish:
     return pb.Finish(
-        reason=_FINISH_TO_PROTO[finish.reason],
+        reason=FINISH_TO_PROTO[finish.reason],
         usage=gen.Usage(
             num_prompt_tokens=finish.num_prompt_tokens,
             num_output_tokens=finish.num_output_tokens,
@@ -133,23 +131,23 @@ def submit_to_proto(
         submit.trace_context.traceparent = trace.traceparent
         submit.trace_context.tracestate = trace.tracestate
     match request.prompt:
-        case types.TextPrompt(text):
+        case TextPrompt(text):
             submit.text = text
-        case types.TokenPrompt(token_ids):
+        case TokenPrompt(token_ids):
             submit.token_ids.ids.extend(token_ids)
-        case types.ChatPrompt():
+        case ChatPrompt():
             submit.chat.CopyFrom(_chat_to_proto(request.prompt))
     return submit
 
 
-def _chat_to_proto(prompt: types.ChatPrompt) -> executor_pb2.Chat:
+def _chat_to_proto(prompt: ChatPrompt) -> executor_pb2.Chat:
     return executor_pb2.Chat(
         messages=map(message_to_proto, prompt.messages), options=options_to_proto(prompt.options)
     )
 
 
 def tokenize_to_proto(
-    model: str, prompt: types.TextPrompt | types.ChatPrompt, options: types.TokenizeOptions
+    model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
 ) -> executor_pb2.TokenizeRequest:
     request = executor_pb2.TokenizeRequest(
         model=model,
@@ -158,9 +156,9 @@ def tokenize_to_proto(
         with_texts=options.with_texts,
     )
     match prompt:
-        case types.TextPrompt(text):
+        case TextPrompt(text):
             request.text = text
-        case types.ChatPrompt():
+        case ChatPrompt():
             request.chat.CopyFrom(_chat_to_proto(prompt))
     return request
 
@@ -182,8 +180,8 @@ def registration_to_proto(
 # Executor -> domain
 
 
-def tokenization_from_proto(response: executor_pb2.TokenizeResponse) -> types.Tokenization:
-    return types.Tokenization(
+def tokenization_from_proto(response: executor_pb2.TokenizeResponse) -> Tokenization:
+    return Tokenization(
         ids=tuple(response.ids),
         texts=tuple(response.texts),
         max_model_len=response.max_model_len,
@@ -204,12 +202,12 @@ def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.Mode
     )
 
 
-def ending_from_proto(ending: executor_pb2.Ending) -> tuple[types.FinishReason, int | None]:
+def ending_from_proto(ending: executor_pb2.Ending) -> tuple[FinishReason, int | None]:
     """Return why a request ended, and its tokens of reasoning where anything tells. A reason that
     this build does not know ended normally.
     """
     has_count = ending.HasField("num_reasoning_tokens")
-    reason = _FINISH_FROM_PROTO.get(ending.finish_reason, types.FinishReason.STOP)
+    reason = FINISH_FROM_PROTO.get(ending.finish_reason, FinishReason.STOP)
     return reason, ending.num_reasoning_tokens if has_count else None
 
 

@@ -7,9 +7,10 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway import convert
 from services.gateway.live.dispatcher import Dispatcher
-from services.gateway.types import Finish, GenerationRequest, Prompt, RequestId, Token
+from services.gateway.types import Finish, GenerationRequest, RequestId, Token
 from services.generation.logprobs import EchoedPrompt
 from services.generation.logprobs_proto import prompt_to_proto
+from services.generation.prompts import Prompt
 from services.generation.sampling_proto import sampling_from_proto
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import REQUEST_ID_KEY, Context, current_request_id

@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType, Protocol, TypeAlias
+from typing import NewType, Protocol
 
 from msgspec import Struct
 
-from services.generation.conversation import (
-    DEFAULT_OPTIONS,
-    ChatMessage,
-    ConversationOptions,
-    ToolCallPart,
-)
+from services.generation.conversation import ToolCallPart
+from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+from services.generation.prompts import Prompt
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.errors import ServiceError
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
@@ -23,25 +20,6 @@ RequestId = NewType("RequestId", str)
 MAX_ANSWERS = 128  # of one HTTP request
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ROLES_THAT_MAY_BE_SILENT = ("assistant", "tool")
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    text: str  # tokenised by the executor
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
-    token_ids: tuple[int, ...]  # at least one, each in [0, 2^31)
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    messages: tuple[ChatMessage, ...]  # oldest first, at least one; each role is one of ROLES
-    options: ConversationOptions = DEFAULT_OPTIONS
-
-
-Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
 
 
 class Delivery(Enum):
@@ -84,13 +62,6 @@ class Token(Struct, frozen=True, gc=False):
     tool_calls: tuple[ToolCallPart, ...] = ()  # as far as this token completes them
 
 
-class FinishReason(Enum):
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    TOOL_CALLS = "tool_calls"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
     """How a request ended."""
@@ -129,21 +100,3 @@ class RequestSink(Protocol):
         """Take how it ended, and how many tokens are reasoning where anything tells."""
 
     def failed(self, error: ServiceError) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeOptions:
-    """How text or a conversation becomes token ids."""
-
-    add_special_tokens: bool = True  # of text only
-    add_generation_prompt: bool = True  # of a conversation only
-    with_texts: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenization:
-    """Text or a conversation as token ids."""
-
-    ids: tuple[int, ...]
-    texts: tuple[str, ...]  # the vocabulary's entry of each id, or none
-    max_model_len: int

@@ -10,7 +10,8 @@ from vllm.v1.engine import FinishReason as EngineFinish
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from services.executor.engine.collector import StepCollector
-from services.executor.types import Delta, FinishReason, Token
+from services.executor.types import Delta, Token
+from services.generation.finish import FinishReason
 from tests.models import exactness_model
 
 MULTI_BYTE = "naïve 日本語 🎉 ok"  # characters of 1, 2, 3 and 4 bytes

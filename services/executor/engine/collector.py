@@ -16,7 +16,8 @@ from services.executor.engine.logprobs import (
     prompt_logprobs,
     token_logprobs,
 )
-from services.executor.types import Delta, Ending, Failure, FinishReason, Said, Token
+from services.executor.types import Delta, Ending, Failure, Said, Token
+from services.generation.finish import FinishReason
 
 log = structlog.get_logger()
 

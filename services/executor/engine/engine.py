@@ -22,7 +22,6 @@ from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
-    ChatInput,
     Delta,
     EngineLoad,
     ModelInfo,
@@ -31,10 +30,8 @@ from services.executor.types import (
     RejectedError,
     Rejection,
     Submission,
-    TextInput,
-    Tokenization,
-    TokenizeOptions,
 )
+from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 
 log = structlog.get_logger()
 
@@ -97,7 +94,7 @@ class Engine:
         return await self._preparation.prepare(submission)
 
     async def tokenize(
-        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+        self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> Tokenization:
         """Return the token ids of a prompt of any length. Raises `RejectedError`."""
         ids = await self._renderer.tokenize(prompt, options)

@@ -14,8 +14,9 @@ from vllm.tool_parsers import ToolParser
 
 from services.executor.prompts.answer_parser import AnswerParser
 from services.executor.prompts.chat_template import messages_of, template_variables, tools_of
-from services.executor.types import ChatInput, RejectCode, RejectedError, Rejection
+from services.executor.types import RejectCode, RejectedError, Rejection
 from services.generation.conversation import DEFAULT_OPTIONS, ConversationOptions, ToolChoice
+from services.generation.prompts import ChatPrompt
 
 NO_PARSER = (
     "this executor has no parser of the calls that the model makes by itself;"
@@ -91,7 +92,7 @@ class ChatParsers:
         """Return whether a conversation with these options has anything to prepare or to check."""
         return self._class is not None or options != DEFAULT_OPTIONS
 
-    def prepare(self, chat: ChatInput, form: StructuredOutputsParams | None) -> ParsedChat | None:
+    def prepare(self, chat: ChatPrompt, form: StructuredOutputsParams | None) -> ParsedChat | None:
         """Return how the answer to `chat` is parsed, which is to have `form`; None for not at all.
 
         Raises RejectedError naming the parameter that cannot be followed.
@@ -157,7 +158,7 @@ def _tools(options: ConversationOptions) -> list[dict[str, Any]] | None:
     return tools
 
 
-def _vllm_request(chat: ChatInput, form: StructuredOutputsParams | None) -> ChatCompletionRequest:
+def _vllm_request(chat: ChatPrompt, form: StructuredOutputsParams | None) -> ChatCompletionRequest:
     options = chat.options
     choice: Any = options.tool_choice.value
     if options.tool_choice is ToolChoice.NAMED:

@@ -8,15 +8,16 @@ from vllm.renderers.hf import resolve_chat_template, resolve_chat_template_kwarg
 from vllm.renderers.params import ChatParams
 from vllm.utils.mistral import is_mistral_tokenizer
 
-from services.executor.types import ChatInput, RejectCode, RejectedError, Rejection
+from services.executor.types import RejectCode, RejectedError, Rejection
 from services.generation.conversation import ChatMessage, ConversationOptions, Tool
+from services.generation.prompts import ChatPrompt
 
 EFFORT_VARIABLES = frozenset({"reasoning_effort", "enable_thinking"})
 
 
-def messages_of(chat: ChatInput) -> list[dict[str, Any]]:
+def messages_of(chat: ChatPrompt) -> list[dict[str, Any]]:
     """Return the turns as vLLM takes them."""
-    return [_message(turn) for turn in chat.turns]
+    return [_message(turn) for turn in chat.messages]
 
 
 def _message(turn: ChatMessage) -> dict[str, Any]:

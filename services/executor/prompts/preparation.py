@@ -22,14 +22,13 @@ from services.executor.prompts.sampling import (
 )
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
-    ChatInput,
-    Input,
     PreparedRequest,
     RejectCode,
     RejectedError,
     Rejection,
     Submission,
 )
+from services.generation.prompts import ChatPrompt, Prompt
 from services.generation.sampling_params import SamplingParams
 
 NO_PRIORITIES = Rejection(
@@ -73,12 +72,12 @@ class Preparation:
         """Render, tokenise and check a request. Raises `RejectedError`."""
         if submission.priority and self._schedules_in_order:
             raise RejectedError(NO_PRIORITIES)
-        parsed = await self._parsed(submission.input, submission.sampling)
-        rendered = await self._renderer.render(submission.input, with_text=submission.echo)
+        parsed = await self._parsed(submission.prompt, submission.sampling)
+        rendered = await self._renderer.render(submission.prompt, with_text=submission.echo)
         num_prompt_tokens = len(rendered["prompt_token_ids"])
         max_tokens = resolve_max_tokens(
             submission.sampling.max_tokens,
-            prompt=submission.input,
+            prompt=submission.prompt,
             num_prompt_tokens=num_prompt_tokens,
             max_model_len=self._llm.model_config.max_model_len,
         )
@@ -96,15 +95,15 @@ class Preparation:
             parser=parsed and parsed.answer_parser(rendered["prompt_token_ids"]),
         )
 
-    async def _parsed(self, prompt: Input, sampling: SamplingParams) -> ParsedChat | None:
+    async def _parsed(self, prompt: Prompt, sampling: SamplingParams) -> ParsedChat | None:
         """Return how a conversation's answer is parsed; None for not at all. Raises
         `RejectedError` naming an option that cannot be followed.
         """
-        if not isinstance(prompt, ChatInput) or not self._parsers.concern(prompt.options):
+        if not isinstance(prompt, ChatPrompt) or not self._parsers.concern(prompt.options):
             return None
         return await asyncio.to_thread(self._prepare_parsing, prompt, sampling)
 
-    def _prepare_parsing(self, chat: ChatInput, sampling: SamplingParams) -> ParsedChat | None:
+    def _prepare_parsing(self, chat: ChatPrompt, sampling: SamplingParams) -> ParsedChat | None:
         try:
             check_variables(chat.options, self._llm.model_config, self._tokenizer)
             return self._parsers.prepare(chat, to_vllm_outputs(sampling.structured_outputs))
@@ -133,7 +132,7 @@ class Preparation:
                 trace_headers=self._trace_headers(submission),
             )
         except (VLLMClientError, ValueError) as error:
-            rejection = rejection_of(error, submission.input)
+            rejection = rejection_of(error, submission.prompt)
             field = _blamed(error, submission, parsed) or rejection.field
             raise RejectedError(replace(rejection, field=field)) from error
 

@@ -9,25 +9,17 @@ from vllm.renderers import BaseRenderer
 from vllm.renderers.params import TokenizeParams
 
 from services.executor.prompts.chat_template import chat_params, messages_of
-from services.executor.types import (
-    ChatInput,
-    Input,
-    RejectCode,
-    RejectedError,
-    Rejection,
-    TextInput,
-    TokenInput,
-    TokenizeOptions,
-)
+from services.executor.types import RejectCode, RejectedError, Rejection
+from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenizeOptions, TokenPrompt
 
 # Names that vLLM gives to the prompt when it does not fit the context.
 CONTEXT_PARAMETERS = ("input_tokens", "input_text")
 DECODE_PARAMS = TokenizeParams(max_total_tokens=None, needs_detokenization=True)
 
 
-def prompt_field(prompt: Input) -> str:
+def prompt_field(prompt: Prompt) -> str:
     """Return the field of the OpenAI API that `prompt` came in."""
-    return "messages" if isinstance(prompt, ChatInput) else "prompt"
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
 
 
 class PromptRenderer:
@@ -36,7 +28,7 @@ class PromptRenderer:
     def __init__(self, renderer: BaseRenderer) -> None:
         self._renderer = renderer
 
-    async def render(self, prompt: Input, *, with_text: bool = False) -> Any:
+    async def render(self, prompt: Prompt, *, with_text: bool = False) -> Any:
         """Return vLLM's `EngineInput`, tokenised; `with_text` with the text of token ids too.
 
         Raises `RejectedError`.
@@ -46,23 +38,23 @@ class PromptRenderer:
         except (VLLMClientError, ValueError, TypeError) as error:
             raise RejectedError(rejection_of(error, prompt)) from error
 
-    async def _render(self, prompt: Input, with_text: bool) -> Any:
+    async def _render(self, prompt: Prompt, with_text: bool) -> Any:
         match prompt:
-            case TextInput():
+            case TextPrompt():
                 (rendered,) = await self._renderer.render_cmpl_async([{"prompt": prompt.text}])
-            case TokenInput():
-                ids = {"prompt_token_ids": list(prompt.ids)}
+            case TokenPrompt():
+                ids = {"prompt_token_ids": list(prompt.token_ids)}
                 (rendered,) = await self._renderer.render_cmpl_async([ids])
                 if with_text:
-                    rendered["prompt"] = await self.detokenize(prompt.ids)
-            case ChatInput():
+                    rendered["prompt"] = await self.detokenize(prompt.token_ids)
+            case ChatPrompt():
                 _, (rendered,) = await self._renderer.render_chat_async(
                     [messages_of(prompt)], chat_params(prompt.options)
                 )
         return rendered
 
     async def tokenize(
-        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+        self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> tuple[int, ...]:
         """Return the token ids of a prompt of any length. Raises `RejectedError`."""
         try:
@@ -70,17 +62,17 @@ class PromptRenderer:
         except (VLLMClientError, ValueError, TypeError) as error:
             raise RejectedError(rejection_of(error, prompt)) from error
 
-    async def _tokenize(self, prompt: TextInput | ChatInput, options: TokenizeOptions) -> Any:
+    async def _tokenize(self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions) -> Any:
         renderer = self._renderer
         match prompt:
-            case TextInput():
+            case TextPrompt():
                 how = replace(
                     renderer.default_cmpl_tok_params,
                     max_total_tokens=None,
                     add_special_tokens=options.add_special_tokens,
                 )
                 (rendered,) = await renderer.render_cmpl_async([{"prompt": prompt.text}], how)
-            case ChatInput():
+            case ChatPrompt():
                 how = replace(renderer.default_chat_tok_params, max_total_tokens=None)
                 params = chat_params(prompt.options)
                 params.chat_template_kwargs["add_generation_prompt"] = options.add_generation_prompt
@@ -100,7 +92,7 @@ class PromptRenderer:
         return str(decoded["prompt"])
 
 
-def rejection_of(error: Exception, prompt: Input) -> Rejection:
+def rejection_of(error: Exception, prompt: Prompt) -> Rejection:
     """Return what a client is told about vLLM's complaint; faults without a name are the prompt's.
 
     vLLM's own text says which of its parameters failed; that part is left out.

@@ -15,17 +15,14 @@ from services.executor.serving.progress import NoProgress, ProgressSink
 from services.executor.serving.session import GenerationEngine, Session
 from services.executor.serving.watch import watch
 from services.executor.types import (
-    ChatInput,
     EngineLoad,
     ModelInfo,
     RejectCode,
     RejectedError,
     Rejection,
     Submission,
-    TextInput,
-    Tokenization,
-    TokenizeOptions,
 )
+from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.kit.tracing import NO_TRACING, Tracing
 
@@ -37,7 +34,7 @@ class ServedEngine(GenerationEngine, Protocol):
 
     def load(self) -> EngineLoad: ...
     async def tokenize(
-        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+        self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> Tokenization: ...
     async def detokenize(self, ids: Sequence[int]) -> str: ...
     async def observe(self) -> EngineObservation: ...
@@ -101,7 +98,7 @@ class Front:
         return self.engine.load()
 
     async def tokenize(
-        self, model: str, prompt: TextInput | ChatInput, options: TokenizeOptions
+        self, model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> Tokenization:
         """Return a prompt's tokens. NotFoundError for another model, InvalidRequestError naming
         the field at fault, UnavailableError as for `engine`.

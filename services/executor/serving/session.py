@@ -17,13 +17,13 @@ from services.executor.types import (
     Delta,
     Ending,
     Failure,
-    FinishReason,
     PreparedRequest,
     RejectCode,
     RejectedError,
     Rejection,
     Submission,
 )
+from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt
 from services.kit.rpc import bind_request_id
 from services.kit.tracing import NO_TRACING, Tracing

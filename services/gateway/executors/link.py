@@ -17,16 +17,8 @@ from services.gateway.errors import LinkBrokenError
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.executors.outbox import Outbox
 from services.gateway.executors.routing import Candidate
-from services.gateway.types import (
-    ChatPrompt,
-    GenerationRequest,
-    ModelInfo,
-    RequestId,
-    RequestSink,
-    TextPrompt,
-    Tokenization,
-    TokenizeOptions,
-)
+from services.gateway.types import GenerationRequest, ModelInfo, RequestId, RequestSink
+from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit.clock import Clock
 from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
 from services.kit.rpc import make_channel, service_errors

@@ -26,7 +26,8 @@ from services.gateway.openai.responses import (
     usage_event,
     whole_answers,
 )
-from services.gateway.types import Finish, FinishReason, GenerationRequest, Token
+from services.gateway.types import Finish, GenerationRequest, Token
+from services.generation.finish import FinishReason
 from services.kit.errors import ServiceError
 
 log = structlog.get_logger()

@@ -30,7 +30,8 @@ from services.gateway.openai.bodies import (
 )
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.openai.responses import AnswerHead, AnswerKind, model_entry
-from services.gateway.types import RequestId, TokenizeOptions
+from services.gateway.types import RequestId
+from services.generation.prompts import TokenizeOptions
 from services.kit.clock import wall_s
 from services.kit.errors import ServiceError
 from services.kit.rpc import current_request_id

@@ -25,15 +25,8 @@ from services.gateway.live.pacer import Pacer
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
 from services.gateway.live.side_by_side import side_by_side
-from services.gateway.types import (
-    ChatPrompt,
-    GenerationRequest,
-    ModelInfo,
-    RequestId,
-    TextPrompt,
-    Tokenization,
-    TokenizeOptions,
-)
+from services.gateway.types import GenerationRequest, ModelInfo, RequestId
+from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit import clock as clocks
 from services.kit import rpc
 from services.kit.clock import Clock

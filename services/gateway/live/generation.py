@@ -9,14 +9,8 @@ from services.gateway.errors import ReaderStoppedError
 from services.gateway.live.delivery import DeliveryRecord
 from services.gateway.live.pacer import DueToken, Pacer
 from services.gateway.live.reader import Reader
-from services.gateway.types import (
-    Delivery,
-    Finish,
-    FinishReason,
-    GenerationRequest,
-    RequestId,
-    Token,
-)
+from services.gateway.types import Delivery, Finish, GenerationRequest, RequestId, Token
+from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError

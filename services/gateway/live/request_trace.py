@@ -2,7 +2,8 @@
 
 from opentelemetry.trace import SpanKind
 
-from services.gateway.types import ChatPrompt, Finish, GenerationRequest
+from services.gateway.types import Finish, GenerationRequest
+from services.generation.prompts import ChatPrompt
 from services.kit.trace_context import TraceContext
 from services.kit.tracing import NO_TRACING, Tracing, context_of, current_parent, fail
 

@@ -40,6 +40,7 @@ from services.generation.conversation import (
     ConversationOptions,
     check_options,
 )
+from services.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from services.kit.errors import InvalidRequestError
 
 
@@ -89,7 +90,7 @@ class RequestBody(StrictBody):
         """Return how many likely tokens are reported per token; None: no probabilities at all."""
 
     @abstractmethod
-    def prompts(self) -> tuple[types.Prompt, ...]:
+    def prompts(self) -> tuple[Prompt, ...]:
         """Return what to continue. Raises InvalidRequestError naming the parameter at fault."""
 
 
@@ -121,7 +122,7 @@ class ChatCompletionBody(RequestBody):
             )
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def prompts(self) -> tuple[types.Prompt, ...]:
+    def prompts(self) -> tuple[Prompt, ...]:
         if not self.parallel_tool_calls and self.tools is None:
             raise InvalidRequestError(
                 "parallel_tool_calls: only allowed with tools", field="parallel_tool_calls"
@@ -158,8 +159,8 @@ class CompletionBody(RequestBody):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
-    def prompts(self) -> tuple[types.Prompt, ...]:
-        prompts: tuple[types.Prompt, ...] = self.prompt
+    def prompts(self) -> tuple[Prompt, ...]:
+        prompts: tuple[Prompt, ...] = self.prompt
         return prompts
 
 
@@ -174,7 +175,7 @@ class TokenizeBody(StrictBody):
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
-    def checked_prompt(self) -> types.TextPrompt | types.ChatPrompt:
+    def checked_prompt(self) -> TextPrompt | ChatPrompt:
         """Return what to tokenise. Raises InvalidRequestError unless there is one thing."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequestError("prompt: give it or messages, one of both", field="prompt")
@@ -184,7 +185,7 @@ class TokenizeBody(StrictBody):
             return conversation(self.messages, options)
         if self.tools is not None:
             raise InvalidRequestError("tools: only allowed with messages", field="tools")
-        return types.TextPrompt(self.prompt or "")
+        return TextPrompt(self.prompt or "")
 
 
 class DetokenizeBody(StrictBody):
@@ -196,7 +197,7 @@ class DetokenizeBody(StrictBody):
 
 def conversation(
     messages: list[Message], options: ConversationOptions = DEFAULT_OPTIONS
-) -> types.ChatPrompt:
+) -> ChatPrompt:
     """Return a checked conversation. Raises InvalidRequestError naming the message at fault."""
     return checked_conversation([message.to_turn() for message in messages], options)
 

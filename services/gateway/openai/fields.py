@@ -14,6 +14,7 @@ from pydantic import (
 
 from services.gateway import types
 from services.generation import sampling_params as limits
+from services.generation.prompts import Prompt, TextPrompt, TokenPrompt
 
 
 class StrictBody(BaseModel):
@@ -66,13 +67,13 @@ def _prompts(value: object) -> object:
     return tuple(map(_prompt, prompts))
 
 
-def _prompt(value: object) -> types.Prompt:
+def _prompt(value: object) -> Prompt:
     if isinstance(value, str) and value:
-        return types.TextPrompt(value)
+        return TextPrompt(value)
     if isinstance(value, list) and value and all(type(item) is int for item in value):
         if min(value) < 0 or max(value) > limits.MAX_TOKEN_ID:
             raise ValueError("a token id is out of range")
-        return types.TokenPrompt(tuple(value))
+        return TokenPrompt(tuple(value))
     raise ValueError(
         "must be a non-empty string or a non-empty list of token ids, or a list of them"
     )

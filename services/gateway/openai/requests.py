@@ -9,6 +9,7 @@ from services.gateway.checks import check_reading_rate
 from services.gateway.openai.bodies import RequestBody
 from services.gateway.openai.fields import ServiceLevelBody
 from services.gateway.types import GenerationRequest, RequestId
+from services.generation.prompts import Prompt
 from services.generation.sampling_params import SamplingParams, StructuredOutputs, check_sampling
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
@@ -55,7 +56,7 @@ def to_generation_requests(
 
 
 def _answer(
-    first: GenerationRequest, prompt: types.Prompt, index: int, index_of_prompt: int
+    first: GenerationRequest, prompt: Prompt, index: int, index_of_prompt: int
 ) -> GenerationRequest:
     """Return the request for answer `index`, the `index_of_prompt`-th to its prompt."""
     if index == 0:

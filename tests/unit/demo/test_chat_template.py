@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from demo.chat_template import CHAT_TEMPLATE, SYSTEM_PROMPT
 from services.executor.prompts.chat_parsers import ChatParsers
-from services.executor.types import ChatInput
 from services.generation.conversation import ChatMessage, ConversationOptions, Tool, ToolChoice
+from services.generation.prompts import ChatPrompt
 from tests.chat_tokenizer import save_tokenizer, train_tokenizer
 from tests.fuzz import examples
 
@@ -116,7 +116,7 @@ def test_vllm_s_hermes_parser_reads_calls_in_the_template_s_form(tokenizer: Any)
     parsers = ChatParsers(config, tokenizer, tool_calls="hermes", reasoning=None)
     options = ConversationOptions(tools=(Tool(name="weather"),), tool_choice=ToolChoice.AUTO)
     turns = (ChatMessage(role="user", content="Rain?"),)
-    parsed = parsers.prepare(ChatInput(turns=turns, options=options), None)
+    parsed = parsers.prepare(ChatPrompt(messages=turns, options=options), None)
     assert parsed is not None
 
     parser = parsed.answer_parser([1])

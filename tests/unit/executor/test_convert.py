@@ -13,17 +13,7 @@ from services.executor.observation import (
     Residency,
 )
 from services.executor.serving.step_stream import Frame, Output
-from services.executor.types import (
-    ChatInput,
-    Failure,
-    FinishReason,
-    RejectCode,
-    Rejection,
-    Submission,
-    TextInput,
-    Token,
-    TokenInput,
-)
+from services.executor.types import Failure, RejectCode, Rejection, Submission, Token
 from services.generation.conversation import (
     ChatMessage,
     ConversationOptions,
@@ -32,6 +22,8 @@ from services.generation.conversation import (
     ToolCallPart,
     ToolChoice,
 )
+from services.generation.finish import FinishReason
+from services.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from services.generation.sampling_params import DEFAULT_SAMPLING
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
@@ -64,14 +56,14 @@ def test_a_temperature_of_zero_is_not_unset() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"text": "hi"}, TextInput(text="hi")),
-        ({"text": None, "token_ids": gen.TokenIds(ids=[3, 4])}, TokenInput(ids=(3, 4))),
+        ({"text": "hi"}, TextPrompt(text="hi")),
+        ({"text": None, "token_ids": gen.TokenIds(ids=[3, 4])}, TokenPrompt(token_ids=(3, 4))),
         (
             {
                 "text": None,
                 "chat": pb.Chat(messages=[gen.ChatMessage(role="user", content="hi")]),
             },
-            ChatInput(turns=(ChatMessage(role="user", content="hi"),)),
+            ChatPrompt(messages=(ChatMessage(role="user", content="hi"),)),
         ),
     ],
 )
@@ -79,7 +71,7 @@ def test_each_kind_of_input_is_kept(fields: dict[str, Any], expected: object) ->
     submission = convert.submission_from_proto(make_submit(**fields))
 
     assert isinstance(submission, Submission)
-    assert submission.input == expected
+    assert submission.prompt == expected
 
 
 def test_the_service_level_is_kept() -> None:
@@ -324,8 +316,8 @@ def test_a_conversation_keeps_its_options_and_calls() -> None:
     )
     call = ToolCall(id="c", name="f", arguments="{}")
 
-    assert convert.chat_from_proto(chat) == ChatInput(
-        turns=(
+    assert convert.chat_from_proto(chat) == ChatPrompt(
+        messages=(
             ChatMessage(role="assistant", content="", tool_calls=(call,)),
             ChatMessage(role="tool", content="1", tool_call_id="c"),
         ),

@@ -6,15 +6,9 @@ from evenflow.executor.v1 import executor_pb2
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.gateway import convert
-from services.gateway.types import (
-    ChatPrompt,
-    Finish,
-    FinishReason,
-    GenerationRequest,
-    RequestId,
-    TextPrompt,
-    TokenPrompt,
-)
+from services.gateway.types import Finish, GenerationRequest, RequestId
+from services.generation.finish import FinishReason
+from services.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 

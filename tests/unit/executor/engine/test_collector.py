@@ -12,8 +12,9 @@ from services.executor.engine.collector import (
     StepCollector,
     to_delta,
 )
-from services.executor.types import Delta, Failure, FinishReason, Said, Token
+from services.executor.types import Delta, Failure, Said, Token
 from services.generation.conversation import ToolCallPart
+from services.generation.finish import FinishReason
 from services.generation.logprobs import Logprob, TokenLogprobs
 
 

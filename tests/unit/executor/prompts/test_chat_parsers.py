@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from services.executor.prompts.chat_parsers import ChatParsers, ParsedChat
 from services.executor.prompts.chat_template import chat_params, check_variables, messages_of
-from services.executor.types import ChatInput, RejectedError, Said
+from services.executor.types import RejectedError, Said
 from services.generation.conversation import (
     ChatMessage,
     ConversationOptions,
@@ -21,6 +21,7 @@ from services.generation.conversation import (
     ToolCallPart,
     ToolChoice,
 )
+from services.generation.prompts import ChatPrompt
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 CHAT_TEMPLATE = "{{ messages }}{{ tools }}{{ enable_thinking }}{{ reasoning_effort }}"
@@ -55,7 +56,7 @@ def parsers(tool_calls: str | None = None, reasoning: str | None = None) -> Chat
 def prepared(
     parsers: ChatParsers, form: StructuredOutputsParams | None = None, **options: Any
 ) -> ParsedChat:
-    chat = ChatInput(turns=TURNS, options=ConversationOptions(**options))
+    chat = ChatPrompt(messages=TURNS, options=ConversationOptions(**options))
     parsed = parsers.prepare(chat, form)
     assert parsed is not None
     return parsed
@@ -266,7 +267,7 @@ def test_a_plain_conversation_is_not_parsed_where_no_parser_is_named() -> None:
     assert not parsers().concern(ConversationOptions())
     assert parsers("hermes").concern(ConversationOptions())
     options = ConversationOptions(tools=TOOLS)
-    assert parsers().prepare(ChatInput(turns=TURNS, options=options), None) is None
+    assert parsers().prepare(ChatPrompt(messages=TURNS, options=options), None) is None
 
 
 def test_calls_of_the_model_s_choice_need_a_parser() -> None:
@@ -312,8 +313,8 @@ def test_what_a_template_does_not_know_is_refused(
 
 def test_templates_get_turns_tools_and_variables() -> None:
     call = ToolCall(id="c", name="f", arguments="{}")
-    chat = ChatInput(
-        turns=(
+    chat = ChatPrompt(
+        messages=(
             ChatMessage(role="assistant", content="", tool_calls=(call,), reasoning="hm"),
             ChatMessage(role="tool", content="1", tool_call_id="c"),
         ),

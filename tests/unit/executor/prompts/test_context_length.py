@@ -3,19 +3,13 @@
 import pytest
 
 from services.executor.prompts.context_length import resolve_max_tokens
-from services.executor.types import (
-    ChatInput,
-    Input,
-    RejectCode,
-    RejectedError,
-    TextInput,
-    TokenInput,
-)
+from services.executor.types import RejectCode, RejectedError
 from services.generation.conversation import ChatMessage
+from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
-CHAT = ChatInput(turns=(ChatMessage(role="user", content="hi"),))
-TEXT = TextInput(text="hi")
-IDS = TokenInput(ids=(1,))
+CHAT = ChatPrompt(messages=(ChatMessage(role="user", content="hi"),))
+TEXT = TextPrompt(text="hi")
+IDS = TokenPrompt(token_ids=(1,))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +26,7 @@ IDS = TokenInput(ids=(1,))
     ],
 )
 def test_max_tokens(
-    requested: int | None, prompt: Input, num_prompt_tokens: int, expected: int
+    requested: int | None, prompt: Prompt, num_prompt_tokens: int, expected: int
 ) -> None:
     assert (
         resolve_max_tokens(
@@ -52,7 +46,7 @@ def test_max_tokens(
     ],
 )
 def test_what_does_not_fit_is_refused_naming_the_field(
-    requested: int | None, prompt: Input, num_prompt_tokens: int, field: str
+    requested: int | None, prompt: Prompt, num_prompt_tokens: int, field: str
 ) -> None:
     with pytest.raises(RejectedError) as caught:
         resolve_max_tokens(

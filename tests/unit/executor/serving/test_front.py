@@ -14,23 +14,20 @@ from services.executor.serving.progress import Phase
 from services.executor.serving.session import Session
 from services.executor.serving.step_stream import Frame
 from services.executor.types import (
-    ChatInput,
     Delta,
     EngineLoad,
     Failure,
-    FinishReason,
     ModelInfo,
     PreparedRequest,
     RejectCode,
     RejectedError,
     Rejection,
     Submission,
-    TextInput,
     Token,
-    Tokenization,
-    TokenizeOptions,
 )
+from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
+from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.placement.types import RequestPhase
 
@@ -63,8 +60,8 @@ class FakeEngine:
     holds: list[tuple[str, bool]] = field(default_factory=list)
 
     async def prepare(self, submission: Submission) -> PreparedRequest:
-        assert isinstance(submission.input, TextInput)
-        match submission.input.text:
+        assert isinstance(submission.prompt, TextPrompt)
+        match submission.prompt.text:
             case "slow":
                 await self.render_gate.wait()
             case "long":
@@ -102,9 +99,9 @@ class FakeEngine:
         return EngineLoad(num_running_reqs=len(self.sinks))
 
     async def tokenize(
-        self, prompt: TextInput | ChatInput, options: TokenizeOptions
+        self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> Tokenization:
-        assert isinstance(prompt, TextInput)
+        assert isinstance(prompt, TextPrompt)
         if prompt.text == "long":
             raise RejectedError(TOO_LONG)
         return Tokenization(ids=tuple(map(ord, prompt.text)), max_model_len=8)
@@ -149,7 +146,7 @@ async def session(front: Front) -> AsyncIterator[Session]:
 
 
 def make_submission(request_id: str = "r", text: str = "hi", **overrides: Any) -> Submission:
-    fields = {"generation": 1, "model": "m", "input": TextInput(text=text)}
+    fields = {"generation": 1, "model": "m", "prompt": TextPrompt(text=text)}
     return Submission(request_id=request_id, **{**fields, **overrides})
 
 
@@ -463,7 +460,7 @@ async def test_a_prompt_that_nobody_asked_for_stays(engine: FakeEngine, session:
 
 
 async def test_a_front_tokenises_for_its_model_alone(front: Front) -> None:
-    prompt, options = TextInput(text="hi"), TokenizeOptions()
+    prompt, options = TextPrompt(text="hi"), TokenizeOptions()
 
     assert (await front.tokenize("m", prompt, options)).ids == (104, 105)
     assert await front.detokenize("m", [104]) == "h"
@@ -475,7 +472,7 @@ async def test_a_front_tokenises_for_its_model_alone(front: Front) -> None:
 
 async def test_what_the_engine_cannot_tokenise_names_its_field(front: Front) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        await front.tokenize("m", TextInput(text="long"), TokenizeOptions())
+        await front.tokenize("m", TextPrompt(text="long"), TokenizeOptions())
 
     assert caught.value.field == "prompt"
 

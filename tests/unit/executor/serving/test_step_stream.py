@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.executor.serving.step_stream import Frame, StepStream
-from services.executor.types import Delta, FinishReason, RejectCode, Rejection, Token
+from services.executor.types import Delta, RejectCode, Rejection, Token
+from services.generation.finish import FinishReason
 from services.kit.errors import UnavailableError
 
 BUSY = Rejection(code=RejectCode.OVERLOADED, message="busy")

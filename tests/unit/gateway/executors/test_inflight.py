@@ -8,7 +8,8 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.gateway.errors import DuplicateRequestError, EngineFailedError, LinkBrokenError
 from services.gateway.executors.inflight import InflightRequests
-from services.gateway.types import FinishReason, Token
+from services.gateway.types import Token
+from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt
 from services.kit.errors import OverloadedError, ServiceError
 

@@ -7,7 +7,8 @@ from prometheus_client import REGISTRY
 
 from services.gateway.live.delivery import DeliveryRecord
 from services.gateway.live.pacer import DueToken
-from services.gateway.types import Delivery, GenerationRequest, RequestId, TextPrompt, Token
+from services.gateway.types import Delivery, GenerationRequest, RequestId, Token
+from services.generation.prompts import TextPrompt
 from services.pacing.types import ServiceLevel
 
 

@@ -10,14 +10,9 @@ import pytest
 from services.gateway.errors import LinkBrokenError, ReaderStoppedError
 from services.gateway.live.generation import Generation
 from services.gateway.live.pacer import Pacer
-from services.gateway.types import (
-    Delivery,
-    FinishReason,
-    GenerationRequest,
-    RequestId,
-    TextPrompt,
-    Token,
-)
+from services.gateway.types import Delivery, GenerationRequest, RequestId, Token
+from services.generation.finish import FinishReason
+from services.generation.prompts import TextPrompt
 from services.kit.errors import OverloadedError
 from services.pacing.types import ServiceLevel
 

@@ -8,15 +8,9 @@ import pytest
 
 from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody, parse_body
 from services.gateway.openai.requests import to_generation_requests
-from services.gateway.types import (
-    ChatPrompt,
-    Delivery,
-    GenerationRequest,
-    RequestId,
-    TextPrompt,
-    TokenPrompt,
-)
+from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.conversation import ChatMessage
+from services.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from services.generation.sampling_params import (
     DEFAULT_SAMPLING,
     AnswerForm,

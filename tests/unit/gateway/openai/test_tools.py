@@ -9,7 +9,7 @@ from services.gateway.openai.bodies import ChatCompletionBody, parse_body
 from services.gateway.openai.messages import delta, message
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.openai.responses import AnswerHead, AnswerKind, ChunkWriter
-from services.gateway.types import ChatPrompt, RequestId, Token
+from services.gateway.types import RequestId, Token
 from services.generation.conversation import (
     ChatMessage,
     ConversationOptions,
@@ -19,6 +19,7 @@ from services.generation.conversation import (
     ToolChoice,
 )
 from services.generation.logprobs import Logprob, TokenLogprobs
+from services.generation.prompts import ChatPrompt
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -1,0 +1,49 @@
+"""What a model is to go on from, and how text becomes tokens."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from services.generation.conversation import DEFAULT_OPTIONS, ChatMessage, ConversationOptions
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text that the executor tokenises."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids as they are."""
+
+    token_ids: tuple[int, ...]  # at least one, each in [0, 2^31)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation that the executor renders through the chat template."""
+
+    messages: tuple[ChatMessage, ...]  # oldest first, at least one
+    options: ConversationOptions = DEFAULT_OPTIONS
+
+
+Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeOptions:
+    """How text or a conversation becomes token ids."""
+
+    add_special_tokens: bool = True  # of text only
+    add_generation_prompt: bool = True  # of a conversation only
+    with_texts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenization:
+    """Text or a conversation as token ids."""
+
+    ids: tuple[int, ...]
+    texts: tuple[str, ...] = ()  # the vocabulary's entry of each id, or none
+    max_model_len: int
