@@ -1,11 +1,12 @@
 """Options of the controller, as they travel in vLLM's `additional_config`."""
 
-from dataclasses import asdict, dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import Any
 
-from services.kit.transport import PLAIN, Certificates, Transport
-from services.placement.types import BufferMode, PolicyParameters, VictimRule
+from pydantic import TypeAdapter
+
+from services.kit.transport import PLAIN, Transport
+from services.placement.types import PolicyParameters
 
 CONFIG_KEY = "evenflow_controller"
 
@@ -28,24 +29,9 @@ class ControllerOptions:
     @classmethod
     def of(cls, vllm_config: Any) -> "ControllerOptions":
         """Return the options that an engine of this `VllmConfig` was started with."""
-        packed = dict((vllm_config.additional_config or {}).get(CONFIG_KEY, {}))
-        parameters = dict(packed.pop("parameters", {}))
-        if parameters.get("victim_rule") is not None:
-            parameters["victim_rule"] = VictimRule(parameters["victim_rule"])
-        if "buffer_mode" in parameters:
-            parameters["buffer_mode"] = BufferMode(parameters["buffer_mode"])
-        transport = dict(packed.pop("transport", {}))
-        if transport.get("certificates"):
-            transport["certificates"] = Certificates(**transport["certificates"])
-        return cls(
-            parameters=PolicyParameters(**parameters), transport=Transport(**transport), **packed
-        )
+        packed = (vllm_config.additional_config or {}).get(CONFIG_KEY, {})
+        return TypeAdapter(cls).validate_python(packed)
 
     def engine_args(self) -> dict[str, Any]:
         """Return what `additional_config` gets, made of plain values."""
-        plain = asdict(self)
-        plain["parameters"] = {
-            name: value.value if isinstance(value, Enum) else value
-            for name, value in plain["parameters"].items()
-        }
-        return {CONFIG_KEY: plain}
+        return {CONFIG_KEY: TypeAdapter(type(self)).dump_python(self, mode="json")}

@@ -5,9 +5,11 @@ dictionaries, since vLLM's utility calls carry nothing else.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from services.placement.types import RequestPhase
 
@@ -49,18 +51,15 @@ class EngineObservation:
     num_free_pool_blocks: int = 0
 
 
+_OBSERVATION = TypeAdapter(EngineObservation)
+
+
 def to_plain(observation: EngineObservation) -> dict[str, Any]:
     """Return the observation as vLLM can send it."""
-    plain = asdict(observation)
-    for request in plain["requests"]:
-        request["phase"] = request["phase"].value
+    plain: dict[str, Any] = _OBSERVATION.dump_python(observation, mode="json")
     return plain
 
 
 def from_plain(plain: Mapping[str, Any]) -> EngineObservation:
     """Return what `to_plain` packed."""
-    requests = tuple(
-        RequestObservation(**{**request, "phase": RequestPhase(request["phase"])})
-        for request in plain["requests"]
-    )
-    return EngineObservation(**{**plain, "requests": requests})
+    return _OBSERVATION.validate_python(plain)
