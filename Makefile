@@ -61,7 +61,7 @@ types: setup ## mypy --strict
 	$(BIN)/mypy
 
 models: setup ## make the models: the untrained one for exactness, and the demo's
-	$(BIN)/python -m tests.models
+	$(BIN)/python -m lab.models
 	$(BIN)/python -m demo.model
 
 # What every run of pytest leaves: its slowest tests on the screen, a junit file in .cache/tests.

@@ -15,9 +15,9 @@ from grpc import aio
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from lab.ports import free_port
 from services.kit.tls import server_credentials
 from services.kit.transport import Certificates
-from tests.ports import free_port
 
 MODEL = "test-model"
 NUM_PROMPT_TOKENS = 7

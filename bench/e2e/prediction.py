@@ -15,11 +15,11 @@ from typing import Any
 from bench.document import save
 from bench.e2e.systems import BLOCK_BYTES, BLOCK_SIZE, NUM_LAYERS, Device
 from bench.layerwise._common import batch, decode_times
+from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
+from lab.workloads import fixed
 from services.executor.kv_options import KVOptions
 from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import Pattern, make_pattern
-from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
-from tests.exact.workloads import fixed
 
 SEED = 2026
 NUM_OUTPUT_TOKENS = 20  # the first decode steps settle the placement and are not counted

@@ -13,8 +13,8 @@ from bench.e2e.records import RequestRecord, Sample
 from bench.e2e.trace import TracedRequest
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
+from lab.executor_client import Answer, GatewayStream
 from services.pacing.deposit import due_times_s
-from tests.executor_client import Answer, GatewayStream
 
 DELIVERED_INTERVAL_S = 0.05
 SAMPLES_PER_S = 2.0

@@ -19,14 +19,14 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.document import save
 from bench.e2e.systems import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_LAYERS, Device
+from lab.closed_loop import asking
+from lab.planner_process import warm_planner
+from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.control.options import ControllerOptions
 from services.executor.kv_options import GuardMode, KVOptions
 from services.executor.request_tag import to_extra_args
 from services.executor.scheduler.scheduler import LayerwiseSchedulerMixin
 from services.pacing.types import ServiceLevel
-from tests.exact.closed_loop import asking
-from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
-from tests.planner_process import warm_planner
 
 PROMPTS_TOKENS = (400, 1_400, 700, 1_000)
 SLO_S = 0.045

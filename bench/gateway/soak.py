@@ -21,8 +21,8 @@ from bench.gateway.streams import gateway_settings, is_ready
 from bench.gateway.synthetic_executor import LENGTH, EnginelessExecutor
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from lab.ports import free_port
 from services.kit.rpc import Context
-from tests.ports import free_port
 
 NUM_READERS = 64  # at a time
 NUM_TOKENS = 20  # of each stream

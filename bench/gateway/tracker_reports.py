@@ -16,10 +16,10 @@ from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, tree
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.ports import free_port
+from lab.redis_server import RedisServer
 from services.kit.rpc import make_channel
 from services.reporting.reporter import ReporterOptions
-from tests.ports import free_port
-from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub

@@ -17,9 +17,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, tree, wait_until
-from tests.models import exactness_model
-from tests.ports import free_port
-from tests.processes import ENGINE_ENVIRONMENT
+from lab.models import exactness_model
+from lab.ports import free_port
+from lab.processes import ENGINE_ENVIRONMENT
 
 MODEL = "exactness"
 NUM_REPEATS = 3

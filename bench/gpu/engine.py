@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from bench.layerwise._common import all_decode, batch
+from lab.step_runner import ENVIRONMENT, EngineCase, Hook, Outcome, StepRunner
+from lab.workloads import churn, every, fixed, mixed
 from services.executor.engine.config import (
     ASYNC_LAYERWISE_SCHEDULER,
     SYNC_LAYERWISE_SCHEDULER,
 )
 from services.executor.kv_options import KVOptions
-from tests.exact.harness import ENVIRONMENT, EngineCase, Hook, Outcome, StepRunner
-from tests.exact.workloads import churn, every, fixed, mixed
 
 BLOCK_SIZE = 32
 GRAPHS = {"full": "FULL_AND_PIECEWISE", "piecewise": "PIECEWISE", "none": "NONE"}

@@ -12,8 +12,8 @@ from typing import Any
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, decode_times, median_of
 from bench.layerwise._engines import EngineProcess, engines
+from lab.step_runner import EngineCase, StepRunner
 from services.executor.kv_options import KVOptions
-from tests.exact.harness import EngineCase, StepRunner
 
 LAYERS = (8, 32)
 BATCHES = (1, 8, 32)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from bench.document import Benchmark, Row
+from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
-from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
 
 LINK_BYTES_PER_S = 5e7
 NUM_REQUESTS = 9

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, decode_times, median_of
+from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
 from services.placement.run.resume import ResumeWay
-from tests.exact.harness import Arrival, EngineCase, StepRunner, make_prompt
 
 LINK_BYTES_PER_S = 2e8
 CASE = EngineCase(

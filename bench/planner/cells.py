@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from lab.exhaustive import exhaustive
+from lab.instances import HARDWARE, realistic_instance
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.solver.budget import DeadlineBudget, NodeBudget
@@ -15,8 +17,6 @@ from services.planner.solver.kernels.rounding import repair
 from services.planner.solver.kernels.step import objective_s
 from services.planner.solver.library import PatternLibrary
 from services.planner.solver.solver import Solver, warm_solver
-from tests.exhaustive import exhaustive
-from tests.instances import HARDWARE, realistic_instance
 
 UNLIMITED_NODES = 10**8
 

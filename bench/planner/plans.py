@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from bench.planner.cells import quantiles, timed
+from lab.snapshots import make_engine, make_request, make_snapshot
 from services.placement.types import Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan
 from services.planner.solver.budget import DeadlineBudget
 from services.planner.solver.solver import warm_solver
-from tests.snapshots import make_engine, make_request, make_snapshot
 
 BUDGET_S = 0.02  # CPU time: the machine is shared
 IMPOSSIBLE_S = 1e-4  # an SLO that nobody can keep

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from lab.redis_server import RedisServer
 from services.gateway.access import key_sources
 from services.gateway.access.key_sources import (
     REDIS_KEY,
@@ -16,7 +17,6 @@ from services.gateway.access.key_sources import (
     KeysUnreadableError,
     RedisKeys,
 )
-from tests.redis_server import RedisServer
 
 TEXT = '[[keys]]\nname = "älice"\nkey = "sk-alice-0123456789"\n'
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 import pytest
 import redis.asyncio
 
+from lab.redis_server import RedisServer
 from services.pacing.types import ServiceLevel
 from services.tracker import redis_codec
 from services.tracker.errors import (
@@ -41,7 +42,6 @@ from services.tracker.types import (
     RequestRecord,
     RequestState,
 )
-from tests.redis_server import RedisServer
 
 LIFETIMES = Lifetimes(lease_ttl_s=5.0, request_ttl_s=60.0, retention_s=600.0)
 START_S = 1_800_000_000.123456

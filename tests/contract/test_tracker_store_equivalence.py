@@ -9,6 +9,7 @@ import redis.asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab.redis_server import RedisServer
 from services.kit.errors import ServiceError
 from services.pacing.types import ServiceLevel
 from services.tracker.memory_store import MemoryTrackerStore
@@ -30,7 +31,6 @@ from services.tracker.types import (
     RequestState,
 )
 from tests.fuzz import examples
-from tests.redis_server import RedisServer
 
 Operation: TypeAlias = Callable[[TrackerStore], Awaitable[Any]]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.processes import Stack
+from lab.processes import Stack
 
 
 @pytest.fixture(scope="session")

@@ -15,10 +15,10 @@ import pytest
 from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
+from lab.models import MAX_MODEL_LEN
+from lab.processes import HANG_S, Stack, assert_gone, wait_until
 from tests.clients import Received, http_chat, recorded
 from tests.live_streams import Ending, Endings, Streams, assert_complete, num_in_engine
-from tests.models import MAX_MODEL_LEN
-from tests.processes import HANG_S, Stack, assert_gone, wait_until
 
 pytestmark = pytest.mark.timeout(3_600)
 

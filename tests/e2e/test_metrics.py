@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from lab.processes import RPC_TIMEOUT_S, Stack
 from tests.clients import http_chat
-from tests.processes import RPC_TIMEOUT_S, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "docker/grafana/dashboards/evenflow.json"

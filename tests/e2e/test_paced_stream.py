@@ -12,6 +12,8 @@ import pytest
 
 from evenflow.executor.v1 import executor_pb2, executor_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2
+from lab.models import MAX_MODEL_LEN
+from lab.processes import MODEL, RPC_TIMEOUT_S, Stack, wait_until
 from tests.clients import (
     CLIENT_TIMEOUT_S,
     Received,
@@ -21,8 +23,6 @@ from tests.clients import (
     recorded,
 )
 from tests.live_streams import num_in_engine
-from tests.models import MAX_MODEL_LEN
-from tests.processes import MODEL, RPC_TIMEOUT_S, Stack, wait_until
 from tests.slow_reader import ask_and_wait, text_of
 
 pytestmark = pytest.mark.timeout(3_600)

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
+from lab.executor_client import GatewayStream
+from lab.processes import Stack, assert_gone, stopped, wait_until
 from tests.clients import http_chat, recorded
-from tests.executor_client import GatewayStream
-from tests.processes import Stack, assert_gone, stopped, wait_until
 
 pytestmark = pytest.mark.timeout(3_600)
 

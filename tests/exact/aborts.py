@@ -4,9 +4,9 @@ import random
 from collections import Counter
 from typing import Any
 
+from lab.step_runner import StepRunner
 from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.holds import HoldKind
-from tests.exact.harness import StepRunner
 
 STATES = ("paused", "parked", "loading")
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from lab.step_runner import Arrival, EngineCase
+from lab.workloads import long_prompt, mixed, peak_blocks
 from services.executor.kv_options import GuardMode, KVOptions
-from tests.exact.harness import Arrival, EngineCase
-from tests.exact.workloads import long_prompt, mixed, peak_blocks
 
 SCARCE_FRAC = 0.4  # a pool of at most this share of full residency is scarce
 

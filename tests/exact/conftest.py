@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from lab.step_runner import EngineCase
 from tests.exact import failures, product
 from tests.exact.cases import STANDING
 from tests.exact.draw import SEED_VARIABLE, draw, seed
-from tests.exact.harness import EngineCase
 
 OPTION = "--draw"
 # By the module and the parameter that stands for an engine: those that every commit does not start

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from lab.step_runner import Arrival, Outcome, StepRunner, first_difference
 from tests.exact.cases import num_groups
-from tests.exact.harness import Arrival, Outcome, StepRunner, first_difference
 
 MIN_LAYER_LOADS = 1_000  # layers of requests loaded into staging
 MIN_REUSED_EVICTIONS = 20  # blocks that an offload gave back and somebody took again

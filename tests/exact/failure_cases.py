@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+from lab.step_runner import Hook, Outcome, StepRunner
+from lab.workloads import mixed
 from services.control.counters import Counters
 from tests.exact import failing_engine
 from tests.exact.failing_engine import FaultRates
-from tests.exact.harness import Hook, Outcome, StepRunner
-from tests.exact.workloads import mixed
 
 ALONE = {
     "loads-fail": FaultRates(load_fails=0.003),

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from lab.step_runner import StepRunner
+from lab.workloads import churn, mixed
 from tests.exact.cases import SLOW_LINK, make_case
 from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
-from tests.exact.harness import StepRunner
 from tests.exact.reference import answers_to, reference
-from tests.exact.workloads import churn, mixed
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
 

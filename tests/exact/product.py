@@ -10,17 +10,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.exact.cases import SCARCE_FRAC, make_case, num_groups, pool_share
-from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pressure
-from tests.exact.harness import (
+from lab.step_runner import (
     Arrival,
     EngineCase,
     Hook,
     StepRunner,
     first_difference,
 )
-from tests.exact.reference import reference
-from tests.exact.workloads import (
+from lab.workloads import (
     alternating,
     at_distances,
     churn,
@@ -32,6 +29,9 @@ from tests.exact.workloads import (
     together,
     with_aborts,
 )
+from tests.exact.cases import SCARCE_FRAC, make_case, num_groups, pool_share
+from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pressure
+from tests.exact.reference import reference
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
 

@@ -13,12 +13,13 @@ from functools import cache
 from pathlib import Path
 
 from demo.cached_build import build_once, recipe_fingerprint
-from tests.exact import harness, workloads
+from lab import step_runner as harness
+from lab import workloads
+from lab.models import exactness_fingerprint
+from lab.processes import ROOT
+from lab.step_runner import Arrival, EngineCase, Outcome, StepRunner, stock
+from lab.workloads import long_prompt, mixed, sampled, stopping
 from tests.exact.cases import make_case
-from tests.exact.harness import Arrival, EngineCase, Outcome, StepRunner, stock
-from tests.exact.workloads import long_prompt, mixed, sampled, stopping
-from tests.models import exactness_fingerprint
-from tests.processes import ROOT
 from tests.stock_recipe import run_apart, stock_recipe
 
 FOLDER = ROOT / ".cache" / "reference"

@@ -19,11 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from services.executor.kv_options import GuardMode, KVOptions
-from services.placement.run.resume import ResumeWay
-from tests.exact.failing_engine import FaultRates
-from tests.exact.failure_cases import run_with_faults
-from tests.exact.harness import (
+from lab.step_runner import (
     Arrival,
     EngineCase,
     Hook,
@@ -34,7 +30,11 @@ from tests.exact.harness import (
     run_case,
     stock,
 )
-from tests.exact.workloads import churn, holds, random_way, together
+from lab.workloads import churn, holds, random_way, together
+from services.executor.kv_options import GuardMode, KVOptions
+from services.placement.run.resume import ResumeWay
+from tests.exact.failing_engine import FaultRates
+from tests.exact.failure_cases import run_with_faults
 
 LINK = KVOptions(
     host_bytes=256 << 20,

@@ -16,6 +16,18 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from evenflow.planner.v1 import planner_pb2 as pb
+from lab.closed_loop import TokenTimes, asking
+from lab.halved_link import measured_slo_s, run_arm
+from lab.link import h2d_link
+from lab.planner_process import warm_planner
+from lab.step_runner import (
+    Arrival,
+    EngineCase,
+    Outcome,
+    StepRunner,
+    make_prompt,
+)
+from lab.workloads import mixed
 from services.control.options import ControllerOptions
 from services.executor.copies.cpu_copy_engine import LinkModel
 from services.executor.kv_options import KVOptions
@@ -24,19 +36,7 @@ from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.deposit import due_times_s
 from services.pacing.types import ServiceLevel
 from services.placement.types import BufferMode, PolicyParameters, VictimRule
-from tests.exact.closed_loop import TokenTimes, asking
-from tests.exact.halved_link import measured_slo_s, run_arm
-from tests.exact.harness import (
-    Arrival,
-    EngineCase,
-    Outcome,
-    StepRunner,
-    make_prompt,
-)
-from tests.exact.link import h2d_link
 from tests.exact.reference import reference
-from tests.exact.workloads import mixed
-from tests.planner_process import warm_planner
 from tests.scripted_planner import Answer, keep_everything, scripted_planner
 
 # Engines run in this process: their warnings are not ours to fail on.

@@ -14,13 +14,8 @@ from typing import Any
 
 import pytest
 
-from services.executor.copies.cpu_copy_engine import LinkModel
-from services.placement.run.resume import ResumeWay
-from tests.exact import faults, product
-from tests.exact.aborts import STATES, AbortsByState
-from tests.exact.cases import HALVES, LAYERS, SCARCE_FRAC, STANDING, num_groups, pool_share
-from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pool_is_whole
-from tests.exact.harness import (
+from lab.link import h2d_link
+from lab.step_runner import (
     Arrival,
     EngineCase,
     Outcome,
@@ -28,9 +23,7 @@ from tests.exact.harness import (
     first_difference,
     make_prompt,
 )
-from tests.exact.link import h2d_link
-from tests.exact.reference import answers_to, reference
-from tests.exact.workloads import (
+from lab.workloads import (
     LONGEST,
     at_distances,
     churn,
@@ -45,6 +38,13 @@ from tests.exact.workloads import (
     together,
     with_aborts,
 )
+from services.executor.copies.cpu_copy_engine import LinkModel
+from services.placement.run.resume import ResumeWay
+from tests.exact import faults, product
+from tests.exact.aborts import STATES, AbortsByState
+from tests.exact.cases import HALVES, LAYERS, SCARCE_FRAC, STANDING, num_groups, pool_share
+from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pool_is_whole
+from tests.exact.reference import answers_to, reference
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from lab.step_runner import EngineCase, Outcome, StepRunner, first_difference
+from lab.workloads import churn, every, fixed, holds, mixed, random_way, together
 from services.executor.kv_options import GuardMode, KVOptions
 from services.placement.run.resume import ResumeWay
 from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
-from tests.exact.harness import EngineCase, Outcome, StepRunner, first_difference
 from tests.exact.reference import answers_to, reference
-from tests.exact.workloads import churn, every, fixed, holds, mixed, random_way, together
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 

@@ -7,8 +7,8 @@ import pytest
 from vllm import LLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from lab.models import NUM_LAYERS, VOCAB_SIZE, exactness_model
 from tests.kv_blocks import BlockRef, greedy_tokens, swap_blocks
-from tests.models import NUM_LAYERS, VOCAB_SIZE, exactness_model
 
 # The engine runs in this process: its own warnings are not ours to fail on.
 pytestmark = pytest.mark.filterwarnings("default")

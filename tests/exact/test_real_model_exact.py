@@ -16,11 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from demo.model import demo_model
-from services.executor.copies.copy_engine import Copy, Direction
-from tests.exact import faults
-from tests.exact.cases import SCARCE_FRAC, SLOW_LINK, num_groups, pool_share
-from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact
-from tests.exact.harness import (
+from lab.step_runner import (
     Arrival,
     EngineCase,
     Model,
@@ -29,7 +25,11 @@ from tests.exact.harness import (
     first_difference,
     stock,
 )
-from tests.exact.workloads import churn, every, fixed, together
+from lab.workloads import churn, every, fixed, together
+from services.executor.copies.copy_engine import Copy, Direction
+from tests.exact import faults
+from tests.exact.cases import SCARCE_FRAC, SLOW_LINK, num_groups, pool_share
+from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact
 
 # Engines run in this process: their warnings are not ours to fail on. The first run downloads
 # the model.

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.executor_client import GatewayStream
-from tests.executor_process import ExecutorProcess
+from lab.executor_client import GatewayStream
+from lab.executor_process import ExecutorProcess
 
 
 @pytest.fixture

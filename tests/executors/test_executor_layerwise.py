@@ -9,10 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.executor_client import ANSWER_TIMEOUT_S, GatewayStream, places
-from tests.executor_process import ExecutorProcess
+from lab.executor_client import ANSWER_TIMEOUT_S, GatewayStream, places
+from lab.executor_process import ExecutorProcess
+from lab.models import NUM_LAYERS
 from tests.executor_stock import StockAnswers, near, stock_answers
-from tests.models import NUM_LAYERS
 from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 
 pytestmark = pytest.mark.timeout(3_600)

@@ -11,9 +11,9 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from evenflow.executor.v1 import executor_pb2 as pb
-from tests.executor_client import GatewayStream
-from tests.executor_process import ExecutorProcess
-from tests.processes import EXIT_TIMEOUT_S, wait_until
+from lab.executor_client import GatewayStream
+from lab.executor_process import ExecutorProcess
+from lab.processes import EXIT_TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.timeout(3_600)
 

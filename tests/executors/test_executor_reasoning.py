@@ -13,10 +13,10 @@ from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
-from tests.executor_process import ExecutorProcess
-from tests.models import MAX_MODEL_LEN, VOCAB_SIZE, exactness_model
-from tests.processes import EXIT_TIMEOUT_S, assert_gone
+from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
+from lab.executor_process import ExecutorProcess
+from lab.models import MAX_MODEL_LEN, VOCAB_SIZE, exactness_model
+from lab.processes import EXIT_TIMEOUT_S, assert_gone
 
 pytestmark = pytest.mark.timeout(3_600)
 

@@ -9,10 +9,10 @@ import pytest
 
 from cli.local.settings import read_settings
 from demo.snippets import snippets
+from lab.models import exactness_model
+from lab.ports import free_port
+from lab.processes import START_TIMEOUT_S, wait_until
 from tests.local_stack import LocalStack
-from tests.models import exactness_model
-from tests.ports import free_port
-from tests.processes import START_TIMEOUT_S, wait_until
 
 ENGINE = "--max-model-len 2048 --max-num-seqs 32 --kv-cache-memory-bytes 64M --max-logprobs 3"
 HTTP_TIMEOUT_S = 300.0  # a guard against hangs

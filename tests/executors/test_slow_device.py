@@ -9,10 +9,10 @@ from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
-from tests.executor_client import MODEL, GatewayStream
-from tests.executor_process import ExecutorProcess
+from lab.executor_client import MODEL, GatewayStream
+from lab.executor_process import ExecutorProcess
+from lab.models import NUM_LAYERS
 from tests.gateways import gateway_for, until
-from tests.models import NUM_LAYERS
 
 pytestmark = pytest.mark.timeout(3_600)
 

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from tests.executor_client import ANSWER_TIMEOUT_S, MODEL
-from tests.executor_process import ExecutorProcess
+from lab.executor_client import ANSWER_TIMEOUT_S, MODEL
+from lab.executor_process import ExecutorProcess
 from tests.gateways import Client, gateway_for
 from tests.otlp_receiver import OtlpReceiver, ReceivedSpan, named, otlp_receiver
 

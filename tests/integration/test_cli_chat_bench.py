@@ -14,9 +14,9 @@ import pytest
 from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
+from lab.models import exactness_model
 from tests.fake_executor import MODEL, FakeExecutor, Script
 from tests.gateways import Client, gateway_for
-from tests.models import exactness_model
 
 ROOT = Path(__file__).resolve().parents[2]
 CALL = "from cli.main import main; main(prog_name='evenflow')"

@@ -9,10 +9,10 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import FinishReason as EngineFinish
 from vllm.v1.engine.output_processor import OutputProcessor
 
+from lab.models import exactness_model
 from services.executor.engine.collector import StepCollector
 from services.executor.types import Delta, Token
 from services.generation.finish import FinishReason
-from tests.models import exactness_model
 
 MULTI_BYTE = "naïve 日本語 🎉 ok"  # characters of 1, 2, 3 and 4 bytes
 

@@ -14,6 +14,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from lab.models import exactness_model
 from services.executor.engine.config import make_config
 from services.executor.observation import RequestObservation, from_plain
 from services.executor.request_tag import to_extra_args
@@ -21,7 +22,6 @@ from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, 
 from services.executor.settings import ExecutorSettings
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from services.placement.types import RequestPhase
-from tests.models import exactness_model
 
 BLOCK_SIZE = 32
 NUM_BLOCKS = 64

@@ -9,6 +9,7 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.ports import free_port
 from services.executor.serving import tracker_client
 from services.executor.serving.progress import Phase
 from services.executor.serving.tracker_client import TrackerClient
@@ -20,7 +21,6 @@ from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 from services.tracker.watches import Watches
-from tests.ports import free_port
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub

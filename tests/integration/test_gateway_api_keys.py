@@ -12,10 +12,10 @@ from grpc import aio
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from lab.redis_server import RedisServer
 from services.gateway.access.key_sources import REDIS_KEY
 from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, NUM_PROMPT_TOKENS, FakeExecutor
 from tests.gateways import Client, chat_body, gateway_for, stream_body
-from tests.redis_server import RedisServer
 
 ALICE, BOB, CAROL = "sk-alice-0123456789", "sk-bob-0123456789", "sk-carol-0123456789"
 KEYS = f"""

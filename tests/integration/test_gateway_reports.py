@@ -9,6 +9,7 @@ import pytest
 from evenflow.gateway.v1 import generation_pb2 as gen
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.ports import free_port
 from services.kit.clock import wall_s
 from services.kit.server import ServiceServer
 from services.reporting import reporter
@@ -19,7 +20,6 @@ from services.tracker.types import Lifetimes
 from services.tracker.watches import Watches
 from tests.fake_executor import EVENT_TIMEOUT_S, NUM_PROMPT_TOKENS, Script
 from tests.gateways import chat_body, gateway_for, stream_body
-from tests.ports import free_port
 
 
 class Tracker:

@@ -7,11 +7,11 @@ import pytest
 from vllm.config import CUDAGraphMode, SpeculativeConfig
 from vllm.platforms import current_platform
 
+from lab.models import exactness_model
 from services.control.options import ControllerOptions
 from services.executor.engine.config import make_config
 from services.executor.kv_options import CONFIG_KEY, KVOptions, LayerTime, check_supported
 from services.executor.settings import ExecutorSettings
-from tests.models import exactness_model
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -7,15 +7,15 @@ import grpc
 import pytest
 
 from evenflow.planner.v1 import planner_pb2 as pb
+from lab.ports import free_port
+from lab.processes import wait_until
+from lab.snapshots import make_request, make_snapshot
 from services.control.planner import Answer
 from services.executor.scheduler.planner_client import PlannerClient
 from services.kit.transport import Transport
 from services.placement.types import Snapshot
 from tests.certificates import Authority
-from tests.ports import free_port
-from tests.processes import wait_until
 from tests.scripted_planner import ScriptedPlanner, keep_everything, scripted_planner
-from tests.snapshots import make_request, make_snapshot
 
 
 @pytest.fixture

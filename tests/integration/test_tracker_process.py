@@ -16,11 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.ports import free_port
+from lab.redis_server import RedisServer
 from services.kit.rpc import make_channel
 from services.reporting.ledger import RequestRef
 from services.reporting.reporter import Sender, SenderKind, TrackerReporter
-from tests.ports import free_port
-from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub

@@ -9,6 +9,8 @@ import pytest
 import redis
 import redis.asyncio
 
+from lab.ports import free_port
+from lab.redis_server import RedisServer
 from services.kit.clock import wall_s
 from services.tracker import redis_codec, redis_store
 from services.tracker.errors import StoreUnavailableError
@@ -31,8 +33,6 @@ from services.tracker.types import (
     RequestKey,
     RequestState,
 )
-from tests.ports import free_port
-from tests.redis_server import RedisServer
 
 LIFETIMES = Lifetimes(lease_ttl_s=60.0, request_ttl_s=120.0, retention_s=600.0)
 EPOCH = 1_800_000_000_123_456

@@ -10,11 +10,11 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from demo.cached_build import recipe_fingerprint
-from tests.chat_tokenizer import SPECIAL_TOKENS
-from tests.made_up_text import Draws, paragraphs
-from tests.models import VOCAB_SIZE, build_exactness_model, exactness_fingerprint
+from lab.chat_tokenizer import SPECIAL_TOKENS
+from lab.made_up_text import Draws, paragraphs
+from lab.models import VOCAB_SIZE, build_exactness_model, exactness_fingerprint
 
-TESTS = Path(__file__).resolve().parents[1]
+LAB = Path(__file__).resolve().parents[2] / "lab"
 SHA256 = {
     "model.safetensors": "dd0bfb1467f3b7482443335cb4bd63418957b8a1adba280afea1ad91ee133bf9",
     "tokenizer.json": "9b8d22bd765c310667df1860849824505dc16a1960b5df93aa5d8f2fad63d933",
@@ -39,7 +39,7 @@ def test_a_build_is_the_recorded_one_to_the_byte(directory: Path, name: str) -> 
 def test_the_recipe_is_three_files_of_this_repository() -> None:
     files = ("models.py", "chat_tokenizer.py", "made_up_text.py")
 
-    assert exactness_fingerprint() == recipe_fingerprint(*((TESTS / f).read_text() for f in files))
+    assert exactness_fingerprint() == recipe_fingerprint(*((LAB / f).read_text() for f in files))
 
 
 def test_weights_have_the_deviations_that_make_a_wrong_block_visible(directory: Path) -> None:

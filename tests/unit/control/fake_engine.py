@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from lab.snapshots import make_engine, make_request, make_snapshot
 from services.control.link_rate import LinkRate
 from services.control.planner import Answer
 from services.control.prediction import PlacedRequest
@@ -16,7 +17,6 @@ from services.placement.types import (
     RequestId,
     Snapshot,
 )
-from tests.snapshots import make_engine, make_request, make_snapshot
 
 LINK = Link(bytes_per_s=1e9)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from lab.snapshots import make_request, make_snapshot
 from services.control.shadow import compare
 from services.placement.types import Placement, Plan, PlanStatus, RequestId, RequestPhase
-from tests.snapshots import make_request, make_snapshot
 
 SNAPSHOT = make_snapshot(make_request("a", 32_000), make_request("b", 32_000))
 

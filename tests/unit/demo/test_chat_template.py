@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from demo.chat_template import CHAT_TEMPLATE, SYSTEM_PROMPT
+from lab.chat_tokenizer import save_tokenizer, train_tokenizer
 from services.executor.prompts.chat_parsers import ChatParsers
 from services.generation.conversation import ChatMessage, ConversationOptions, Tool, ToolChoice
 from services.generation.prompts import ChatPrompt
-from tests.chat_tokenizer import save_tokenizer, train_tokenizer
 from tests.fuzz import examples
 
 # Of the GGUF file, to the letter: what the model was trained with.

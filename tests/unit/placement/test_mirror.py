@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
+from lab.snapshots import make_engine, make_request, make_snapshot
 from services.placement.batch import demand_of, pool_need
 from services.placement.mirror import blocks_with_mirror, mirror_of
 from services.placement.patterns import RESIDENT, Pattern
 from services.placement.policies import POLICIES
 from services.placement.presets import PlacementPolicy
 from services.placement.types import RequestPhase
-from tests.snapshots import make_engine, make_request, make_snapshot
 
 SECOND = Pattern((1, 3, 5, 7), 1)
 FIRST = Pattern((0, 2, 4, 6), 1)

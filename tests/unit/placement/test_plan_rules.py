@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lab.snapshots import make_engine
 from services.placement.blocks import RESIDENT
 from services.placement.plan_rules import (
     LiveRequest,
@@ -20,7 +21,6 @@ from services.placement.types import (
     Quality,
     RequestId,
 )
-from tests.snapshots import make_engine
 
 # 8 groups, blocks of 16 tokens. A resident request of 31 + 1 tokens owns 2 * 8 = 16 blocks; with
 # everything offloaded and one buffer 2.

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from lab.snapshots import make_engine, make_request, make_snapshot
 from services.placement.batch import capacity_blocks, demand_of, placed_pattern, pool_need
 from services.placement.place.dynamic_heuristic import dynamic_heuristic
 from services.placement.place.layerkv import layerkv, min_kept_layers, num_blocks_forecast
@@ -26,7 +27,6 @@ from services.placement.types import (
     Snapshot,
     VictimRule,
 )
-from tests.snapshots import make_engine, make_request, make_snapshot
 
 BASELINES = [policy for name, policy in POLICIES.items() if name.value != "all-resident"]
 

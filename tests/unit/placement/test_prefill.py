@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
+from lab.snapshots import make_engine, make_request, make_snapshot
 from services.placement.batch import predicted_step_s
 from services.placement.patterns import RESIDENT, Pattern
 from services.placement.prefill import Progress, progress_of
 from services.placement.slo import promise_of
 from services.placement.types import Link, Profile, RequestPhase, RequestState
-from tests.snapshots import make_engine, make_request, make_snapshot
 
 
 def prompt(name: str, *, num_prompt: int, num_computed: int) -> RequestState:

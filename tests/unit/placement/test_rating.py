@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from lab.snapshots import make_request, make_snapshot
 from services.placement.batch import (
     capacity_blocks,
     demand_of,
@@ -16,7 +17,6 @@ from services.placement.policies import POLICIES
 from services.placement.presets import REPLAN, PlacementPolicy, Replan
 from services.placement.rating import rated
 from services.placement.types import Plan, PlanStatus, Quality, RequestPhase, Snapshot
-from tests.snapshots import make_request, make_snapshot
 
 WITHOUT_SOLVER = [policy for policy in PlacementPolicy if policy in POLICIES]
 

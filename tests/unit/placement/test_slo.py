@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.snapshots import make_request
 from services.placement.slo import (
     Promise,
     constant_step_rate,
@@ -13,7 +14,6 @@ from services.placement.slo import (
     violations_allowed,
 )
 from services.placement.types import PolicyParameters
-from tests.snapshots import make_request
 
 STEP_S = 0.5
 

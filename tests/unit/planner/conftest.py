@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from lab.exhaustive import exhaustive
+from lab.instances import small_instance
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode
 from services.planner.solver.library import pattern_library
-from tests.exhaustive import exhaustive
-from tests.instances import small_instance
 from tests.kernels import compile_kernels
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from lab.snapshots import make_request, make_snapshot
 from services.placement.types import (
     PlanStatus,
     RequestPhase,
@@ -11,7 +12,6 @@ from services.placement.types import (
     VictimRule,
 )
 from tests.planning import GOOD, paused, plan_of
-from tests.snapshots import make_request, make_snapshot
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 

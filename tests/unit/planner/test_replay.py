@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from evenflow.planner.v1 import planner_pb2 as pb
+from lab.protos import make_engine, make_plan_request, make_request
 from services.planner import convert
 from services.planner.decision_log import DecisionLog, entry_of, line_of
 from services.planner.policy.orbitflow import OrbitFlow
@@ -15,7 +16,6 @@ from services.planner.policy.policies import make_plan
 from services.planner.replay import replay
 from services.planner.solver.budget import DeadlineBudget
 from services.planner.solver.solver import warm_solver
-from tests.protos import make_engine, make_plan_request, make_request
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
+from lab.protos import make_engine, make_link, make_plan_request, make_profile, make_request
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import ServiceInterceptor
 from services.placement.presets import PRESETS, PlacementPolicy
@@ -25,7 +26,6 @@ from services.planner.solver.budget import NodeBudget
 from services.planner.solver.solver import warm_solver
 from services.planner.worker import Worker
 from tests.fuzz import examples
-from tests.protos import make_engine, make_link, make_plan_request, make_profile, make_request
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 

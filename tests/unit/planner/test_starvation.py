@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.snapshots import make_request, make_snapshot
 from services.placement.types import Placement, Plan, RequestPhase, RequestState, Snapshot
 from services.planner.policy.policies import make_plan
 from services.planner.solver.budget import NodeBudget
 from tests.fuzz import examples
 from tests.planning import optimiser
-from tests.snapshots import make_request, make_snapshot
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 

@@ -11,6 +11,7 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.ports import free_port
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer
 from services.reporting.ledger import LedgerLimits, RequestRef
@@ -19,7 +20,6 @@ from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import ExecutorId, Lifetimes, RequestRecord
 from services.tracker.watches import Watches
-from tests.ports import free_port
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub

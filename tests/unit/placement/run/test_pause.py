@@ -2,6 +2,7 @@
 
 import pytest
 
+from lab.snapshots import make_request, make_snapshot
 from services.placement.run.pause import (
     is_protected,
     longest_paused,
@@ -9,7 +10,6 @@ from services.placement.run.pause import (
     ranked_victims,
 )
 from services.placement.types import PolicyParameters, RequestPhase, VictimRule
-from tests.snapshots import make_request, make_snapshot
 
 PARAMETERS = PolicyParameters(min_pause_s=1.0, max_pause_s=5.0)
 

@@ -5,6 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lab.exhaustive import exhaustive
+from lab.snapshots import make_engine, make_request, make_snapshot
 from services.placement.batch import placed_pattern
 from services.placement.patterns import Pattern, PatternSpace
 from services.placement.types import BufferMode, PlanStatus
@@ -14,9 +16,7 @@ from services.planner.solver.budget import NodeBudget
 from services.planner.solver.kernels.longest_path import critical_path
 from services.planner.solver.library import extended_library, pattern_library
 from services.planner.solver.solver import warm_solver
-from tests.exhaustive import exhaustive
 from tests.planning import GOOD, paused, plan_of
-from tests.snapshots import make_engine, make_request, make_snapshot
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.snapshots import make_engine, make_request, make_snapshot
 from services.placement.batch import (
     demand_of,
     placed_pattern,
@@ -30,7 +31,6 @@ from services.planner.solver.budget import DeadlineBudget
 from services.planner.solver.solver import warm_solver
 from tests.fuzz import examples
 from tests.planning import GOOD, blocks_needed, optimiser, paused, plan_of
-from tests.snapshots import make_engine, make_request, make_snapshot
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 

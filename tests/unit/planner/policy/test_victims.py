@@ -6,12 +6,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from lab.snapshots import make_request, make_snapshot
 from services.placement.types import Plan, RequestPhase, Snapshot, VictimRule
 from services.planner.policy.policies import make_plan
 from services.planner.policy.victims import cost, growing_sets, smallest_sets
 from services.planner.solver.budget import DeadlineBudget, NodeBudget
 from tests.planning import GOOD, optimiser, paused, plan_of
-from tests.snapshots import make_request, make_snapshot
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from lab.exhaustive import by_milp, exhaustive
+from lab.instances import HARDWARE, realistic_instance, small_instance
 from services.placement.latency import Fetch, longest_path_s, step_timing
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
@@ -14,8 +16,6 @@ from services.planner.solver.kernels.step import objective_s, step_s
 from services.planner.solver.library import pattern_library
 from services.planner.solver.search import Incumbent, Problem
 from services.planner.solver.solver import Solver
-from tests.exhaustive import by_milp, exhaustive
-from tests.instances import HARDWARE, realistic_instance, small_instance
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from lab.step_runner import StepRunner
 from services.control.options import ControllerOptions
 from services.executor.scheduler.planner_client import PlannerClient
 from services.placement.types import Snapshot
-from tests.exact.harness import StepRunner
 
 WAIT_S = 120.0
 

@@ -14,9 +14,9 @@ import httpx
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.models import MAX_MODEL_LEN, exactness_model
-from tests.ports import free_port
-from tests.redis_server import RedisServer
+from lab.models import MAX_MODEL_LEN, exactness_model
+from lab.ports import free_port
+from lab.redis_server import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON_PATH = os.pathsep.join([str(ROOT), str(ROOT / "protos")])  # of processes of this project

@@ -11,9 +11,9 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.models import MAX_MODEL_LEN, exactness_model
-from tests.ports import free_port
-from tests.processes import (
+from lab.models import MAX_MODEL_LEN, exactness_model
+from lab.ports import free_port
+from lab.processes import (
     ENGINE_ENVIRONMENT,
     PYTHON_PATH,
     ROOT,

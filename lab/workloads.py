@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lab.step_runner import Arrival, Hook, make_prompt
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import LinkAndStep, ParkedRequest, ResumeWay
-from tests.exact.harness import Arrival, Hook, make_prompt
 
 Lengths = Sequence[tuple[int, int, int]]  # (arrival step, prompt tokens, output tokens)
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from lab.closed_loop import TokenTimes, Trace, asking
+from lab.link import h2d_link
+from lab.step_runner import Arrival, StepRunner, make_prompt
 from services.executor.copies.cpu_copy_engine import LinkModel
 from services.executor.request_tag import to_extra_args
 from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.deposit import due_times_s
 from services.pacing.types import ServiceLevel
 from services.placement.types import PolicyParameters
-from tests.exact.closed_loop import TokenTimes, Trace, asking
-from tests.exact.harness import Arrival, StepRunner, make_prompt
-from tests.exact.link import h2d_link
 
 NUM_READERS = 3
 NUM_PROMPT_TOKENS = 300

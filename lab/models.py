@@ -1,6 +1,6 @@
 """The exactness model: untrained, and sensitive to every KV block.
 
-`python -m tests.models` builds it; `exactness_model()` returns its directory.
+`python -m lab.models` builds it; `exactness_model()` returns its directory.
 
 A trained or plainly initialised model gives the same answer from half of all wrong KV blocks, so
 that a test on its tokens proves little. Here every weight matrix is drawn so that
@@ -27,17 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-import tests.chat_tokenizer
-import tests.made_up_text
+import lab.chat_tokenizer
+import lab.made_up_text
 from demo.cached_build import MODELS_ROOT, build_once, recipe_fingerprint
-from tests.chat_tokenizer import (
+from lab.chat_tokenizer import (
     BEGIN_ID,
     END_ID,
     SPECIAL_TOKENS,
     save_tokenizer,
     train_tokenizer,
 )
-from tests.made_up_text import paragraphs
+from lab.made_up_text import paragraphs
 
 NUM_LAYERS = 8
 NUM_HEADS = 6
@@ -102,7 +102,7 @@ def exactness_model() -> Path:
 
 def exactness_fingerprint() -> str:
     """Hash everything that the model is made of: this module and the two that write its tokens."""
-    return recipe_fingerprint(sys.modules[__name__], tests.chat_tokenizer, tests.made_up_text)
+    return recipe_fingerprint(sys.modules[__name__], lab.chat_tokenizer, lab.made_up_text)
 
 
 def build_exactness_model(directory: Path) -> None:

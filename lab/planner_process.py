@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import grpc
 
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
-from tests.ports import free_port
-from tests.processes import PYTHON_PATH, ROOT
-from tests.protos import make_plan_request
+from lab.ports import free_port
+from lab.processes import PYTHON_PATH, ROOT
+from lab.protos import make_plan_request
 
 WARM_TIMEOUT_S = 1_800.0  # the first start on a machine compiles the kernels
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from lab.block_count import FormulaCheck
+from lab.models import NUM_LAYERS, exactness_model
 from services.control.options import ControllerOptions
 from services.executor.engine.config import (
     ASYNC_LAYERWISE_SCHEDULER,
     SYNC_LAYERWISE_SCHEDULER,
 )
 from services.executor.kv_options import KVOptions
-from tests.exact.block_count import FormulaCheck
-from tests.models import NUM_LAYERS, exactness_model
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler runs in this process
