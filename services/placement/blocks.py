@@ -1,4 +1,6 @@
-"""How many pool blocks a request's KV takes: the one formula of planner, scheduler and simulator.
+"""How many pool blocks a request's KV takes: the formula of planner, scheduler and simulator.
+
+The solver's arrays and the compiled window compute it in forms of their own; tests hold them equal.
 
 A block holds `block_size` tokens of one layer group. A request with n tokens, of whose L layer
 groups L_off are offloaded, with m staging buffers, owns

@@ -1,8 +1,8 @@
 """Policies by name: four axes, and presets of them.
 
 Admission proposes, run selects, placement may only remove (pause) when nothing else fits, and
-`deposit` says whether deposited tokens back a plan. The planner decides the placement axis; the
-executor follows the others.
+`deposit` says whether deposited tokens back a plan. The planner decides the placement axis. Nobody
+decides the run and the admission axis yet: requests run first come, first served under every name.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,8 @@
 A block begins in `grow` (a token needs room), in `StagingBuffers` (a second buffer) or in
 `Restores.begin` (a target). It moves in `seal`, when the host copy of an offloaded group's full
 block is complete: the block becomes staging, or is given back. It ends in `PoolBlocks.release`
-(sealed, trimmed), or when its request is freed. `PoolBlocks` is the only way to the pool.
+(sealed, trimmed), or when its request is freed. `PoolBlocks` is how blocks are taken and
+given back; `Quarantine` keeps some from being taken.
 
 Everything here is bookkeeping of the scheduler; the orders that follow from it go to the ranks
 with the next step, and each rank carries out steps one after the other.
@@ -172,9 +173,14 @@ class BlockOwner:
     # -- growth -----------------------------------------------------------------------------
 
     def num_new_blocks(self, request: RequestKV, *, num_tokens: int) -> int:
+        """Return how many blocks `grow` will take from the pool."""
         return self.growth.num_new_blocks(request, num_tokens=num_tokens)
 
     def grow(self, request: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:
+        """Make room for `num_tokens` tokens; return what each group's row gains.
+
+        The pool must have `num_new_blocks`: otherwise it raises, and some of them are taken.
+        """
         return self.growth.grow(request, num_tokens=num_tokens)
 
     # -- host room --------------------------------------------------------------------------

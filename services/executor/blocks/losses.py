@@ -12,6 +12,7 @@ from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import FailureLedger
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.blocks.write_through import Retraction
 from services.executor.step_messages import StepFeedback
 from services.executor.transfer_types import FailureCause
 
@@ -77,9 +78,9 @@ class Losses:
         num_retracted: Counter[str] = Counter()
         for (step, request_id, group), cause in feedback.failed_saves.items():
             match self._transfers.write_through.retract(step, request_id, group):
-                case None:
+                case Retraction.ONLY_COPY:
                     lost[request_id] = cause
-                case True:
+                case Retraction.DONE:
                     num_retracted[request_id] += 1
         for request_id, num_saves in num_retracted.items():
             if self.ledger.note_failed_saves(request_id, num_saves) and request_id not in lost:

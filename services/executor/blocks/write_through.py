@@ -8,10 +8,19 @@ preemption first: so that it can be parked, or its layers dropped, without a tra
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import GroupKV, RequestKV
 from services.executor.step_messages import SaveOrder
+
+
+class Retraction(Enum):
+    """What became of a save that did not succeed."""
+
+    DONE = "done"  # it is ordered anew
+    GONE = "gone"  # nobody waits for it
+    ONLY_COPY = "only_copy"  # what it was to copy is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +76,26 @@ class WriteThrough:
             touched[copy.request.request_id] = copy.request
         return list(touched.values())
 
-    def retract(self, step: int, request_id: str, index: int) -> bool | None:
+    def retract(self, step: int, request_id: str, index: int) -> Retraction:
         """Take back a save that did not succeed and the group's later ones, to order them anew.
 
-        False, and nothing changed, if there is no such save any more; None, and nothing changed,
-        if blocks are among them that exist nowhere else.
+        Nothing changes if there is no such save any more, or if blocks are among them that exist
+        nowhere else.
         """
         request = self._owner.requests.get(request_id)
         if request is None:
-            return False
+            return Retraction.GONE
         group = request.groups[index]
         copies = [copy for copy in self._under_way if copy.group is group]
         if all(copy.step != step for copy in copies):
-            return False
+            return Retraction.GONE
         num_kept = max([group.num_host_blocks, *(c.end for c in copies if c.step < step)])
         if any(position >= num_kept for position in group.staged_positions()):
-            return None
+            return Retraction.ONLY_COPY
         self._forget(lambda copy: copy.group is group and copy.step >= step)
         self._owner.retract_saves(group, num_kept)
         self.note(request)
-        return True
+        return Retraction.DONE
 
     def unmirror(self, request: RequestKV) -> None:
         """Make no more host copies of a request without offloaded groups, and forget the rest."""

@@ -1,7 +1,12 @@
 """The KV connector: where vLLM calls us around steps and layers.
 
-vLLM makes one in the scheduler's process and one in every worker. Both are thin: the scheduler's
-hands over to `TransferPlanner`, the worker's to `TransferRunner`.
+vLLM makes one in the scheduler's process and one in every worker. The scheduler's hands over to
+`TransferPlanner`; the worker's puts a rank's copies together when the KV memory is there
+(`register_kv_caches`), and hands over to `TransferRunner`. In a step vLLM calls, on the scheduler's
+side, `get_num_new_matched_tokens` of who waits, `has_pending_block_frees` where blocks are missing,
+`build_connector_meta`, and at the end `update_connector_output`; on a rank `start_load_kv`, around
+each layer `wait_for_layer_load` and `save_kv_layer`, then `wait_for_save` and
+`build_connector_worker_meta`.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -53,14 +53,17 @@ class RunControl:
             self.guard.give(request_id, placement)
 
     def pause(self, request_id: str) -> None:
+        """Keep a request from running; it keeps its place, others may take its blocks."""
         if self.knows(request_id):
             self.holds.pause(request_id)
 
     def park(self, request_id: str) -> None:
+        """Send a request to the queue, with its KV on the host, as soon as its copies are there."""
         if self.knows(request_id):
             self.holds.park(request_id)
 
     def resume(self, request_id: str) -> None:
+        """End a pause or park: the request runs again as soon as there is room."""
         if self.knows(request_id):
             self.holds.release(request_id)
             self._wake.set()
