@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from services.placement.layer_placement import LayerPlacement
 from services.placement.plan_rules import groups_of
+from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape, Placement, Plan, Snapshot
 from simulator.copies import Lane
 from simulator.costs import Costs, StepLoad
@@ -22,8 +23,7 @@ from simulator.reader_reports import ReaderReports
 from simulator.records import Outcome, Totals
 from simulator.requests import LiveRequest, live_request
 from simulator.residency import ResidencyLog, sample_of
-from simulator.resumes import Rates
-from simulator.scheduler import Scheduler, Turn
+from simulator.scheduler import Pace, Scheduler, Turn
 from simulator.snapshots import Measured, Question, live_requests, snapshot_of
 from simulator.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
 
@@ -83,7 +83,7 @@ class Engine:
         self.totals = Totals()
         self.residency = ResidencyLog()
         self.h2d, self.d2h = machine.lane(), machine.lane()
-        self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, rates=self._rates)
+        self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, pace=self._pace)
         self._meters = [
             LinkMeter(lane, calibrated_bytes_per_s=machine.link_bytes_per_s)
             for lane in (self.h2d, self.d2h)
@@ -278,9 +278,9 @@ class Engine:
             now_s,
         )
 
-    def _rates(self) -> Rates:
+    def _pace(self) -> Pace:
         step_s, prefill_tokens_per_s = self._learner.pace()
-        return Rates(
+        return Pace(
             h2d_bytes_per_s=self._meters[0].link(num_queued_bytes=0).bytes_per_s,
             prefill_tokens_per_s=prefill_tokens_per_s,
             step_s=step_s,
@@ -416,8 +416,8 @@ class Engine:
         self.totals.h2d_bytes = self.h2d.counts.carried_bytes - self._reduced_bytes
         self.totals.d2h_bytes = self.d2h.counts.carried_bytes
         self.totals.num_offloaded_groups = self.scheduler.moves.num_offloads
-        resumes = self.scheduler.resumes.num_resumes
-        self.totals.resumes = {way.value: number for way, number in resumes.items()}
+        counters = self.scheduler.counters
+        self.totals.resumes = {way.value: counters.num_resumes(way) for way in ResumeWay}
         counts = asdict(self.planning.counts)
         refused = counts.pop("refused")
         reasons = {f"reason_{name}": n for name, n in counts.pop("reasons").items()}

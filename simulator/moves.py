@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from services.control.moves import Loading
 from services.placement.blocks import BlockGeometry
-from services.placement.types import RequestId
+from services.placement.types import EngineShape, RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
 from simulator.kv import KVState
@@ -11,22 +12,24 @@ from simulator.requests import LiveRequest
 
 
 class CountedMoves:
-    """`Moves` over requests' `KVState`."""
+    """`Returns` over requests' `KVState`."""
 
     def __init__(
         self,
+        shape: EngineShape,
         pool: BlockLedger,
-        geometry: BlockGeometry,
+        host: BlockLedger,
         live: Callable[[], Sequence[LiveRequest]],
         h2d: Lane,
-        *,
-        block_bytes: int,
     ) -> None:
         """`live`: all requests that have not ended, those that run first."""
         self.requests: dict[RequestId, LiveRequest] = {}  # the same, by id
         self.num_offloads = 0  # groups that left the pool, since the start
-        self.pool, self.h2d = pool, h2d
-        self._geometry, self._live, self.block_bytes = geometry, live, block_bytes
+        self.pool, self.host, self.h2d = pool, host, h2d
+        self._geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
+        self._live, self._block_bytes = live, shape.block_bytes
+        # Groups that come back and whose load has not begun.
+        self._lacking: dict[str, list[int]] = {}
 
     @property
     def geometry(self) -> BlockGeometry:
@@ -66,7 +69,7 @@ class CountedMoves:
         self.refresh(kv)
 
     def restore(self, kv: KVState, group: int) -> None:
-        self.h2d.submit(kv.begin_restore(group, self.block_bytes), self.h2d.now_s)
+        self.h2d.submit(kv.begin_restore(group, self._block_bytes), self.h2d.now_s)
         self.refresh(kv)
 
     def set_staging(self, kv: KVState, num_buffers: int) -> None:
@@ -87,7 +90,74 @@ class CountedMoves:
             kv.num_staging_groups and kv.saves for kv in self.all()
         )
 
+    # -- the way back -------------------------------------------------------------------------
+
+    def can_reserve(self, request: LiveRequest) -> bool:
+        """Return whether `promise` would succeed."""
+        num_droppable = sum(self.host.owned[one.request_id] for one in self._parked(request))
+        return self._num_missing(request) <= num_droppable
+
+    def promise(self, request: LiveRequest) -> bool:
+        """Promise the host slots that a request may take until its end; False: too few.
+
+        It is at the cost of parked ones, shortest first. Its own copies it keeps.
+        """
+        if not self.can_reserve(request):
+            return False
+        for one in self._parked(request):
+            if self._num_missing(request) <= 0:
+                break
+            self.drop(one.kv)
+        return self.host.set_owned(request.request_id, num_host_blocks(self._geometry, request))
+
+    def _num_missing(self, request: LiveRequest) -> int:
+        num_slots = num_host_blocks(self._geometry, request)
+        return num_slots - self.host.owned.get(request.request_id, 0) - self.host.num_free
+
+    def _parked(self, but: LiveRequest) -> list[LiveRequest]:
+        parked = [one for one in self._live() if one.kv.is_parked and one is not but]
+        return sorted(parked, key=lambda one: one.kv.num_tokens)
+
+    def reserve(self, kv: KVState, num_slots: int) -> bool:
+        return self.promise(self.requests[RequestId(kv.request_id)])
+
+    def drop(self, kv: KVState) -> None:
+        request = self.requests[RequestId(kv.request_id)]
+        kv.cancel_copies()
+        self.pool.release(request.request_id)
+        self.host.release(request.request_id)
+        request.kv = KVState(request_id=request.request_id, geometry=self._geometry)
+
+    def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
+        kv.wanted_buffers = num_buffers
+        self._lacking[kv.request_id] = list(groups)
+
+    def load_on(self, kv: KVState, num_left: int) -> Loading:
+        """One whole group after the other."""
+        lacking, num_taken = self._lacking[kv.request_id], 0
+        while lacking and num_taken + kv.num_rows <= num_left:
+            self.restore(kv, lacking.pop(0))
+            num_taken += kv.num_rows
+        return Loading(is_complete=not lacking and not kv.restoring, lacks_blocks=bool(lacking))
+
+    def wake(self, kv: KVState) -> bool:
+        woke = kv.wake(num_free=self.pool.num_free)
+        self.refresh(kv)
+        return woke
+
+    def put_back(self, kv: KVState) -> None:
+        request = self.requests[RequestId(kv.request_id)]
+        kv.cancel_copies()
+        request.kv = kv.parked()
+        self.refresh(request.kv)
+
     def refresh(self, kv: KVState) -> None:
         """Let the ledger follow a change of a request's KV that finds its blocks free."""
         taken = self.pool.set_owned(RequestId(kv.request_id), kv.num_owned)
         assert taken, "blocks were taken that were not free"
+
+
+def num_host_blocks(geometry: BlockGeometry, request: LiveRequest) -> int:
+    """Return the host blocks that a request takes until its end."""
+    total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
+    return geometry.num_groups * -(-total // geometry.block_size)

@@ -8,27 +8,40 @@ back later.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
-from services.control.capacity_guard import CapacityGuard
+from services.control.capacity_guard import CapacityGuard, Need
 from services.control.counters import Counters
+from services.control.resumes import Resumes
 from services.placement.blocks import (
     RESIDENT,
     BlockGeometry,
     min_request_blocks,
     num_request_blocks,
 )
+from services.placement.layer_placement import LayerPlacement
+from services.placement.run.resume import LinkAndStep, ResumeWay
 from services.placement.types import EngineShape
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
 from simulator.kv import KVState
-from simulator.moves import CountedMoves
+from simulator.moves import CountedMoves, num_host_blocks
 from simulator.requests import LiveRequest, need_of
-from simulator.resumes import Rates, Resumes, num_host_blocks
 
 MAX_STAGING = 2  # buffers of a request
 SPARE_FRAC = 0.02  # of the pool stays free when a group comes back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What the engine has measured of itself; None until there is a sample."""
+
+    h2d_bytes_per_s: float | None
+    prefill_tokens_per_s: float | None
+    step_s: float | None  # of a decode step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +63,9 @@ class Scheduler:
     """Owns the queues, the pool and the host pool. Only the host pool's size allows offloading."""
 
     def __init__(
-        self, shape: EngineShape, h2d: Lane, *, offloads: bool, rates: Callable[[], Rates]
+        self, shape: EngineShape, h2d: Lane, *, offloads: bool, pace: Callable[[], Pace]
     ) -> None:
-        """`offloads`: whether KV may leave the pool at all; `rates`: of this moment."""
+        """`offloads`: whether KV may leave the pool at all; `pace`: of this moment."""
         self.shape = shape
         self.offloads = offloads and shape.num_host_blocks > 0
         self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
@@ -60,13 +73,13 @@ class Scheduler:
         self.host = BlockLedger(num_blocks=shape.num_host_blocks)
         self.running: list[LiveRequest] = []
         self.waiting: deque[LiveRequest] = deque()
-        self.moves = CountedMoves(
-            self.pool, self.geometry, lambda: self.live, h2d, block_bytes=shape.block_bytes
-        )
+        self.counters = Counters()
+        self.moves = CountedMoves(shape, self.pool, self.host, lambda: self.live, h2d)
         self.guard = CapacityGuard(
-            self.moves, Counters(), max_staging=MAX_STAGING, restore_when_free_frac=SPARE_FRAC
+            self.moves, self.counters, max_staging=MAX_STAGING, restore_when_free_frac=SPARE_FRAC
         )
-        self.resumes = Resumes(self.guard, self.moves, self.host, self.waiting, rates=rates)
+        self.resumes = Resumes(self.moves, self.guard, self.counters, block_bytes=shape.block_bytes)
+        self._pace = pace
         self.num_admitted = 0
         self.preempted: list[LiveRequest] = []  # since the caller last emptied it
 
@@ -88,7 +101,7 @@ class Scheduler:
         if self.offloads:
             active, line = self._active(), self._next_in_line()
             self.guard.adjust([need_of(r) for r in active], [need_of(r) for r in line])
-            self.resumes.prepare(self._num_places, active)
+            self._prepare_resumes(active)
         turns: list[Turn] = []
         budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
         for request in list(self.running):
@@ -112,6 +125,47 @@ class Scheduler:
             turn.request.computed(turn.num_tokens)
         return turns
 
+    def _prepare_resumes(self, active: Sequence[LiveRequest]) -> None:
+        """Move parked requests at the head of the queue on towards running, beside active ones."""
+        self.resumes.is_short_of_blocks = False
+        ahead = [need_of(request) for request in active]
+        staged = sum(r.kv.num_staged * r.kv.num_staging_groups for r in active)
+        for request in islice(self.waiting, self._num_places):
+            self.resumes.prepare(
+                request.request_id,
+                partial(self._choose, request, tuple(ahead), staged),
+                num_slots=num_host_blocks(self.geometry, request),
+                num_kept_free=self.guard.num_blocks_of_next_step(ahead),
+            )
+            if self.resumes.is_short_of_blocks or not request.kv.num_tokens:
+                break
+            ahead.append(need_of(request))
+            staged += request.kv.num_staged * request.kv.num_staging_groups
+
+    def _choose(
+        self, request: LiveRequest, ahead: Sequence[Need], num_staged: int, kv: KVState
+    ) -> tuple[ResumeWay, LayerPlacement]:
+        pace = self._pace()
+        engine = LinkAndStep(
+            h2d_bytes_per_s=pace.h2d_bytes_per_s,
+            prefill_tokens_per_s=pace.prefill_tokens_per_s,
+            step_s=pace.step_s or 0.0,
+            step_bytes=num_staged * self.shape.block_bytes,
+            queue_bytes=self.moves.h2d.num_queued_bytes,  # between two steps: restores only
+            num_running=len(ahead),
+        )
+        return self.resumes.choose(
+            kv, need_of(request), ahead, num_left=request.num_left_output_tokens, engine=engine
+        )
+
+    def _first_ready(self) -> LiveRequest | None:
+        """Return who may be admitted first; who is prepared is passed over."""
+        for request in self.waiting:
+            num_tokens = self.resumes.num_host_tokens(request.request_id)
+            if num_tokens or (num_tokens == 0 and not self.resumes.is_short_of_blocks):
+                return request
+        return None
+
     def _wake_up(self) -> None:
         """Give requests whose pause has ended a staging buffer, as far as there are blocks."""
         for request in self.running:
@@ -132,7 +186,7 @@ class Scheduler:
         line: list[LiveRequest] = []
         for request in self.waiting if self._num_places else ():
             line.append(request)
-            if not self.resumes.is_preparing(request):
+            if not self.resumes.is_preparing(request.request_id):
                 break
         return line
 
@@ -182,12 +236,12 @@ class Scheduler:
 
     def _admit(self, budget: int) -> bool:
         """Move the first in line to the running requests if its whole prompt has room."""
-        request = self.resumes.first_ready() if self._num_places else None
+        request = self._first_ready() if self._num_places else None
         if request is None or not self._take_in(request, budget):
             return False
         self.waiting.remove(request)
         self.running.append(request)
-        self.resumes.admitted(request)
+        self.resumes.admitted([request.request_id])
         request.num_computed_tokens = request.kv.num_tokens
         self.num_admitted += 1
         return True
@@ -201,7 +255,7 @@ class Scheduler:
         if not all(self._has_room(kv, n) for n in (request.num_tokens, kv.num_tokens + chunk)):
             return False
         if is_new and kv.mirrored:
-            reserved = self.resumes.reserve(request)
+            reserved = self.moves.promise(request)
             assert reserved
         request.kv = kv
         return True
@@ -212,7 +266,7 @@ class Scheduler:
         if self.offloads:
             others = [need_of(one) for one in self._active()]
             placement = self.guard.place_new(need_of(request), others)
-            kv.mirrored = self.resumes.can_reserve(request)
+            kv.mirrored = self.moves.can_reserve(request)
             if kv.mirrored:
                 kv.wanted_buffers = placement.num_staging
                 kv.offload(sorted(placement.offloaded), num_free=0)
@@ -239,13 +293,14 @@ class Scheduler:
         """
         preparing = [request for request in self.waiting if request.kv.num_owned]
         if len(preparing) == 1:
-            self.resumes.recompute(preparing[0])
+            self.resumes.forget(preparing[0].request_id)
+            self.moves.drop(preparing[0].kv)
         elif preparing:
-            self.resumes.put_back(preparing[-1])
+            self.resumes.put_back(preparing[-1].request_id)
         return bool(preparing)
 
     def release(self, request: LiveRequest) -> None:
-        self.resumes.forget(request)
+        self.resumes.forget(request.request_id)
         self.pool.release(request.request_id)
         self.host.release(request.request_id)
 

@@ -73,7 +73,7 @@ class Drive:
     def trip(self, num_tokens: int, way: ResumeWay, *, mirror: bool) -> Trip:
         """Park one request among others, and bring it back."""
         control, through = self.scheduler.control, self.scheduler.transfers.write_through
-        control.choose_way = lambda parked, engine: way
+        control.resumes.choose_way = lambda parked, engine: way
         if not mirror:
             through._budget = lambda num_under_way: 0
         name = self.start(num_tokens)

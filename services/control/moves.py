@@ -6,7 +6,7 @@ A request that does not run may be *asleep*: without buffers.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from services.placement.blocks import BlockGeometry
 
@@ -31,6 +31,18 @@ class KV(Protocol):
     @property
     def restoring(self) -> Collection[int]:
         """Layer groups on their way back."""
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits, all of it is on the host, and nothing is on its way back."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have a place, in the pool or on the host."""
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Leading blocks with a complete host copy in every group."""
 
     @property
     def num_rows(self) -> int:
@@ -94,3 +106,32 @@ class Moves(Protocol[KVT]):
 
     def give_up_restores(self) -> bool:
         """Let no group come back; return whether blocks will come free by themselves."""
+
+
+class Loading(NamedTuple):
+    """How far a request's way back is."""
+
+    is_complete: bool
+    lacks_blocks: bool
+
+
+class Returns(Moves[KVT], Protocol[KVT]):
+    """The moves of requests that come back from the host."""
+
+    def reserve(self, kv: KVT, num_slots: int) -> bool:
+        """Promise host slots to a parked request, at the cost of other parked ones."""
+
+    def drop(self, kv: KVT) -> None:
+        """Give up a parked request's copies: it is computed again."""
+
+    def begin_load(self, kv: KVT, groups: Sequence[int], *, num_buffers: int) -> None:
+        """Let groups come back as blocks come free; the request asks for so many buffers."""
+
+    def load_on(self, kv: KVT, num_left: int) -> Loading:
+        """Order loads into at most so many free blocks."""
+
+    def wake(self, kv: KVT) -> bool:
+        """Take a buffer to run with; False, and nothing changed, if too few blocks are free."""
+
+    def put_back(self, kv: KVT) -> None:
+        """Give back the blocks of a request that waits; its copies stay."""

@@ -176,7 +176,7 @@ class Round:
         }
 
     def _carry_out(self, workload: Sequence[Arrival]) -> Outcome:
-        self._control.choose_way = random_way(self._seed, WAYS)
+        self._control.resumes.choose_way = random_way(self._seed, WAYS)
         hook = with_rests(together(churn(self._seed, share=0.1), holds(self._seed, begin=0.08)))
         hook = together(hook, self._memory)
         if self._faults is None:

@@ -199,7 +199,7 @@ def test_thirty_resumes_of_each_way(
     runner: StepRunner, mixed_outcome: Outcome, monkeypatch: pytest.MonkeyPatch, way: ResumeWay
 ) -> None:
     control, counters = runner.scheduler.control, runner.scheduler.block_owner.counters
-    monkeypatch.setattr(control, "choose_way", lambda parked, engine: way)
+    monkeypatch.setattr(control.resumes, "choose_way", lambda parked, engine: way)
     before = counters.num_resumes(way)
 
     # A load that waits too long for blocks becomes another way: how many stay is the machine's.
@@ -217,7 +217,7 @@ def test_thirty_resumes_of_each_way(
 def test_aborts_of_paused_parked_and_loading_requests_leave_the_others_exact(
     runner: StepRunner, mixed_outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner.scheduler.control, "choose_way", lambda *_: ResumeWay.LOAD)
+    monkeypatch.setattr(runner.scheduler.control.resumes, "choose_way", lambda *_: ResumeWay.LOAD)
     counts: Counter[str] = Counter()
     for seed in range(10, 20):
         aborts = AbortsByState(runner, seed=seed)
@@ -287,7 +287,7 @@ def test_a_parked_request_whose_copies_are_mixed_up_is_noticed(
         return blocks
 
     monkeypatch.setattr(owner, "park", park_wrongly)
-    monkeypatch.setattr(control, "choose_way", lambda parked, engine: ResumeWay.LOAD)
+    monkeypatch.setattr(control.resumes, "choose_way", lambda parked, engine: ResumeWay.LOAD)
 
     outcome = runner.run(mixed(), hook=holds(1, ("park",)))
 

@@ -75,7 +75,7 @@ def test_copies_that_fail_while_requests_pause_park_and_come_back(
     runner: StepRunner, expected: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control = runner.scheduler.control
-    monkeypatch.setattr(control, "choose_way", random_way(9))
+    monkeypatch.setattr(control.resumes, "choose_way", random_way(9))
     counters = runner.scheduler.block_owner.counters
     before = counters.copy()
 

@@ -1,7 +1,8 @@
-"""The moves of layer groups that the capacity guard orders, on real blocks."""
+"""The moves that the capacity guard and the resumes order, on real blocks."""
 
 from collections.abc import Collection, Iterable, Sequence
 
+from services.control.moves import Loading
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfer_planner import TransferPlanner
@@ -9,10 +10,13 @@ from services.placement.blocks import BlockGeometry
 
 
 class BlockMoves:
-    """`Moves` over a `BlockOwner`."""
+    """`Returns` over a `BlockOwner`."""
 
-    def __init__(self, owner: BlockOwner, transfers: TransferPlanner) -> None:
-        self._owner, self._transfers = owner, transfers
+    def __init__(
+        self, owner: BlockOwner, transfers: TransferPlanner, *, overlap: bool = True
+    ) -> None:
+        """With `overlap`, loads begin with the first blocks that are free; else with all."""
+        self._owner, self._transfers, self._overlap = owner, transfers, overlap
 
     @property
     def geometry(self) -> BlockGeometry:
@@ -58,3 +62,43 @@ class BlockMoves:
 
     def give_up_restores(self) -> bool:
         return self._transfers.relieve()
+
+    # -- the way back -------------------------------------------------------------------------
+
+    def reserve(self, kv: RequestKV, num_slots: int) -> bool:
+        num_held = sum(len(group.host_slots) for group in kv.groups)
+        self._owner.host.cancel_reservation(kv.request_id)
+        return self._owner.reserve(kv.request_id, max(0, num_slots - num_held))
+
+    def drop(self, kv: RequestKV) -> None:
+        self._owner.pop(kv.request_id)
+
+    def begin_load(self, kv: RequestKV, groups: Sequence[int], *, num_buffers: int) -> None:
+        kv.wanted_staging = num_buffers
+        for index in groups:
+            self._owner.restores.begin_in_parts(kv, index)
+
+    def load_on(self, kv: RequestKV, num_left: int) -> Loading:
+        lacking = [
+            len(group.row) - len(group.restore.targets)
+            for group in kv.groups
+            if group.restore is not None
+        ]
+        if not self._overlap and sum(lacking) > num_left:
+            return Loading(is_complete=False, lacks_blocks=True)
+        is_complete, lacks_blocks = True, False
+        for index, group in enumerate(kv.groups):
+            if group.restore is None:
+                continue
+            num_left -= self._owner.restores.extend(kv, index, max_blocks=num_left)
+            if group.restore is not None:
+                is_complete = False
+                lacks_blocks |= len(group.restore.targets) < len(group.row)
+        return Loading(is_complete=is_complete, lacks_blocks=lacks_blocks)
+
+    def wake(self, kv: RequestKV) -> bool:
+        return self._owner.staging.take(kv)
+
+    def put_back(self, kv: RequestKV) -> None:
+        self._owner.staging.drop(kv)
+        self._owner.offload(kv, range(len(kv.groups)))

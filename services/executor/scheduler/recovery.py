@@ -10,10 +10,11 @@ import structlog
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
+from services.control.resumes import Resumes
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import Verdict
 from services.executor.blocks.losses import Losses
-from services.executor.scheduler.resumes import Resumes
+from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.step_messages import StepFeedback
 
@@ -28,7 +29,7 @@ class Recovery:
         scheduler: VllmScheduler,
         owner: BlockOwner,
         losses: Losses,
-        resumes: Resumes,
+        resumes: Resumes[RequestKV],
     ) -> None:
         self.losses = losses
         self._scheduler = scheduler

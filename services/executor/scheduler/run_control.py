@@ -3,23 +3,22 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from vllm.v1.request import Request
 
-from services.control.capacity_guard import CapacityGuard, Need
+from services.control.capacity_guard import Need
+from services.control.rates import Rates
+from services.control.resumes import Resumes
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.scheduler.holds import IDLE_WAIT_S, NEVER, HoldKind, Holds
-from services.executor.scheduler.resumes import Resumes
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import (
-    RESUME_HORIZON,
     LinkAndStep,
-    ParkedRequest,
     ResumeWay,
-    cheapest_resume,
 )
 
 
@@ -30,17 +29,16 @@ class RunControl:
         self,
         scheduler: VllmScheduler,
         transfers: TransferPlanner,
-        guard: CapacityGuard[RequestKV],
         holds: Holds,
-        resumes: Resumes,
+        resumes: Resumes[RequestKV],
+        rates: Rates,
     ) -> None:
         self.holds = holds
         self.resumes = resumes
-        self.choose_way: Callable[[ParkedRequest, LinkAndStep], ResumeWay] = cheapest_resume
         self._scheduler = scheduler
         self.transfers, self._owner = transfers, transfers.owner
-        self.guard = guard
-        self._rates = resumes.rates
+        self.guard = resumes.guard
+        self._rates = rates
         self._stopped: set[str] = set()  # running requests that vLLM was told to skip
         self._is_stuck = False
         self._wake = threading.Event()
@@ -151,6 +149,12 @@ class RunControl:
         self._scheduler.running.remove(request)
         self._scheduler._preempt_request(request, time.monotonic())
 
+    def admitted(self, request_ids: Sequence[str]) -> None:
+        """Take in which requests run again after a preemption; they own blocks."""
+        for request_id in request_ids:
+            self._owner.requests[request_id].waiting = False
+        self.resumes.admitted(request_ids)
+
     def preempted(self, request: Request) -> None:
         """A running request has gone back to the queue."""
         self._stopped.discard(request.request_id)
@@ -189,7 +193,7 @@ class RunControl:
         for request in itertools.islice(self._eligible(), self._num_places()):
             self.resumes.prepare(
                 request.request_id,
-                lambda kv, request=request: self._choose(request, kv, ahead),  # type: ignore[misc]
+                partial(self._choose, request, tuple(ahead)),
                 num_slots=num_predicted_slots(request),
                 num_kept_free=self.guard.num_blocks_of_next_step(ahead),
             )
@@ -207,22 +211,15 @@ class RunControl:
         return (request for request in waiting if request.request_id not in self.holds)
 
     def _choose(
-        self, request: Request, kv: RequestKV, others: list[Need]
+        self, request: Request, ahead: Sequence[Need], kv: RequestKV
     ) -> tuple[ResumeWay, LayerPlacement]:
-        placement = self.guard.place_new(need_of(request), others)
-        num_groups = self._owner.geometry.num_groups
-        group_bytes = kv.num_host_blocks * self._rates.block_bytes
-        parked = ParkedRequest(
-            num_tokens=request.num_tokens,
-            num_host_tokens=kv.num_tokens,
-            load_bytes=(num_groups - len(placement.offloaded)) * group_bytes,
-            host_bytes=num_groups * group_bytes,
-            num_steps=max(1, min(RESUME_HORIZON, request.max_tokens - request.num_output_tokens)),
+        return self.resumes.choose(
+            kv,
+            need_of(request),
+            ahead,
+            num_left=request.max_tokens - request.num_output_tokens,
+            engine=self._link_and_step(len(ahead)),
         )
-        way = self.choose_way(parked, self._link_and_step(len(others)))
-        if way is ResumeWay.LOAD and len(placement.offloaded) == num_groups:
-            way = ResumeWay.HOST_RESIDENT
-        return way, placement
 
     def _link_and_step(self, num_running: int) -> LinkAndStep:
         rates, transfers = self._rates, self.transfers

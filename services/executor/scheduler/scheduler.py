@@ -21,6 +21,7 @@ from services.control.controller import Controller
 from services.control.options import ControllerOptions
 from services.control.planner import Planner
 from services.control.rates import Rates, write_budget_blocks
+from services.control.resumes import Resumes
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.losses import Losses
@@ -35,7 +36,6 @@ from services.executor.scheduler.coordinator import LayerwiseCoordinator
 from services.executor.scheduler.holds import HoldKind, Holds
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.recovery import Recovery, error_output
-from services.executor.scheduler.resumes import Resumes
 from services.executor.scheduler.run_control import RunControl, need_of
 from services.executor.sizing import are_slots_ready_at_start, block_bytes, num_host_slots
 from services.executor.step_messages import StepFeedback
@@ -63,14 +63,17 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             write_budget=self._write_budget,
             count_held=holds.count,
         )
+        moves = BlockMoves(owner, self.transfers, overlap=options.overlap_load_evict)
         self.capacity_guard = CapacityGuard(
-            BlockMoves(owner, self.transfers),
+            moves,
             owner.counters,
             max_staging=options.max_staging_buffers,
             restore_when_free_frac=options.restore_when_free_frac,
         )
-        resumes = Resumes(owner, self.rates, overlap=options.overlap_load_evict)
-        self.control = RunControl(self, self.transfers, self.capacity_guard, holds, resumes)
+        resumes = Resumes(
+            moves, self.capacity_guard, owner.counters, block_bytes=self.rates.block_bytes
+        )
+        self.control = RunControl(self, self.transfers, holds, resumes, self.rates)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers), resumes)
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._connect(manager)
@@ -137,7 +140,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.adjust_placements()  # room for the step and for the next in line
         self.control.prepare_resumes(self._num_predicted_slots)
         output = super().schedule(*args, **kwargs)  # vLLM's, asking the coordinator for blocks
-        self.control.resumes.admitted(self._resumed(output))
+        self.control.admitted(self._resumed(output))
         self.control.after_step(num_scheduled=output.total_num_scheduled_tokens)
         # Otherwise vLLM would call the connector after the layers have run.
         output.has_sync_kv_loads = True

@@ -10,11 +10,11 @@ from typing import Any
 
 from services.control.capacity_guard import CapacityGuard, Need
 from services.control.rates import Rates
+from services.control.resumes import Resumes
 from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import KVOptions
 from services.executor.scheduler.holds import Holds
-from services.executor.scheduler.resumes import Resumes
 from services.executor.scheduler.run_control import RunControl, need_of
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, Slice
 
@@ -80,9 +80,10 @@ class SimulatedScheduler:
             clock=time.monotonic,
             max_hold_s=self.options.max_pause_s,
         )
-        resumes = Resumes(self.block_owner, Rates(block_bytes=1))
+        moves = BlockMoves(self.block_owner, self.transfers)
+        resumes = Resumes(moves, self.capacity_guard, self.block_owner.counters, block_bytes=1)
         vllm: Any = self
-        self.control = RunControl(vllm, self.transfers, self.capacity_guard, holds, resumes)
+        self.control = RunControl(vllm, self.transfers, holds, resumes, Rates(block_bytes=1))
         self._num_placeholders = num_placeholders
         self._drafts: dict[str, RequestKV] = {}
         self._num_steps = 0
@@ -174,7 +175,7 @@ class SimulatedScheduler:
                 break
             admitted.append(request)
         self.waiting[:0] = passed_over
-        self.control.resumes.admitted([r.request_id for r in admitted if r.num_preemptions])
+        self.control.admitted([r.request_id for r in admitted if r.num_preemptions])
 
     def _admit_one(self, request: Any, num_host_tokens: int) -> bool:
         owner, name = self.block_owner, request.request_id

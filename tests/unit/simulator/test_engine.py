@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from services.control import resumes
 from services.pacing.types import ServiceLevel
 from services.placement.contradiction import find_contradiction
 from services.placement.presets import PRESETS
@@ -20,7 +21,6 @@ from services.placement.types import (
     RequestPhase,
     Snapshot,
 )
-from simulator import resumes
 from simulator.compose import StackLearner, make_engine
 from simulator.costs import LinearCosts
 from simulator.engine import Brain, Engine, Machine

@@ -5,7 +5,7 @@ from services.control.counters import Counters
 from services.pacing.types import ServiceLevel
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
-from services.placement.types import RequestId
+from services.placement.types import EngineShape, RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
 from simulator.moves import CountedMoves
@@ -13,6 +13,15 @@ from simulator.requests import LiveRequest, live_request, need_of
 from simulator.workload import ArrivingRequest
 
 GEOMETRY = BlockGeometry(num_groups=4, block_size=4)
+SHAPE = EngineShape(
+    num_layers=4,
+    layers_per_group=1,
+    block_size=4,
+    num_blocks=100,
+    block_bytes=1,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+)
 
 
 def running(pool: BlockLedger, name: str, *, num_tokens: int) -> LiveRequest:
@@ -40,11 +49,11 @@ class Bench:
         self.pool = BlockLedger(num_blocks=num_blocks)
         self.h2d = Lane(bytes_per_s=1.0)
         self.moves = CountedMoves(
+            SHAPE,
             self.pool,
-            GEOMETRY,
+            BlockLedger(num_blocks=1_000),
             lambda: list(self.moves.requests.values()),
             self.h2d,
-            block_bytes=1,
         )
         self.guard = CapacityGuard(
             self.moves,

@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from services.control.counters import Counters
-from services.control.rates import Rates
 from services.executor.blocks.failures import MAX_FAILED_SAVES, MAX_LOSSES, FailureLedger, Verdict
 from services.executor.blocks.losses import STEPS_BEFORE_RETRY
 from services.executor.copies.copy_engine import BACKGROUND, Copy, Direction
-from services.executor.scheduler.resumes import Resumes
 from services.executor.step_messages import StepFeedback
 from services.executor.transfer_types import FailureCause
 from services.placement.layer_placement import LayerPlacement
@@ -21,6 +19,7 @@ from tests.unit.executor.failing_copies import (
     FailingSimulation,
     FaultRates,
 )
+from tests.unit.executor.resumes import resumes_of
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, LateEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -272,7 +271,7 @@ def test_a_parked_request_whose_loads_fail_runs_from_its_staging_buffers() -> No
     idle(sim)
     sim.park("r1")
     set_rates(sim, FaultRates(fails=1.0))
-    resumes = Resumes(sim.owner, Rates(block_bytes=1))
+    resumes = resumes_of(sim)
 
     for _ in range(6):
         resumes.prepare(

@@ -5,11 +5,10 @@ from collections import Counter
 
 import pytest
 
-from services.control.rates import Rates
 from services.executor.blocks.residency import RequestKV
-from services.executor.scheduler.resumes import Resumes
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
+from tests.unit.executor.resumes import resumes_of
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -22,7 +21,7 @@ class Drill:
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.resumes = Resumes(sim.owner, Rates(block_bytes=1))
+        self.resumes = resumes_of(sim)
         self.paused: dict[str, int] = {}  # tokens computed
         self.parked: list[str] = []
         self.num_pauses = 0
@@ -88,6 +87,7 @@ class Drill:
                     name, self.choose, num_slots=self.sim.rng.choice((0, 100)), num_kept_free=0
                 )
             elif ready > 0:
+                self.sim.owner.requests[name].waiting = False
                 self.resumes.admitted([name])
                 self.parked.remove(name)
                 self.sim.come_back(name)
@@ -95,6 +95,7 @@ class Drill:
                 self.parked.remove(name)
                 self.sim.owner.adopt(self.sim.owner.draft(name, RESIDENT, num_slots=0))
                 self.sim.lengths[name] = 0
+                self.sim.owner.requests[name].waiting = False
                 self.resumes.admitted([name])
 
     def choose(self, request: RequestKV) -> tuple[ResumeWay, LayerPlacement]:
@@ -206,7 +207,7 @@ def test_loads_of_one_request_begin_while_the_blocks_of_another_still_drain() ->
     second = sim.admit(RESIDENT)
     sim.step({second.request_id: 24})  # its copies are under way
     sim.settle()
-    resumes = Resumes(sim.owner, Rates(block_bytes=1))
+    resumes = resumes_of(sim)
 
     def load(request: RequestKV) -> tuple[ResumeWay, LayerPlacement]:
         return ResumeWay.LOAD, RESIDENT
@@ -235,7 +236,7 @@ def test_a_parked_request_does_not_wake_up_on_blocks_that_are_kept_for_running_o
     sim = Simulation(seed=1, depth=0)
     parked = grown(sim, 21)
     sim.park(parked.request_id)
-    resumes = Resumes(sim.owner, Rates(block_bytes=1))
+    resumes = resumes_of(sim)
     offloaded = LayerPlacement(offloaded=frozenset(range(4)), num_staging=1)
 
     def leave_on_host(request: RequestKV) -> tuple[ResumeWay, LayerPlacement]:
@@ -315,7 +316,7 @@ def test_who_comes_back_gets_room_to_grow_into_at_the_cost_of_those_who_stay_par
     sim.park(first.request_id)  # 20 of 48 slots
     sim.park(second.request_id)  # 24
 
-    resumes = Resumes(sim.owner, Rates(block_bytes=1))
+    resumes = resumes_of(sim)
     resumes.prepare(first.request_id, load, num_slots=28, num_kept_free=0)
 
     assert first.request_id in sim.owner.requests
@@ -329,7 +330,7 @@ def test_who_would_come_back_without_room_to_grow_into_is_recomputed() -> None:
     request = grown(sim, 21, num_slots=20)
     sim.park(request.request_id)
 
-    resumes = Resumes(sim.owner, Rates(block_bytes=1))
+    resumes = resumes_of(sim)
     resumes.prepare(request.request_id, load, num_slots=28, num_kept_free=0)
 
     assert resumes.num_host_tokens(request.request_id) == 0

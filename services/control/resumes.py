@@ -1,0 +1,141 @@
+"""Brings parked requests back: chooses the way, and has their blocks filled before they run.
+
+A parked request waits in the queue. While it is prepared it owns blocks and is passed over; when it
+is awake, it is admitted with all tokens computed that came from the host. Its last, partly filled
+block is recomputed: less than a block of tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+from services.control.capacity_guard import CapacityGuard, Need
+from services.control.counters import Counters
+from services.control.moves import KVT, Returns
+from services.placement.layer_placement import LayerPlacement
+from services.placement.run.resume import (
+    RESUME_HORIZON,
+    LinkAndStep,
+    ParkedRequest,
+    ResumeWay,
+    cheapest_resume,
+)
+
+
+class Resumes(Generic[KVT]):
+    """Preparation of parked requests, in the order of the queue."""
+
+    def __init__(
+        self,
+        moves: Returns[KVT],
+        guard: CapacityGuard[KVT],
+        counters: Counters,
+        *,
+        block_bytes: int,
+    ) -> None:
+        """`block_bytes`: of one layer group, as the link's rate counts them."""
+        # A request that lacks blocks to come back: nobody else is admitted meanwhile.
+        self.is_short_of_blocks = False
+        self.choose_way: Callable[[ParkedRequest, LinkAndStep], ResumeWay] = cheapest_resume
+        self._moves, self.guard, self._counters = moves, guard, counters
+        self._block_bytes = block_bytes
+        self._ways: dict[str, ResumeWay] = {}
+
+    def forget(self, request_id: str) -> None:
+        self._ways.pop(request_id, None)
+
+    def is_preparing(self, request_id: str) -> bool:
+        return request_id in self._ways and self._moves.find(request_id) is not None
+
+    def num_host_tokens(self, request_id: str) -> int | None:
+        """Return how many tokens a waiting request need not compute; None while it is not ready."""
+        kv = self._moves.find(request_id)
+        if kv is None:
+            return 0
+        return None if kv.asleep else kv.num_tokens
+
+    def choose(
+        self, kv: KVT, need: Need, others: Sequence[Need], *, num_left: int, engine: LinkAndStep
+    ) -> tuple[ResumeWay, LayerPlacement]:
+        """Return how a request comes back beside `others`, and which of its layers do.
+
+        `num_left`: tokens that it may still generate.
+        """
+        placement = self.guard.place_new(need, others)
+        num_groups = self._moves.geometry.num_groups
+        num_loaded = num_groups - len(placement.offloaded)
+        group_bytes = kv.num_host_blocks * self._block_bytes
+        parked = ParkedRequest(
+            num_tokens=need.num_tokens,
+            num_host_tokens=kv.num_tokens,
+            load_bytes=num_loaded * group_bytes,
+            host_bytes=num_groups * group_bytes,
+            num_steps=max(1, min(RESUME_HORIZON, num_left)),
+        )
+        way = self.choose_way(parked, engine)
+        if way is ResumeWay.LOAD and not num_loaded:
+            way = ResumeWay.HOST_RESIDENT
+        return way, placement
+
+    def prepare(
+        self,
+        request_id: str,
+        choose: Callable[[KVT], tuple[ResumeWay, LayerPlacement]],
+        *,
+        num_slots: int,
+        num_kept_free: int,
+    ) -> None:
+        """Take the next step towards running again; `choose` says how, when it has to be decided.
+
+        `num_slots` of host room are asked for; `num_kept_free` blocks are left to running requests.
+        """
+        kv = self._moves.find(request_id)
+        if kv is None:
+            self.forget(request_id)  # its copies went to others
+        if kv is None or not kv.asleep:
+            return
+        way = self._ways.get(request_id)
+        if way is None or (way is ResumeWay.LOAD and kv.is_parked):  # it was put back
+            way, placement = choose(kv)
+            way = self._begin(kv, way, placement, num_slots)
+        if way is ResumeWay.RECOMPUTE:
+            return
+        num_left = self._moves.num_free - num_kept_free
+        loading = self._moves.load_on(kv, num_left)
+        self.is_short_of_blocks |= loading.lacks_blocks
+        if loading.is_complete:
+            # A running request that lacks what is kept would take it back, step after step.
+            fits = self._moves.num_to_wake(kv) <= num_left
+            self.is_short_of_blocks |= not (fits and self._moves.wake(kv))
+
+    def _begin(
+        self, kv: KVT, way: ResumeWay, placement: LayerPlacement, num_slots: int
+    ) -> ResumeWay:
+        """Return the way taken: without room on the host to grow into, all is recomputed."""
+        if way is ResumeWay.RECOMPUTE or not self._moves.reserve(kv, num_slots):
+            way = ResumeWay.RECOMPUTE
+            self._moves.drop(kv)
+        else:
+            loaded = way is ResumeWay.LOAD
+            groups = [g for g in kv.offloaded if loaded and g not in placement.offloaded]
+            self._moves.begin_load(kv, groups, num_buffers=placement.num_staging)
+        self._ways[kv.request_id] = way
+        return way
+
+    def put_back(self, request_id: str) -> bool:
+        """Undo a preparation, to choose anew; False if the request owns no block.
+
+        Nothing is copied: all that a request in the queue has is on the host.
+        """
+        kv = self._moves.find(request_id)
+        if kv is None or not kv.num_owned:
+            return False
+        self.forget(request_id)
+        self._moves.put_back(kv)
+        return True
+
+    def admitted(self, request_ids: Sequence[str]) -> None:
+        """Take in which requests run again, prepared or not."""
+        for request_id in request_ids:
+            way = self._ways.pop(request_id, None)
+            if way is not None:
+                self._counters.count_resume(way)

@@ -1,0 +1,13 @@
+"""Resumes over a simulation's blocks."""
+
+from services.control.capacity_guard import CapacityGuard
+from services.control.resumes import Resumes
+from services.executor.blocks.moves import BlockMoves
+from services.executor.blocks.residency import RequestKV
+from tests.unit.executor.simulated_ranks import Simulation
+
+
+def resumes_of(sim: Simulation) -> Resumes[RequestKV]:
+    moves = BlockMoves(sim.owner, sim.planner)
+    guard = CapacityGuard(moves, sim.owner.counters, max_staging=2, restore_when_free_frac=0.0)
+    return Resumes(moves, guard, sim.owner.counters, block_bytes=1)
