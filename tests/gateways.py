@@ -27,7 +27,7 @@ class Client:
 
     def num_generated(self) -> list[int]:
         """Return how many tokens the gateway has of each live request."""
-        return [generation._num_generated for generation in self.gateway.dispatcher._live.values()]
+        return [live.generation._num_generated for live in self.gateway.dispatcher._live.values()]
 
     async def wait_ready(self) -> None:
         await until(lambda: self.gateway.dispatcher.is_ready)

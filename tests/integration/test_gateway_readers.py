@@ -129,7 +129,7 @@ async def test_a_reader_that_takes_its_time_is_not_given_up(executor) -> None:
 
 async def read_until_a_batch_is_taken(client: Client, reader: SlowReader) -> None:
     """Read until the gateway has handed over more than before."""
-    generation = client.gateway.dispatcher._live[NAME]
+    generation = client.gateway.dispatcher._live[NAME].generation
     num_written = generation._record.num_written
     async with asyncio.timeout(EVENT_TIMEOUT_S):
         while generation._record.num_written == num_written:

@@ -1,0 +1,151 @@
+"""Which executor takes a live request, and what both then say to each other."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from services.gateway import convert
+from services.gateway.errors import UnknownModelError
+from services.gateway.executors.link import ExecutorLink
+from services.gateway.executors.routing import Candidate, RoutingGenerations, choose_executor
+from services.gateway.live.generation import Generation
+from services.gateway.live.reports import DeliveryReports
+from services.gateway.live.request_trace import RequestTrace
+from services.gateway.types import ModelInfo, RequestId
+from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
+from services.kit import clock as clocks
+from services.kit import rpc
+from services.kit.errors import DeadlineError, OverloadedError, ServiceError, UnavailableError
+from services.reporting.ledger import RequestRef
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a live request is."""
+
+    link: ExecutorLink
+    ref: RequestRef
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveRequest:
+    """All that the gateway has of one request, from its admission to its end."""
+
+    generation: Generation
+    trace: RequestTrace
+    route: Route | None = None  # once an executor has taken it
+
+
+class Placing:
+    """Finds executors for requests, and follows them there."""
+
+    def __init__(
+        self,
+        links: Sequence[ExecutorLink],
+        reports: DeliveryReports,
+        *,
+        submit_timeout_s: float,
+    ) -> None:
+        """`submit_timeout_s`: for an executor to accept or reject, > 0."""
+        self._links = {link.address: link for link in links}
+        self._reports = reports
+        self._submit_timeout_s = submit_timeout_s
+        self._numbers = RoutingGenerations(clocks.wall_s)
+
+    def models(self) -> list[ModelInfo]:
+        """Return one entry per model, sorted, with the largest context that is served."""
+        largest: dict[str, ModelInfo] = {}
+        for link in self._links.values():
+            info = link.info
+            if info is None:
+                continue
+            known = largest.get(info.model)
+            if known is None or info.max_model_len > known.max_model_len:
+                largest[info.model] = info
+        return [largest[model] for model in sorted(largest)]
+
+    async def place(self, live: LiveRequest, *, is_draining: Callable[[], bool]) -> None:
+        """Find an executor that takes the request; one that is unavailable or full leads to the
+        next, and the last one's refusal counts.
+        """
+        model = live.generation.request.model
+        tried: set[str] = set()
+        refusal: ServiceError | None = None
+        while True:
+            try:
+                chosen = self._choose(model, tried)
+            except (UnavailableError, UnknownModelError) as error:
+                raise refusal or error from None
+            tried.add(chosen.address)
+            try:
+                await self._submit(self._links[chosen.address], live)
+            except (UnavailableError, OverloadedError) as error:
+                if is_draining():
+                    raise
+                refusal = error
+                log.info("request_rerouted", address=chosen.address)
+                live.generation.reset()
+            else:
+                return
+
+    def _choose(self, model: str, tried: set[str]) -> Candidate:
+        candidates = [c for link in self._links.values() if (c := link.candidate())]
+        return choose_executor(candidates, model, excluded=tried)
+
+    async def _submit(self, link: ExecutorLink, live: LiveRequest) -> None:
+        """Submit to `link` and wait for its answer; record the route if it takes the request."""
+        generation = live.generation
+        request, info = generation.request, link.info
+        number = self._numbers.next(request.request_id)
+        link.submit(request, number, generation, trace=live.trace.context)
+        assert info is not None
+        try:
+            async with asyncio.timeout(rpc.timeout_s(self._submit_timeout_s)):
+                await generation.answered()
+        except BaseException as error:
+            link.abandon(request.request_id)
+            if isinstance(error, TimeoutError):
+                raise DeadlineError("the executor did not answer in time") from None
+            raise
+        live.route = Route(link, RequestRef(info.executor_id, request.request_id, number))
+        self._reports.register(
+            convert.registration_to_proto(
+                request,
+                executor_id=info.executor_id,
+                generation=number,
+                num_prompt_tokens=generation.num_prompt_tokens,
+            )
+        )
+
+    def progressed(self, live: LiveRequest, num_delivered: int) -> None:
+        """Tell executor and tracker how far a reader has come."""
+        if live.route is not None:
+            live.route.link.delivered(live.generation.request.request_id, num_delivered)
+            self._reports.update(live.route.ref, num_delivered=num_delivered)
+
+    def leave(self, live: LiveRequest) -> None:
+        """Have the executor, if any, and the tracker know that nobody wants more of a request."""
+        if live.route is not None:
+            live.route.link.abandon(live.generation.request.request_id)
+            self._reports.update(live.route.ref, final=True)
+
+    def abort(self, request_id: RequestId) -> None:
+        """Have whoever has a request end it."""
+        for link in self._links.values():
+            link.abort(request_id)
+
+    async def tokenize(
+        self, model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
+    ) -> Tokenization:
+        """Return a prompt's tokens, from any executor of the model. Raises UnknownModelError,
+        UnavailableError, and InvalidRequestError if the prompt cannot be rendered.
+        """
+        return await self._links[self._choose(model, set()).address].tokenize(prompt, options)
+
+    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+        """Return the text of tokens. Raises as `tokenize` does."""
+        return await self._links[self._choose(model, set()).address].detokenize(ids)
