@@ -31,7 +31,7 @@ class FormulaCheck:
         if request.asleep:  # nothing of it need be in the pool; what still is, is on its way
             assert not owned or not request.is_parked
             return len(owned)
-        num_in_transit = request.num_blocks_in_transit(geometry.block_size)
+        num_in_transit = request.num_blocks_in_transit()
         expected = num_formula_blocks(request, geometry) + num_in_transit
         assert expected == len(owned), f"{request.request_id}: {expected}, owns {len(owned)}"
         self.num_compared += 1

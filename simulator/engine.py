@@ -354,7 +354,7 @@ class Engine:
         request.kv.cancel_copies()
         self.scheduler.release(request)
         self.scheduler.guard.forget(request.request_id)
-        self.scheduler.moves.requests.pop(request.request_id, None)
+        self.scheduler.moves.forget(request.request_id)
         self.outcomes.append(
             Outcome(
                 request_id=request.request_id,

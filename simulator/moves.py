@@ -92,26 +92,25 @@ class CountedMoves:
 
     # -- the way back -------------------------------------------------------------------------
 
-    def can_reserve(self, request: LiveRequest) -> bool:
+    def can_reserve(self, request: LiveRequest, num_slots: int) -> bool:
         """Return whether `promise` would succeed."""
         num_droppable = sum(self.host.owned[one.request_id] for one in self._parked(request))
-        return self._num_missing(request) <= num_droppable
+        return self._num_missing(request, num_slots) <= num_droppable
 
-    def promise(self, request: LiveRequest) -> bool:
-        """Promise the host slots that a request may take until its end; False: too few.
+    def promise(self, request: LiveRequest, num_slots: int) -> bool:
+        """Promise host slots to a request; False: there are too few.
 
         It is at the cost of parked ones, shortest first. Its own copies it keeps.
         """
-        if not self.can_reserve(request):
+        if not self.can_reserve(request, num_slots):
             return False
         for one in self._parked(request):
-            if self._num_missing(request) <= 0:
+            if self._num_missing(request, num_slots) <= 0:
                 break
             self.drop(one.kv)
-        return self.host.set_owned(request.request_id, num_host_blocks(self._geometry, request))
+        return self.host.set_owned(request.request_id, num_slots)
 
-    def _num_missing(self, request: LiveRequest) -> int:
-        num_slots = num_host_blocks(self._geometry, request)
+    def _num_missing(self, request: LiveRequest, num_slots: int) -> int:
         return num_slots - self.host.owned.get(request.request_id, 0) - self.host.num_free
 
     def _parked(self, but: LiveRequest) -> list[LiveRequest]:
@@ -119,10 +118,11 @@ class CountedMoves:
         return sorted(parked, key=lambda one: one.kv.num_tokens)
 
     def reserve(self, kv: KVState, num_slots: int) -> bool:
-        return self.promise(self.requests[RequestId(kv.request_id)])
+        return self.promise(self.requests[RequestId(kv.request_id)], num_slots)
 
     def drop(self, kv: KVState) -> None:
         request = self.requests[RequestId(kv.request_id)]
+        self._lacking.pop(kv.request_id, None)
         kv.cancel_copies()
         self.pool.release(request.request_id)
         self.host.release(request.request_id)
@@ -147,9 +147,15 @@ class CountedMoves:
 
     def put_back(self, kv: KVState) -> None:
         request = self.requests[RequestId(kv.request_id)]
+        self._lacking.pop(kv.request_id, None)
         kv.cancel_copies()
         request.kv = kv.parked()
         self.refresh(request.kv)
+
+    def forget(self, request_id: RequestId) -> None:
+        """Forget a request that has left."""
+        self.requests.pop(request_id, None)
+        self._lacking.pop(request_id, None)
 
     def refresh(self, kv: KVState) -> None:
         """Let the ledger follow a change of a request's KV that finds its blocks free."""

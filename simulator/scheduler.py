@@ -255,7 +255,7 @@ class Scheduler:
         if not all(self._has_room(kv, n) for n in (request.num_tokens, kv.num_tokens + chunk)):
             return False
         if is_new and kv.mirrored:
-            reserved = self.moves.promise(request)
+            reserved = self.moves.promise(request, num_host_blocks(self.geometry, request))
             assert reserved
         request.kv = kv
         return True
@@ -266,7 +266,7 @@ class Scheduler:
         if self.offloads:
             others = [need_of(one) for one in self._active()]
             placement = self.guard.place_new(need_of(request), others)
-            kv.mirrored = self.moves.can_reserve(request)
+            kv.mirrored = self.moves.can_reserve(request, num_host_blocks(self.geometry, request))
             if kv.mirrored:
                 kv.wanted_buffers = placement.num_staging
                 kv.offload(sorted(placement.offloaded), num_free=0)

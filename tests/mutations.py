@@ -113,7 +113,7 @@ MUTATIONS = (
         "services/pacing/request_buffer.py",
         "            return self.num_generated - self.num_delivered\n",
         "            return self.num_generated - self.num_delivered + 1\n",
-        ("tests/unit/executor", "-k", "buffer or hold or deposit"),
+        ("tests/unit/pacing",),
     ),
     Mutation(
         "tokens earlier than the reader reads",

@@ -63,9 +63,9 @@ class CapacityGuard(Generic[KVT]):
         """
         needs = [*running, *waiting]
         self._running_ids = {need.request_id for need in running}
-        idle = self._moves.idle(but={need.request_id for need in needs})
-        if self._is_all_resident_with_room(needs, idle):
+        if self._is_all_resident_with_room(needs):
             return
+        idle = self._moves.idle(but={need.request_id for need in needs})
         num_movable = self._num_movable(idle)
         tight = self._fewest(needs, num_blocks=num_movable)
         roomy = self._fewest(needs, num_blocks=num_movable - self.num_spare)
@@ -137,10 +137,11 @@ class CapacityGuard(Generic[KVT]):
                 continue
             num_before = kv.num_owned_when_copied
             self._moves.sleep(kv)
+            now, returning = set(kv.offloaded), set(kv.restoring)
             for group in self._spread:
                 if num_before - kv.num_owned_when_copied >= num_excess:
                     break
-                if group not in kv.offloaded or group in kv.restoring:
+                if group not in now or group in returning:
                     self._moves.offload(kv, [group])
                     self._counters.num_reclaimed_groups += 1
             num_taken = num_before - kv.num_owned_when_copied
@@ -148,23 +149,25 @@ class CapacityGuard(Generic[KVT]):
             num_excess -= num_taken
         return took
 
-    def _is_all_resident_with_room(self, needs: Sequence[Need], idle: Sequence[KVT]) -> bool:
+    def _is_all_resident_with_room(self, needs: Sequence[Need]) -> bool:
         """Return whether there is nothing to do: the common case, answered without the search."""
         moves = self._moves
-        if self.given or any(kv.offloaded or kv.asleep for kv in moves.all()):
+        # What is offloaded and awake has buffers.
+        if self.given or any(kv.num_buffers or kv.asleep for kv in moves.all()):
             return False
+        active = {need.request_id for need in needs}
         num_rows = sum(need.num_tokens // moves.geometry.block_size + 1 for need in needs)
-        num_rows += sum(kv.num_rows for kv in idle)
+        num_rows += sum(kv.num_rows for kv in moves.all() if kv.request_id not in active)
         return num_rows * moves.geometry.num_groups <= moves.num_blocks - self.num_spare
 
     def _move(self, kv: KVT, *, least: LayerPlacement, most: LayerPlacement) -> None:
         """Offload what must leave and restore what may come back; between the two, stay."""
-        now = set(kv.offloaded)
-        leaving = [g for g in sorted(least.offloaded) if g not in now or g in kv.restoring]
+        now, returning = set(kv.offloaded), set(kv.restoring)
+        leaving = [g for g in sorted(least.offloaded) if g not in now or g in returning]
         if leaving:
             self._moves.offload(kv, leaving)
         for group in sorted(now - most.offloaded):
-            if group in kv.restoring or kv.num_rows > self._moves.num_free - self._num_kept_free:
+            if group in returning or kv.num_rows > self._moves.num_free - self._num_kept_free:
                 break
             self._moves.restore(kv, group)
         if kv.num_buffers and kv.num_buffers != least.num_staging:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from services.kit.transport import PLAIN, Transport
 from services.placement.types import PolicyParameters
@@ -14,6 +14,8 @@ CONFIG_KEY = "evenflow_controller"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerOptions:
     """Which policy acts, and when it is asked."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     policy: str = "orbitflow"  # preset of `services.placement.presets`
     shadow_policy: str = ""  # preset whose plans are only compared; empty: none

@@ -89,7 +89,7 @@ class Resumes(Generic[KVT]):
         `num_slots` of host room are asked for; `num_kept_free` blocks are left to running requests.
         """
         kv = self._moves.find(request_id)
-        if kv is None:
+        if kv is None and self._ways.get(request_id) is not ResumeWay.RECOMPUTE:
             self.forget(request_id)  # its copies went to others
         if kv is None or not kv.asleep:
             return

@@ -43,7 +43,7 @@ class AtMost:
 Count: TypeAlias = Annotated[int, Within(0, MAX_INT32)]
 PositiveInt: TypeAlias = Annotated[int, Within(1, MAX_INT32)]
 LongInt: TypeAlias = Annotated[int, Within(0, 2**63 - 1)]
-NonNegativeFloat: TypeAlias = Annotated[float, Within()]
+Throughput: TypeAlias = Annotated[float, Within(0.0, 1e21)]  # tokens or operations per second
 PositiveFloat: TypeAlias = Annotated[float, Within(above_low=True)]
 Duration: TypeAlias = Annotated[float, Within()]  # seconds
 Seconds: TypeAlias = Annotated[float, Within(0.0, MAX_SECONDS)]

@@ -23,7 +23,6 @@ from services.placement.ranges import (
     Epoch,
     Layers,
     LongInt,
-    NonNegativeFloat,
     PerStep,
     PositiveBlocks,
     PositiveFloat,
@@ -32,6 +31,7 @@ from services.placement.ranges import (
     Ranks,
     Rate,
     Seconds,
+    Throughput,
     Window,
 )
 
@@ -188,10 +188,8 @@ class Profile:
     layer_s_per_context_token: Seconds = 0.0  # per KV token read and layer
     prefill_s_per_token: Seconds = 0.0  # whole model
     mean_tpot_s: Seconds = 0.0  # over recent decode steps, >= 0; 0: none yet
-    capacity_tps: NonNegativeFloat = (
-        0.0  # tokens per second the engine can generate (Gamma); 0: unknown
-    )
-    peak_flops_per_s: NonNegativeFloat = 0.0  # of all ranks; 0: unknown
+    capacity_tps: Throughput = 0.0  # tokens per second the engine can generate (Gamma); 0: unknown
+    peak_flops_per_s: Throughput = 0.0  # of all ranks; 0: unknown
 
     def layer_s(self, num_tokens: int, num_context_tokens: int) -> float:
         """Return the compute time of one layer for a step of `num_tokens` new tokens."""
@@ -258,21 +256,17 @@ class Placement:
 class Quality:
     """What is known about a plan. Latencies are of one decode step."""
 
-    latency_s: (
-        NonNegativeFloat  # predicted, at the last step of the window: no step of it is longer
-    )
+    latency_s: Duration  # predicted, at the last step of the window: no step of it is longer
     mean_latency_s: Duration  # predicted, mean over the window
     first_latency_s: Duration  # predicted, at the first step of the window
-    objective_s: (
-        NonNegativeFloat  # what the optimiser minimises: latency_s + switching cost per step
-    )
-    lower_bound_s: (
-        NonNegativeFloat  # certified: no placement of the running requests has a lower objective
-    )
+    objective_s: Duration  # what the optimiser minimises: latency_s + switching cost per step
+    lower_bound_s: Duration  # certified: no placement of the running requests has a lower objective
     window: PositiveInt  # Delta: decode steps that the plan is meant to hold
     expires_after: Count  # decode steps until the first capacity or SLO breach
     num_nodes: int  # search nodes spent: with the snapshot, all that a replay needs
-    serve_all: PlanStatus  # of all requests whose pause may end: why some are paused
+    serve_all: PlanStatus = (
+        PlanStatus.UNDECIDED
+    )  # of all requests whose pause may end: why some are paused
 
     @property
     def gap_frac(self) -> float:

@@ -127,7 +127,8 @@ def _x_scale(chart: Chart) -> Specification:
 def _y_scale(chart: Chart) -> Specification:
     if chart.y_high is not None:
         return {"domain": [0, chart.y_high]}
-    return {"domainMin": 0} if any(line.points for line in chart.lines) else {"domain": [0, 1]}
+    some = any(y > 0 for line in chart.lines for _, y in line.points)
+    return {"domainMin": 0} if some else {"domain": [0, 1]}
 
 
 def _quantity(field: str, title: str, scale: Specification) -> Specification:

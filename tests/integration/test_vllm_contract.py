@@ -230,7 +230,34 @@ def test_our_schedulers_are_found_by_name_and_extend_vllms(
 def test_requests_enter_and_leave_the_scheduler_where_we_watch(scheduler: type) -> None:
     assert parameters(scheduler.add_request) == ["self", "request"]  # type: ignore[attr-defined]
     assert parameters(scheduler._free_request)[:2] == ["self", "request"]  # type: ignore[attr-defined]
-    for name in ("buffers", "step_clock", "deliver", "observe", "state_of", "layer_groups_of"):
+    for name in (
+        "buffers",
+        "step_clock",
+        "deliver",
+        "observe",
+        "hold",
+        "hold_back",
+        "is_held",
+        "layer_groups_of",
+        "loop",
+        "controller",
+        "control",
+        "recovery",
+        "rates",
+        "transfers",
+        "set_up",
+        "place",
+        "pause",
+        "park",
+        "resume",
+        "paused",
+        "parked",
+        "block_owner",
+        "capacity_guard",
+        "kv_options",
+        "adjust_placements",
+        "predicted_step_s",
+    ):
         assert not hasattr(scheduler, name)
         assert f"self.{name} " not in source(Scheduler.__init__)
     assert not hasattr(scheduler, "check_integrity")

@@ -1,4 +1,4 @@
-"""The pool's blocks, as they are taken and given back; nothing else touches the pool."""
+"""The pool's blocks, as they are taken and given back."""
 
 from collections.abc import Iterable, Sequence
 

@@ -159,13 +159,13 @@ class RequestKV:
             )
         )
 
-    def num_blocks_in_transit(self, block_size: int) -> int:
+    def num_blocks_in_transit(self) -> int:
         """Return what it owns beyond the block formula: copies under way in either direction.
 
         Full own blocks of offloaded groups, less the staging blocks that they will become, and
         the targets of restores.
         """
-        num_full = self.num_tokens // block_size
+        num_full = self.num_full_blocks
         waiting = sum(
             sum(1 for position in group.own if position < num_full)
             for group in self.groups

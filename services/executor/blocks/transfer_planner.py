@@ -138,7 +138,10 @@ class TransferPlanner:
         )
 
     def stats(self) -> KVStats | None:
-        """Return where KV is now, once in a while: counting takes longer than most steps' part."""
+        """Return where KV is now, once in a while, and at once when a copy has gone wrong.
+
+        Counting takes longer than most steps' part.
+        """
         self._num_stats_asked += 1
         owner, failed = self.owner, self.owner.counters.num_failures > self._reported.num_failures
         if self._num_stats_asked % STEPS_PER_STATS and not failed:

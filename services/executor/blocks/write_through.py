@@ -118,7 +118,7 @@ class WriteThrough:
         for request in self._lagging.values():
             for index, group in enumerate(request.groups):
                 if group.offloaded:
-                    self._order(step, request, index, self._num_full(request), saves)
+                    self._order(step, request, index, request.num_full_blocks, saves)
         num_left = self._budget(num_before) - (self._num_under_way - num_before)
         if num_left > 0:
             self._mirror(step, num_left, saves)
@@ -130,7 +130,7 @@ class WriteThrough:
                 if num_left <= 0:
                     return
                 if not group.offloaded:
-                    end = min(self._num_full(request), group.num_saves_sent + num_left)
+                    end = min(request.num_full_blocks, group.num_saves_sent + num_left)
                     num_ordered = self._order(step, request, index, end, saves)
                     num_left -= num_ordered
                     self._owner.counters.num_mirrored_blocks += num_ordered
@@ -158,7 +158,7 @@ class WriteThrough:
 
     def _forget_the_gone(self) -> None:
         for request in list(self._lagging.values()):
-            num_full = self._num_full(request)
+            num_full = request.num_full_blocks
             if not self._is_live(request) or all(
                 group.num_saves_sent >= num_full for group in request.groups
             ):
@@ -175,14 +175,11 @@ class WriteThrough:
     def num_lagging_blocks(self) -> int:
         """Return how many full blocks of mirrored requests have no complete host copy."""
         return sum(
-            max(0, self._num_full(request) - group.num_host_blocks)
+            max(0, request.num_full_blocks - group.num_host_blocks)
             for request in self._owner.requests.values()
             if request.mirrored
             for group in request.groups
         )
-
-    def _num_full(self, request: RequestKV) -> int:
-        return request.num_tokens // self._owner.geometry.block_size
 
     def _is_live(self, request: RequestKV) -> bool:
         return self._owner.requests.get(request.request_id) is request

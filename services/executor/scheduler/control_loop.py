@@ -84,9 +84,7 @@ class ControlLoop:
             kv = owner.requests.get(request_id)
             if kv is None or not kv.mirrored:
                 del self._lagging[request_id]
-            elif has_caught_up(
-                kv, block_size=owner.geometry.block_size, slack_blocks=SEALING_STEPS
-            ):
+            elif has_caught_up(kv, slack_blocks=SEALING_STEPS):
                 del self._lagging[request_id]
                 note(Trigger.MIRRORED)
 

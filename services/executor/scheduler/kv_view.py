@@ -46,7 +46,6 @@ def _num_owned(group: GroupKV) -> int:
     return own + (len(group.restore.targets) if group.restore is not None else 0)
 
 
-def has_caught_up(kv: RequestKV, *, block_size: int, slack_blocks: int) -> bool:
+def has_caught_up(kv: RequestKV, *, slack_blocks: int) -> bool:
     """Return whether the host copy lacks no more than the newest blocks of every group."""
-    num_full = kv.num_tokens // block_size
-    return min(group.num_host_blocks for group in kv.groups) >= num_full - slack_blocks
+    return kv.num_host_blocks >= kv.num_full_blocks - slack_blocks

@@ -120,7 +120,7 @@ class RunControl:
 
     def _is_drained(self, kv: RequestKV) -> bool:
         """Whether waiting longer would not save another block."""
-        num_full = kv.num_tokens // self._owner.geometry.block_size
+        num_full = kv.num_full_blocks
         if not kv.mirrored or kv.num_host_blocks >= num_full:
             return True
         if any(group.num_host_blocks < group.num_saves_sent for group in kv.groups):

@@ -5,7 +5,6 @@ and travels with the step, so that all ranks do the same.
 """
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
@@ -268,10 +267,6 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
 
     def hold_back(self, request_id: str, *, held: bool) -> None:
         self.controller.hold(request_id, held=held)
-
-    def set_deposits(self, num_tokens: Mapping[str, int]) -> None:
-        """Say how many tokens each reader has in hand: who has most is mirrored first."""
-        self.transfers.write_through.set_deposits(num_tokens)
 
     # -- what others see --------------------------------------------------------------------
 

@@ -46,10 +46,6 @@ class SchedulerSeam:
         self._options, self._now_s = options, now_s
         self.ledger: RequestLedger  # set by whoever makes both
         self.last_scheduled: tuple[str, ...] = ()  # of the newest step
-        # What the guard keeps free before it brings a layer back is not the planner's to give away.
-        self._num_spare = int(
-            kv_options.restore_when_free_frac * (self._owner.pool.num_gpu_blocks - 1)
-        )
         self._shape = engine_shape(
             scheduler.vllm_config,
             scheduler.kv_cache_manager.kv_cache_config,
@@ -100,7 +96,8 @@ class SchedulerSeam:
             seed=self._options.seed,
             engine=self._shape,
             requests=tuple(states),
-            num_free_blocks=max(0, self._owner.pool.get_num_free_blocks() - self._num_spare),
+            # What the guard keeps free before a layer comes back is not the planner's to give away.
+            num_free_blocks=max(0, self._owner.pool.get_num_free_blocks() - self._guard.num_spare),
             num_free_host_blocks=self._owner.host.num_free,
             num_free_staging_blocks=num_idle_staging,
             last_completion_age_s=None if completed_s is None else now_s - completed_s,

@@ -1,4 +1,4 @@
-"""From a checked request to a live one: admission, routing, acceptance, progress, ending."""
+"""From a checked request to a live one: admission, quotas, progress, ending."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

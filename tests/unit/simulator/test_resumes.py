@@ -124,7 +124,7 @@ def test_who_comes_back_takes_host_room_from_parked_ones_shortest_first(
     host = engine.scheduler.host
     assert host.set_owned(RequestId("rest"), host.num_free - num_free)
 
-    assert engine.scheduler.moves.promise(first)
+    assert engine.scheduler.moves.promise(first, 132)
     assert {one.request_id for one in others if one.kv.is_parked} == kept
     assert first.kv.num_host_blocks == 5
     assert host.owned[first.request_id] == 132
@@ -136,7 +136,7 @@ def test_nothing_is_dropped_where_it_would_not_be_enough() -> None:
     host = engine.scheduler.host
     assert host.set_owned(RequestId("rest"), host.num_free - 91)  # 132 - 20 are asked, "b" has 20
 
-    assert not engine.scheduler.moves.promise(first)
+    assert not engine.scheduler.moves.promise(first, 132)
     assert other.kv.is_parked
     assert host.owned[other.request_id] == 20
 

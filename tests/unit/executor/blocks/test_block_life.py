@@ -89,7 +89,7 @@ def test_the_pool_loses_exactly_what_the_block_formula_says(
         before = sim.planner.owner.pool.get_num_free_blocks()
         sim.step({request.request_id: num_tokens})
         assert before >= sim.pool.get_num_free_blocks()
-        in_transit = request.num_blocks_in_transit(BLOCK_SIZE)
+        in_transit = request.num_blocks_in_transit()
         formula = num_request_blocks(
             sim.owner.geometry, residency, num_tokens=sim.lengths[request.request_id]
         )
@@ -109,7 +109,7 @@ def test_nothing_is_in_transit_once_copies_are_complete() -> None:
 
     num_owned = sim.num_blocks - 1 - sim.pool.get_num_free_blocks()
 
-    assert request.num_blocks_in_transit(BLOCK_SIZE) == 0
+    assert request.num_blocks_in_transit() == 0
     assert num_owned == 6 + 5 + 3  # one resident group, one buffer, three open blocks
 
 

@@ -70,5 +70,5 @@ def test_targets_of_a_restore_are_held_and_on_their_way() -> None:
 def test_a_copy_has_caught_up_when_every_group_lacks_the_newest_blocks_only() -> None:
     kv = make_kv(RESIDENT, OFFLOADED, staging=1)  # 70 tokens: 4 full blocks of 16
 
-    assert has_caught_up(kv, block_size=16, slack_blocks=3)
-    assert not has_caught_up(kv, block_size=16, slack_blocks=2)
+    assert has_caught_up(kv, slack_blocks=3)
+    assert not has_caught_up(kv, slack_blocks=2)

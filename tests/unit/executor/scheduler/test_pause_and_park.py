@@ -353,3 +353,20 @@ def test_a_draft_that_is_not_admitted_costs_nobody_its_host_copies() -> None:
     assert sim.owner.counters.num_dropped_copies == 0
     assert num_new == 2  # as many as it would take: a staging block per position
     assert sim.owner.host.num_unpromised == 4
+
+
+def test_a_recompute_that_waits_for_room_counts_once_it_runs() -> None:
+    sim = Simulation(seed=1, depth=0)
+    request = grown(sim, 21)
+    sim.park(request.request_id)
+    resumes = resumes_of(sim)
+
+    def recompute(kv: RequestKV) -> tuple[ResumeWay, LayerPlacement]:
+        return ResumeWay.RECOMPUTE, RESIDENT
+
+    for _ in range(3):
+        resumes.prepare(request.request_id, recompute, num_slots=24, num_kept_free=0)
+        assert resumes.num_host_tokens(request.request_id) == 0
+    resumes.admitted([request.request_id])
+
+    assert sim.owner.counters.num_resumes_recompute == 1
