@@ -18,6 +18,7 @@ from lab.models import NUM_LAYERS, exactness_model
 from services.control.options import ControllerOptions
 from services.executor.engine.config import (
     ASYNC_LAYERWISE_SCHEDULER,
+    CPU_EXECUTOR,
     SYNC_LAYERWISE_SCHEDULER,
 )
 from services.executor.kv_options import KVOptions
@@ -137,6 +138,8 @@ def make_engine(case: EngineCase) -> Any:
         arguments.update(case.kv.engine_args())
     config = EngineArgs(**arguments).create_engine_config()
     config.scheduler_config.async_scheduling = case.asynchronous  # CPU platforms switch it off
+    if case.num_ranks > 1:
+        config.parallel_config.distributed_executor_backend = CPU_EXECUTOR
     if case.kv is not None:
         config.scheduler_config.scheduler_cls = (
             ASYNC_LAYERWISE_SCHEDULER if case.asynchronous else SYNC_LAYERWISE_SCHEDULER

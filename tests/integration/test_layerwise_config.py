@@ -9,7 +9,7 @@ from vllm.platforms import current_platform
 
 from lab.models import exactness_model
 from services.control.options import ControllerOptions
-from services.executor.engine.config import make_config
+from services.executor.engine.config import CPU_EXECUTOR, make_config
 from services.executor.kv_options import CONFIG_KEY, KVOptions, LayerTime, check_supported
 from services.executor.settings import ExecutorSettings
 
@@ -33,6 +33,7 @@ def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
     assert (options.layers_per_group, options.host_bytes) == (2, 1 << 20)
     assert "LayerwiseScheduler" in str(config.scheduler_config.scheduler_cls)
     assert "LayerwiseCPUWorker" in str(config.parallel_config.worker_cls)
+    assert config.parallel_config.distributed_executor_backend == CPU_EXECUTOR
 
 
 def test_a_form_of_host_memory_that_does_not_exist_is_refused() -> None:

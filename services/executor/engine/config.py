@@ -23,6 +23,7 @@ LONE_SPARE_FRAC = 0.1  # the same where the capacity guard decides alone, before
 GRAMMAR_BACKEND = "xgrammar"
 FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
 CPU_WORKER = "services.executor.plugin.cpu_worker.EvenflowCPUWorker"
+CPU_EXECUTOR = "services.executor.plugin.cpu_executor.SleepingMultiprocExecutor"
 _SCHEDULERS = "services.executor.scheduler"
 SYNC_SCHEDULER = f"{_SCHEDULERS}.plain_scheduler.EvenflowScheduler"
 ASYNC_SCHEDULER = f"{_SCHEDULERS}.plain_scheduler.EvenflowAsyncScheduler"
@@ -77,6 +78,8 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     config = args.create_engine_config()
     scheduler = config.scheduler_config
     # Afterwards, because only the finished configuration says which kind vLLM would take.
+    if current_platform.is_cpu() and config.parallel_config.distributed_executor_backend == "mp":
+        config.parallel_config.distributed_executor_backend = CPU_EXECUTOR
     if settings.uses_layerwise_kv:
         check_supported(config)
         scheduler.scheduler_cls = (

@@ -10,6 +10,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from services.executor.plugin.attention_memo import build_once, install_memo
 from services.executor.plugin.block_tables import StackedBlockTables
+from services.executor.plugin.cpu_executor import nap_between_looks
 from services.executor.plugin.worker import LayerwiseWorkerMixin
 
 
@@ -21,6 +22,10 @@ class EvenflowCPUWorker(CPUWorker):  # type: ignore[misc]
     row draws from the common generator. And the first request with log-probabilities: vLLM
     compiles a function for it, seconds in which no step runs. Eager means eager here.
     """
+
+    def init_device(self) -> None:
+        nap_between_looks()
+        super().init_device()
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         if self.model_config.enforce_eager:
