@@ -1,5 +1,6 @@
 """One direction of a device engine: what it has been given, and what of it is on its stream."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -60,6 +61,14 @@ class IssuingLane:
 
     def is_wanted(self, job: CopyJob) -> bool:
         return not (job.cancelled or job.error is not None or self.closing)
+
+    def wait_until_issued(self, job: CopyJob, timeout_s: float) -> bool:
+        """Block while the lane's thread issues a job; return whether it has, or never will."""
+        bound_s = None if math.isinf(timeout_s) else min(timeout_s, threading.TIMEOUT_MAX)
+        with self.changed:
+            return self.changed.wait_for(
+                lambda: not job.num_to_issue or not self.is_wanted(job), bound_s
+            )
 
     def cancel(self, job: CopyJob) -> None:
         with self.changed:

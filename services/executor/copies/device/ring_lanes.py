@@ -16,53 +16,33 @@ from services.executor.copies.copy_job import (
     between_ring_and_host,
     chunks_of,
 )
-from services.executor.copies.device.direct_lanes import ChunkHeap, wait_bound_s
 from services.executor.copies.device.lane import IssuingLane, closed_error
+from services.executor.copies.device.queued_loads import QueuedLoads
 from services.executor.copies.host_ring import HostRing, RingBuffer
 from services.executor.copies.streams import Device, Event
 
 
-class RingLoads(IssuingLane):
+class RingLoads(QueuedLoads):
     """Host to pool: the thread fills a buffer and issues its copy, the most urgent chunk first."""
 
     def __init__(self, device: Device, ring: HostRing) -> None:
         super().__init__(device)
         self._ring = ring
-        self._waiting = ChunkHeap()
-        self._thread = threading.Thread(target=self._run, name="kv-h2d", daemon=True)
-        self._thread.start()
-
-    def submit(self, job: CopyJob) -> None:
-        with self.changed:
-            self._waiting.push(job)
-            if self.closing:
-                self._waiting.fail(closed_error())
-            self.changed.notify_all()
+        self.start()
 
     def settle(self, job: CopyJob, timeout_s: float) -> bool:
         """Blocks while the thread fills buffers: bytes pass through the processor here."""
-        with self.changed:
-            return self.changed.wait_for(
-                lambda: not job.num_to_issue or not self.is_wanted(job), wait_bound_s(timeout_s)
-            )
+        return self.wait_until_issued(job, timeout_s)
 
-    def close(self) -> bool:
-        has_ended = self.stop(self._thread)
-        with self.changed:
-            self._waiting.fail(closed_error())
-        return has_ended
-
-    def _run(self) -> None:
+    def run(self) -> None:
         self.device.attach()
         while True:
             with self.changed:
-                while not self._waiting and not self.closing:
-                    self.changed.wait()
-                if self.closing:
+                if not self.wait_for_work():
                     return
             buffer = self._ring.take()  # before the chunk, which others may still overtake
             with self.changed:
-                chunk = self._waiting.pop()
+                chunk = self.waiting.pop()
             self._carry(chunk, buffer)
 
     def _carry(self, chunk: Chunk, buffer: RingBuffer) -> None:
@@ -116,10 +96,7 @@ class RingSaves(IssuingLane):
 
     def settle(self, job: CopyJob, timeout_s: float) -> bool:
         """Blocks while the ring is full."""
-        with self.changed:
-            return self.changed.wait_for(
-                lambda: not job.num_to_issue or not self.is_wanted(job), wait_bound_s(timeout_s)
-            )
+        return self.wait_until_issued(job, timeout_s)
 
     def close(self) -> bool:
         has_ended = self.stop(self._thread)
