@@ -12,6 +12,7 @@ from services.placement.plan_rules import LiveRequest
 from services.placement.types import (
     EngineShape,
     Link,
+    Placement,
     PolicyParameters,
     Profile,
     RequestId,
@@ -19,6 +20,16 @@ from services.placement.types import (
 )
 
 LINK = Link(bytes_per_s=1e9)
+
+
+def place(name: str, *layers: int, paused: bool = False) -> Placement:
+    """Return where a request's layers are, with one buffer if any is on the host."""
+    return Placement(
+        request_id=RequestId(name),
+        offloaded_layers=layers,
+        num_prefetch_buffers=1 if layers else 0,
+        paused=paused,
+    )
 
 
 class FakeEngine:

@@ -12,8 +12,8 @@ from services.control.step_timing import StepTiming
 from services.control.types import Trigger
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import NO_SERVICE_LEVEL
-from services.placement.types import Placement, Plan, PlanStatus, Quality, RequestId
-from tests.unit.control.fake_engine import PARAMETERS, FakeEngine, FakePlanner
+from services.placement.types import Placement, Plan, PlanStatus, Quality
+from tests.unit.control.fake_engine import PARAMETERS, FakeEngine, FakePlanner, place
 
 
 class Loop:
@@ -80,15 +80,6 @@ class Loop:
     @property
     def plans(self) -> dict[str, int]:
         return dict(self.controller.counts.plans)
-
-
-def place(name: str, *layers: int, paused: bool = False) -> Placement:
-    return Placement(
-        request_id=RequestId(name),
-        offloaded_layers=layers,
-        num_prefetch_buffers=1 if layers else 0,
-        paused=paused,
-    )
 
 
 def planned(*placements: Placement, **quality: Any) -> Loop:

@@ -4,22 +4,14 @@ import pytest
 
 from lab.snapshots import make_request, make_snapshot
 from services.control.shadow import compare
-from services.placement.types import Placement, Plan, PlanStatus, RequestId, RequestPhase
+from services.placement.types import Placement, Plan, PlanStatus, RequestPhase
+from tests.unit.control.fake_engine import place
 
 SNAPSHOT = make_snapshot(make_request("a", 32_000), make_request("b", 32_000))
 
 
 def make_plan(*placements: Placement) -> Plan:
     return Plan(epoch=1, policy="deepspeed", status=PlanStatus.FEASIBLE, placements=placements)
-
-
-def place(name: str, *layers: int, paused: bool = False) -> Placement:
-    return Placement(
-        request_id=RequestId(name),
-        offloaded_layers=layers,
-        num_prefetch_buffers=1 if layers else 0,
-        paused=paused,
-    )
 
 
 RESIDENT = make_plan(place("a"), place("b"))

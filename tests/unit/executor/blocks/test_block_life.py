@@ -51,6 +51,16 @@ def random_tokens(sim: Simulation) -> dict[str, int]:
     return tokens
 
 
+def run_at_random(sim: Simulation, num_steps: int) -> None:
+    """Take steps, each after random changes, now and then with the pool relieved."""
+    for _ in range(num_steps):
+        sim.settle()
+        change_at_random(sim)
+        if sim.rng.random() < 0.1:
+            sim.planner.relieve()
+        sim.step(random_tokens(sim))
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("max_mirrored", [1_000, 0, 3])
 @pytest.mark.parametrize("seed", range(8))
@@ -59,12 +69,7 @@ def test_random_changes_never_show_a_layer_anything_but_its_own_kv(
 ) -> None:
     sim = Simulation(seed=seed, depth=depth, max_mirrored=max_mirrored, num_slots=300)
 
-    for _ in range(150):
-        sim.settle()
-        change_at_random(sim)
-        if sim.rng.random() < 0.1:
-            sim.planner.relieve()
-        sim.step(random_tokens(sim))
+    run_at_random(sim, num_steps=150)
     for request_id in list(sim.lengths):
         sim.end(request_id)
     sim.drain()

@@ -13,7 +13,7 @@ from services.executor.step_messages import StepFeedback
 from services.executor.transfer_types import FailureCause
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
-from tests.unit.executor.blocks.test_block_life import change_at_random, random_tokens
+from tests.unit.executor.blocks.test_block_life import run_at_random
 from tests.unit.executor.failing_copies import (
     STEPS_UNTIL_LATE,
     FailingSimulation,
@@ -33,12 +33,7 @@ KINDS = {**ALONE, "all-together": FaultRates(fails=0.02, hangs=0.015, changes=0.
 
 
 def run(sim: FailingSimulation, num_steps: int = 150) -> None:
-    for _ in range(num_steps):
-        sim.settle()
-        change_at_random(sim)
-        if sim.rng.random() < 0.1:
-            sim.planner.relieve()
-        sim.step(random_tokens(sim))
+    run_at_random(sim, num_steps)
     sim.end_all()
 
 

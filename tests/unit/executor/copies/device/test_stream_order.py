@@ -10,7 +10,7 @@ import pytest
 from services.executor.copies import pages as pages_module
 from services.executor.copies.device import lane as lane_module
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from tests.unit.executor.blocks.test_block_life import change_at_random, random_tokens
+from tests.unit.executor.blocks.test_block_life import run_at_random
 from tests.unit.executor.simulated_ranks import Simulation
 from tests.unit.executor.stream_ranks import BLOCKS_PER_CHUNK, PAGE_BYTES, StreamRank
 
@@ -50,12 +50,7 @@ def run(seed: int, *, form: str, depth: int, num_steps: int = 80) -> list[str]:
     rank = StreamRank(sim.num_groups, random.Random(seed), form=form)
     sim.ranks = [rank]
     try:
-        for _ in range(num_steps):
-            sim.settle()
-            change_at_random(sim)
-            if sim.rng.random() < 0.1:
-                sim.planner.relieve()
-            sim.step(random_tokens(sim))
+        run_at_random(sim, num_steps)
         for request_id in list(sim.lengths):
             sim.end(request_id)
         drain(sim)
