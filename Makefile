@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types models test test-unit test-integration test-executors test-e2e test-exact test-product test-fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick
+.PHONY: help lock setup proto lint types models test test-unit test-integration test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -30,16 +30,19 @@ lock: ## resolve every lock file in requirements/ anew (needs PyTorch's package 
 	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-header --quiet \
 	  --extra executor-cuda -o requirements/executor-cuda.txt
 
+# Python compiles a package when it is first imported; to compile them all takes another minute.
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
+
 setup: $(ENV_STAMP) $(PROTO_STAMP) ## create .venv from the lock file and generate the stubs
 
 $(ENV_STAMP): requirements/dev.txt pyproject.toml
 	@$(PYTHON) requirements/check_machine.py
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing the locked packages into $(VENV) (a few minutes the first time)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt \
-	  || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --extra-index-url $(TORCH_INDEX) -r requirements/dev.txt \
+	$(PIP_INSTALL) --no-compile -r requirements/dev.txt \
+	  || $(PIP_INSTALL) --no-compile --extra-index-url $(TORCH_INDEX) -r requirements/dev.txt \
 	  || { echo "error: the packages could not be installed, pip says why above: is there a network, and room on the disk?"; exit 1; }
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP_INSTALL) --no-build-isolation -e .
 	touch $@
 
 proto: $(PROTO_STAMP) ## generate the gRPC stubs beside the .proto files
@@ -68,42 +71,48 @@ models: setup ## make the models: the untrained one for exactness, and the demo'
 PYTEST := GRPC_VERBOSITY=ERROR $(BIN)/python -m pytest --durations=30 --durations-min=1
 JUNIT := --junitxml=.cache/tests
 
-test-unit: setup ## no engine, no network
+test-unit: setup kernels ## no engine, no network
 	$(PYTEST) $(JUNIT)/unit.xml --numprocesses=2 tests/unit
 
-test-integration: setup ## contract and integration suites: real Redis, gRPC, processes
+test-integration: setup kernels ## contract and integration suites: real Redis, gRPC, processes
 	$(PYTEST) $(JUNIT)/integration.xml --numprocesses=4 --dist=loadfile tests/contract tests/integration
 
-test-executors: setup models ## executors in processes of their own
+test-executors: setup models kernels executor-reference ## executors in processes of their own
 	$(PYTEST) $(JUNIT)/executors.xml tests/executors
 
-test-e2e: setup models ## all processes, through the gateway
+test-e2e: setup models kernels executor-reference ## all processes, through the gateway
 	$(PYTEST) $(JUNIT)/e2e.xml tests/e2e
 
-# More than one run, so that what engines leave behind in a test's own process does not add up.
-LAYERWISE := tests/exact/test_layerwise_exact.py
-test-exact: setup models ## engines in the tests' own process: tokens are stock vLLM's, token for token
-	$(PYTEST) $(JUNIT)/exact.xml tests/exact --ignore=$(LAYERWISE)
-	$(PYTEST) $(JUNIT)/layerwise.xml $(LAYERWISE)
-	$(PYTEST) $(JUNIT)/drawn.xml -v --draw tests/exact/product.py tests/exact/failures.py
+# Several runs, so that what engines leave behind in a test's own process does not add up.
+test-exact: test-layerwise test-engines test-drawn test-drawn-failures ## engines in the tests' own process: tokens are stock vLLM's, token for token
 
-# Engines in a test's own process and the planner's compiler (llvmlite) do not go together: vLLM looks
-# into every module that is loaded.
-.PHONY: test-prepared test-services
-test-prepared: models
+LAYERWISE := tests/exact/test_layerwise_exact.py
+test-layerwise: setup models reference ## of these: layer-wise KV on the engines of every commit
+	$(PYTEST) $(JUNIT)/layerwise.xml $(LAYERWISE)
+
+test-engines: setup models reference ## of these: parts of the engine
+	$(PYTEST) $(JUNIT)/engines.xml tests/exact --ignore=$(LAYERWISE)
+
+test-drawn: setup models reference ## of these: what a commit draws from the product of options
+	$(PYTEST) $(JUNIT)/drawn.xml -v --draw tests/exact/product.py
+
+test-drawn-failures: setup models reference ## of these: what a commit draws from the failing copies
+	$(PYTEST) $(JUNIT)/drawn-failures.xml -v --draw tests/exact/failures.py
+
+.PHONY: reference executor-reference kernels
+reference: models
 	$(BIN)/python -m tests.exact.reference float32
+
+executor-reference: models
 	$(BIN)/python -m tests.executor_stock
+
+kernels: setup
 	$(BIN)/python -m tests.kernels
 
-test-services:
-	$(MAKE) test-integration
-	$(MAKE) test-executors
-	$(MAKE) test-e2e
-
-test: setup ## everything that must pass (about half an hour on two cores)
-	$(MAKE) --jobs=2 --output-sync=recurse lint types test-prepared
-	$(MAKE) test-unit
-	$(MAKE) --jobs=2 --output-sync=line test-services test-exact
+# Two at a time, in this order, the longest chain first.
+test: setup ## everything that must pass (25 minutes on two cores)
+	$(MAKE) --jobs=2 --output-sync=line test-layerwise lint types test-unit test-integration test-executors \
+	  test-engines test-e2e test-drawn test-drawn-failures
 
 .PHONY: product-parallel product-single product-failures
 product-parallel:
