@@ -7,24 +7,26 @@ same run, to the bit.
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 
-from services.placement.layer_placement import LayerPlacement
-from services.placement.plan_rules import groups_of
+from services.control.controller import Controller
+from services.control.rates import Rates
+from services.control.seam import ScheduledStep
+from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
+from services.control.types import Trigger
 from services.placement.run.resume import ResumeWay
-from services.placement.types import EngineShape, Placement, Plan, Snapshot
-from simulator.copies import Lane
+from services.placement.types import EngineShape
+from simulator.copies import Lane, LaneCounts
 from simulator.costs import Costs, StepLoad
 from simulator.events import Arrived, Event, PlanCame, StepEnded, Woke
-from simulator.learner import Learner, LinkMeter, MeasuredStep
 from simulator.mirroring import order_saves
-from simulator.planning import Planning, PlanningOptions, Policy, Reason
+from simulator.planning import LatePlanner, PlanningOptions, Policy
 from simulator.reader_reports import ReaderReports
 from simulator.records import Outcome, Totals
 from simulator.requests import LiveRequest, live_request
 from simulator.residency import ResidencyLog, sample_of
-from simulator.scheduler import Pace, Scheduler, Turn
-from simulator.snapshots import Measured, Question, live_requests, snapshot_of
+from simulator.scheduler import Scheduler, Turn
+from simulator.seam import SimulatedSeam
 from simulator.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
 
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
@@ -49,14 +51,25 @@ class Machine:
             chunk_bytes=self.chunk_bytes,
         )
 
+    def calibration(self) -> LinkCalibration:
+        """Return what copies of two sizes take while the link is idle."""
+        small, large = (
+            CopyTime(
+                num_bytes=num_bytes,
+                busy_s=self.copy_overhead_s + num_bytes / self.link_bytes_per_s,
+                num_copies=1,
+            )
+            for num_bytes in (max(1, self.chunk_bytes // 64), self.chunk_bytes)
+        )
+        return LinkCalibration(small_h2d=small, large_h2d=large, small_d2h=small, large_d2h=large)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brain:
-    """Who decides, and what it learns from."""
+    """Who decides."""
 
     options: PlanningOptions
     policy: Policy
-    learner: Learner
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,58 +78,61 @@ class _StepUnderWay:
     load: StepLoad
     start_s: float
     times: StepTimes
-    undisturbed: bool  # no copies beside those that it waited for
-    plan_asked: bool = False
-    ids: frozenset[str] = field(default_factory=frozenset)
 
 
 class Engine:
-    """Scheduler, lanes, and the loop around the policy."""
+    """Scheduler, lanes, and the services' closed loop around them."""
 
     def __init__(
         self, shape: EngineShape, machine: Machine, brain: Brain, *, offloads: bool, seed: int
     ) -> None:
         """`offloads`: whether KV may leave the pool at all."""
         self.shape, self.machine = shape, machine
-        self.planning = Planning(brain.options, shape)
         self.outcomes: list[Outcome] = []
         self.totals = Totals()
         self.residency = ResidencyLog()
         self.h2d, self.d2h = machine.lane(), machine.lane()
-        self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, pace=self._pace)
-        self._meters = [
-            LinkMeter(lane, calibrated_bytes_per_s=machine.link_bytes_per_s)
-            for lane in (self.h2d, self.d2h)
-        ]
-        self._policy, self._learner = brain.policy, brain.learner
+        self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, rates=self._measured_rates)
+        options = brain.options.controller
+        self._max_pause_s = options.parameters.max_pause_s
+        self._seam = SimulatedSeam(self.scheduler, self.h2d, self.d2h, options)
+        self._planner = LatePlanner(brain.policy, brain.options.plan_latency_s, self._now)
+        self._controller = Controller(options, self._seam, self._planner, self._now)
+        self._seam.ledger = self._ledger = self._controller.ledger
         self._reports = ReaderReports(brain.options.report_interval_s)
         self._rng = random.Random(seed)
         self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
-        self._inbox: PlanCame | None = None
         self._step: _StepUnderWay | None = None
-        self._step_number = 0  # of the newest step that began, from 1
-        self._last_ids: frozenset[str] = frozenset()
-        self._last_completion_s: float | None = None
+        self._last_batch: list[tuple[object, ...]] = []  # who was where in the newest step
+        self._counted = (LaneCounts(), LaneCounts())  # of both lanes, at the newest step's end
         self._reduced_bytes = 0  # that all-reduces sent over the lane to the GPU
+
+    def _now(self) -> float:
+        return self._seam.now_s
+
+    def _measured_rates(self) -> Rates:
+        return self._controller.meter.rates()
 
     def handle(self, event: Event) -> list[Event]:
         """Take in one event, not earlier than those before it; return what follows from it."""
-        now_s = event.time_s
+        now_s = self._seam.now_s = event.time_s
         match event:
             case Arrived():
                 self._arrived(event)
             case StepEnded():
                 self._end_step(now_s)
             case PlanCame():
-                self._inbox = event
+                self._planner.came()
             case Woke():
                 pass
-        return [] if self._step is not None else self._start_step(now_s)
+        following = [] if self._step is not None else self._start_step(now_s)
+        return [*following, *self._planner.take_due()]
 
     def _arrived(self, event: Arrived) -> None:
         request = live_request(event.request, self.scheduler.geometry)
         if self.scheduler.fits_alone(request):
             self.scheduler.add(request)
+            self._ledger.arrived(request.request_id, request.reader, event.time_s)
         else:
             self._leave(request, rejected=True)
 
@@ -126,28 +142,52 @@ class Engine:
         scheduler = self.scheduler
         self._take_in_copies(now_s)
         self._reports.take_in(scheduler.running, now_s)
-        self._take_plan(now_s)
-        self._look_after_pauses(now_s)
+        self._controller.before_schedule()
         num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
         turns = scheduler.schedule(now_s)
-        while not turns and (paused := [r for r in scheduler.running if r.is_paused]):
-            self._resume(max(paused, key=lambda r: now_s - (r.paused_s or 0.0)), now_s)
-            turns = scheduler.schedule(now_s)
-        num_prefilled = sum(not t.is_decode and not t.request.num_left_tokens for t in turns)
-        num_changes = len(scheduler.preempted) + scheduler.num_admitted - num_admitted
-        for _ in range(num_changes + num_prefilled):
-            self.planning.note(Reason.BATCH)
-        scheduler.preempted.clear()
+        self._note_progress(turns, scheduler.num_admitted - num_admitted)
+        self._seam.last_scheduled = tuple(turn.request.request_id for turn in turns)
+        self._ledger.scheduled(self._seam.last_scheduled, now_s)
+        self._controller.after_schedule(self._scheduled(turns, now_s))
         if not turns:
+            self._controller.after_update(None, busy=False)
             freed = scheduler.pool.num_free > num_free  # for somebody who runs in the next step
             return [Woke(time_s=now_s)] if freed else self._rest(now_s)
-        self._step_number += 1
-        asked = self._ask(now_s)
-        return [StepEnded(time_s=self._run(turns, now_s)), *asked]
+        return [StepEnded(time_s=self._run(turns, now_s))]
+
+    def _note_progress(self, turns: Sequence[Turn], num_admitted: int) -> None:
+        """Tell the controller who was admitted, who was preempted, and who begins to decode."""
+        note, preempted = self._controller.note, self.scheduler.preempted
+        note(*[Trigger.ADMITTED] * num_admitted, *[Trigger.PREEMPTED] * len(preempted))
+        for request in preempted:
+            self._ledger.preempted(request.request_id, self._seam.now_s)
+        preempted.clear()
+        for turn in turns:
+            if not turn.is_decode and not turn.request.num_left_tokens:
+                note(Trigger.PREFILLED)
+
+    def _scheduled(self, turns: Sequence[Turn], now_s: float) -> ScheduledStep:
+        """Describe a step that begins."""
+        load = load_of(turns)
+        batch: list[tuple[object, ...]] = [
+            (t.request.request_id, tuple(t.request.kv.offloaded), t.request.kv.num_buffers)
+            for t in turns
+        ]
+        same_batch, self._last_batch = batch == self._last_batch, batch
+        return ScheduledStep(
+            scheduled_s=now_s,
+            num_tokens=load.num_tokens,
+            num_context_tokens=load.num_context_tokens + sum(map(sum, load.chunks)),
+            num_prefill_tokens=load.num_prefill_tokens,
+            num_output_tokens=len(turns),
+            same_batch=same_batch,
+            undisturbed=self.h2d.num_queued_bytes == 0,
+        )
 
     def _take_in_copies(self, now_s: float) -> None:
         self.h2d.advance(now_s)
         self.d2h.advance(now_s)
+        running = {request.request_id for request in self.scheduler.running}
         for request in self.scheduler.live:
             kv = request.kv
             saved, restored = kv.take_in_saves(), kv.take_in_restores()
@@ -156,17 +196,19 @@ class Engine:
                 kv.seal()
                 self.scheduler.moves.refresh(request.kv)
             lag = kv.num_full_blocks - kv.num_host_blocks
-            decodes = request.num_output_tokens > 0 and request.preempted_s is None
-            decodes = decodes and kv.mirrored
-            if not request.caught_up and decodes and lag <= CAUGHT_UP_BLOCKS:
+            decodes = request.num_output_tokens > 0 and request.request_id in running
+            if not request.caught_up and decodes and kv.mirrored and lag <= CAUGHT_UP_BLOCKS:
                 request.caught_up = True
-                self.planning.note(Reason.BATCH)
+                self._controller.note(Trigger.MIRRORED)
 
     def _rest(self, now_s: float) -> list[Event]:
         """Nobody can run: come back when a copy has ended, or not at all."""
         if not self.scheduler.running and not self.scheduler.waiting:
             self.residency.add(sample_of(self.scheduler, now_s))
             return []
+        paused_s = [r.paused_s for r in self.scheduler.running if r.paused_s is not None]
+        if paused_s and not self._seam.num_runnable():
+            return [Woke(time_s=now_s)]  # the controller ends a pause
         ends = [end for lane in (self.d2h, self.h2d) if (end := lane.begin(now_s)) is not None]
         if ends:
             return [Woke(time_s=min(ends))]
@@ -176,6 +218,8 @@ class Engine:
             return [Woke(time_s=now_s)]
         if self.scheduler.put_back_last():
             return [Woke(time_s=now_s)]
+        if paused_s:
+            return [Woke(time_s=max(now_s, min(paused_s) + self._max_pause_s))]
         # Nothing changes by itself: the first in line fits nowhere.
         stuck = (self.scheduler.waiting or self.scheduler.running)[0]
         if stuck in self.scheduler.waiting:
@@ -184,107 +228,6 @@ class Engine:
             self.scheduler.running.remove(stuck)
         self._leave(stuck, rejected=True)
         return [Woke(time_s=now_s)]
-
-    # -- plans and pauses ----------------------------------------------------------------------
-
-    def _take_plan(self, now_s: float) -> None:
-        came, self._inbox = self._inbox, None
-        if came is None:
-            return
-        live = live_requests(self.scheduler)
-        if self.planning.judge(came.plan, live, step=self._step_number, now_s=now_s):
-            self._carry_out(came.plan, now_s)
-
-    def _carry_out(self, plan: Plan, now_s: float) -> None:
-        live = {request.request_id: request for request in self.scheduler.live}
-        for placement in plan.placements:
-            request = live.get(placement.request_id)
-            if request is None:
-                continue  # it has ended
-            if self.scheduler.offloads:
-                self._place(placement)
-            runs = request in self.scheduler.running
-            if placement.paused and runs and not request.is_paused:
-                request.pause(now_s)
-            elif not placement.paused and request.is_paused:
-                self._resume(request, now_s)
-
-    def _place(self, placement: Placement) -> None:
-        """Say where a request's groups belong, from the next step on."""
-        groups = frozenset(groups_of(placement.offloaded_layers, self.shape))
-        if groups:
-            buffers = max(1, placement.num_prefetch_buffers)
-            self.scheduler.guard.give(
-                placement.request_id, LayerPlacement(offloaded=groups, num_staging=buffers)
-            )
-        else:
-            self.scheduler.guard.forget(placement.request_id)
-
-    def _resume(self, request: LiveRequest, now_s: float) -> None:
-        request.resume(now_s)
-        self.planning.note(Reason.BATCH)
-
-    def _look_after_pauses(self, now_s: float) -> None:
-        parameters = self.planning.options.parameters
-        for request in self.scheduler.running:
-            if request.paused_s is None:
-                continue
-            age_s = now_s - request.paused_s
-            if age_s >= parameters.max_pause_s:
-                self._resume(request, now_s)
-            elif age_s >= parameters.min_pause_s and not request.pause_endable_noted:
-                request.pause_endable_noted = True
-                self.planning.note(Reason.BATCH)
-
-    def _ask(self, now_s: float) -> list[Event]:
-        if not self.planning.wants_to_ask(self._step_number, now_s):
-            return []
-        snapshot = self.snapshot(now_s)
-        if snapshot is None:
-            return []
-        self.planning.asked(snapshot, step=self._step_number, now_s=now_s)
-        told = {state.request_id: state.num_deposited_tokens for state in snapshot.requests}
-        for request in self.scheduler.running:
-            request.num_deposited_told = told[request.request_id]
-        plan = self._policy(snapshot)
-        ready_s = now_s + self.planning.options.plan_latency_s
-        return [PlanCame(time_s=ready_s, plan=plan)]
-
-    def snapshot(self, now_s: float) -> Snapshot | None:
-        """Return the engine as the policy sees it; None while too little has been measured."""
-        profile = self._learner.profile()
-        if profile is None:
-            return None
-        options = self.planning.options
-        h2d, d2h = self._meters
-        returning = sum(
-            job.num_left_bytes for r in self.scheduler.live for job in r.kv.restoring.values()
-        )
-        return snapshot_of(
-            self.scheduler,
-            Question(
-                epoch=self.planning.epoch + 1,
-                policy=options.policy,
-                seed=options.seed,
-                parameters=options.parameters,
-            ),
-            Measured(
-                profile=profile,
-                h2d=h2d.link(num_queued_bytes=returning),
-                d2h=d2h.link(num_queued_bytes=self.d2h.num_queued_bytes),
-                last_completion_s=self._last_completion_s,
-            ),
-            self._learner,
-            now_s,
-        )
-
-    def _pace(self) -> Pace:
-        step_s, prefill_tokens_per_s = self._learner.pace()
-        return Pace(
-            h2d_bytes_per_s=self._meters[0].link(num_queued_bytes=0).bytes_per_s,
-            prefill_tokens_per_s=prefill_tokens_per_s,
-            step_s=step_s,
-        )
 
     # -- the step --------------------------------------------------------------------------------
 
@@ -303,17 +246,9 @@ class Engine:
             num_reduces=[2 * size for size in self._group_sizes],
             reduce_bytes=self.machine.costs.reduce_bytes(load),
         )
-        quiet = self.h2d.num_queued_bytes == 0
         run = StepRun(work, self.h2d, self.d2h, self.machine.copies)
         times = run.run(now_s)
-        self._step = _StepUnderWay(
-            turns=turns,
-            load=load,
-            start_s=now_s,
-            times=times,
-            undisturbed=quiet,
-            ids=frozenset(turn.request.request_id for turn in turns),
-        )
+        self._step = _StepUnderWay(turns=turns, load=load, start_s=now_s, times=times)
         return times.end_s
 
     def _noise(self, frac: float) -> float:
@@ -326,22 +261,17 @@ class Engine:
         step, self._step = self._step, None
         assert step is not None
         self._sum_up(step, now_s)
-        num_outputs = 0
         for turn in step.turns:
             request = turn.request
             first = not request.generated_s
-            if request.step_ended(now_s):
-                num_outputs += 1
-                if not first and turn.is_decode and not step.load.chunks:
-                    request.decode_steps_s.append(now_s - step.start_s)
+            if request.step_ended(now_s) and not first and turn.is_decode and not step.load.chunks:
+                request.decode_steps_s.append(now_s - step.start_s)
             self._save(turn, now_s)
-        self._measure(step, now_s, num_outputs)
         for request in [t.request for t in step.turns if t.request.is_finished]:
             self.scheduler.running.remove(request)
-            self._last_completion_s = now_s
-            self._learner.answer_ended(request.num_output_tokens)
             self._leave(request)
-            self.planning.note(Reason.BATCH)
+            self._controller.note(Trigger.FINISHED)
+        self._measure(step)
 
     def _save(self, turn: Turn, now_s: float) -> None:
         """Order the copies of what the step has filled, but for what it sent itself."""
@@ -355,6 +285,8 @@ class Engine:
         self.scheduler.release(request)
         self.scheduler.guard.forget(request.request_id)
         self.scheduler.moves.forget(request.request_id)
+        complete = None if rejected else request.num_output_tokens
+        self._ledger.gone(request.request_id, self._seam.now_s, num_output_tokens=complete)
         self.outcomes.append(
             Outcome(
                 request_id=request.request_id,
@@ -372,27 +304,25 @@ class Engine:
 
     # -- measuring -------------------------------------------------------------------------------
 
-    def _measure(self, step: _StepUnderWay, now_s: float, num_outputs: int) -> None:
-        for meter in self._meters:
-            meter.sample()
-        step_s = now_s - step.start_s
-        self._learner.add(
-            MeasuredStep(
-                step_s=step_s,
-                layer_s=step.times.compute_s / self.shape.num_layers,
-                stall_s=sum(step.times.stalls_s),
-                num_tokens=step.load.num_tokens,
-                num_context_tokens=step.load.num_context_tokens
-                + sum(chunk + before for chunk, before in step.load.chunks),
-                num_prefill_tokens=step.load.num_prefill_tokens,
-                num_output_tokens=num_outputs,
+    def _measure(self, step: _StepUnderWay) -> None:
+        """Tell the controller what the engine's ranks would: times, and what was copied."""
+        h2d, d2h = (
+            CopyTime(
+                num_bytes=lane.counts.carried_bytes - before.carried_bytes,
+                busy_s=lane.counts.busy_s - before.busy_s,
+                num_copies=lane.counts.num_copies - before.num_copies,
             )
+            for lane, before in zip((self.h2d, self.d2h), self._counted, strict=True)
         )
-        if step.ids != self._last_ids:
-            self._last_ids = step.ids
-            self.planning.batch_changed()
-        elif step.undisturbed and not step.load.chunks:
-            self.planning.measured(step_s, step=self._step_number)
+        self._counted = (replace(self.h2d.counts), replace(self.d2h.counts))
+        timing = StepTiming(
+            layer_s=step.times.compute_s / self.shape.num_layers,
+            stall_s=sum(step.times.stalls_s),
+            h2d=h2d,
+            d2h=d2h,
+            calibration=None if self.totals.num_steps > 1 else self.machine.calibration(),
+        )
+        self._controller.after_update(timing, busy=bool(self.scheduler.live))
 
     def _sum_up(self, step: _StepUnderWay, now_s: float) -> None:
         totals, scheduler = self.totals, self.scheduler
@@ -418,10 +348,9 @@ class Engine:
         self.totals.num_offloaded_groups = self.scheduler.moves.num_offloads
         counters = self.scheduler.counters
         self.totals.resumes = {way.value: counters.num_resumes(way) for way in ResumeWay}
-        counts = asdict(self.planning.counts)
-        refused = counts.pop("refused")
-        reasons = {f"reason_{name}": n for name, n in counts.pop("reasons").items()}
-        self.totals.plans = counts | refused | reasons
+        counts = self._controller.counts
+        triggers = {f"trigger_{name}": number for name, number in counts.triggers.items()}
+        self.totals.plans = {**counts.plans, **triggers}
 
     def check_integrity(self) -> None:
         """Raise AssertionError if blocks, host slots, bytes or requests do not add up."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from services.placement.types import Plan
 from simulator.workload import ArrivingRequest
 
 
@@ -24,10 +23,9 @@ class StepEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCame:
-    """The policy has answered."""
+    """The question that is under way is answered."""
 
     time_s: float
-    plan: Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,6 @@ class ReaderReports:
             num_delivered = bisect_right(request.due_s, counted_s)
             if num_delivered > request.num_told:  # what has not changed is not told again
                 request.num_told = num_delivered
-                request.reader.delivered(num_delivered, counted_s)
+                request.reader.deliver(num_delivered, counted_s)
         next_s = self._called_s + self._interval_s
         self._called_s = max(next_s, now_s)

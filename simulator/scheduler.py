@@ -15,6 +15,7 @@ from itertools import islice
 
 from services.control.capacity_guard import CapacityGuard, Need
 from services.control.counters import Counters
+from services.control.rates import Rates
 from services.control.resumes import Resumes
 from services.placement.blocks import (
     RESIDENT,
@@ -36,15 +37,6 @@ SPARE_FRAC = 0.02  # of the pool stays free when a group comes back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """What the engine has measured of itself; None until there is a sample."""
-
-    h2d_bytes_per_s: float | None
-    prefill_tokens_per_s: float | None
-    step_s: float | None  # of a decode step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One request's part of a step."""
 
@@ -63,9 +55,9 @@ class Scheduler:
     """Owns the queues, the pool and the host pool. Only the host pool's size allows offloading."""
 
     def __init__(
-        self, shape: EngineShape, h2d: Lane, *, offloads: bool, pace: Callable[[], Pace]
+        self, shape: EngineShape, h2d: Lane, *, offloads: bool, rates: Callable[[], Rates]
     ) -> None:
-        """`offloads`: whether KV may leave the pool at all; `pace`: of this moment."""
+        """`offloads`: whether KV may leave the pool at all; `rates`: measured so far."""
         self.shape = shape
         self.offloads = offloads and shape.num_host_blocks > 0
         self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
@@ -79,7 +71,7 @@ class Scheduler:
             self.moves, self.counters, max_staging=MAX_STAGING, restore_when_free_frac=SPARE_FRAC
         )
         self.resumes = Resumes(self.moves, self.guard, self.counters, block_bytes=shape.block_bytes)
-        self._pace = pace
+        self._rates = rates
         self.num_admitted = 0
         self.preempted: list[LiveRequest] = []  # since the caller last emptied it
 
@@ -121,7 +113,6 @@ class Scheduler:
             turns.append(turn)
             budget -= turn.num_tokens
         for turn in turns:
-            turn.request.last_scheduled_s, turn.request.preempted_s = now_s, None
             turn.request.computed(turn.num_tokens)
         return turns
 
@@ -145,11 +136,11 @@ class Scheduler:
     def _choose(
         self, request: LiveRequest, ahead: Sequence[Need], num_staged: int, kv: KVState
     ) -> tuple[ResumeWay, LayerPlacement]:
-        pace = self._pace()
+        rates = self._rates()
         engine = LinkAndStep(
-            h2d_bytes_per_s=pace.h2d_bytes_per_s,
-            prefill_tokens_per_s=pace.prefill_tokens_per_s,
-            step_s=pace.step_s or 0.0,
+            h2d_bytes_per_s=rates.h2d_bytes_per_s,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            step_s=rates.step_s or 0.0,
             step_bytes=num_staged * self.shape.block_bytes,
             queue_bytes=self.moves.h2d.num_queued_bytes,  # between two steps: restores only
             num_running=len(ahead),

@@ -43,12 +43,18 @@ class LinkRate:
         carrying_s = max(self._busy_s - overhead_s, MIN_SHARE * self._busy_s)
         return max(1.0, self._num_bytes / carrying_s)
 
+    @property
+    def bytes_per_s(self) -> float | None:
+        """The rate of this moment; None before the first copy."""
+        return self._rate() if self._busy_s > 0.0 else None
+
     def link(self, *, chunk_bytes: int, num_queued_bytes: int) -> Link | None:
         """Return the link of this moment; None before the first copy."""
-        if self._busy_s <= 0.0:
+        rate = self.bytes_per_s
+        if rate is None:
             return None
         return Link(
-            bytes_per_s=self._rate(),
+            bytes_per_s=rate,
             peak_bytes_per_s=self._peak_bytes_per_s,
             copy_overhead_s=self._overhead_s,
             chunk_bytes=chunk_bytes,

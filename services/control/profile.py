@@ -39,6 +39,16 @@ class OnlineProfile:
     def is_ready(self) -> bool:
         return self._num_decode_steps >= MIN_DECODE_STEPS
 
+    @property
+    def tpot_s(self) -> float | None:
+        """The length of a decode step, mean; None before the first."""
+        return self._tpot_s or None
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """How fast prompts are computed; None before the first."""
+        return 1.0 / self._prefill_s_per_token if self._prefill_s_per_token else None
+
     def add(self, sample: StepSample) -> None:
         """Take in one step; steps whose layers were not measured say nothing."""
         if sample.layer_s <= 0.0 or sample.step_s <= 0.0:

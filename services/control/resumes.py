@@ -37,7 +37,7 @@ class Resumes(Generic[KVT]):
         self.is_short_of_blocks = False
         self.choose_way: Callable[[ParkedRequest, LinkAndStep], ResumeWay] = cheapest_resume
         self._moves, self.guard, self._counters = moves, guard, counters
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._ways: dict[str, ResumeWay] = {}
 
     def forget(self, request_id: str) -> None:
@@ -63,7 +63,7 @@ class Resumes(Generic[KVT]):
         placement = self.guard.place_new(need, others)
         num_groups = self._moves.geometry.num_groups
         num_loaded = num_groups - len(placement.offloaded)
-        group_bytes = kv.num_host_blocks * self._block_bytes
+        group_bytes = kv.num_host_blocks * self.block_bytes
         parked = ParkedRequest(
             num_tokens=need.num_tokens,
             num_host_tokens=kv.num_tokens,

@@ -8,6 +8,7 @@ from services.control.link_rate import LinkRate
 from services.control.mismatch import MismatchDetector
 from services.control.prediction import predicted_step_s
 from services.control.profile import OnlineProfile
+from services.control.rates import Rates
 from services.control.seam import EngineSeam, ScheduledStep
 from services.control.step_timing import StepTiming
 from services.control.types import Links, StepSample
@@ -42,6 +43,15 @@ class StepMeter:
         self.predicted_step_s: float | None = None  # of the newest step that ended
         self._in_flight: deque[tuple[ScheduledStep, float | None]] = deque()
         self._last_end_s: float | None = None  # None: the engine rested
+
+    def rates(self) -> Rates:
+        """Return what is measured now."""
+        return Rates(
+            h2d_bytes_per_s=self._h2d.bytes_per_s,
+            d2h_bytes_per_s=self._d2h.bytes_per_s,
+            step_s=self.profile.tpot_s,
+            prefill_tokens_per_s=self.profile.prefill_tokens_per_s,
+        )
 
     def take_reference(self) -> tuple[Profile, Links] | None:
         """Return what is measured now, and predict with it from now on.

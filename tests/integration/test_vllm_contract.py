@@ -243,7 +243,7 @@ def test_requests_enter_and_leave_the_scheduler_where_we_watch(scheduler: type) 
         "controller",
         "control",
         "recovery",
-        "rates",
+        "engine_shape",
         "transfers",
         "set_up",
         "place",

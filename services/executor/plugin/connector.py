@@ -23,7 +23,6 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.control.rates import Rates
 from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.copies.backend import guard_mode, make_backend
 from services.executor.copies.copy_watch import Patience
@@ -53,11 +52,10 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next four
+    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next three
     limit_host: Callable[[int], None]
     relieve: Callable[[], bool]
     num_host_tokens: "Callable[[Request], int | None]"
-    rates: Rates
     runner: TransferRunner  # worker side; made when the KV memory is there
 
     def __init__(
@@ -138,9 +136,6 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         feedback = connector_output.kv_connector_worker_meta
         if isinstance(feedback, StepFeedback):
             self.planner.absorb(feedback)
-        stats = connector_output.kv_connector_stats
-        if isinstance(stats, KVStats):
-            self.rates.note_copies(stats.data.get("ranks", {}))
 
     def reset_cache(self) -> bool:
         """Forget all KV of requests in the queue: the weights may have changed."""

@@ -11,7 +11,6 @@ from services.control.options import ControllerOptions
 from services.control.planner import Planner
 from services.control.triggers import is_decided_locally
 from services.control.types import Trigger
-from services.executor.kv_options import KVOptions
 from services.executor.scheduler.kv_view import has_caught_up
 from services.executor.scheduler.planner_client import PlannerClient
 from services.executor.scheduler.run_control import RunControl
@@ -23,6 +22,7 @@ from services.executor.step_messages import StepFeedback
 from services.kit import log
 from services.pacing.request_buffer import RequestBuffer
 from services.placement.batch import SEALING_STEPS
+from services.placement.types import EngineShape
 
 STEPS_PER_STATS = 32
 
@@ -34,13 +34,13 @@ class ControlLoop:
         self,
         scheduler: VllmScheduler,
         control: RunControl,
-        kv_options: KVOptions,
         options: ControllerOptions,
         planner: Planner | None,
+        shape: EngineShape,
     ) -> None:
         if multiprocessing.parent_process() is not None:
             log.configure("executor-engine", "info")
-        self.seam = SchedulerSeam(scheduler, control, kv_options, options, time.monotonic)
+        self.seam = SchedulerSeam(scheduler, control, options, shape, now_s=time.monotonic)
         self.controller = Controller(options, self.seam, planner, time.monotonic)
         self.seam.ledger = self.controller.ledger
         self._scheduler, self._owner = scheduler, control.transfers.owner

@@ -1,23 +1,7 @@
 """One request's KV in the planner's terms."""
 
-from dataclasses import dataclass
-
+from services.control.request_state import KVView
 from services.executor.blocks.residency import GroupKV, RequestKV
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVView:
-    """Where a request's blocks are, per layer group."""
-
-    offloaded: tuple[int, ...] = ()  # layer groups in host memory, ascending
-    num_buffers: int = 0  # staging; asleep: what it wakes up with; 0 iff nothing is offloaded
-    num_blocks: tuple[int, ...] = ()  # of the pool; staging counts with the first groups it serves
-    num_host_blocks: tuple[int, ...] = ()  # leading full blocks whose host copy is complete
-    num_leaving_blocks: int = 0  # copies to the host under way
-    num_returning_blocks: int = 0  # copies of restores under way
-
-
-NOTHING = KVView()
 
 
 def view_of(kv: RequestKV) -> KVView:
@@ -31,13 +15,22 @@ def view_of(kv: RequestKV) -> KVView:
         num_buffers=len(kv.staging) or min(1, len(chain)),
         num_blocks=tuple(num_blocks),
         num_host_blocks=tuple(group.num_host_blocks for group in kv.groups),
-        num_leaving_blocks=sum(g.num_saves_sent - g.num_host_blocks for g in kv.groups),
-        num_returning_blocks=sum(
-            len(blocks)
-            for group in kv.groups
-            if group.restore is not None
-            for blocks in group.restore.under_way.values()
-        ),
+    )
+
+
+def num_leaving_blocks(kv: RequestKV) -> int:
+    """Return how many of a request's blocks are on their way to the host."""
+    return sum(group.num_saves_sent - group.num_host_blocks for group in kv.groups)
+
+
+def num_returning_blocks(kv: RequestKV) -> int:
+    """Return how many of a request's blocks are on their way back to the pool."""
+    restores = (group.restore for group in kv.groups)
+    return sum(
+        len(blocks)
+        for restore in restores
+        if restore is not None
+        for blocks in restore.under_way.values()
     )
 
 

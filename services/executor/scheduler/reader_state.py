@@ -6,6 +6,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from services.control.request_state import phase_of
 from services.control.step_clock import StepClock
 from services.executor import engine_calls
 from services.executor.blocks.residency import GroupKV
@@ -17,7 +18,6 @@ from services.executor.observation import (
 )
 from services.executor.request_tag import from_extra_args
 from services.executor.scheduler.parent_watch import end_with_parent
-from services.executor.scheduler.phases import phase_of
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.pacing.request_buffer import RequestBuffer
 

@@ -31,8 +31,9 @@ class RunControl:
         transfers: TransferPlanner,
         holds: Holds,
         resumes: Resumes[RequestKV],
-        rates: Rates,
+        rates: Callable[[], Rates],
     ) -> None:
+        """`rates`: of the moment."""
         self.holds = holds
         self.resumes = resumes
         self._scheduler = scheduler
@@ -222,13 +223,13 @@ class RunControl:
         )
 
     def _link_and_step(self, num_running: int) -> LinkAndStep:
-        rates, transfers = self._rates, self.transfers
+        rates, transfers = self._rates(), self.transfers
         return LinkAndStep(
-            h2d_bytes_per_s=rates.h2d_bytes_per_s.value,
-            prefill_tokens_per_s=rates.prefill_tokens_per_s.value,
-            step_s=rates.step_s.value or 0.0,
-            step_bytes=transfers.num_step_load_blocks() * self._rates.block_bytes,
-            queue_bytes=transfers.num_restoring_blocks() * self._rates.block_bytes,
+            h2d_bytes_per_s=rates.h2d_bytes_per_s,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            step_s=rates.step_s or 0.0,
+            step_bytes=transfers.num_step_load_blocks() * self.resumes.block_bytes,
+            queue_bytes=transfers.num_restoring_blocks() * self.resumes.block_bytes,
             num_running=num_running,
         )
 

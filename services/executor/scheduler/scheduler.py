@@ -32,11 +32,12 @@ from services.executor.kv_options import KVOptions, check_supported
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.control_loop import ControlLoop, make_planner
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
+from services.executor.scheduler.engine_shape import engine_shape
 from services.executor.scheduler.holds import HoldKind, Holds
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.recovery import Recovery, error_output
 from services.executor.scheduler.run_control import RunControl, need_of
-from services.executor.sizing import are_slots_ready_at_start, block_bytes, num_host_slots
+from services.executor.sizing import are_slots_ready_at_start, num_host_slots
 from services.executor.step_messages import StepFeedback
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
@@ -54,7 +55,12 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             manager, max_in_flight_tokens=config.max_in_flight_tokens
         )
         self.block_owner = owner = self._make_owner(manager)
-        self.rates = Rates(block_bytes(options, manager.kv_cache_config))
+        self.engine_shape = shape = engine_shape(
+            config,
+            manager.kv_cache_config,
+            num_blocks=owner.pool.num_gpu_blocks - 1,  # one is vLLM's null block
+            num_host_blocks=owner.host.num_slots,
+        )
         holds = Holds(owner.counters, clock=time.monotonic, max_hold_s=options.max_pause_s)
         self.transfers = TransferPlanner(
             owner,
@@ -69,10 +75,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             max_staging=options.max_staging_buffers,
             restore_when_free_frac=options.restore_when_free_frac,
         )
-        resumes = Resumes(
-            moves, self.capacity_guard, owner.counters, block_bytes=self.rates.block_bytes
-        )
-        self.control = RunControl(self, self.transfers, holds, resumes, self.rates)
+        resumes = Resumes(moves, self.capacity_guard, owner.counters, block_bytes=shape.block_bytes)
+        self.control = RunControl(self, self.transfers, holds, resumes, self._rates)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers), resumes)
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._connect(manager)
@@ -86,13 +90,12 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         connector.limit_host = self._limit_host
         connector.relieve = self.capacity_guard.relieve
         connector.num_host_tokens = self.control.num_host_tokens
-        connector.rates = self.rates
         connector.bind_kv_cache_manager(manager)
 
     def set_up(self, options: ControllerOptions, planner: Planner | None) -> None:
         """Start with a controller that knows nothing. There may be no requests."""
         assert not self.requests
-        self.loop = ControlLoop(self, self.control, self.kv_options, options, planner)
+        self.loop = ControlLoop(self, self.control, options, planner, self.engine_shape)
 
     @property
     def controller(self) -> Controller:
@@ -174,19 +177,17 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         for request in given_up:
             to_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
             to_client.outputs.append(error_output(request))
-        num_tokens = scheduler_output.num_scheduled_tokens.values()
-        self.rates.note_step(
-            self.step_clock.last_step_s,
-            num_tokens=sum(num_tokens),
-            num_prefill_tokens=sum(n for n in num_tokens if n > 1),
-        )
         self.loop.after_update(feedback)
         self.predicted_step_s = self.controller.meter.predicted_step_s
         return outputs
 
+    def _rates(self) -> Rates:
+        return self.controller.meter.rates()
+
     def _write_budget(self, num_under_way: int) -> int:
         return write_budget_blocks(
-            self.rates,
+            self._rates(),
+            block_bytes=self.engine_shape.block_bytes,
             max_blocks=self.kv_options.max_mirrored_blocks_per_step,
             num_under_way=num_under_way,
         )

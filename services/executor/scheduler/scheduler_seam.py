@@ -8,12 +8,10 @@ from services.control.link_rate import LinkRate
 from services.control.options import ControllerOptions
 from services.control.prediction import PlacedRequest
 from services.control.request_ledger import RequestLedger
+from services.control.request_state import NOTHING, StateReader, phase_of
 from services.control.types import Links
 from services.executor.kv_options import KVOptions
-from services.executor.scheduler.engine_shape import engine_shape
-from services.executor.scheduler.kv_view import NOTHING, view_of
-from services.executor.scheduler.phases import phase_of
-from services.executor.scheduler.request_state import StateReader
+from services.executor.scheduler.kv_view import num_leaving_blocks, num_returning_blocks, view_of
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.transfer_types import CHUNK_BYTES
@@ -36,22 +34,17 @@ class SchedulerSeam:
         self,
         scheduler: VllmScheduler,
         control: RunControl,
-        kv_options: KVOptions,
         options: ControllerOptions,
+        shape: EngineShape,
+        *,
         now_s: Clock,
     ) -> None:
         self._scheduler, self._control = scheduler, control
         self._guard, self._owner = control.guard, control.transfers.owner
-        self._kv_options = kv_options
-        self._options, self._now_s = options, now_s
+        self._kv_options = KVOptions.of(scheduler.vllm_config)
+        self._options, self._shape, self._now_s = options, shape, now_s
         self.ledger: RequestLedger  # set by whoever makes both
         self.last_scheduled: tuple[str, ...] = ()  # of the newest step
-        self._shape = engine_shape(
-            scheduler.vllm_config,
-            scheduler.kv_cache_manager.kv_cache_config,
-            num_blocks=self._owner.pool.num_gpu_blocks - 1,  # one is vLLM's null block
-            num_host_blocks=self._owner.host.num_slots,
-        )
 
     @property
     def shape(self) -> EngineShape:
@@ -109,10 +102,9 @@ class SchedulerSeam:
         )
 
     def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
-        views = [view_of(kv) for kv in self._owner.requests.values()]
-        block_bytes = self._shape.block_bytes
-        returning = sum(view.num_returning_blocks for view in views) * block_bytes
-        leaving = sum(view.num_leaving_blocks for view in views) * block_bytes
+        requests, block_bytes = self._owner.requests.values(), self._shape.block_bytes
+        returning = sum(map(num_returning_blocks, requests)) * block_bytes
+        leaving = sum(map(num_leaving_blocks, requests)) * block_bytes
         return Links(
             h2d=h2d.link(chunk_bytes=CHUNK_BYTES, num_queued_bytes=returning),
             d2h=d2h.link(chunk_bytes=CHUNK_BYTES, num_queued_bytes=leaving),

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-from services.control.rates import Rates
 from services.control.step_clock import StepClock
 from services.executor.scheduler.scheduler import LayerwiseSchedulerMixin
 from tests.unit.executor.simulated_scheduler import SimulatedScheduler
@@ -40,7 +39,6 @@ class SchedulerWithoutEngine(LayerwiseSchedulerMixin, VllmScheduler):
         self.control = inner.control
         self.requests = inner.requests
         self.buffers = {}
-        self.rates = Rates(block_bytes=1)
         self.step_clock = StepClock()
         self.loop = Mock()  # nobody measures or asks
         self._coordinator: Any = SimpleNamespace(keeping=self.keeping)

@@ -21,7 +21,7 @@ from services.placement.types import (
     RequestPhase,
     Snapshot,
 )
-from simulator.compose import StackLearner, make_engine
+from simulator.compose import make_engine
 from simulator.costs import LinearCosts
 from simulator.engine import Brain, Engine, Machine
 from simulator.events import Event
@@ -95,7 +95,7 @@ def scripted_engine(policy: Scripted, *, machine: Machine | None = None, **shape
     made = make_shape(**shape)
     parameters = PolicyParameters(min_pause_s=5.0, max_pause_s=20.0)
     options = PlanningOptions(policy="flexgen-plus", parameters=parameters, plan_latency_s=0.0)
-    brain = Brain(options=options, policy=policy, learner=StackLearner(made))
+    brain = Brain(options=options, policy=policy)
     return Engine(made, machine or make_machine(), brain, offloads=True, seed=0)
 
 

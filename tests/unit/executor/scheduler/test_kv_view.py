@@ -4,7 +4,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from services.executor.blocks.residency import GroupKV, RequestKV, Restore
-from services.executor.scheduler.kv_view import has_caught_up, view_of
+from services.executor.scheduler.kv_view import (
+    has_caught_up,
+    num_leaving_blocks,
+    num_returning_blocks,
+    view_of,
+)
 
 
 def block(number: int) -> Any:
@@ -36,13 +41,14 @@ OFFLOADED = GroupKV(
 
 
 def test_every_block_of_the_request_is_counted_once() -> None:
-    view = view_of(make_kv(RESIDENT, OFFLOADED, OFFLOADED, staging=1))
+    kv = make_kv(RESIDENT, OFFLOADED, OFFLOADED, staging=1)
+    view = view_of(kv)
 
     assert view.offloaded == (1, 2)
     assert view.num_buffers == 1
     assert view.num_blocks == (3, 1 + 2, 1)  # the staging buffer counts with the first it serves
     assert view.num_host_blocks == (1, 2, 2)
-    assert view.num_leaving_blocks == 1
+    assert num_leaving_blocks(kv) == 1
 
 
 def test_a_request_that_is_asleep_shows_the_buffer_it_wakes_up_with() -> None:
@@ -61,10 +67,10 @@ def test_targets_of_a_restore_are_held_and_on_their_way() -> None:
         ),
     )
 
-    view = view_of(make_kv(restoring, staging=1))
+    kv = make_kv(restoring, staging=1)
 
-    assert view.num_blocks == (1 + 2 + 2,)
-    assert view.num_returning_blocks == 1
+    assert view_of(kv).num_blocks == (1 + 2 + 2,)
+    assert num_returning_blocks(kv) == 1
 
 
 def test_a_copy_has_caught_up_when_every_group_lacks_the_newest_blocks_only() -> None:

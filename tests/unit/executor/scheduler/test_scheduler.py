@@ -42,7 +42,7 @@ def test_steps_of_a_pipeline_are_timed_from_output_to_output(
     for _ in range(3):
         scheduler.update_from_output(step, SimpleNamespace(kv_connector_output=None))
 
-    assert scheduler.rates.step_s.value == pytest.approx(0.5)
+    assert scheduler.step_clock.last_step_s == pytest.approx(0.5)
 
 
 def test_a_request_whose_prompt_must_be_computed_whole_keeps_no_copies_when_preempted() -> None:

@@ -1,14 +1,62 @@
-"""One request of the scheduler in the planner's terms."""
+"""One live request in the planner's terms: the same in the engine and in the simulator."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Protocol
 
 from services.control.answer_lengths import AnswerLengths
 from services.control.request_ledger import RequestEntry
-from services.executor.scheduler.kv_view import KVView
 from services.placement.types import EngineShape, RequestId, RequestPhase, RequestState
 
-if TYPE_CHECKING:
-    from vllm.v1.request import Request
+
+class Progress(Protocol):
+    """A scheduler's request: vLLM's `Request` is one."""
+
+    num_computed_tokens: int
+    num_preemptions: int
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens are known: prompt and output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVView:
+    """Where a request's blocks are, per layer group."""
+
+    offloaded: tuple[int, ...] = ()  # layer groups in host memory, ascending
+    num_buffers: int = 0  # staging; asleep: what it wakes up with; 0 iff nothing is offloaded
+    num_blocks: tuple[int, ...] = ()  # of the pool; staging counts with the first groups it serves
+    num_host_blocks: tuple[int, ...] = ()  # leading full blocks whose host copy is complete
+
+
+NOTHING = KVView()
+
+
+def phase_of(request: Progress, *, runs: bool, held: bool) -> RequestPhase:
+    """Return a request's phase. `runs`: it is in the running queue."""
+    if not runs:
+        return RequestPhase.PREEMPTED if request.num_preemptions else RequestPhase.WAITING
+    if held:
+        return RequestPhase.PAUSED
+    # Between two steps a request that decodes has its newest token still to compute.
+    num_left = request.num_tokens - request.num_computed_tokens
+    decodes = num_left <= (1 if request.num_output_tokens else 0)
+    return RequestPhase.DECODING if decodes else RequestPhase.PREFILL
 
 
 class StateReader:
@@ -18,7 +66,7 @@ class StateReader:
         self._engine, self._answer_lengths, self._now_s = engine, answer_lengths, now_s
 
     def state(
-        self, request: "Request", entry: RequestEntry, kv: KVView, phase: RequestPhase
+        self, request: Progress, entry: RequestEntry, kv: KVView, phase: RequestPhase
     ) -> RequestState:
         """Return one request's state."""
         engine, now_s = self._engine, self._now_s

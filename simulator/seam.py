@@ -1,0 +1,158 @@
+"""`EngineSeam` on the simulated scheduler: what the services' controller reads and orders."""
+
+from collections.abc import Mapping, Sequence
+
+from services.control.link_rate import LinkRate
+from services.control.options import ControllerOptions
+from services.control.prediction import PlacedRequest
+from services.control.request_ledger import RequestLedger
+from services.control.request_state import NOTHING, KVView, StateReader, phase_of
+from services.control.types import Links
+from services.placement.blocks import Residency
+from services.placement.layer_placement import LayerPlacement
+from services.placement.plan_rules import LiveRequest as LivePlace
+from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
+from simulator.copies import Lane
+from simulator.kv import KVState
+from simulator.requests import LiveRequest
+from simulator.scheduler import Scheduler
+
+MAX_MIRRORED_BLOCKS = 1024  # of resident groups that a step copies to the host: the executor's
+
+
+class SimulatedSeam:
+    """Reads the scheduler and gives it orders, at the instant `now_s`."""
+
+    def __init__(
+        self, scheduler: Scheduler, h2d: Lane, d2h: Lane, options: ControllerOptions
+    ) -> None:
+        self._scheduler, self._h2d, self._d2h = scheduler, h2d, d2h
+        self._options = options
+        self.ledger: RequestLedger  # set by whoever makes both
+        self.now_s = 0.0
+        self.last_scheduled: tuple[RequestId, ...] = ()  # of the newest step
+
+    @property
+    def shape(self) -> EngineShape:
+        return self._scheduler.shape
+
+    def _request(self, request_id: str) -> LiveRequest:
+        return self._scheduler.moves.requests[RequestId(request_id)]
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot:
+        scheduler, options, scheduled = self._scheduler, self._options, set(self.last_scheduled)
+        reader = StateReader(self.shape, self.ledger.answer_lengths, self.now_s)
+        completed_s = self.ledger.last_completion_s
+        idle = (r.kv for r in scheduler.running if r.request_id not in scheduled)
+        return Snapshot(
+            epoch=epoch,
+            policy=options.policy,
+            seed=options.seed,
+            engine=self.shape,
+            requests=tuple(self._state(reader, request) for request in scheduler.live),
+            num_free_blocks=max(0, scheduler.pool.num_free - scheduler.guard.num_spare),
+            num_free_host_blocks=scheduler.host.num_free,
+            num_free_staging_blocks=sum(kv.num_buffers * kv.buffer_length for kv in idle),
+            last_completion_age_s=None if completed_s is None else self.now_s - completed_s,
+            h2d=links.h2d,
+            d2h=links.d2h,
+            profile=profile,
+            parameters=options.parameters,
+            num_write_through_blocks=MAX_MIRRORED_BLOCKS,
+        )
+
+    def _state(self, reader: StateReader, request: LiveRequest) -> RequestState:
+        runs = request in self._scheduler.running
+        kv = view_of(request.kv) if runs else NOTHING  # what is brought back is not shown
+        phase = phase_of(request, runs=runs, held=request.is_paused)
+        return reader.state(request, self.ledger.entries[request.request_id], kv, phase)
+
+    def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
+        returning = sum(
+            job.num_left_bytes for r in self._scheduler.live for job in r.kv.restoring.values()
+        )
+        chunk_bytes, leaving = self._h2d.chunk_bytes, self._d2h.num_queued_bytes
+        return Links(
+            h2d=h2d.link(chunk_bytes=chunk_bytes, num_queued_bytes=returning),
+            d2h=d2h.link(chunk_bytes=chunk_bytes, num_queued_bytes=leaving),
+        )
+
+    def placed_requests(self) -> list[PlacedRequest]:
+        requests = self._scheduler.moves.requests
+        kvs = [requests[name].kv for name in self.last_scheduled if name in requests]
+        return [
+            PlacedRequest(
+                num_tokens=kv.num_tokens, offloaded=tuple(kv.offloaded), num_buffers=kv.num_buffers
+            )
+            for kv in kvs
+        ]
+
+    def live_requests(self) -> list[LivePlace]:
+        return [
+            LivePlace(
+                request_id=request.request_id,
+                num_tokens=request.num_tokens,
+                residency=Residency(
+                    num_offloaded=len(request.kv.offloaded),
+                    num_staging=max(1, request.kv.num_buffers),
+                ),
+                holds_kv=request in self._scheduler.running,
+                paused=request.is_paused,
+            )
+            for request in self._scheduler.live
+        ]
+
+    def num_runnable(self) -> int:
+        scheduler = self._scheduler
+        num_running = sum(not request.is_paused for request in scheduler.running)
+        return num_running if num_running or not self.last_scheduled else len(scheduler.waiting)
+
+    def priority(self, request_id: str) -> int:
+        return self._request(request_id).priority
+
+    def is_paused(self, request_id: str) -> bool:
+        return self._request(request_id).is_paused
+
+    # -- orders ------------------------------------------------------------------------------
+
+    def place(self, request_id: str, *, groups: Sequence[int], num_buffers: int) -> None:
+        if self._scheduler.offloads:
+            placement = LayerPlacement(offloaded=frozenset(groups), num_staging=max(1, num_buffers))
+            self._scheduler.guard.give(request_id, placement)
+
+    def release(self, request_id: str) -> None:
+        self._scheduler.guard.forget(request_id)
+
+    def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
+        for request_id, number in num_tokens.items():
+            self._request(request_id).num_deposited_told = number
+
+    def pause(self, request_id: str) -> bool:
+        request = self._request(request_id)
+        runs = request in self._scheduler.running
+        if runs:
+            request.pause(self.now_s)
+        return runs
+
+    def resume(self, request_id: str) -> None:
+        self._request(request_id).resume(self.now_s)
+
+
+def view_of(kv: KVState) -> KVView:
+    """Return where a request's blocks are; staging counts with the first groups it serves."""
+    if not kv.num_tokens:
+        return NOTHING
+    blocks = [kv.num_rows] * kv.geometry.num_groups
+    for place, group in enumerate(kv.offloaded):
+        if group not in kv.restoring:
+            blocks[group] = len(kv.own)
+        if place < kv.num_buffers:
+            blocks[group] += kv.buffer_length
+    return KVView(
+        offloaded=tuple(kv.offloaded),
+        num_buffers=kv.num_buffers or min(1, len(kv.offloaded)),
+        num_blocks=tuple(blocks),
+        num_host_blocks=(kv.num_host_blocks,) * kv.geometry.num_groups if kv.mirrored else (),
+    )
