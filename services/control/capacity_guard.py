@@ -1,4 +1,4 @@
-"""Keeps the batch within the pool by itself: `dynamic-heuristic`, before every step.
+"""Keeps the batch within the pool by itself, before every step.
 
 The guard never needs a planner. A placement that somebody else gave a request is a floor: the
 guard offloads more when the pool is too small, and brings back what it took on its own account

@@ -11,14 +11,14 @@ from services.control.request_ledger import RequestLedger
 from services.control.seam import EngineSeam, ScheduledStep
 from services.control.step_meter import StepMeter
 from services.control.step_timing import StepTiming
-from services.control.triggers import asks, is_decided_locally, replan_of
+from services.control.triggers import asks, replan_of
 from services.control.types import Trigger
 from services.kit.clock import Clock
 from services.placement.presets import Replan
 
 
 class Controller:
-    """One engine's loop. `planner` None: nobody is asked, the heuristic acts alone."""
+    """One engine's loop. `planner` None: nobody is asked, the guard acts alone."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Controller:
         self.meter = StepMeter(engine, self.counts, mismatch_frac=options.mismatch_frac)
         self._plans = PlanKeeper(options, engine, self.ledger, self.counts)
         self._engine, self._planner, self._now_s = engine, planner, now_s
-        self._replan = replan_of(listening_policy(options), options.parameters)
+        self._replan = replan_of(options.policy, options.parameters)
         self._triggers: list[Trigger] = []  # not yet asked about
         self._epoch = 0
         self._step = 0
@@ -122,10 +122,3 @@ class Controller:
         """End the planner client's thread."""
         if self._planner is not None:
             self._planner.close()
-
-
-def listening_policy(options: ControllerOptions) -> str:
-    """Return whose listening habits count: the shadow's where the guard itself acts."""
-    if is_decided_locally(options.policy, options.parameters) and options.shadow_policy:
-        return options.shadow_policy
-    return options.policy

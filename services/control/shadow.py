@@ -1,10 +1,9 @@
 """What another policy would have gained: its plan against the one that acts, by one model."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.placement.batch import placed_pattern, predicted_step_s
-from services.placement.types import Placement, Plan, RequestId, RequestPhase, Snapshot
+from services.placement.types import Plan, RequestPhase, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +22,8 @@ class ShadowReport:
         return self.shadow_tps / self.acting_tps - 1.0 if self.acting_tps > 0.0 else 0.0
 
 
-def compare(snapshot: Snapshot, acting: Plan | None, shadow: Plan) -> ShadowReport | None:
-    """Compare two plans for one snapshot; None if it cannot be predicted or nobody decodes.
-
-    `acting` None: the placement in force.
-    """
+def compare(snapshot: Snapshot, acting: Plan, shadow: Plan) -> ShadowReport | None:
+    """Compare two plans for one snapshot; None if it cannot be predicted or nobody decodes."""
     if snapshot.profile is None or snapshot.h2d is None:
         return None
     acting_step_s, num_acting = _step(snapshot, acting)
@@ -43,11 +39,9 @@ def compare(snapshot: Snapshot, acting: Plan | None, shadow: Plan) -> ShadowRepo
     )
 
 
-def _step(snapshot: Snapshot, plan: Plan | None) -> tuple[float, int]:
+def _step(snapshot: Snapshot, plan: Plan) -> tuple[float, int]:
     """Return the predicted step and how many requests it serves."""
-    placed: Mapping[RequestId, Placement] = (
-        {} if plan is None else {placement.request_id: placement for placement in plan.placements}
-    )
+    placed = {placement.request_id: placement for placement in plan.placements}
     batch = []
     for request in snapshot.requests:
         if request.phase not in (RequestPhase.DECODING, RequestPhase.PAUSED):

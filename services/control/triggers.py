@@ -14,13 +14,6 @@ def replan_of(policy: str, parameters: PolicyParameters) -> Replan:
     return REPLAN[placement]
 
 
-def is_decided_locally(policy: str, parameters: PolicyParameters) -> bool:
-    """Return whether the capacity guard is the policy: it runs before every step in any case."""
-    axis = parameters.placement_policy
-    placement = PlacementPolicy(axis) if axis else PRESETS[policy].placement
-    return placement is PlacementPolicy.DYNAMIC_HEURISTIC
-
-
 def asks(trigger: Trigger, replan: Replan) -> bool:
     """Return whether a policy wants to be asked for this reason."""
     if replan is Replan.NEVER:

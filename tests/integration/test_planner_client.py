@@ -1,7 +1,6 @@
 """The planner client against a real gRPC server that answers well, badly, late, or never."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -185,20 +184,6 @@ def test_a_shadow_is_compared_and_does_not_act(planner: ScriptedPlanner) -> None
     assert shadow.shadow is not None
     assert shadow.shadow.policy == "deepspeed"
     assert shadow.shadow.gain_frac < 0.0  # copying everything takes longer than copying nothing
-
-
-def test_where_the_guard_acts_only_the_shadow_is_asked(planner: ScriptedPlanner) -> None:
-    offloaded = make_request("a", offloaded_layers=tuple(range(8)), num_prefetch_buffers=1)
-    client = PlannerClient(planner.address, timeout_s=60.0, acts=False, shadow_policy="joint")
-    planner.answer = lambda request, context: resident(request)
-
-    client.post(replace(snapshot(), policy="dynamic-heuristic", requests=(offloaded,)))
-    answer = next_answer(client)
-    client.close()
-
-    assert [asked.policy for asked in planner.snapshots] == ["joint"]
-    assert answer.shadow is not None
-    assert answer.shadow.gain_frac > 0.0
 
 
 def resident(request: pb.Snapshot) -> pb.Plan:

@@ -9,7 +9,6 @@ from vllm.v1.request import Request, RequestStatus
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
 from services.control.planner import Planner
-from services.control.triggers import is_decided_locally
 from services.control.types import Trigger
 from services.executor.scheduler.kv_view import has_caught_up
 from services.executor.scheduler.planner_client import PlannerClient
@@ -138,14 +137,12 @@ class ControlLoop:
 
 
 def make_planner(options: ControllerOptions) -> PlannerClient | None:
-    """Return who is asked; None if the capacity guard decides, and nothing is compared."""
-    acts = not is_decided_locally(options.policy, options.parameters)
-    if not options.planner_address or not (acts or options.shadow_policy):
+    """Return who is asked; None if there is nobody: the capacity guard acts alone."""
+    if not options.planner_address:
         return None
     return PlannerClient(
         options.planner_address,
         transport=options.transport,
         timeout_s=options.plan_timeout_s,
-        acts=acts,
         shadow_policy=options.shadow_policy,
     )

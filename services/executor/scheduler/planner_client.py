@@ -37,14 +37,11 @@ class PlannerClient:
         *,
         timeout_s: float,
         transport: Transport = PLAIN,
-        acts: bool = True,
         shadow_policy: str = "",
     ) -> None:
-        """`acts`: whether the snapshot's own policy is asked, not only the shadow."""
         self._address = address
         self._transport = transport
         self._timeout_s = timeout_s
-        self._acts = acts
         self._shadow_policy = shadow_policy
         self._wake = threading.Condition()
         self._waiting: Snapshot | None = None
@@ -86,15 +83,10 @@ class PlannerClient:
                 if self._closed or self._waiting is None:
                     return
                 snapshot, self._waiting = self._waiting, None
-            plan = None
-            if self._acts:
-                answer = self._plan_for(snapshot, ask)
-                self._answers.append(answer)
-                if answer.plan is None:
-                    continue
-                plan = answer.plan
-            if self._shadow_policy:
-                self._shadow(snapshot, plan, ask)
+            answer = self._plan_for(snapshot, ask)
+            self._answers.append(answer)
+            if self._shadow_policy and answer.plan is not None:
+                self._shadow(snapshot, answer.plan, ask)
 
     def _open(self) -> Callable[[Snapshot], Plan]:
         from evenflow.planner.v1 import planner_pb2 as pb
@@ -130,9 +122,7 @@ class PlannerClient:
             log.info("planner_answered_again")
         return Answer(epoch=snapshot.epoch, plan=plan)
 
-    def _shadow(
-        self, snapshot: Snapshot, acting: Plan | None, ask: Callable[[Snapshot], Plan]
-    ) -> None:
+    def _shadow(self, snapshot: Snapshot, acting: Plan, ask: Callable[[Snapshot], Plan]) -> None:
         try:
             other = ask(replace(snapshot, policy=self._shadow_policy))
             report = compare(snapshot, acting, other)

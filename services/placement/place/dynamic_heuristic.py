@@ -1,7 +1,7 @@
 """`dynamic-heuristic`: per request the fewest offloaded layers that fit, evenly spaced, every step.
 
-OrbitFlow's baseline (section 5.1 (5)), and what the executor does where no plan is at hand: it
-needs neither a profile nor a solver.
+OrbitFlow's baseline (section 5.1 (5)): it needs neither a profile nor a solver. What the executor
+does where no plan is at hand is `fewest_offloaded`.
 """
 
 import heapq
@@ -26,10 +26,10 @@ def dynamic_heuristic(snapshot: Snapshot) -> Plan:
     """
     batch, mirror = list(members(snapshot)), mirror_of(snapshot)
     paused: list[RequestState] = []
-    patterns = fewest_offloaded(batch, snapshot, mirror)
+    patterns = _patterns_that_fit(batch, snapshot, mirror)
     while patterns is None:
         paused.append(batch.pop())
-        patterns = fewest_offloaded(batch, snapshot, mirror)
+        patterns = _patterns_that_fit(batch, snapshot, mirror)
     return Plan(
         epoch=snapshot.epoch,
         policy=snapshot.policy,
@@ -38,7 +38,7 @@ def dynamic_heuristic(snapshot: Snapshot) -> Plan:
     )
 
 
-def fewest_offloaded(
+def _patterns_that_fit(
     batch: list[RequestState], snapshot: Snapshot, mirror: Mirror
 ) -> dict[RequestId, Pattern] | None:
     """Return a pattern per request, None where nothing fits."""

@@ -1,4 +1,4 @@
-"""`dynamic-heuristic`: per request the fewest offloaded layers with which everybody fits.
+"""The capacity guard's rule: per request the fewest offloaded layers with which everybody fits.
 
 Requests are served in scheduling order: each keeps as much in the pool as leaves every later one
 its minimum (everything offloaded, one staging buffer). So the oldest request is the last to be
