@@ -71,32 +71,37 @@ models: setup ## make the models: the untrained one for exactness, and the demo'
 PYTEST := GRPC_VERBOSITY=ERROR $(BIN)/python -m pytest --durations=30 --durations-min=1
 JUNIT := --junitxml=.cache/tests
 
-test-unit: setup kernels ## no engine, no network
+# `make test` makes these once, before the suites.
+PURE_NEEDS := $(if $(PREPARED),,setup kernels)
+STACK_NEEDS := $(if $(PREPARED),,setup models kernels executor-reference)
+EXACT_NEEDS := $(if $(PREPARED),,setup models reference)
+
+test-unit: $(PURE_NEEDS) ## no engine, no network
 	$(PYTEST) $(JUNIT)/unit.xml --numprocesses=2 tests/unit
 
-test-integration: setup kernels ## contract and integration suites: real Redis, gRPC, processes
+test-integration: $(PURE_NEEDS) ## contract and integration suites: real Redis, gRPC, processes
 	$(PYTEST) $(JUNIT)/integration.xml --numprocesses=4 --dist=loadfile tests/contract tests/integration
 
-test-executors: setup models kernels executor-reference ## executors in processes of their own
+test-executors: $(STACK_NEEDS) ## executors in processes of their own
 	$(PYTEST) $(JUNIT)/executors.xml tests/executors
 
-test-e2e: setup models kernels executor-reference ## all processes, through the gateway
+test-e2e: $(STACK_NEEDS) ## all processes, through the gateway
 	$(PYTEST) $(JUNIT)/e2e.xml tests/e2e
 
 # Several runs, so that what engines leave behind in a test's own process does not add up.
 test-exact: test-layerwise test-engines test-drawn test-drawn-failures ## engines in the tests' own process: tokens are stock vLLM's, token for token
 
 LAYERWISE := tests/exact/test_layerwise_exact.py
-test-layerwise: setup models reference ## of these: layer-wise KV on the engines of every commit
+test-layerwise: $(EXACT_NEEDS) ## of these: layer-wise KV on the engines of every commit
 	$(PYTEST) $(JUNIT)/layerwise.xml $(LAYERWISE)
 
-test-engines: setup models reference ## of these: parts of the engine
+test-engines: $(EXACT_NEEDS) ## of these: parts of the engine
 	$(PYTEST) $(JUNIT)/engines.xml tests/exact --ignore=$(LAYERWISE)
 
-test-drawn: setup models reference ## of these: what a commit draws from the product of options
+test-drawn: $(EXACT_NEEDS) ## of these: what a commit draws from the product of options
 	$(PYTEST) $(JUNIT)/drawn.xml -v --draw tests/exact/product.py
 
-test-drawn-failures: setup models reference ## of these: what a commit draws from the failing copies
+test-drawn-failures: $(EXACT_NEEDS) ## of these: what a commit draws from the failing copies
 	$(PYTEST) $(JUNIT)/drawn-failures.xml -v --draw tests/exact/failures.py
 
 .PHONY: reference executor-reference kernels
@@ -109,10 +114,11 @@ executor-reference: models
 kernels: setup
 	$(BIN)/python -m tests.kernels
 
-# Two at a time, in this order, the longest chain first.
+# Two suites at a time, the longest first.
 test: setup ## everything that must pass (25 minutes on two cores)
-	$(MAKE) --jobs=2 --output-sync=line test-layerwise lint types test-unit test-integration test-executors \
-	  test-engines test-e2e test-drawn test-drawn-failures
+	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels
+	$(MAKE) --jobs=2 --output-sync=line PREPARED=yes test-layerwise test-executors test-e2e test-engines \
+	  test-drawn test-integration test-drawn-failures test-unit
 
 .PHONY: product-parallel product-single product-failures
 product-parallel:

@@ -10,8 +10,10 @@ from typing import NoReturn
 from google.protobuf.duration_pb2 import Duration
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
+from services.generation.lifecycle import RequestStatus
 from services.generation.service_level_proto import service_level_from_proto, service_level_to_proto
 from services.kit.errors import InvalidRequestError
+from services.reporting.states import FROM_PROTO, TO_PROTO
 from services.tracker.types import (
     Change,
     DeliveredProgress,
@@ -28,7 +30,6 @@ from services.tracker.types import (
     RequestId,
     RequestKey,
     RequestRecord,
-    RequestState,
     Snapshot,
 )
 
@@ -36,18 +37,6 @@ NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # part of a Redis key's hash tag: 
 MAX_REQUEST_ID_LENGTH = 128
 MAX_ENTRIES = 10_000  # of one call: a script holds up all of Redis while it runs
 MAX_EPOCH = 2**53  # above it Lua's numbers skip integers; reached in the year 2255
-
-_STATE_BY_PROTO = {
-    pb.REQUEST_STATE_QUEUED: RequestState.QUEUED,
-    pb.REQUEST_STATE_PREFILL: RequestState.PREFILL,
-    pb.REQUEST_STATE_DECODING: RequestState.DECODING,
-    pb.REQUEST_STATE_PAUSED: RequestState.PAUSED,
-    pb.REQUEST_STATE_PREEMPTED: RequestState.PREEMPTED,
-    pb.REQUEST_STATE_FINISHED: RequestState.FINISHED,
-    pb.REQUEST_STATE_FAILED: RequestState.FAILED,
-    pb.REQUEST_STATE_CANCELLED: RequestState.CANCELLED,
-}
-_PROTO_BY_STATE = {state: value for value, state in _STATE_BY_PROTO.items()}
 
 
 def executor_id_from_proto(value: str, field: str = "executor_id") -> ExecutorId:
@@ -113,15 +102,15 @@ def request_id_from_proto(value: str, field: str = "request_id") -> RequestId:
     return RequestId(value)
 
 
-def state_from_proto(value: "pb.RequestState.ValueType", field: str) -> RequestState:
-    state = _STATE_BY_PROTO.get(value)
+def state_from_proto(value: "pb.RequestState.ValueType", field: str) -> RequestStatus:
+    state = FROM_PROTO.get(value)
     if state is None:
         _refuse(field, f"unknown value {value}")
     return state
 
 
-def state_to_proto(state: RequestState) -> "pb.RequestState.ValueType":
-    return _PROTO_BY_STATE[state]
+def state_to_proto(state: RequestStatus) -> "pb.RequestState.ValueType":
+    return TO_PROTO[state]
 
 
 def keys_to_proto(keys: Iterable[RequestKey]) -> list[pb.RequestKey]:
@@ -178,7 +167,7 @@ def record_to_proto(record: RequestRecord, *, now_s: float) -> pb.RequestRecord:
         request_id=record.key.request_id,
         generation=record.generation,
         gateway_id=record.gateway_id,
-        state=_PROTO_BY_STATE[record.state],
+        state=TO_PROTO[record.state],
         num_prompt_tokens=record.num_prompt_tokens,
         num_generated_tokens=record.num_generated,
         num_delivered_tokens=record.num_delivered,

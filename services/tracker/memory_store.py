@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
+from services.generation.lifecycle import EDGES, FINAL_STATES, REACHABLE, RequestStatus
 from services.kit.clock import Clock
 from services.tracker.errors import (
     IllegalTransitionError,
@@ -12,10 +13,7 @@ from services.tracker.errors import (
     UnknownRequestError,
 )
 from services.tracker.types import (
-    EDGES,
-    FINAL_STATES,
     NO_EPOCH,
-    REACHABLE,
     Change,
     DeliveredProgress,
     ExecutorId,
@@ -31,7 +29,6 @@ from services.tracker.types import (
     RequestId,
     RequestKey,
     RequestRecord,
-    RequestState,
     Snapshot,
 )
 
@@ -86,7 +83,7 @@ class MemoryTrackerStore:
         )
         for record in self._live_records(offer.executor_id):
             if NO_EPOCH < record.executor_epoch < offer.epoch and record.state not in FINAL_STATES:
-                self._write(replace(record, state=RequestState.FAILED))
+                self._write(replace(record, state=RequestStatus.FAILED))
 
     async def renew_lease(self, writer: ExecutorWriter, load: ExecutorLoad) -> None:
         lease = self._held_lease(writer)
@@ -143,8 +140,8 @@ class MemoryTrackerStore:
         return refused.to_result()
 
     async def transition(
-        self, executor: ExecutorWriter, request_id: RequestId, to: RequestState
-    ) -> RequestState:
+        self, executor: ExecutorWriter, request_id: RequestId, to: RequestStatus
+    ) -> RequestStatus:
         self._held_lease(executor)
         record = self._live_record(
             RequestKey(executor_id=executor.executor_id, request_id=request_id)
@@ -200,7 +197,7 @@ class MemoryTrackerStore:
                 gateway_id=gateway.gateway_id,
                 gateway_epoch=gateway.epoch,
                 executor_epoch=lease.offer.epoch if lease else NO_EPOCH,
-                state=RequestState.QUEUED,
+                state=RequestStatus.QUEUED,
                 num_prompt_tokens=new.num_prompt_tokens,
                 service_level=new.service_level,
                 registered_at_s=self._clock(),

@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
+from services.generation.lifecycle import EDGES, FINAL_STATES, REACHABLE, RequestStatus
 from services.pacing.types import ServiceLevel
 from services.tracker.types import (
-    EDGES,
-    FINAL_STATES,
-    REACHABLE,
     ExecutorId,
     ExecutorLoad,
     ExecutorOffer,
@@ -23,7 +21,6 @@ from services.tracker.types import (
     RequestId,
     RequestKey,
     RequestRecord,
-    RequestState,
 )
 
 Call: TypeAlias = dict[str, Any]
@@ -34,7 +31,7 @@ GRACE_S = 3_600.0
 MAX_EVENTS = 1_000  # per executor; who falls behind further starts again
 
 
-def _table(edges: Mapping[RequestState, frozenset[RequestState]]) -> dict[str, dict[str, bool]]:
+def _table(edges: Mapping[RequestStatus, frozenset[RequestStatus]]) -> dict[str, dict[str, bool]]:
     return {a.value: {b.value: True for b in targets} for a, targets in edges.items()}
 
 
@@ -56,7 +53,7 @@ def call_at(now_s: float, lifetimes: Lifetimes) -> Call:
                 "expires_at_s": repr(now_s + lifetimes.request_s(state)),
                 "keep_ms": _keep_ms(lifetimes.request_s(state)),
             }
-            for state in RequestState
+            for state in RequestStatus
         },
     }
 
@@ -102,7 +99,7 @@ def decode_record(key: RequestKey, flat: Sequence[str], now_s: float) -> Request
         gateway_id=GatewayId(fields["gateway_id"]),
         gateway_epoch=int(fields["gateway_epoch"]),
         executor_epoch=int(fields["executor_epoch"]),
-        state=RequestState(fields["state"]),
+        state=RequestStatus(fields["state"]),
         num_prompt_tokens=int(fields["num_prompt_tokens"]),
         service_level=ServiceLevel(**json.loads(fields["service_level"])),
         registered_at_s=float(fields["registered_at_s"]),

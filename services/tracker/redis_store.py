@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
+from services.generation.lifecycle import RequestStatus
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
 from services.tracker.errors import (
@@ -40,7 +41,6 @@ from services.tracker.types import (
     ReportResult,
     RequestId,
     RequestKey,
-    RequestState,
     Snapshot,
 )
 
@@ -192,8 +192,8 @@ class RedisTrackerStore:
         return ReportResult(unknown=_in_order(keys, unknown), stale=_in_order(keys, stale))
 
     async def transition(
-        self, executor: ExecutorWriter, request_id: RequestId, to: RequestState
-    ) -> RequestState:
+        self, executor: ExecutorWriter, request_id: RequestId, to: RequestStatus
+    ) -> RequestStatus:
         status, before = await self._run(
             "transition",
             executor.executor_id,
@@ -203,7 +203,7 @@ class RedisTrackerStore:
             edges=EDGE_TABLE,
         )
         _raise_unless_ok(status, f"request {request_id} to {to.value}")
-        return RequestState(before)
+        return RequestStatus(before)
 
     async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
         snapshot, _ = await read_snapshot(

@@ -7,6 +7,7 @@ All but the memory store may raise StoreUnavailableError.
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from services.generation.lifecycle import RequestStatus
 from services.tracker.types import (
     Change,
     DeliveredProgress,
@@ -21,7 +22,6 @@ from services.tracker.types import (
     ReportResult,
     RequestId,
     RequestKey,
-    RequestState,
     Snapshot,
 )
 
@@ -62,8 +62,8 @@ class TrackerStore(Protocol):
         """Merge what a gateway delivered, after a final state too."""
 
     async def transition(
-        self, executor: ExecutorWriter, request_id: RequestId, to: RequestState
-    ) -> RequestState:
+        self, executor: ExecutorWriter, request_id: RequestId, to: RequestStatus
+    ) -> RequestStatus:
         """Follow one edge, or none if the request is there. Returns the state before.
 
         Raises LeaseExpiredError, StaleEpochError, UnknownRequestError, IllegalTransitionError.

@@ -4,9 +4,9 @@ Instants are wall-clock seconds since the Unix epoch, read by the store's clock.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NewType
 
+from services.generation.lifecycle import FINAL_STATES, RequestStatus
 from services.pacing.types import ServiceLevel
 
 ExecutorId = NewType("ExecutorId", str)
@@ -14,47 +14,6 @@ RequestId = NewType("RequestId", str)
 GatewayId = NewType("GatewayId", str)
 
 NO_EPOCH = 0  # no process of the executor has claimed the request yet
-
-
-class RequestState(Enum):
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    DECODING = "decoding"
-    PAUSED = "paused"
-    PREEMPTED = "preempted"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_ENDS = (RequestState.FINISHED, RequestState.FAILED, RequestState.CANCELLED)
-
-# The state machine: every edge there is.
-EDGES: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.QUEUED: frozenset({RequestState.PREFILL, *_ENDS}),
-    RequestState.PREFILL: frozenset({RequestState.DECODING, *_ENDS}),
-    RequestState.DECODING: frozenset({RequestState.PAUSED, RequestState.PREEMPTED, *_ENDS}),
-    RequestState.PAUSED: frozenset({RequestState.DECODING, *_ENDS}),
-    RequestState.PREEMPTED: frozenset({RequestState.DECODING, *_ENDS}),
-    RequestState.FINISHED: frozenset(),
-    RequestState.FAILED: frozenset(),
-    RequestState.CANCELLED: frozenset(),
-}
-
-FINAL_STATES = frozenset(state for state, targets in EDGES.items() if not targets)
-
-
-def _reachable(start: RequestState) -> frozenset[RequestState]:
-    seen: set[RequestState] = set()
-    frontier = set(EDGES[start])
-    while frontier:
-        seen |= frontier
-        frontier = {target for state in frontier for target in EDGES[state]} - seen
-    return frozenset(seen)
-
-
-# Where a request can get to by one edge or more.
-REACHABLE = {state: _reachable(state) for state in RequestState}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -126,7 +85,7 @@ class GeneratedProgress:
     request_id: RequestId
     generation: int
     num_generated: int | None = None
-    state: RequestState | None = None
+    state: RequestStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +115,7 @@ class RequestRecord:
     gateway_id: GatewayId
     gateway_epoch: int
     executor_epoch: int  # NO_EPOCH until an executor process is known to own it
-    state: RequestState
+    state: RequestStatus
     num_prompt_tokens: int
     service_level: ServiceLevel
     registered_at_s: float
@@ -196,5 +155,5 @@ class Lifetimes:
     request_ttl_s: float = 60.0  # of a live request, from its last registration or report
     retention_s: float = 600.0  # of an ended request, from its last report
 
-    def request_s(self, state: RequestState) -> float:
+    def request_s(self, state: RequestStatus) -> float:
         return self.retention_s if state in FINAL_STATES else self.request_ttl_s

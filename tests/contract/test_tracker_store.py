@@ -10,6 +10,7 @@ import pytest
 import redis.asyncio
 
 from lab.redis_server import RedisServer
+from services.generation.lifecycle import EDGES, REACHABLE, RequestStatus
 from services.pacing.types import ServiceLevel
 from services.tracker import redis_codec
 from services.tracker.errors import (
@@ -22,8 +23,6 @@ from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.redis_store import RedisTrackerStore
 from services.tracker.store import TrackerStore
 from services.tracker.types import (
-    EDGES,
-    REACHABLE,
     Change,
     DeliveredProgress,
     ExecutorId,
@@ -40,7 +39,6 @@ from services.tracker.types import (
     RequestId,
     RequestKey,
     RequestRecord,
-    RequestState,
 )
 
 LIFETIMES = Lifetimes(lease_ttl_s=5.0, request_ttl_s=60.0, retention_s=600.0)
@@ -51,7 +49,7 @@ EX = ExecutorId("ex0")
 EXECUTOR = ExecutorWriter(executor_id=EX, epoch=EPOCH)
 GATEWAY = GatewayWriter(gateway_id=GatewayId("gw0"), epoch=EPOCH)
 OTHER_GATEWAY = GatewayWriter(gateway_id=GatewayId("gw1"), epoch=EPOCH)
-S = RequestState
+S = RequestStatus
 WAIT_S = 60.0
 
 
@@ -131,7 +129,7 @@ async def record_of(store: TrackerStore, request_id: str = "r") -> RequestRecord
     return next((r for r in snapshot.requests if r.key == key(request_id)), None)
 
 
-async def bring_to(store: TrackerStore, state: RequestState) -> None:
+async def bring_to(store: TrackerStore, state: RequestStatus) -> None:
     if state is not S.QUEUED:
         await store.report_generated(EXECUTOR, [generated(state=state)])
 
@@ -608,7 +606,7 @@ async def test_one_gateway_reports_on_several_executors(world: World) -> None:
 @pytest.mark.parametrize("target", list(S))
 @pytest.mark.parametrize("state", list(S))
 async def test_a_report_may_skip_states_but_not_go_where_no_path_leads(
-    world: World, state: RequestState, target: RequestState
+    world: World, state: RequestStatus, target: RequestStatus
 ) -> None:
     await register(world.store)
     await bring_to(world.store, state)
@@ -628,7 +626,7 @@ async def test_a_report_may_skip_states_but_not_go_where_no_path_leads(
 @pytest.mark.parametrize("target", list(S))
 @pytest.mark.parametrize("state", list(S))
 async def test_a_transition_follows_one_edge_only(
-    world: World, state: RequestState, target: RequestState
+    world: World, state: RequestStatus, target: RequestStatus
 ) -> None:
     await register(world.store)
     await bring_to(world.store, state)
@@ -710,7 +708,7 @@ async def test_of_concurrent_transitions_from_one_state_only_legal_chains_happen
     [pytest.param(s, 600.0 if not EDGES[s] else 60.0, id=s.value) for s in S],
 )
 async def test_a_record_is_forgotten_when_its_time_is_over(
-    world: World, state: RequestState, life_s: float
+    world: World, state: RequestStatus, life_s: float
 ) -> None:
     await register(world.store)
     await bring_to(world.store, state)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lab.redis_server import RedisServer
+from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ServiceError
 from services.pacing.types import ServiceLevel
 from services.tracker.memory_store import MemoryTrackerStore
@@ -28,7 +29,6 @@ from services.tracker.types import (
     Registration,
     RequestId,
     RequestKey,
-    RequestState,
 )
 from tests.fuzz import examples
 
@@ -42,7 +42,7 @@ executor_ids = st.sampled_from(EXECUTORS)
 epochs = st.integers(BASE_EPOCH, BASE_EPOCH + 2)
 generations = st.integers(1, 3)
 counts = st.none() | st.integers(0, 5)
-states = st.sampled_from(RequestState)
+states = st.sampled_from(RequestStatus)
 keys = st.builds(
     RequestKey,
     executor_id=executor_ids,

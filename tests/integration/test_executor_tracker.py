@@ -11,9 +11,9 @@ from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
 from lab.ports import free_port
 from services.executor.serving import tracker_client
-from services.executor.serving.progress import Phase
 from services.executor.serving.tracker_client import TrackerClient
 from services.executor.types import EngineLoad
+from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ConflictError
 from services.kit.rpc import Context, make_channel
 from services.kit.server import ServiceServer
@@ -187,10 +187,10 @@ async def test_progress_reaches_the_tracker(
     await tracker.start()
     await snapshot_when(stub, has_lease)
     await register(stub, "r")
-    client.note("r", generation=1, num_generated=0, phase=Phase.QUEUED)
-    client.note("r", generation=1, num_generated=5, phase=Phase.DECODING)
+    client.note("r", generation=1, num_generated=0, status=RequestStatus.QUEUED)
+    client.note("r", generation=1, num_generated=5, status=RequestStatus.DECODING)
     await snapshot_when(stub, lambda s: s.requests[0].state == pb.REQUEST_STATE_DECODING)
-    client.note("r", generation=1, num_generated=9, phase=Phase.FINISHED)
+    client.note("r", generation=1, num_generated=9, status=RequestStatus.FINISHED)
 
     seen = await snapshot_when(stub, lambda s: s.requests[0].state == pb.REQUEST_STATE_FINISHED)
     assert seen.requests[0].num_generated_tokens == 9
@@ -199,7 +199,9 @@ async def test_progress_reaches_the_tracker(
 async def test_a_tracker_that_comes_back_empty_is_told_everything_again(
     tracker: ServedTracker, stub: "TrackerServiceAsyncStub", client: TrackerClient
 ) -> None:
-    client.note("r", generation=1, num_generated=5, phase=Phase.DECODING)  # nobody is there yet
+    client.note(
+        "r", generation=1, num_generated=5, status=RequestStatus.DECODING
+    )  # nobody is there yet
     await tracker.start()
     await snapshot_when(stub, has_lease)
     await tracker.stop()
@@ -220,7 +222,7 @@ async def test_a_newer_process_keeps_the_lease_that_it_took_over(
         pb.RegisterExecutorRequest(executor_id="ex0", epoch=EPOCH + 1, address="other:1", model="m")
     )
     for num_refusals in range(1, 4):  # the older one wants it back
-        client.note("r", generation=1, num_generated=5, phase=Phase.DECODING)
+        client.note("r", generation=1, num_generated=5, status=RequestStatus.DECODING)
         await until(lambda least=num_refusals: tracker.servicer.num_refusals >= least)
         seen = await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0"))
         assert (seen.executor.epoch, seen.executor.address) == (EPOCH + 1, "other:1")

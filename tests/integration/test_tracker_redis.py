@@ -11,6 +11,7 @@ import redis.asyncio
 
 from lab.ports import free_port
 from lab.redis_server import RedisServer
+from services.generation.lifecycle import RequestStatus
 from services.kit.clock import wall_s
 from services.tracker import redis_codec, redis_store
 from services.tracker.errors import StoreUnavailableError
@@ -31,7 +32,6 @@ from services.tracker.types import (
     Registration,
     RequestId,
     RequestKey,
-    RequestState,
 )
 
 LIFETIMES = Lifetimes(lease_ttl_s=60.0, request_ttl_s=120.0, retention_s=600.0)
@@ -86,7 +86,7 @@ async def generate(store: RedisTrackerStore, count: int, request_id: str = "r") 
         request_id=RequestId(request_id),
         generation=1,
         num_generated=count,
-        state=RequestState.DECODING,
+        state=RequestStatus.DECODING,
     )
     result = await store.report_generated(EXECUTOR, [progress])
     assert not result.unknown
@@ -221,7 +221,7 @@ async def test_heartbeats_wake_no_watcher(server: RedisServer, store: RedisTrack
         await generate(store, 3)
         await store.report_delivered(GATEWAY, [DeliveredProgress(key=key(), generation=1)])
         await register(store, "r")
-        await store.transition(EXECUTOR, RequestId("r"), RequestState.DECODING)
+        await store.transition(EXECUTOR, RequestId("r"), RequestStatus.DECODING)
 
         assert admin.xlen(keys_of(EX).events) == before
 
@@ -230,7 +230,7 @@ async def test_redis_drops_every_key_of_a_forgotten_executor_by_itself(
     server: RedisServer, store: RedisTrackerStore
 ) -> None:
     await register(store, "live", "ended")
-    await store.transition(EXECUTOR, RequestId("ended"), RequestState.FINISHED)
+    await store.transition(EXECUTOR, RequestId("ended"), RequestStatus.FINISHED)
     keys = keys_of(EX)
 
     with redis.Redis.from_url(server.url, decode_responses=True) as admin:
@@ -306,7 +306,7 @@ async def test_every_step_runs_in_cluster_mode() -> None:
             await generate(store, 3, "a")
             assert [r.num_generated for r in (await next_of(changes)).requests] == [3]
         await store.report_delivered(GATEWAY, [DeliveredProgress(key=key("a"), generation=1)])
-        await store.transition(EXECUTOR, RequestId("b"), RequestState.PREFILL)
+        await store.transition(EXECUTOR, RequestId("b"), RequestStatus.PREFILL)
         assert len((await store.snapshot(EX)).requests) == 2
         assert len(await store.list_executors(model="")) == 1
         await store.release_lease(EXECUTOR)

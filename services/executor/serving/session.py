@@ -10,7 +10,7 @@ import structlog
 
 from services.executor.engine.collector import DeltaSink
 from services.executor.metrics import FRAME_TOKENS, FRAMES, REQUESTS
-from services.executor.serving.progress import Phase, ProgressSink
+from services.executor.serving.progress import ProgressSink
 from services.executor.serving.request_trace import RequestTrace
 from services.executor.serving.step_stream import Frame, StepStream
 from services.executor.types import (
@@ -24,6 +24,7 @@ from services.executor.types import (
     Submission,
 )
 from services.generation.finish import FinishReason
+from services.generation.lifecycle import RequestStatus
 from services.generation.logprobs import EchoedPrompt
 from services.kit.rpc import bind_request_id
 from services.kit.tracing import NO_TRACING, Tracing
@@ -160,7 +161,7 @@ class Session:
         if live.is_cancelled:
             self._on_delta(live, CANCELLED)
             return
-        self._note(live, Phase.QUEUED)
+        self._note(live, RequestStatus.QUEUED)
         live.engine_id = prepared.engine_id
         live.prompt_text = prepared.text or ""
         await self._engine.add(prepared, partial(self._on_delta, live))
@@ -185,16 +186,16 @@ class Session:
             return
         self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
         live.num_generated += len(delta.tokens)
-        self._note(live, phase_after(delta, live.num_generated))
+        self._note(live, status_after(delta, live.num_generated))
         if delta.ending is not None:
             self._end(live, delta.ending)
 
-    def _note(self, live: LiveRequest, phase: Phase) -> None:
+    def _note(self, live: LiveRequest, status: RequestStatus) -> None:
         self._progress.note(
             live.submission.request_id,
             generation=live.submission.generation,
             num_generated=live.num_generated,
-            phase=phase,
+            status=status,
         )
 
     def _end(self, live: LiveRequest, ending: Ending) -> None:
@@ -279,7 +280,7 @@ class Session:
         engine_ids = self._engine_ids()
         for live in list(self._live.values()):
             if live.engine_id:
-                self._note(live, Phase.CANCELLED)
+                self._note(live, RequestStatus.CANCELLED)
             self._end(live, FinishReason.CANCELLED)
         self._engine.abort(engine_ids)
         self._stream.end()
@@ -294,17 +295,17 @@ class Session:
                 task.cancel()
 
 
-def phase_after(delta: Delta, num_generated: int) -> Phase:
+def status_after(delta: Delta, num_generated: int) -> RequestStatus:
     """Return where a request is after a step."""
     match delta.ending:
         case None:
-            return Phase.DECODING if num_generated else Phase.QUEUED
+            return RequestStatus.DECODING if num_generated else RequestStatus.QUEUED
         case Failure():
-            return Phase.FAILED
+            return RequestStatus.FAILED
         case FinishReason.CANCELLED:
-            return Phase.CANCELLED
+            return RequestStatus.CANCELLED
         case _:
-            return Phase.FINISHED
+            return RequestStatus.FINISHED
 
 
 def result_label(ending: Ending) -> str:

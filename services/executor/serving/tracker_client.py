@@ -10,12 +10,13 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
-from services.executor.serving.progress import Phase
 from services.executor.types import EngineLoad
+from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ConflictError, NotFoundError, ServiceError
 from services.kit.rpc import service_errors
 from services.reporting.ledger import RequestRef
 from services.reporting.reporter import Sender, SenderKind, TrackerReporter
+from services.reporting.states import TO_PROTO
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
@@ -25,14 +26,6 @@ log = structlog.get_logger()
 RPC_TIMEOUT_S = 2.0
 RETRY_S = 0.5  # between two tries to get or keep a lease
 FLUSH_TIMEOUT_S = 2.0
-
-_STATES = {
-    Phase.QUEUED: pb.REQUEST_STATE_QUEUED,
-    Phase.DECODING: pb.REQUEST_STATE_DECODING,
-    Phase.FINISHED: pb.REQUEST_STATE_FINISHED,
-    Phase.FAILED: pb.REQUEST_STATE_FAILED,
-    Phase.CANCELLED: pb.REQUEST_STATE_CANCELLED,
-}
 
 
 class TrackerClient:
@@ -52,13 +45,15 @@ class TrackerClient:
             on_lease_lost=self._register,
         )
 
-    def note(self, request_id: str, *, generation: int, num_generated: int, phase: Phase) -> None:
+    def note(
+        self, request_id: str, *, generation: int, num_generated: int, status: RequestStatus
+    ) -> None:
         """Note the progress of a request."""
         self._reporter.update(
             RequestRef(self._executor_id, request_id, generation),
             num_generated=num_generated,
-            state=_STATES[phase],
-            final=phase.is_final,
+            state=TO_PROTO[status],
+            final=status.is_final,
         )
 
     async def run(self, *, address: str, model: str, get_load: Callable[[], EngineLoad]) -> None:

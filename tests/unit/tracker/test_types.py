@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.tracker.types import EDGES, FINAL_STATES, REACHABLE, RequestState
+from services.generation.lifecycle import EDGES, FINAL_STATES, REACHABLE, RequestStatus
 
-S = RequestState
+S = RequestStatus
 ENDS = {S.FINISHED, S.FAILED, S.CANCELLED}
 
 
@@ -19,13 +19,13 @@ ENDS = {S.FINISHED, S.FAILED, S.CANCELLED}
     ],
 )
 def test_a_live_state_leads_to_its_neighbours_and_to_every_end(
-    state: RequestState, targets: set[RequestState]
+    state: RequestStatus, targets: set[RequestStatus]
 ) -> None:
     assert EDGES[state] == targets | ENDS
 
 
 @pytest.mark.parametrize("state", sorted(ENDS, key=lambda state: state.value))
-def test_nothing_follows_an_end(state: RequestState) -> None:
+def test_nothing_follows_an_end(state: RequestStatus) -> None:
     assert not EDGES[state]
     assert not REACHABLE[state]
     assert state in FINAL_STATES
@@ -46,6 +46,6 @@ def test_no_live_state_is_final() -> None:
     ],
 )
 def test_skipped_states_are_implied_but_never_gone_back_to(
-    state: RequestState, reachable: set[RequestState]
+    state: RequestStatus, reachable: set[RequestStatus]
 ) -> None:
     assert REACHABLE[state] == reachable | ENDS

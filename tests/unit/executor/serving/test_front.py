@@ -10,7 +10,6 @@ import pytest
 from services.executor.engine.collector import DeltaSink
 from services.executor.observation import EngineObservation, RequestObservation
 from services.executor.serving.front import Front
-from services.executor.serving.progress import Phase
 from services.executor.serving.session import Session
 from services.executor.serving.step_stream import Frame
 from services.executor.types import (
@@ -26,6 +25,7 @@ from services.executor.types import (
     Token,
 )
 from services.generation.finish import FinishReason
+from services.generation.lifecycle import RequestStatus
 from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
@@ -115,10 +115,12 @@ class FakeEngine:
 
 @dataclass
 class RecordedProgress:
-    notes: list[tuple[str, int, Phase]] = field(default_factory=list)
+    notes: list[tuple[str, int, RequestStatus]] = field(default_factory=list)
 
-    def note(self, request_id: str, *, generation: int, num_generated: int, phase: Phase) -> None:
-        self.notes.append((request_id, num_generated, phase))
+    def note(
+        self, request_id: str, *, generation: int, num_generated: int, status: RequestStatus
+    ) -> None:
+        self.notes.append((request_id, num_generated, status))
 
 
 @pytest.fixture
@@ -289,7 +291,7 @@ async def test_a_closed_session_leaves_nothing_behind(
 
     assert not engine.sinks
     assert front.num_live == 0
-    assert progress.notes[-1] == ("a", 0, Phase.CANCELLED)
+    assert progress.notes[-1] == ("a", 0, RequestStatus.CANCELLED)
 
 
 async def test_progress_follows_a_request(
@@ -300,9 +302,9 @@ async def test_progress_follows_a_request(
     engine.generate("a", 2, ending=FinishReason.LENGTH)
 
     assert progress.notes == [
-        ("a", 0, Phase.QUEUED),
-        ("a", 1, Phase.DECODING),
-        ("a", 2, Phase.FINISHED),
+        ("a", 0, RequestStatus.QUEUED),
+        ("a", 1, RequestStatus.DECODING),
+        ("a", 2, RequestStatus.FINISHED),
     ]
 
 
