@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from services.control.controller import Controller
 from services.control.rates import Rates
+from services.control.run_director import director_of
 from services.control.seam import ScheduledStep
 from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.control.types import Trigger
@@ -29,6 +30,7 @@ from simulator.scheduler import Scheduler, Turn
 from simulator.seam import SimulatedSeam
 from simulator.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
 
+WAIT_S = 0.25  # for another decision, where nobody may run
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
 
 
@@ -99,6 +101,7 @@ class Engine:
         self._planner = LatePlanner(brain.policy, brain.options.plan_latency_s, self._now)
         self._controller = Controller(options, self._seam, self._planner, self._now)
         self._seam.ledger = self._ledger = self._controller.ledger
+        self.director = director_of(options, self._seam, self._controller, self._now)
         self._reports = ReaderReports(brain.options.report_interval_s)
         self._rng = random.Random(seed)
         self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
@@ -109,6 +112,10 @@ class Engine:
 
     def _now(self) -> float:
         return self._seam.now_s
+
+    def _changed(self) -> None:
+        if self.director is not None:
+            self.director.changed()
 
     def _measured_rates(self) -> Rates:
         return self._controller.meter.rates()
@@ -133,6 +140,7 @@ class Engine:
         if self.scheduler.fits_alone(request):
             self.scheduler.add(request)
             self._ledger.arrived(request.request_id, request.reader, event.time_s)
+            self._changed()
         else:
             self._leave(request, rejected=True)
 
@@ -143,6 +151,9 @@ class Engine:
         self._take_in_copies(now_s)
         self._reports.take_in(scheduler.running, now_s)
         self._controller.before_schedule()
+        if self.director is not None:
+            self.director.before_schedule()
+            scheduler.decision = self.director.decision
         num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
         turns = scheduler.schedule(now_s)
         self._note_progress(turns, scheduler.num_admitted - num_admitted)
@@ -161,6 +172,8 @@ class Engine:
         note(*[Trigger.ADMITTED] * num_admitted, *[Trigger.PREEMPTED] * len(preempted))
         for request in preempted:
             self._ledger.preempted(request.request_id, self._seam.now_s)
+        if num_admitted or preempted:
+            self._changed()
         preempted.clear()
         for turn in turns:
             if not turn.is_decode and not turn.request.num_left_tokens:
@@ -192,6 +205,8 @@ class Engine:
             kv = request.kv
             saved, restored = kv.take_in_saves(), kv.take_in_restores()
             self.totals.num_restored_groups += restored
+            if restored:
+                self._changed()
             if saved or restored:
                 kv.seal()
                 self.scheduler.moves.refresh(request.kv)
@@ -218,6 +233,10 @@ class Engine:
             return [Woke(time_s=now_s)]
         if self.scheduler.put_back_last():
             return [Woke(time_s=now_s)]
+        if self.scheduler.decision is not None and len(self.scheduler.line()) < len(
+            self.scheduler.waiting
+        ):
+            return [Woke(time_s=now_s + WAIT_S)]  # the policy decides anew
         if paused_s:
             return [Woke(time_s=max(now_s, min(paused_s) + self._max_pause_s))]
         # Nothing changes by itself: the first in line fits nowhere.
@@ -264,6 +283,8 @@ class Engine:
         for turn in step.turns:
             request = turn.request
             first = not request.generated_s
+            if first:
+                self._changed()
             if request.step_ended(now_s) and not first and turn.is_decode and not step.load.chunks:
                 request.decode_steps_s.append(now_s - step.start_s)
             self._save(turn, now_s)
@@ -271,6 +292,7 @@ class Engine:
             self.scheduler.running.remove(request)
             self._leave(request)
             self._controller.note(Trigger.FINISHED)
+            self._changed()
         self._measure(step)
 
     def _save(self, turn: Turn, now_s: float) -> None:

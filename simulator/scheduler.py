@@ -25,6 +25,7 @@ from services.placement.blocks import (
 )
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import LinkAndStep, ResumeWay
+from services.placement.run.types import RunDecision
 from services.placement.types import EngineShape
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
@@ -72,6 +73,8 @@ class Scheduler:
         )
         self.resumes = Resumes(self.moves, self.guard, self.counters, block_bytes=shape.block_bytes)
         self._rates = rates
+        self._num_left_of_prompts: int | None = None  # tokens, of this step; None: no limit
+        self.decision: RunDecision | None = None  # of a run policy; None: everybody may run
         self.num_admitted = 0
         self.preempted: list[LiveRequest] = []  # since the caller last emptied it
 
@@ -85,6 +88,13 @@ class Scheduler:
         self.waiting.append(request)
         self.moves.requests[request.request_id] = request
 
+    def line(self) -> Sequence[LiveRequest]:
+        """Return the part of the queue that may run, in the order in which it is admitted."""
+        if self.decision is None:
+            return self.waiting
+        waiting = {request.request_id: request for request in self.waiting}
+        return [waiting[name] for name in self.decision.run if name in waiting]
+
     # -- one step ------------------------------------------------------------------------------
 
     def schedule(self, now_s: float) -> list[Turn]:
@@ -95,6 +105,7 @@ class Scheduler:
             self.guard.adjust([need_of(r) for r in active], [need_of(r) for r in line])
             self._prepare_resumes(active)
         turns: list[Turn] = []
+        self._num_left_of_prompts = self.decision.chunk_tokens if self.decision else None
         budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
         for request in list(self.running):
             if request.is_paused or request.kv.asleep or request not in self.running:
@@ -121,7 +132,7 @@ class Scheduler:
         self.resumes.is_short_of_blocks = False
         ahead = [need_of(request) for request in active]
         staged = sum(r.kv.num_staged * r.kv.num_staging_groups for r in active)
-        for request in islice(self.waiting, self._num_places):
+        for request in islice(self.line(), self._num_places):
             self.resumes.prepare(
                 request.request_id,
                 partial(self._choose, request, tuple(ahead), staged),
@@ -151,7 +162,7 @@ class Scheduler:
 
     def _first_ready(self) -> LiveRequest | None:
         """Return who may be admitted first; who is prepared is passed over."""
-        for request in self.waiting:
+        for request in self.line():
             num_tokens = self.resumes.num_host_tokens(request.request_id)
             if num_tokens or (num_tokens == 0 and not self.resumes.is_short_of_blocks):
                 return request
@@ -175,7 +186,7 @@ class Scheduler:
         Nobody while as many run as may run.
         """
         line: list[LiveRequest] = []
-        for request in self.waiting if self._num_places else ():
+        for request in self.line() if self._num_places else ():
             line.append(request)
             if not self.resumes.is_preparing(request.request_id):
                 break
@@ -186,6 +197,8 @@ class Scheduler:
 
     def _turn(self, request: LiveRequest, budget: int, now_s: float) -> Turn | None:
         num_tokens = self._chunk(request.num_left_tokens, budget)
+        if not num_tokens:
+            return None
         before = request.num_computed_tokens
         while not self._has_room(request.kv, before + num_tokens):
             if self.guard.relieve():
@@ -197,6 +210,8 @@ class Scheduler:
         rows, staged = request.kv.num_rows, request.kv.num_staged
         request.kv.grow(before + num_tokens)
         self.moves.refresh(request.kv)
+        if self._num_left_of_prompts is not None and request.num_left_tokens > 1:
+            self._num_left_of_prompts -= num_tokens
         direct = request.kv.num_staged - staged if request.kv.num_rows > rows else 0
         return Turn(
             request=request,
@@ -208,7 +223,9 @@ class Scheduler:
 
     def _chunk(self, num_left: int, budget: int) -> int:
         """Return how many of the tokens left a step computes."""
-        return min(num_left, budget, self.shape.max_prefill_chunk_tokens or budget)
+        most = min(num_left, budget, self.shape.max_prefill_chunk_tokens or budget)
+        left = self._num_left_of_prompts
+        return most if left is None or num_left == 1 else min(most, left)
 
     def _has_room(self, kv: KVState, num_tokens: int) -> bool:
         return kv.num_new(num_tokens) <= self.pool.num_free
@@ -242,6 +259,8 @@ class Scheduler:
         is_new = not request.kv.num_tokens  # else its blocks are from the host
         kv = self._draft(request) if is_new else request.kv
         chunk = self._chunk(request.num_tokens - kv.num_tokens, budget)
+        if not chunk:
+            return False
         # Part of a prompt may take more than all of it: what fills a block is staged.
         if not all(self._has_room(kv, n) for n in (request.num_tokens, kv.num_tokens + chunk)):
             return False
@@ -276,6 +295,11 @@ class Scheduler:
             )
         self.waiting.appendleft(request)
         self.preempted.append(request)
+
+    def park(self, request: LiveRequest, now_s: float) -> None:
+        """Send a request to the queue because a policy says so."""
+        self.preempt(request, now_s)
+        self.counters.num_parks += 1
 
     def put_back_last(self) -> bool:
         """Take back the blocks of the last in line that has some: those ahead lack them.

@@ -1,6 +1,6 @@
 """`EngineSeam` on the simulated scheduler: what the services' controller reads and orders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from services.control.link_rate import LinkRate
 from services.control.options import ControllerOptions
@@ -11,6 +11,7 @@ from services.control.types import Links
 from services.placement.blocks import Residency
 from services.placement.layer_placement import LayerPlacement
 from services.placement.plan_rules import LiveRequest as LivePlace
+from services.placement.run.types import RunPhase
 from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
 from simulator.copies import Lane
 from simulator.kv import KVState
@@ -78,6 +79,27 @@ class SimulatedSeam:
             h2d=h2d.link(chunk_bytes=chunk_bytes, num_queued_bytes=returning),
             d2h=d2h.link(chunk_bytes=chunk_bytes, num_queued_bytes=leaving),
         )
+
+    def num_returning_bytes(self) -> int:
+        return self._h2d.num_queued_bytes
+
+    def run_places(self) -> Iterator[tuple[LiveRequest, RunPhase, int]]:
+        scheduler = self._scheduler
+        block_size = self.shape.block_size
+        for request in scheduler.running:
+            yield request, RunPhase.RUNNING, request.kv.num_host_blocks * block_size
+        for request in sorted(scheduler.waiting, key=lambda one: one.spec.arrival_s):
+            if scheduler.resumes.is_preparing(request.request_id):
+                phase = RunPhase.RETURNING
+            else:
+                phase = RunPhase.PARKED if request.num_preemptions else RunPhase.NEW
+            yield request, phase, request.kv.num_tokens
+
+    def park(self, request_id: RequestId) -> None:
+        self._scheduler.park(self._request(request_id), self.now_s)
+
+    def release_all(self) -> None:
+        self._scheduler.guard.given.clear()
 
     def placed_requests(self) -> list[PlacedRequest]:
         requests = self._scheduler.moves.requests

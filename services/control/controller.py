@@ -3,6 +3,8 @@
 Nothing here waits: a step without a trigger costs some additions, a step with one a snapshot.
 """
 
+from collections.abc import Callable
+
 from services.control.counts import ControllerCounts
 from services.control.options import ControllerOptions
 from services.control.plan_keeper import PlanKeeper
@@ -39,6 +41,7 @@ class Controller:
         self._step = 0
         self._retry_at_s: float | None = None
         self._was_ready = False
+        self.may_ask: Callable[[], bool] = lambda: True  # a run policy may say no
         self._own_s = 0.0  # spent here since the last step ended
 
     def note(self, *triggers: Trigger) -> None:
@@ -96,7 +99,7 @@ class Controller:
         if reference is None:
             return
         self._triggers.clear()
-        if self._planner is None:
+        if self._planner is None or not self.may_ask():
             return
         profile, links = reference
         self._epoch += 1

@@ -5,8 +5,10 @@ token from steps with a prompt. The shape of a layer's time over the batch is le
 level within a few steps, so that a device that slows down is noticed before its shape is known.
 """
 
+from services.control.chunk_fit import ChunkFit
 from services.control.nonnegative_fit import NonNegativeFit
 from services.control.types import StepSample
+from services.placement.run.types import StepCosts
 from services.placement.types import Profile
 
 MIN_DECODE_STEPS = 4  # before there is a profile
@@ -34,6 +36,7 @@ class OnlineProfile:
         self._tps = 0.0
         self._peak_tps = 0.0
         self._least_prefill_s_per_token = float("inf")
+        self._chunks = ChunkFit()
 
     @property
     def is_ready(self) -> bool:
@@ -90,6 +93,12 @@ class OnlineProfile:
     def _add_prefill(self, sample: StepSample) -> None:
         if sample.num_prefill_tokens < MIN_PREFILL_TOKENS:
             return
+        costs = self.costs()
+        if costs is not None:
+            num_decodes = sample.num_tokens - sample.num_prefill_tokens
+            decode_s = costs.decode_s(num_decodes, sample.num_context_tokens)
+            extra_s = max(0.0, sample.step_s - sample.stall_s - decode_s)
+            self._chunks.add(sample.num_prefill_tokens, extra_s)
         decodes = sample.num_tokens > sample.num_prefill_tokens
         prompt_s = max(0.0, sample.step_s - sample.stall_s - (self._tpot_s if decodes else 0.0))
         per_token_s = prompt_s / sample.num_prefill_tokens
@@ -98,6 +107,23 @@ class OnlineProfile:
         if per_token_s > 0.0:
             least_s = self._least_prefill_s_per_token
             self._least_prefill_s_per_token = min(least_s, per_token_s)
+
+    def costs(self) -> StepCosts | None:
+        """Return a step by its parts; None before enough decode steps."""
+        if not self.is_ready:
+            return None
+        base, per_token, per_context = (
+            self._num_layers * self._level * part for part in self._shape
+        )
+        chunk_base_s, chunk_token_s = self._chunks.solve()
+        return StepCosts(
+            outside_s=self._outside_s,
+            base_s=self._outside_s + max(1e-9, base),
+            token_s=per_token,
+            context_s=per_context,
+            chunk_base_s=chunk_base_s,
+            chunk_token_s=chunk_token_s,
+        )
 
     def profile(self) -> Profile | None:
         """Return the profile of this moment; None before enough decode steps."""

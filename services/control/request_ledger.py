@@ -21,6 +21,8 @@ class RequestEntry:
     on_hold: bool = False  # its reader has stopped: no plan lets it run
     last_scheduled_s: float | None = None
     preempted_s: float | None = None  # beginning of the running preemption
+    run_since_s: float | None = None  # admitted, or back; None: it never ran
+    num_parks: int = 0  # by a run policy
 
 
 class RequestLedger:
@@ -62,6 +64,8 @@ class RequestLedger:
         for request_id in request_ids:
             entry = self.entries.get(request_id)
             if entry is not None:
+                if entry.run_since_s is None or entry.preempted_s is not None:
+                    entry.run_since_s = now_s
                 entry.last_scheduled_s, entry.preempted_s = now_s, None
 
     def preempted(self, request_id: str, now_s: float) -> None:

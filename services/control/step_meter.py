@@ -1,5 +1,6 @@
 """Measures steps, and compares each with what was predicted for its very composition."""
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -12,8 +13,10 @@ from services.control.rates import Rates
 from services.control.seam import EngineSeam, ScheduledStep
 from services.control.step_timing import StepTiming
 from services.control.types import Links, StepSample
+from services.placement.run.types import StepCosts
 from services.placement.types import Profile
 
+PREFILL_HORIZON_S = 20.0  # over which the share of prompts is a mean
 REPREDICT_STEPS = 16  # contexts grow by a token per step: a prediction is good for so many
 
 
@@ -43,6 +46,8 @@ class StepMeter:
         self.predicted_step_s: float | None = None  # of the newest step that ended
         self._in_flight: deque[tuple[ScheduledStep, float | None]] = deque()
         self._last_end_s: float | None = None  # None: the engine rested
+        self.prefill_frac = 0.0  # of the engine's time that prompts took of late
+        self._prefill_counted_s: float | None = None
 
     def rates(self) -> Rates:
         """Return what is measured now."""
@@ -52,6 +57,10 @@ class StepMeter:
             step_s=self.profile.tpot_s,
             prefill_tokens_per_s=self.profile.prefill_tokens_per_s,
         )
+
+    def costs(self) -> StepCosts | None:
+        """Return a step by its parts; None while too little is measured."""
+        return self.profile.costs()
 
     def take_reference(self) -> tuple[Profile, Links] | None:
         """Return what is measured now, and predict with it from now on.
@@ -94,6 +103,7 @@ class StepMeter:
         begin_s = self._last_end_s if self._last_end_s is not None else step.scheduled_s
         self._last_end_s = now_s if busy else None
         step_s = now_s - begin_s
+        self._count_prompts(step, step_s, now_s)
         if timing is not None:
             self._add(step, step_s, timing)
         mismatch = False
@@ -101,6 +111,18 @@ class StepMeter:
             self._counts.predicted(predicted_s=predicted_s, measured_s=step_s)
             mismatch = self._mismatch.add(measured_s=step_s, predicted_s=predicted_s)
         return Reading(step_s=step_s, mismatch=mismatch)
+
+    def _count_prompts(self, step: ScheduledStep, step_s: float, now_s: float) -> None:
+        """Let the share of prompts follow the newest step."""
+        since_s = self._prefill_counted_s
+        passed_s = step_s if since_s is None else now_s - since_s
+        self._prefill_counted_s = now_s
+        if passed_s <= 0.0:
+            return
+        rate = self.profile.prefill_tokens_per_s
+        prompts_s = min(step_s, step.num_prefill_tokens / rate) if rate else 0.0
+        weight = 1.0 - math.exp(-passed_s / PREFILL_HORIZON_S)
+        self.prefill_frac += weight * (prompts_s / passed_s - self.prefill_frac)
 
     def _add(self, step: ScheduledStep, step_s: float, timing: StepTiming) -> None:
         if timing.calibration is not None:

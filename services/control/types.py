@@ -22,6 +22,7 @@ class Trigger(Enum):
     WINDOW_END = "window_end"  # the plan has held as long as it was meant to
     EXPIRED = "expired"  # the plan breaks the pool's size or the SLO from now on
     CALIBRATED = "calibrated"  # the first profile is complete
+    LAYERS_LEAVE = "layers_leave"  # the run policy lets more run than the pool holds
     STEP = "step"  # the policy decides every step
     RETRY = "retry"  # the last question got no answer
 

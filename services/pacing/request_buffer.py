@@ -1,5 +1,7 @@
 """What the scheduler knows of one request's reader: promise, progress, deposit."""
 
+import math
+
 from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.deposit import ReaderModel, release_interval_s
 from services.pacing.types import ServiceLevel
@@ -45,6 +47,14 @@ class RequestBuffer:
         if self.on_hold:
             return self.num_generated - self.num_delivered
         return self._reader.num_deposited(now_s)
+
+    def slack_s(self, now_s: float) -> float:
+        """Return how long until the reader lacks a token; < 0: so long it has waited already.
+
+        Infinite before the first token.
+        """
+        last_due_s = self._reader.last_due_s
+        return math.inf if last_due_s is None else last_due_s + self.interval_s - now_s
 
     def last_release_s(self, now_s: float) -> float | None:
         """Return when the newest token reached the reader; None before the first."""

@@ -1,8 +1,9 @@
 """Policies by name: four axes, and presets of them.
 
 Admission proposes, run selects, placement may only remove (pause) when nothing else fits, and
-`deposit` says whether deposited tokens back a plan. The planner decides the placement axis. Nobody
-decides the run and the admission axis yet: requests run first come, first served under every name.
+`deposit` says whether deposited tokens back a plan. The planner decides the placement axis, the
+engine's process the run axis (`services/control/run_director.py`). Nobody decides the admission
+axis yet: a run policy says who comes in, too.
 """
 
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ class Replan(Enum):
 
 
 class RunPolicy(Enum):
-    FCFS = "fcfs"
+    FCFS = "fcfs"  # vLLM's own: nobody is asked
+    EVENFLOW = "evenflow"
 
 
 class AdmissionPolicy(Enum):
@@ -79,6 +81,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "slo-aware": Preset(placement=PlacementPolicy.SLO_AWARE),
         "dynamic-heuristic": Preset(placement=PlacementPolicy.DYNAMIC_HEURISTIC),
         "layerkv": Preset(placement=PlacementPolicy.LAYERKV, admission=AdmissionPolicy.SLO_AWARE),
+        # Ours: layers leave only where nobody pays for it, else requests take turns.
+        "evenflow": Preset(placement=PlacementPolicy.OPTIMISER, run=RunPolicy.EVENFLOW),
         # OrbitFlow and its ablations (Fig. 14a): each adds one component to the one before.
         "batch-uniform": Preset(placement=PlacementPolicy.BATCH_UNIFORM),
         "request-wise": Preset(placement=PlacementPolicy.OPTIMISER),

@@ -1,0 +1,208 @@
+"""Where policies are compared: machines, workloads, and how slow the link is beside the pool.
+
+lambda = bytes that the link moves in a resident decode step / bytes of the KV pool. Each regime is
+a function of a seed; its requests are the same under every policy.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from bench.e2e.replay import DELIVERED_INTERVAL_S
+from bench.e2e.systems import MAX_NUM_SEQS, Device
+from bench.e2e.trace import poisson_trace
+from bench.fidelity.machine import Calibration, machine_of, shape_of
+from bench.fidelity.replayed import WARM_UP_S, warm_up_of
+from services.pacing.types import ServiceLevel
+from services.placement.types import EngineShape, RequestId
+from simulator.costs import StepLoad
+from simulator.deployment import Deployment
+from simulator.engine import Machine
+from simulator.hardware import assumptions, device, link_rates, model
+from simulator.step import CopyCosts
+from simulator.workload import (
+    ArrivingRequest,
+    Lengths,
+    drawn_requests,
+    gamma_gaps,
+    published_lengths,
+)
+
+# What docs/results.md was measured on, as `bench.fidelity` calibrated it.
+BASE_SLO_S = 28.9e-3
+CALIBRATION = Calibration(
+    outside_s=5.2e-3,
+    noise_frac=0.03,
+    num_steps=0,
+    prompt_token_s=5.5e-6,
+    copies=CopyCosts(submit_s=0.16e-3),
+)
+MEAN_ANSWER_TOKENS = 108
+LOAD = 0.8
+AT_20_TPS = ServiceLevel(slo_tbt_s=0.05)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One seed of a regime."""
+
+    shape: EngineShape
+    machine: Machine
+    requests: Sequence[ArrivingRequest]
+    counted_from_s: float = 0.0  # requests that arrive earlier warm the engine up
+    report_interval_s: float = 0.0
+
+    @property
+    def link_ratio(self) -> float:
+        """lambda, of a full pool read by as many requests as the workload's mean fills it with."""
+        shape, costs = self.shape, self.machine.costs
+        pool_tokens = shape.num_blocks // shape.num_groups * shape.block_size
+        mean = sum(r.num_prompt_tokens + r.num_output_tokens / 2 for r in self.requests)
+        mean /= len(self.requests)
+        num_requests = max(1, min(shape.max_num_seqs, int(pool_tokens / mean)))
+        load = StepLoad(num_decodes=num_requests, num_context_tokens=int(num_requests * mean))
+        step_s = shape.num_layers * costs.layer_s(load) + costs.outside_s(load)
+        return self.machine.link_bytes_per_s * step_s / (shape.num_blocks * shape.block_bytes)
+
+
+Regime = Callable[[int], Case]
+
+
+def emulated(scale: float, link_bytes_per_s: float) -> Regime:
+    """Return the emulated device of `bench.e2e` at a link, readers at S = `scale` x the base."""
+
+    def case(seed: int) -> Case:
+        slo_s = scale * BASE_SLO_S
+        level = ServiceLevel(slo_tbt_s=slo_s, slo_tpot_s=slo_s)
+        gap_s = MEAN_ANSWER_TOKENS * BASE_SLO_S / MAX_NUM_SEQS / LOAD
+        on = Device(link_bytes_per_s=link_bytes_per_s)
+        requests = [
+            ArrivingRequest(
+                request_id=RequestId(one.request_id),
+                arrival_s=WARM_UP_S + one.arrival_s,
+                num_prompt_tokens=one.num_prompt_tokens,
+                num_output_tokens=one.num_output_tokens,
+                level=level,
+            )
+            for one in poisson_trace(seed=seed, num_requests=64, mean_gap_s=gap_s)
+        ]
+        return Case(
+            shape=shape_of(on, offloads=True),
+            machine=machine_of(on, CALIBRATION),
+            requests=[*warm_up_of(level), *requests],
+            counted_from_s=WARM_UP_S,
+            report_interval_s=DELIVERED_INTERVAL_S,
+        )
+
+    return case
+
+
+def on_gpu(deployment: Deployment, requests: Callable[[int], list[ArrivingRequest]]) -> Regime:
+    """Return a deployment by its roofline."""
+    return lambda seed: Case(
+        shape=deployment.shape(), machine=deployment.machine(), requests=requests(seed)
+    )
+
+
+def deployed(name: str, gpu: str, *, link: str = "", num_groups: int = 8, **given) -> Deployment:
+    shape = model(name)
+    made = Deployment(
+        model=shape,
+        device=device(gpu),
+        assumptions=assumptions(),
+        layers_per_group=-(-shape.num_hidden_layers // num_groups),
+        host_memory_bytes=10**12,
+        **given,
+    )
+    return made.with_link(link_rates()[link]) if link else made
+
+
+def lognormal(mean: float, *, sigma: float = 0.5, largest: int = 30_000) -> Lengths:
+    median = mean * math.exp(-sigma * sigma / 2.0)
+    return Lengths(mean=mean, median=median, largest=largest, smallest=8)
+
+
+def arriving(
+    rate_per_s: float, prompt: float, answer: float, num_requests: int
+) -> Callable[[int], list[ArrivingRequest]]:
+    """Return bursty arrivals (gamma, cv 1.7) of lognormal lengths, readers at 20 tokens/s."""
+
+    def requests(seed: int) -> list[ArrivingRequest]:
+        gaps = gamma_gaps(random.Random(f"arrivals {seed}"), rate_per_s=rate_per_s, cv=1.7)
+        lengths = (lognormal(prompt), lognormal(answer))
+        return drawn_requests(gaps, lengths, num_requests=num_requests, seed=seed, level=AT_20_TPS)
+
+    return requests
+
+
+# Requests per second of ShareGPT's lengths that fill an A5000 with a pool of 8,000 tokens.
+SHAREGPT_CAPACITY = 1.05
+READING_RATES: Mapping[str, tuple[float | None, ...]] = MappingProxyType(
+    {"unpaced": (None,), "half": (15.0, None), "mixed": (5.0, 10.0, 20.0, 40.0)}
+)
+
+
+def sharegpt(readers: str, load: float) -> Callable[[int], list[ArrivingRequest]]:
+    """Return chats whose readers state one of `READING_RATES`, or none."""
+
+    def requests(seed: int) -> list[ArrivingRequest]:
+        rng, arrival_s, made = random.Random(f"chats {seed}"), 0.0, list[ArrivingRequest]()
+        lengths = published_lengths("sharegpt")
+        for number in range(200):
+            prompt, answer = (min(2_000, max(4, one.draw(rng))) for one in lengths)
+            rate = rng.choice(READING_RATES[readers])
+            made.append(
+                ArrivingRequest(
+                    request_id=RequestId(f"r{number}"),
+                    arrival_s=arrival_s,
+                    num_prompt_tokens=prompt,
+                    num_output_tokens=answer,
+                    level=ServiceLevel(consumption_rate_tps=rate) if rate else ServiceLevel(),
+                )
+            )
+            arrival_s += rng.expovariate(load * SHAREGPT_CAPACITY)
+        return made
+
+    return requests
+
+
+def one_larger_than_the_pool(seed: int) -> list[ArrivingRequest]:
+    level = ServiceLevel(slo_tbt_s=1 / 15)
+    gaps = gamma_gaps(random.Random(f"arrivals {seed}"), rate_per_s=0.3, cv=1.7)
+    lengths = (lognormal(2_000, largest=9_000), lognormal(400, largest=9_000))
+    others = drawn_requests(gaps, lengths, num_requests=40, seed=seed, level=level)
+    large = ArrivingRequest(
+        request_id=RequestId("large"),
+        arrival_s=20.0,
+        num_prompt_tokens=13_000,
+        num_output_tokens=200,
+        level=level,
+    )
+    return sorted([*others, large], key=lambda one: one.arrival_s)
+
+
+def all_regimes() -> dict[str, Regime]:
+    """Return the regimes by name."""
+    regimes: dict[str, Regime] = {
+        f"bench {link / 1e6:.0f} MB/s, S x {scale}": emulated(scale, link)
+        for link in (300e6, 50e6, 10e6)
+        for scale in (1.0, 1.5, 2.5)
+    }
+    h100 = deployed("llama-2-7b", "h100", link="pcie4x16", max_num_seqs=512)
+    for rate in (0.7, 1.0):
+        regimes[f"7B, H100, 9k + 600, {rate}/s"] = on_gpu(h100, arriving(rate, 9_000, 600, 60))
+    h100 = deployed("llama-3-8b", "h100", max_num_seqs=512)
+    regimes["8B, H100, 24k + 800, 0.8/s"] = on_gpu(h100, arriving(0.8, 24_000, 800, 80))
+    a5000 = deployed("llama-3-8b", "a5000", max_num_seqs=512)
+    for rate in (0.15, 0.25):
+        name = f"8B, A5000, 6k + 800, {rate}/s"
+        regimes[name] = on_gpu(a5000, arriving(rate, 6_000, 800, 60))
+    small = deployed("llama-3-8b", "a5000", pool_tokens=8_000, max_num_seqs=256)
+    for readers in READING_RATES:
+        for load in (0.8, 1.2):
+            regimes[f"ShareGPT, {readers}, load {load}"] = on_gpu(small, sharegpt(readers, load))
+    small = deployed("llama-3-8b", "a5000", pool_tokens=12_000, max_num_seqs=256, num_groups=32)
+    regimes["one of 13,000 tokens, pool 12,000"] = on_gpu(small, one_larger_than_the_pool)
+    return regimes

@@ -1,0 +1,344 @@
+"""`evenflow`: do what vLLM would; do more only where a measured cost says that nobody pays for it.
+
+More is one of three things: a step with layers on the host, which hides behind compute; a reader
+parked who has tokens in hand; a prompt in pieces, as long as the step has time left. The rules, in
+their order (`decide` reads like this list):
+
+1. outgrown   the batch exceeds the pool: layers leave if nobody pays for it, else a request does
+2. due        parked readers who will lack a token soon come back, and may send others away
+3. new        first come first served: who runs well beside all members, or whose reading the pool
+              can promise; for the latter one reader who has much in hand makes room
+4. room left  parked ones by what they have in hand, if they fit for a while
+5. chunk      prompts get what the step has left before the next token is due anywhere
+
+A request whose reader states no rate has nothing in hand and needs its blocks always: with such
+requests only, rules 2 to 5 are vLLM's first come first served.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from services.placement.run.promise import can_promise, sure_ones
+from services.placement.run.step_estimate import compute_s, decode_s
+from services.placement.run.types import (
+    IDLE,
+    RunDecision,
+    RunPhase,
+    RunRequest,
+    RunSnapshot,
+    StepCosts,
+)
+from services.placement.types import RequestId
+
+NO_SPARE = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvenflowRules:
+    """What may be changed. The defaults are those of docs/who-runs.md."""
+
+    tight_frac: float = 0.95  # of a reader's interval that a step with offloaded layers may take
+    hide_frac: float = 1.05  # of its compute that a step takes at most for who states no rate
+    growth_tokens: int = 48  # by which all have grown when a newcomer's step is judged
+    due_s: float = 0.75  # in hand, at which a parked reader must be on its way back
+    much_s: float = 5.0  # in hand, from which a reader makes room for a newcomer
+    margin_s: float = 0.5  # that a victim has more in hand than whom it makes room for
+    period_s: float = 0.25  # between decisions; shortest turn
+    safety_s: float = 0.004  # before the next token is due
+    floor_frac: float = 0.25  # of a decode step: less time left is not worth a piece of a prompt
+    min_chunk: int = 32
+    max_chunk: int = 512
+    unsaved_blocks: int = 3  # of a victim's newest that need no copy yet
+    aside_patience_s: float = 60.0  # after which one that is larger than the pool gets a turn
+    aside_turn_s: float = 6.0
+    aside_leave_s: float = 1.0  # the first turn ends so soon when others come
+
+
+DEFAULT_RULES = EvenflowRules()
+AHEAD_TOKENS = 2  # that everybody has room for until the next decision
+JUDGED_TOKENS = 4  # by which a batch that outgrows the pool is judged
+
+
+def decide(snapshot: RunSnapshot, rules: EvenflowRules = DEFAULT_RULES) -> RunDecision:
+    """Return who runs, who is parked, who comes in, and how long pieces of prompts are."""
+    if not snapshot.requests:
+        return IDLE
+    num_blocks = snapshot.engine.num_blocks
+    large = [
+        r for r in snapshot.requests if snapshot.num_blocks(r, growth=AHEAD_TOKENS) > num_blocks
+    ]
+    return _beside_large(snapshot, rules, large) if large else _decide(snapshot, rules)
+
+
+def _beside_large(
+    snapshot: RunSnapshot, rules: EvenflowRules, large: Sequence[RunRequest]
+) -> RunDecision:
+    """Decide where somebody is larger than the pool: it stands beside the queue, and runs alone.
+
+    It runs while nobody else wants to, or when it has waited for long; then for one turn.
+    """
+    others = [request for request in snapshot.requests if request not in large]
+    now = next((request for request in large if request.runs), None)
+    first = now or max(large, key=_waited_s)
+    if now is None:
+        has_turn = _waited_s(first) > rules.aside_patience_s and all(
+            r.has_begun and _is_saved(snapshot, rules, r) for r in others if r.runs
+        )
+    else:
+        turn_s = rules.aside_turn_s if now.num_parks else rules.aside_leave_s
+        has_turn = not now.has_begun or now.run_age_s < turn_s
+    if has_turn or not others:
+        return RunDecision(
+            run=(first.request_id,),
+            park=frozenset(r.request_id for r in snapshot.requests if r.runs and r is not first),
+            offloads=True,
+            valid_for_s=rules.period_s,
+        )
+    decision = _decide(replace(snapshot, requests=tuple(others)), rules)
+    if now is None:
+        return decision
+    return replace(decision, park=decision.park | {now.request_id})
+
+
+def _waited_s(request: RunRequest) -> float:
+    return max(0.0, -request.slack_s) if request.has_begun else request.arrival_age_s
+
+
+def _is_saved(snapshot: RunSnapshot, rules: EvenflowRules, request: RunRequest) -> bool:
+    """Return whether a request loses next to nothing when its blocks go."""
+    num_unsaved = request.num_tokens - request.num_host_tokens
+    return num_unsaved <= rules.unsaved_blocks * snapshot.engine.block_size
+
+
+def _decide(snapshot: RunSnapshot, rules: EvenflowRules) -> RunDecision:
+    draft = _Draft(snapshot, rules)
+    draft.shrink_outgrown()
+    is_blocked = not draft.bring_back_due()
+    if not is_blocked:
+        draft.admit_new()
+    draft.fill_room()
+    return draft.decision(is_blocked=is_blocked)
+
+
+class _Draft:
+    """A decision in the making. `batch`: who runs or is on its way."""
+
+    def __init__(self, snapshot: RunSnapshot, rules: EvenflowRules) -> None:
+        self._snapshot, self._rules = snapshot, rules
+        self._num_pool_blocks = snapshot.engine.num_blocks
+        requests = snapshot.requests
+        self.batch = [r for r in requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
+        self._parked = [r for r in requests if r.phase is RunPhase.PARKED]
+        self._new = [r for r in requests if r.phase is RunPhase.NEW]
+        self._parks: list[RunRequest] = []
+        self._comes: list[RunRequest] = []
+        self._sure = sure_ones(snapshot, [*self.batch, *self._parked])
+        self._victims = sorted(filter(self._may_leave, self.batch), key=self._order_of_victims)
+        self._back = sorted(self._parked, key=self._order_of_return)
+
+    # -- what holds of a request -------------------------------------------------------------
+
+    def _is_sure(self, request: RunRequest) -> bool:
+        return request.request_id in self._sure
+
+    def _may_leave(self, request: RunRequest) -> bool:
+        rests = request.run_age_s > self._rules.period_s and request.has_begun
+        paced = bool(request.rate_tps) or not self._is_sure(request)
+        return request.runs and rests and paced and self._saved(request)
+
+    def _saved(self, request: RunRequest) -> bool:
+        return _is_saved(self._snapshot, self._rules, request)
+
+    def _order_of_victims(self, request: RunRequest) -> tuple[bool, float]:
+        """Last goes first: stand-by ones, newest first, then who has most in hand."""
+        sure = self._is_sure(request)
+        return not sure, request.spare_s if sure else -request.arrival_age_s
+
+    def _order_of_return(self, request: RunRequest) -> tuple[bool, float]:
+        """Sure ones by what they have in hand, then stand-by ones by arrival."""
+        sure = self._is_sure(request)
+        return not sure, request.spare_s if sure else -request.arrival_age_s
+
+    def _way_back_s(self, request: RunRequest) -> float:
+        return self._snapshot.h2d_queue_s + self._snapshot.load_s(request)
+
+    # -- what holds of a batch ---------------------------------------------------------------
+
+    def _fits(self, batch: Iterable[RunRequest], *, growth: int = AHEAD_TOKENS) -> bool:
+        num_blocks = sum(self._snapshot.num_blocks(r, growth=growth) for r in batch)
+        return num_blocks <= self._num_pool_blocks
+
+    def _limit_s(self, costs: StepCosts, batch: Sequence[RunRequest], frac: float) -> float:
+        """Return how long a step may take so that nobody reads slower than he reads."""
+        unpaced_s = self._rules.hide_frac * compute_s(costs, batch)
+        return min(frac / r.rate_tps if r.rate_tps else unpaced_s for r in batch)
+
+    def _pays(self, batch: Sequence[RunRequest], last: RunRequest, *, growth: int) -> bool:
+        """Return whether the batch generates no slower than without `last`."""
+        rest = [request for request in batch if request is not last]
+        if not rest:
+            return True
+        with_s = decode_s(self._snapshot, batch, growth=growth)
+        return len(batch) * decode_s(self._snapshot, rest, growth=growth) >= len(rest) * with_s
+
+    def _runs_well(self, batch: Sequence[RunRequest], last: RunRequest) -> bool:
+        """Return whether `last` may join: as vLLM admits, or with layers away at no loss."""
+        if len(batch) > self._snapshot.engine.max_num_seqs:
+            return False
+        if self._fits(batch):
+            return True
+        costs, growth = self._snapshot.costs, self._rules.growth_tokens
+        if costs is None:
+            return False
+        limit_s = self._limit_s(costs, batch, self._rules.tight_frac)
+        if decode_s(self._snapshot, batch, growth=growth) > limit_s:
+            return False
+        return self._pays(batch, last, growth=growth)
+
+    # -- the rules -----------------------------------------------------------------------------
+
+    def shrink_outgrown(self) -> None:
+        """While the batch exceeds the pool: layers leave if nobody pays for it, else a request."""
+        while len(self.batch) > 1 and not self._fits(self.batch):
+            victim = self._least_needed()
+            if victim is None or self._hides(victim):
+                return
+            self.batch.remove(victim)
+            self._parks.append(victim)
+
+    def _least_needed(self) -> RunRequest | None:
+        """Return the newest stand-by, or who has most in hand; with nothing to spare the newest."""
+        running = [request for request in self.batch if request.runs]
+        stand_by = [request for request in running if not self._is_sure(request)]
+        if stand_by:
+            return min(stand_by, key=lambda r: r.arrival_age_s)
+        readers = [r for r in running if r.has_begun and r.rate_tps and self._saved(r)]
+        most = max(readers, key=lambda r: r.spare_s, default=None)
+        if most is not None and most.spare_s > self._rules.due_s + self._way_back_s(most):
+            return most
+        return min(running, key=lambda r: r.arrival_age_s, default=None)
+
+    def _hides(self, victim: RunRequest) -> bool:
+        """Return whether the batch runs on as it is, with layers on the host, at no loss."""
+        costs = self._snapshot.costs
+        if costs is None or not self._pays(self.batch, victim, growth=JUDGED_TOKENS):
+            return False
+        step_s = decode_s(self._snapshot, self.batch, growth=JUDGED_TOKENS)
+        readers = [r.spare_s for r in self.batch if r.has_begun and r.rate_tps]
+        nobody_short = min(readers, default=math.inf) > self._rules.due_s
+        return step_s <= self._limit_s(costs, self.batch, 1.0) or (
+            nobody_short and step_s < math.inf
+        )
+
+    def bring_back_due(self) -> bool:
+        """Let parked ones come back that are due; return False if one could not: nobody new."""
+        rules = self._rules
+        for request in self._back:
+            ready_s = rules.period_s + self._way_back_s(request)
+            if self._is_sure(request) and request.spare_s >= rules.due_s + ready_s:
+                continue
+            floor_s = max(request.spare_s, ready_s) + rules.margin_s
+            if not self._make_room(
+                request, self._above(floor_s if self._is_sure(request) else NO_SPARE)
+            ):
+                return False
+            self._comes.append(request)
+        return True
+
+    def _above(self, floor_s: float, *, num_loads: int = 1) -> Callable[[RunRequest], float]:
+        """Return what a victim must have in hand: the floor, and so many times its way back."""
+        return lambda victim: floor_s + num_loads * self._snapshot.load_s(victim)
+
+    def admit_new(self) -> None:
+        """Admit the queue in its order, until one must wait."""
+        rules = self._rules
+        waiting = [request for request in self._parked if request not in self.batch]
+        members = [*self.batch, *waiting, *self._parks]
+        for request in self._new:
+            if self._runs_well([*members, request], request):
+                comes = self._make_room(request, self._above(NO_SPARE))
+            elif can_promise(self._snapshot, [*members, request]):
+                floor_s = rules.much_s + self._snapshot.h2d_queue_s
+                comes = self._make_room(request, self._above(floor_s, num_loads=2), most=1)
+            else:
+                comes = not self.batch
+                self.batch += [request] if comes else []
+            if not comes:
+                return
+            self._comes.append(request)
+            members.append(request)
+
+    def _make_room(
+        self, request: RunRequest, floor_s: Callable[[RunRequest], float], *, most: int = 1 << 30
+    ) -> bool:
+        """Take a request into the batch, in place of those with most in hand; or change nothing.
+
+        `floor_s`: what a sure one must have in hand to be parked. Stand-by ones leave for sure ones
+        only.
+        """
+        rest, gone = list(self.batch), list[RunRequest]()
+        free = [victim for victim in self._victims if victim in rest]
+        while not self._runs_well([*rest, request], request):
+            if not free or len(gone) >= most:
+                return False
+            victim = free.pop()
+            if self._is_sure(victim):
+                stays = victim.spare_s < floor_s(victim)
+            else:
+                stays = not self._is_sure(request)
+            if stays:
+                return False
+            rest.remove(victim)
+            gone.append(victim)
+        self.batch = [*rest, request]
+        self._parks += gone
+        return True
+
+    def fill_room(self) -> None:
+        """Let parked ones come into room that is left, if it stays for a while."""
+        for request in self._back:
+            batch = [*self.batch, request]
+            if request in self.batch or not self._runs_well(batch, request):
+                continue
+            stays = self._fits(batch, growth=self._rules.growth_tokens)
+            if stays or not self._fits(batch) or not self.batch:
+                self.batch = batch
+                self._comes.append(request)
+
+    def _chunk_tokens(self) -> int | None:
+        """Return how much of prompts the next step computes; None: as much as vLLM would."""
+        rules, costs = self._rules, self._snapshot.costs
+        decoding = [request for request in self.batch if request.runs and request.has_begun]
+        paced = [request for request in decoding if request.rate_tps]
+        if costs is None or not paced or not costs.chunk_token_s:
+            return None
+        step_s = decode_s(self._snapshot, decoding)
+        # Who is late already gains nothing from a step shorter than his interval.
+        interval_s = min(1.0 / request.rate_tps for request in paced)
+        left_s = max(min(request.spare_s for request in paced), interval_s)
+        left_s -= rules.safety_s + step_s + costs.chunk_base_s
+        if left_s < rules.floor_frac * step_s:
+            return None  # nothing hides it: as few long steps as possible
+        most = min(rules.max_chunk, self._snapshot.engine.max_num_batched_tokens)
+        return max(rules.min_chunk, min(most, int(left_s / costs.chunk_token_s)))
+
+    def decision(self, *, is_blocked: bool) -> RunDecision:
+        """Return what has come out."""
+        gone = frozenset(request.request_id for request in self._parks)
+        comes = [r for r in self._comes if r.request_id not in gone]
+        stays = [r for r in self.batch if r not in self._comes]
+        has_prompts = any(not request.has_begun for request in self.batch)
+        costs = self._snapshot.costs
+        step_s = compute_s(costs, self.batch) if costs and self.batch else self._rules.period_s
+        num_ahead = int(self._rules.period_s / step_s) + AHEAD_TOKENS
+        is_full = not self._fits(self.batch, growth=num_ahead)
+        is_busy = is_blocked or has_prompts or is_full or bool(self._comes or self._parks)
+        run: tuple[RequestId, ...] = tuple(request.request_id for request in (*stays, *comes))
+        return RunDecision(
+            run=run,
+            park=gone,
+            chunk_tokens=self._chunk_tokens(),
+            offloads=not self._fits(self.batch),
+            valid_for_s=0.0 if is_busy else self._rules.period_s,
+        )

@@ -1,0 +1,82 @@
+"""How much of the pool's time readers have been promised.
+
+A request that is read at r tokens/s needs its blocks r x T of the time, T the step of the batch
+that fills the pool; one whose reader states no rate needs them always. So readers of all rates and
+sizes add up in one sum.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from services.placement.run.types import RunRequest, RunSnapshot, StepCosts
+from services.placement.types import RequestId
+
+PROMISED_FRAC = 0.9  # of the pool, and of the seats
+PACKING_FRAC = 0.5  # of the largest request: what whole requests waste of the pool
+RETURNING_FRAC = 0.05  # of the pool that may wait for loads
+MOST_PREFILL_FRAC = 0.8
+LEAST_TURN_S = 2.0  # a parked reader is back for so long, and for twice its load
+
+
+def reading_fracs(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> dict[RequestId, float]:
+    """Return the share of the time in which each must run, in [0, 1]."""
+    costs = snapshot.costs
+    assert costs is not None
+    step_s = _full_step_s(snapshot, costs, members)
+    return {r.request_id: min(1.0, r.rate_tps * step_s) if r.rate_tps else 1.0 for r in members}
+
+
+def _full_step_s(snapshot: RunSnapshot, costs: StepCosts, members: Sequence[RunRequest]) -> float:
+    """Return the time from token to token of a batch that fills the pool, prompts included."""
+    num_blocks = sum(snapshot.num_blocks(request, growth=1) for request in members)
+    frac = min(1.0, snapshot.engine.num_blocks / max(1, num_blocks))
+    context = sum(request.num_tokens for request in members)
+    step_s = costs.base_s + frac * (costs.token_s * len(members) + costs.context_s * context)
+    return step_s / (1.0 - min(MOST_PREFILL_FRAC, snapshot.prefill_frac))
+
+
+def sure_ones(snapshot: RunSnapshot, members: Iterable[RunRequest]) -> frozenset[RequestId]:
+    """Return the oldest whose reading the pool sustains: nobody else's lateness touches them."""
+    oldest_first = sorted(members, key=lambda request: -request.arrival_age_s)
+    blocks = {r.request_id: snapshot.num_blocks(r, growth=1) for r in oldest_first}
+    if snapshot.costs is None or sum(blocks.values()) <= snapshot.engine.num_blocks:
+        return frozenset(blocks)
+    fracs = reading_fracs(snapshot, oldest_first)
+    sure: list[RequestId] = []
+    num_used = 0.0
+    for request_id, frac in fracs.items():
+        num_used += frac * blocks[request_id]
+        if sure and num_used > snapshot.engine.num_blocks:
+            break
+        sure.append(request_id)
+    return frozenset(sure)
+
+
+def can_promise(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> bool:
+    """Return whether the pool sustains the reading of all, answers to come included."""
+    if snapshot.costs is None:
+        return False
+    engine, fracs = snapshot.engine, reading_fracs(snapshot, members)
+    num_used = num_returning = num_seats = 0.0
+    largest = 0
+    for request in members:
+        num_blocks = snapshot.num_blocks(request, growth=_num_to_come(snapshot, request) + 1)
+        reads, load_s = fracs[request.request_id], 0.0
+        if snapshot.h2d_bytes_per_s:
+            load_s = num_blocks * engine.block_bytes / snapshot.h2d_bytes_per_s
+        returns = (1.0 - reads) * load_s / (LEAST_TURN_S + 2.0 * load_s)
+        share = min(1.0, reads + returns)
+        num_used += share * num_blocks
+        num_seats += share
+        num_returning += returns * num_blocks
+        largest = max(largest, num_blocks)
+    return (
+        num_used <= PROMISED_FRAC * engine.num_blocks - PACKING_FRAC * largest
+        and num_seats <= PROMISED_FRAC * engine.max_num_seqs
+        and num_returning <= RETURNING_FRAC * engine.num_blocks
+    )
+
+
+def _num_to_come(snapshot: RunSnapshot, request: RunRequest) -> int:
+    """Return how many tokens an answer still gets: as long as answers are, cut by its limit."""
+    num_left = max(0, request.max_tokens - request.num_output_tokens)
+    return int(min(num_left, max(0.0, snapshot.mean_answer_tokens - request.num_output_tokens)))

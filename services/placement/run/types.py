@@ -1,0 +1,116 @@
+"""What a run policy sees, and what it answers. Pure: ages, no clock.
+
+Units: seconds, tokens, blocks of the pool, bytes. "Beside" a request means in the same batch.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from services.placement.types import EngineShape, RequestId
+
+
+class RunPhase(Enum):
+    """Where a request is, as far as running goes."""
+
+    NEW = "new"  # in the queue, nothing computed yet
+    RUNNING = "running"
+    RETURNING = "returning"  # in the queue, and holds blocks: what it has is on its way back
+    PARKED = "parked"  # in the queue, has run before; what it has is on the host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """One request."""
+
+    request_id: RequestId
+    phase: RunPhase
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int  # of the answer: its limit
+    num_host_tokens: int  # leading ones whose host copy is complete
+    rate_tps: float  # at which its reader reads; 0: none is stated
+    slack_s: float  # until its reader lacks a token; < 0: has waited so long; inf: no token yet
+    arrival_age_s: float
+    run_age_s: float  # since it was admitted or came back; inf: it does not run
+    num_parks: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def runs(self) -> bool:
+        return self.phase is RunPhase.RUNNING
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has a token."""
+        return self.num_output_tokens > 0
+
+    @property
+    def spare_s(self) -> float:
+        """What its reader has in hand; nothing where no rate is stated, or no token is there."""
+        return self.slack_s if self.rate_tps and self.has_begun else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """A step by its parts, as measured."""
+
+    outside_s: float  # outside the layers
+    base_s: float  # of a decode step, with `outside_s`
+    token_s: float  # per request that decodes
+    context_s: float  # per token of KV that is read
+    chunk_base_s: float  # that a step with a prompt takes more, whatever the chunk
+    chunk_token_s: float  # per token of a prompt; 0: not measured yet
+
+    def decode_s(self, num_requests: int, num_context_tokens: float) -> float:
+        """Return the length of a decode step that waits for no copy."""
+        return self.base_s + self.token_s * num_requests + self.context_s * num_context_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """An engine between two steps."""
+
+    requests: tuple[RunRequest, ...]  # running ones in scheduling order, then the queue
+    engine: EngineShape
+    costs: StepCosts | None  # None: too little is measured
+    h2d_bytes_per_s: float  # 0: not measured
+    h2d_queued_bytes: int
+    prefill_frac: float  # of the engine's time that prompts took of late
+    mean_answer_tokens: float  # of answers that have ended; 0: none has
+
+    @property
+    def h2d_queue_s(self) -> float:
+        return self.h2d_queued_bytes / self.h2d_bytes_per_s if self.h2d_bytes_per_s else 0.0
+
+    def num_rows(self, num_tokens: int) -> int:
+        """Return the blocks of one layer group that hold so many tokens."""
+        return -(-num_tokens // self.engine.block_size)
+
+    def num_blocks(self, request: RunRequest, *, growth: int) -> int:
+        """Return the blocks of a request with all layers in the pool, `growth` tokens later."""
+        return self.engine.num_groups * self.num_rows(request.num_tokens + growth)
+
+    def load_s(self, request: RunRequest) -> float:
+        """Return how long the link brings a parked request back."""
+        if not self.h2d_bytes_per_s:
+            return 0.0
+        num_blocks = request.num_host_tokens // self.engine.block_size * self.engine.num_groups
+        return num_blocks * self.engine.block_bytes / self.h2d_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDecision:
+    """Who may be part of the next steps. Whoever is not named in `run` is not admitted."""
+
+    run: tuple[RequestId, ...]  # in order of admission
+    park: frozenset[RequestId] = frozenset()  # who gives its blocks up, of those that run
+    chunk_tokens: int | None = None  # of prompts, per step; None: what the step has room for
+    offloads: bool = False  # layers leave the pool: the placement policy is asked where
+    valid_for_s: float = 0.0  # ask again then, or when somebody comes, begins to decode, leaves
+
+
+IDLE = RunDecision(run=(), valid_for_s=math.inf)
