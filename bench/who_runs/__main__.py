@@ -59,9 +59,7 @@ def measured(regime: str, policy: str, seed: int) -> Row:
     """Return the figures of one run."""
     case = all_regimes()[regime](seed)
     record, engine = run(case, policy)
-    counted = [
-        one for one in record.outcomes if one.arrival_s >= case.counted_from_s
-    ]
+    counted = [one for one in record.outcomes if one.arrival_s >= case.counted_from_s]
     return {
         "regime": regime,
         "policy": policy,

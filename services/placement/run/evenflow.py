@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.placement.run.promise import can_promise, sure_ones
+from services.placement.run.promise import can_promise, can_take_turns, sure_ones
 from services.placement.run.step_estimate import compute_s, decode_s
 from services.placement.run.types import (
     IDLE,
@@ -133,7 +133,9 @@ class _Draft:
         self._new = [r for r in requests if r.phase is RunPhase.NEW]
         self._parks: list[RunRequest] = []
         self._comes: list[RunRequest] = []
-        self._sure = sure_ones(snapshot, [*self.batch, *self._parked])
+        members = [*self.batch, *self._parked]
+        self._sure = sure_ones(snapshot, members)
+        self._takes_turns = can_take_turns(snapshot, members)
         self._victims = sorted(filter(self._may_leave, self.batch), key=self._order_of_victims)
         self._back = sorted(self._parked, key=self._order_of_return)
 
@@ -215,7 +217,11 @@ class _Draft:
             return min(stand_by, key=lambda r: r.arrival_age_s)
         readers = [r for r in running if r.has_begun and r.rate_tps and self._saved(r)]
         most = max(readers, key=lambda r: r.spare_s, default=None)
-        if most is not None and most.spare_s > self._rules.due_s + self._way_back_s(most):
+        if (
+            self._takes_turns
+            and most is not None
+            and most.spare_s > self._rules.due_s + self._way_back_s(most)
+        ):
             return most
         return min(running, key=lambda r: r.arrival_age_s, default=None)
 
@@ -236,12 +242,11 @@ class _Draft:
         rules = self._rules
         for request in self._back:
             ready_s = rules.period_s + self._way_back_s(request)
-            if self._is_sure(request) and request.spare_s >= rules.due_s + ready_s:
+            takes_turns = self._takes_turns and self._is_sure(request)
+            if takes_turns and request.spare_s >= rules.due_s + ready_s:
                 continue
-            floor_s = max(request.spare_s, ready_s) + rules.margin_s
-            if not self._make_room(
-                request, self._above(floor_s if self._is_sure(request) else NO_SPARE)
-            ):
+            floor_s = max(request.spare_s, ready_s) + rules.margin_s if takes_turns else NO_SPARE
+            if not self._make_room(request, self._above(floor_s)):
                 return False
             self._comes.append(request)
         return True
@@ -258,7 +263,7 @@ class _Draft:
         for request in self._new:
             if self._runs_well([*members, request], request):
                 comes = self._make_room(request, self._above(NO_SPARE))
-            elif can_promise(self._snapshot, [*members, request]):
+            elif self._takes_turns and can_promise(self._snapshot, [*members, request]):
                 floor_s = rules.much_s + self._snapshot.h2d_queue_s
                 comes = self._make_room(request, self._above(floor_s, num_loads=2), most=1)
             else:

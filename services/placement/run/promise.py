@@ -14,6 +14,7 @@ PROMISED_FRAC = 0.9  # of the pool, and of the seats
 PACKING_FRAC = 0.5  # of the largest request: what whole requests waste of the pool
 RETURNING_FRAC = 0.05  # of the pool that may wait for loads
 MOST_PREFILL_FRAC = 0.8
+LEAST_TURNS = 4  # requests of mean size that the pool holds: with fewer a turn wastes too much
 LEAST_TURN_S = 2.0  # a parked reader is back for so long, and for twice its load
 
 
@@ -49,6 +50,12 @@ def sure_ones(snapshot: RunSnapshot, members: Iterable[RunRequest]) -> frozenset
             break
         sure.append(request_id)
     return frozenset(sure)
+
+
+def can_take_turns(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> bool:
+    """Return whether the pool holds enough requests for turns to be worth their way back."""
+    num_blocks = sum(snapshot.num_blocks(request, growth=1) for request in members)
+    return LEAST_TURNS * num_blocks <= snapshot.engine.num_blocks * len(members)
 
 
 def can_promise(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> bool:
