@@ -153,7 +153,6 @@ class Engine:
         self._controller.before_schedule()
         if self.director is not None:
             self.director.before_schedule()
-            scheduler.decision = self.director.decision
         num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
         turns = scheduler.schedule(now_s)
         self._note_progress(turns, scheduler.num_admitted - num_admitted)

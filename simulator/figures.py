@@ -107,6 +107,14 @@ def delivered_s(outcome: Outcome) -> list[float]:
     return due_times_s(generated_s, release_interval_s(level), flushed_s=flushed_s)
 
 
+def rebuffering(outcome: Outcome) -> tuple[float, float]:
+    """Return how long a reader waits beyond his pace, and how long he reads. Seconds."""
+    interval_s = release_interval_s(outcome.level)
+    due_s = due_times_s(outcome.generated_s, interval_s)
+    gaps = [later - earlier for earlier, later in pairwise(due_s)] if interval_s else []
+    return sum(max(0.0, gap - interval_s) for gap in gaps), len(gaps) * interval_s
+
+
 def _num_in_time(before_s: Sequence[float], written_s: Sequence[float], interval_s: float) -> int:
     return sum(
         not violates_delivered_tbt(written, before, interval_s)

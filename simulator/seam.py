@@ -11,7 +11,7 @@ from services.control.types import Links
 from services.placement.blocks import Residency
 from services.placement.layer_placement import LayerPlacement
 from services.placement.plan_rules import LiveRequest as LivePlace
-from services.placement.run.types import RunPhase
+from services.placement.run.types import RunDecision, RunPhase
 from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
 from simulator.copies import Lane
 from simulator.kv import KVState
@@ -97,6 +97,9 @@ class SimulatedSeam:
 
     def park(self, request_id: RequestId) -> None:
         self._scheduler.park(self._request(request_id), self.now_s)
+
+    def obey(self, decision: RunDecision) -> None:
+        self._scheduler.decision = decision
 
     def release_all(self) -> None:
         self._scheduler.guard.given.clear()

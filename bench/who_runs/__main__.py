@@ -4,16 +4,15 @@ import argparse
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 from bench.document import Benchmark, Row, document, markdown, save
 from bench.who_runs.regimes import Case, all_regimes
-from services.pacing.deposit import due_times_s, release_interval_s
 from simulator.compose import make_engine
-from simulator.figures import promptness, quantile
+from simulator.engine import Engine
+from simulator.figures import promptness, quantile, rebuffering
 from simulator.planning import PlanningOptions
 from simulator.records import Outcome, RunRecord
 from simulator.simulation import simulate
@@ -29,7 +28,10 @@ DEFINITIONS = {
     "TTFT": "from the arrival to the first token, in seconds; of requests that were served",
     "refused": "requests larger than the engine can ever hold, per run",
 }
-KEYS = ("tokens_per_s", "in_time", "tpot_met", "rebuffering", "ttft", "ttft_p50", "ttft_p95")
+COLUMNS = (
+    *("regime", "lambda", "policy", "tokens/s", "in time", "TPOT", "rebuffering"),
+    *("TTFT mean / P50 / P95", "parks", "refused"),
+)
 
 
 def main() -> None:
@@ -70,7 +72,7 @@ def measured(regime: str, policy: str, seed: int) -> Row:
     }
 
 
-def run(case: Case, policy: str):
+def run(case: Case, policy: str) -> tuple[RunRecord, Engine]:
     options = PlanningOptions(policy=policy, report_interval_s=case.report_interval_s)
     engine = make_engine(case.shape, case.machine, options)
     return simulate(engine, case.requests), engine
@@ -97,16 +99,6 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
     }
 
 
-def rebuffering(outcome: Outcome) -> tuple[float, float]:
-    """Return how long a reader waits beyond his pace, and how long he reads. Seconds."""
-    interval_s = release_interval_s(outcome.level)
-    due_s = due_times_s(outcome.generated_s, interval_s)
-    gaps = [later - earlier for earlier, later in zip(due_s, due_s[1:], strict=False)]
-    if not interval_s:
-        return 0.0, 0.0
-    return sum(max(0.0, gap - interval_s) for gap in gaps), len(gaps) * interval_s
-
-
 def mean_of(runs: Sequence[Row]) -> Row:
     """Return one row of the seeds' means; the seeds' own figures stay beside them."""
     numbers = [name for name, value in runs[0].items() if isinstance(value, float)]
@@ -115,9 +107,11 @@ def mean_of(runs: Sequence[Row]) -> Row:
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
-    header = "regime | lambda | policy | tokens/s | in time | TPOT | rebuffering | TTFT mean / P50 / P95 | parks | refused"
+    header = (
+        "regime|lambda|policy|tokens/s|in time|TPOT|rebuffering|TTFT mean / P50 / P95|parks|refused"
+    )
     return [
-        header.split(" | "),
+        header.split("|"),
         *(
             [
                 row["regime"],

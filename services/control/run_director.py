@@ -45,6 +45,9 @@ class RunSeam(Protocol):
     def release_all(self) -> None:
         """Leave all placements to the guard."""
 
+    def obey(self, decision: RunDecision) -> None:
+        """Let a decision hold from the next step on: who comes in, and how much of prompts."""
+
 
 class RunDirector:
     """One engine's decision in force."""
@@ -86,6 +89,7 @@ class RunDirector:
             for request_id in decision.park:
                 self._ledger.entries[request_id].num_parks += 1
                 self._engine.park(request_id)
+            self._engine.obey(decision)
         if not self.wants_layers_away:
             self._engine.release_all()
 

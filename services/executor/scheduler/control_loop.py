@@ -9,10 +9,12 @@ from vllm.v1.request import Request, RequestStatus
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
 from services.control.planner import Planner
+from services.control.run_director import director_of
 from services.control.types import Trigger
 from services.executor.scheduler.kv_view import has_caught_up
 from services.executor.scheduler.planner_client import PlannerClient
 from services.executor.scheduler.run_control import RunControl
+from services.executor.scheduler.run_line import RunLine
 from services.executor.scheduler.scheduler_seam import SchedulerSeam
 from services.executor.scheduler.step_watch import StepWatch
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
@@ -42,6 +44,8 @@ class ControlLoop:
         self.seam = SchedulerSeam(scheduler, control, options, shape, now_s=time.monotonic)
         self.controller = Controller(options, self.seam, planner, time.monotonic)
         self.seam.ledger = self.controller.ledger
+        self.line = RunLine(scheduler, control, shape)
+        self.director = director_of(options, self.line, self.controller, time.monotonic)
         self._scheduler, self._owner = scheduler, control.transfers.owner
         self._watch = StepWatch()
         self._lagging: dict[str, None] = {}  # decode, and their host copy is not complete yet
@@ -54,7 +58,14 @@ class ControlLoop:
         """Carry out the plans that came, and end pauses that have lasted too long."""
         self._called_s = time.monotonic()
         self.controller.before_schedule()
+        if self.director is not None:
+            self.director.before_schedule()
         self._begin_s = time.monotonic()
+
+    def _changed(self) -> None:
+        """The run policy is asked before the next step."""
+        if self.director is not None:
+            self.director.changed()
 
     def after_schedule(self, output: SchedulerOutput) -> None:
         """Predict the step, and ask for a plan while it runs if there is a reason to."""
@@ -73,12 +84,15 @@ class ControlLoop:
             output.scheduled_cached_reqs.resumed_req_ids
         )
         note(*[Trigger.ADMITTED] * admitted)
+        if admitted:
+            self._changed()
         for request_id in list(self._watch.prefilling):
             request = self._scheduler.requests[request_id]
             if request.num_computed_tokens >= request.num_tokens:
                 self._watch.gone(request_id)
                 self._lagging[request_id] = None
                 note(Trigger.PREFILLED)
+                self._changed()
         for request_id in list(self._lagging):
             kv = owner.requests.get(request_id)
             if kv is None or not kv.mirrored:
@@ -99,11 +113,13 @@ class ControlLoop:
     def arrived(self, request: Request, buffer: RequestBuffer) -> None:
         waited_s = max(0.0, time.time() - request.arrival_time)
         self.controller.ledger.arrived(request.request_id, buffer, time.monotonic() - waited_s)
+        self._changed()
 
     def preempted(self, request: Request) -> None:
         self._forget_progress(request.request_id)
         self.controller.ledger.preempted(request.request_id, time.monotonic())
         self.controller.note(Trigger.PREEMPTED)
+        self._changed()
 
     def ended(self, request: Request) -> None:
         aborted = request.status == RequestStatus.FINISHED_ABORTED
@@ -114,6 +130,7 @@ class ControlLoop:
             num_output_tokens=None if aborted else request.num_output_tokens,
         )
         self.controller.note(Trigger.ABORTED if aborted else Trigger.FINISHED)
+        self._changed()
 
     def _forget_progress(self, request_id: str) -> None:
         self._watch.gone(request_id)

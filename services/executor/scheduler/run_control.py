@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from vllm.v1.request import Request
@@ -40,6 +40,7 @@ class RunControl:
         self.transfers, self._owner = transfers, transfers.owner
         self.guard = resumes.guard
         self._rates = rates
+        self.line: Callable[[], Iterable[Request]] = lambda: scheduler.waiting  # who may come in
         self._stopped: set[str] = set()  # running requests that vLLM was told to skip
         self._is_stuck = False
         self._wake = threading.Event()
@@ -208,8 +209,7 @@ class RunControl:
         return max(0, num_places)
 
     def _eligible(self) -> Iterator[Request]:
-        waiting = self._scheduler.waiting
-        return (request for request in waiting if request.request_id not in self.holds)
+        return (request for request in self.line() if request.request_id not in self.holds)
 
     def _choose(
         self, request: Request, ahead: Sequence[Need], kv: RequestKV

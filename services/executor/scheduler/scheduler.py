@@ -141,7 +141,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.control.stop_and_start()  # who is held, who is ready to park
         self.adjust_placements()  # room for the step and for the next in line
         self.control.prepare_resumes(self._num_predicted_slots)
-        output = super().schedule(*args, **kwargs)  # vLLM's, asking the coordinator for blocks
+        with self.loop.line.admitting():  # whom the run policy lets in, if there is one
+            output = super().schedule(*args, **kwargs)  # vLLM's, asking for blocks
         self.control.admitted(self._resumed(output))
         self.control.after_step(num_scheduled=output.total_num_scheduled_tokens)
         # Otherwise vLLM would call the connector after the layers have run.

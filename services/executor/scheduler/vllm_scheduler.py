@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         prev_step_scheduled_req_ids: set[str]
         max_model_len: int
         max_num_running_reqs: int
+        max_num_scheduled_tokens: int
         log_stats: bool
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...

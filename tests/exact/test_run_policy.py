@@ -1,0 +1,84 @@
+"""Who runs changes no token: random decisions, and the product's own policy, on a real engine."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from lab.closed_loop import asking
+from lab.planner_process import warm_planner
+from lab.step_runner import Outcome, StepRunner
+from lab.workloads import mixed
+from services.control.options import ControllerOptions
+from services.control.run_director import Policy, RunDirector
+from services.executor.request_tag import to_extra_args
+from services.pacing.types import ServiceLevel
+from services.placement.run.types import RunDecision, RunSnapshot
+from tests.exact.cases import make_case
+from tests.exact.reference import reference
+
+# Engines run in this process: their warnings are not ours to fail on.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> Outcome:
+    """What stock vLLM answers to `mixed`."""
+    return reference("float32")["mixed"]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
+def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
+    controller = ControllerOptions(plan_timeout_s=30.0, seed=7)
+    runner = StepRunner(make_case(controller=controller, asynchronous=request.param))
+    runner.run([replace(mixed()[0], num_output_tokens=2)])  # brings the calibration
+    yield runner
+    runner.close()
+
+
+def at_random(rng: random.Random) -> Policy:
+    """Return a policy that parks, admits, orders and cuts prompts as it likes."""
+
+    def decide(snapshot: RunSnapshot) -> RunDecision:
+        park = {r.request_id for r in snapshot.requests if r.runs and rng.random() < 0.02}
+        run = [r.request_id for r in snapshot.requests if r.request_id not in park]
+        rng.shuffle(run)
+        named = [request_id for request_id in run if rng.random() < 0.9] or run
+        return RunDecision(
+            run=tuple(named),
+            park=frozenset(park) if named else frozenset(),
+            chunk_tokens=rng.choice([None, 7, rng.randint(1, 512)]),
+            offloads=rng.random() < 0.5,
+            valid_for_s=0.02,
+        )
+
+    return decide
+
+
+def test_random_decisions_leave_the_tokens_exact(runner: StepRunner, expected: Outcome) -> None:
+    scheduler = runner.scheduler
+    with asking(runner, "") as controller:
+        loop = scheduler.loop
+        loop.director = RunDirector(
+            at_random(random.Random(1)), loop.line, controller, controller._now_s
+        )
+        num_parks = scheduler.block_owner.counters.num_parks
+        outcome = runner.run(mixed())
+
+        assert outcome.tokens == expected.tokens
+        assert loop.director.num_decisions >= 50
+        assert scheduler.block_owner.counters.num_parks - num_parks >= 10
+
+
+def test_the_products_policy_leaves_the_tokens_exact(runner: StepRunner, expected: Outcome) -> None:
+    sampling = {"extra_args": to_extra_args(ServiceLevel(consumption_rate_tps=20.0))}
+    paced = [replace(one, sampling=sampling) if n % 2 else one for n, one in enumerate(mixed())]
+    with (
+        warm_planner(num_groups=8) as address,
+        asking(runner, address, patient=True, policy="evenflow"),
+    ):
+        outcome = runner.run(paced)
+
+        assert outcome.tokens == expected.tokens
+        assert runner.scheduler.loop.director.num_decisions >= 20
