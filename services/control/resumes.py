@@ -18,6 +18,7 @@ from services.placement.run.resume import (
     ParkedRequest,
     ResumeWay,
     cheapest_resume,
+    cheapest_whole_resume,
 )
 
 
@@ -39,6 +40,10 @@ class Resumes(Generic[KVT]):
         self._moves, self.guard, self._counters = moves, guard, counters
         self.block_bytes = block_bytes
         self._ways: dict[str, ResumeWay] = {}
+
+    def leave_layers(self, *, allowed: bool) -> None:
+        """Say whether a request may come back with layers on the host."""
+        self.choose_way = cheapest_resume if allowed else cheapest_whole_resume
 
     def forget(self, request_id: str) -> None:
         self._ways.pop(request_id, None)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -37,20 +38,24 @@ def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
     runner.close()
 
 
+PARKS_EVERY = 8  # decisions
+
+
 def at_random(rng: random.Random) -> Policy:
-    """Return a policy that parks, admits, orders and cuts prompts as it likes."""
+    """Return a policy that parks, admits, orders and cuts prompts as it likes, in every step."""
+    decisions = count(1)
 
     def decide(snapshot: RunSnapshot) -> RunDecision:
-        park = {r.request_id for r in snapshot.requests if r.runs and rng.random() < 0.02}
+        running = [r.request_id for r in snapshot.requests if r.runs]
+        parks = bool(running) and next(decisions) % PARKS_EVERY == 0
+        park = {rng.choice(running)} if parks else set()
         run = [r.request_id for r in snapshot.requests if r.request_id not in park]
         rng.shuffle(run)
-        named = [request_id for request_id in run if rng.random() < 0.9] or run
         return RunDecision(
-            run=tuple(named),
-            park=frozenset(park) if named else frozenset(),
+            run=tuple([request_id for request_id in run if rng.random() < 0.9] or run),
+            park=frozenset(park),
             chunk_tokens=rng.choice([None, 7, rng.randint(1, 512)]),
             offloads=rng.random() < 0.5,
-            valid_for_s=0.02,
         )
 
     return decide
@@ -67,7 +72,7 @@ def test_random_decisions_leave_the_tokens_exact(runner: StepRunner, expected: O
         outcome = runner.run(mixed())
 
         assert outcome.tokens == expected.tokens
-        assert loop.director.num_decisions >= 50
+        assert loop.director.num_decisions >= 100
         assert scheduler.block_owner.counters.num_parks - num_parks >= 10
 
 

@@ -9,6 +9,7 @@ ways are compared by the delay they cause to everybody, in seconds summed over r
                     move within the step, until the layers are back
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -67,7 +68,9 @@ def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, 
     }
 
 
-def cheapest_resume(parked: ParkedRequest, engine: LinkAndStep) -> ResumeWay:
+def cheapest_resume(
+    parked: ParkedRequest, engine: LinkAndStep, *, ways: Iterable[ResumeWay] = ResumeWay
+) -> ResumeWay:
     """Return the way of least delay; ties go to the load, then to the recompute.
 
     While a rate is unknown, what is on the host is loaded.
@@ -77,7 +80,12 @@ def cheapest_resume(parked: ParkedRequest, engine: LinkAndStep) -> ResumeWay:
     if not engine.h2d_bytes_per_s or not engine.prefill_tokens_per_s:
         return ResumeWay.LOAD
     costs = resume_costs(parked, engine)
-    return min(ResumeWay, key=lambda way: costs[way])
+    return min(ways, key=lambda way: costs[way])
+
+
+def cheapest_whole_resume(parked: ParkedRequest, engine: LinkAndStep) -> ResumeWay:
+    """Return the same of those ways that leave no layer on the host: no later step waits for it."""
+    return cheapest_resume(parked, engine, ways=(ResumeWay.LOAD, ResumeWay.RECOMPUTE))
 
 
 def _stall_s(num_bytes: int, engine: LinkAndStep) -> float:

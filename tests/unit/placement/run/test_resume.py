@@ -7,6 +7,7 @@ from services.placement.run.resume import (
     ParkedRequest,
     ResumeWay,
     cheapest_resume,
+    cheapest_whole_resume,
     resume_costs,
 )
 
@@ -59,6 +60,11 @@ def test_layers_whose_loads_hide_within_the_steps_stay_on_the_host() -> None:
     # 80 bytes take 0.08 s of every 0.1 s step: no stall, while a load waits 0.08 s.
     parked = make_parked(load_bytes=80, host_bytes=80)
     assert cheapest_resume(parked, make_engine()) is ResumeWay.HOST_RESIDENT
+
+
+def test_a_whole_request_comes_back_where_no_step_may_wait_for_its_layers() -> None:
+    parked = make_parked(load_bytes=80, host_bytes=80)
+    assert cheapest_whole_resume(parked, make_engine()) is ResumeWay.LOAD
 
 
 @pytest.mark.parametrize("queue_bytes", [0, 3_199, 3_201])

@@ -1,0 +1,162 @@
+"""When the run policy is asked, and what becomes of its decision."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from services.control.answer_lengths import AnswerLengths
+from services.control.options import ControllerOptions
+from services.control.rates import NO_RATES
+from services.control.request_ledger import RequestLedger
+from services.control.run_director import MAX_NEW, RunDirector, director_of
+from services.control.types import Trigger
+from services.pacing.request_buffer import RequestBuffer
+from services.pacing.types import ServiceLevel
+from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
+from services.placement.types import EngineShape, PolicyParameters, RequestId
+from tests.unit.placement.run.snapshots import make_engine
+
+
+def progress(name: str, *, num_output_tokens: int = 0) -> Any:
+    return SimpleNamespace(
+        request_id=name,
+        num_prompt_tokens=10,
+        num_output_tokens=num_output_tokens,
+        num_tokens=10 + num_output_tokens,
+        max_tokens=50,
+    )
+
+
+class Engine:
+    """`RunSeam` by hand."""
+
+    shape: EngineShape = make_engine()
+
+    def __init__(self) -> None:
+        self.places: list[tuple[Any, RunPhase, int]] = []
+        self.parked: list[str] = []
+        self.obeyed: list[RunDecision] = []
+        self.num_released = 0
+
+    def run_places(self) -> Iterator[tuple[Any, RunPhase, int]]:
+        yield from self.places
+
+    def num_returning_bytes(self) -> int:
+        return 7
+
+    def park(self, request_id: RequestId) -> None:
+        self.parked.append(request_id)
+
+    def release_all(self) -> None:
+        self.num_released += 1
+
+    def obey(self, decision: RunDecision) -> None:
+        self.obeyed.append(decision)
+
+
+class Bench:
+    """A director, its engine, and what it asks."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.engine, self.ledger = Engine(), RequestLedger()
+        self.asked: list[RunSnapshot] = []
+        self.answer = RunDecision(run=(), valid_for_s=0.25)
+        self.noted: list[Trigger] = []
+        meter = SimpleNamespace(rates=lambda: NO_RATES, costs=lambda: None, prefill_frac=0.1)
+        self.controller: Any = SimpleNamespace(
+            ledger=self.ledger, meter=meter, note=self.noted.append, may_ask=lambda: True
+        )
+        self.director = RunDirector(self.decide, self.engine, self.controller, lambda: self.now_s)
+
+    def decide(self, snapshot: RunSnapshot) -> RunDecision:
+        self.asked.append(snapshot)
+        return self.answer
+
+    def add(self, name: str, phase: RunPhase, **reader: Any) -> RequestBuffer:
+        buffer = RequestBuffer(ServiceLevel(**reader))
+        self.ledger.arrived(name, buffer, self.now_s - 5.0)
+        self.engine.places.append((progress(name), phase, 4))
+        return buffer
+
+
+def test_a_decision_holds_as_long_as_it_says_and_no_longer_than_anything_changes() -> None:
+    bench = Bench()
+    for now_s in (100.0, 100.2, 100.26, 100.3):
+        bench.now_s = now_s
+        bench.director.before_schedule()
+    assert len(bench.asked) == 2
+
+    bench.director.changed()
+    bench.director.before_schedule()
+    assert len(bench.asked) == 3
+    assert len(bench.engine.obeyed) == 3
+
+
+def test_who_is_parked_is_told_to_the_engine_once_and_counted() -> None:
+    bench = Bench()
+    bench.add("a", RunPhase.RUNNING)
+    bench.answer = RunDecision(run=(), park=frozenset({RequestId("a")}), valid_for_s=1.0)
+
+    bench.director.before_schedule()
+    bench.director.before_schedule()
+
+    assert bench.engine.parked == ["a"]
+    assert bench.ledger.entries["a"].num_parks == 1
+
+
+def test_the_placement_policy_is_asked_only_while_layers_leave() -> None:
+    bench = Bench()
+    bench.director.before_schedule()
+    assert not bench.controller.may_ask()
+    assert bench.engine.num_released == 1
+
+    bench.answer = RunDecision(run=(), offloads=True)
+    bench.director.changed()
+    bench.director.before_schedule()
+    assert bench.controller.may_ask()
+    assert bench.noted == [Trigger.LAYERS_LEAVE]
+    assert bench.engine.num_released == 1
+
+
+def test_a_policy_sees_readers_as_they_are() -> None:
+    bench = Bench()
+    reader = bench.add("paced", RunPhase.RUNNING, consumption_rate_tps=10.0)
+    bench.add("unpaced", RunPhase.NEW)
+    bench.ledger.scheduled(["paced"], 98.0)
+    reader.generated(3, 99.9)  # due at 99.9, 100.0 and 100.1
+
+    bench.director.before_schedule()
+
+    paced, unpaced = bench.asked[0].requests
+    assert abs(paced.slack_s - 0.2) < 1e-9
+    assert abs(paced.rate_tps - 10.0) < 1e-9
+    assert (paced.run_age_s, paced.arrival_age_s, paced.num_host_tokens) == (2.0, 5.0, 4)
+    assert (unpaced.rate_tps, unpaced.slack_s, unpaced.phase) == (0.0, float("inf"), RunPhase.NEW)
+    assert bench.asked[0].h2d_queued_bytes == 7
+    assert isinstance(bench.ledger.answer_lengths, AnswerLengths)
+
+
+def test_of_a_long_queue_the_first_are_shown_and_nobody_else_is_left_out() -> None:
+    bench = Bench()
+    for number in range(40):
+        bench.add(f"n{number}", RunPhase.NEW)
+    bench.add("parked", RunPhase.PARKED)
+
+    bench.director.before_schedule()
+
+    names = [request.request_id for request in bench.asked[0].requests]
+    assert names == [*(f"n{number}" for number in range(MAX_NEW)), "parked"]
+
+
+def test_vllms_own_order_needs_no_director() -> None:
+    bench = Bench()
+
+    def made(policy: str, **parameters: Any) -> RunDirector | None:
+        options = ControllerOptions(policy=policy, parameters=PolicyParameters(**parameters))
+        return director_of(options, bench.engine, bench.controller, lambda: 0.0)
+
+    assert made("orbitflow") is None
+    assert made("evenflow", run_policy="fcfs") is None
+    assert made("evenflow") is not None
+    assert made("orbitflow", run_policy="evenflow") is not None

@@ -1,0 +1,261 @@
+"""`evenflow`: each rule by a small case, and laws over random engines."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.placement.run.evenflow import DEFAULT_RULES, decide
+from services.placement.run.promise import can_promise, reading_fracs, sure_ones
+from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
+from tests.unit.placement.run.snapshots import (
+    BLOCK_BYTES,
+    ask,
+    make_snapshot,
+    parked,
+    runs,
+)
+
+SLOW = 2_000.0  # bytes per second: a block takes half a second
+
+
+def test_nobody_is_idle_and_nothing_is_asked_again_without_requests() -> None:
+    assert decide(make_snapshot()).valid_for_s == math.inf
+
+
+def test_those_who_fit_come_in_the_order_of_their_arrival() -> None:
+    decision = decide(make_snapshot(runs("a", 400), ask("b", 400), ask("c", 400), ask("d", 800)))
+
+    assert decision.run == ("a", "b", "c")
+    assert not decision.park
+    assert not decision.offloads
+    assert decision.chunk_tokens is None
+
+
+def test_nobody_overtakes_the_first_in_line() -> None:
+    decision = decide(make_snapshot(runs("a", 1_000), ask("b", 800), ask("c", 100)))
+
+    assert decision.run == ("a",)
+
+
+def test_an_empty_engine_takes_the_first_whatever_is_measured() -> None:
+    decision = decide(make_snapshot(ask("a", 1_500), costs=None, h2d_bytes_per_s=0.0))
+
+    assert decision.run == ("a",)
+
+
+def test_layers_leave_where_the_step_is_in_time_all_the_same() -> None:
+    # At 5 tokens/s a step may take 190 ms, but three must generate no slower than two: 33 ms.
+    batch = [runs(name, 600, rate_tps=5.0, slack_s=1.0) for name in "ab"]
+    newcomer = ask("c", 600, rate_tps=5.0)
+
+    fast = decide(make_snapshot(*batch, newcomer, h2d_bytes_per_s=3e7))
+    slow = decide(make_snapshot(*batch, newcomer, h2d_bytes_per_s=SLOW))
+
+    assert fast.run == ("a", "b", "c")
+    assert fast.offloads
+    assert slow.run == ("a", "b")
+    assert not slow.offloads
+
+
+def test_who_states_no_rate_waits_for_no_copies() -> None:
+    batch = [runs(name, 600) for name in "ab"]
+
+    assert decide(make_snapshot(*batch, ask("c", 600), h2d_bytes_per_s=1e5)).run == ("a", "b")
+
+
+def test_of_a_batch_that_outgrows_the_pool_the_newest_stand_by_leaves() -> None:
+    old = runs("old", 800, age_s=30.0)
+    new = runs("new", 800, age_s=5.0)
+
+    decision = decide(make_snapshot(new, old, h2d_bytes_per_s=SLOW))
+
+    assert decision.run == ("old",)
+    assert decision.park == {"new"}
+
+
+def test_a_reader_with_much_in_hand_makes_room_for_a_newcomer_and_others_do_not() -> None:
+    def batch(slack_s: float) -> list[RunRequest]:
+        return [runs(f"r{n}", 230, rate_tps=5.0, slack_s=slack_s) for n in range(6)]
+
+    def decision(slack_s: float) -> RunDecision:
+        return decide(make_snapshot(*batch(slack_s), ask("new", 230, rate_tps=5.0)))
+
+    rich, poor = decision(60.0), decision(1.0)
+
+    assert len(rich.park) == 1
+    assert "new" in rich.run
+    assert not poor.park
+    assert "new" not in poor.run
+
+
+def test_who_is_parked_comes_back_before_his_reader_lacks_a_token() -> None:
+    batch = [runs(f"r{n}", 230, rate_tps=5.0, slack_s=30.0) for n in range(6)]
+    due = parked("due", 230, rate_tps=5.0, slack_s=0.5, age_s=40.0)
+    rich = parked("rich", 230, rate_tps=5.0, slack_s=25.0, age_s=40.0)
+
+    decision = decide(make_snapshot(*batch, due, rich, h2d_bytes_per_s=1e6))
+
+    assert "due" in decision.run
+    assert "rich" not in decision.run
+    assert len(decision.park) == 1
+
+
+@pytest.mark.parametrize(("slack_s", "expected"), [(0.5, 512), (0.062, 260), (0.0, 250)])
+def test_a_prompt_gets_what_the_step_has_left(slack_s: float, expected: int) -> None:
+    # At 20 tokens/s: 50 ms less 4 ms of safety and a step of 21 ms are 25 ms, 250 tokens, at least.
+    reader = runs("a", 400, rate_tps=20.0, slack_s=slack_s)
+
+    decision = decide(make_snapshot(reader, ask("b", 400)))
+
+    assert decision.chunk_tokens == pytest.approx(expected, abs=120)
+    assert decision.chunk_tokens >= 249
+
+
+def test_where_nothing_hides_a_prompt_it_is_computed_as_vllm_would() -> None:
+    reader = runs("a", 400, rate_tps=45.0, slack_s=0.0)  # 22 ms, of which the step takes 21
+
+    assert decide(make_snapshot(reader, ask("b", 400))).chunk_tokens is None
+
+
+def test_one_that_is_larger_than_the_pool_stands_beside_the_queue() -> None:
+    large = ask("large", 2_000, age_s=50.0)
+
+    beside = decide(make_snapshot(runs("a", 400), large, ask("b", 400)))
+    alone = decide(make_snapshot(large))
+    turn = decide(make_snapshot(runs("a", 400), ask("large", 2_000, age_s=61.0)))
+
+    assert beside.run == ("a", "b")
+    assert alone.run == ("large",)
+    assert turn.run == ("large",)
+    assert turn.park == {"a"}
+
+
+def test_a_reader_needs_his_blocks_a_share_of_the_time_and_the_others_always() -> None:
+    members = [runs("slow", 100, rate_tps=5.0), runs("fast", 100, rate_tps=1_000.0), runs("u", 100)]
+
+    fracs = reading_fracs(make_snapshot(), members)
+
+    assert fracs["slow"] == pytest.approx(5.0 * 0.023)
+    assert fracs["fast"] == fracs["u"] == 1.0
+
+
+# -- laws ------------------------------------------------------------------------------------------
+
+phases = st.sampled_from([RunPhase.NEW, RunPhase.RUNNING, RunPhase.PARKED, RunPhase.RETURNING])
+
+
+@st.composite
+def snapshots(draw, *, rates=(0.0, 5.0, 20.0), largest: int = 1_500) -> RunSnapshot:
+    """Draw an engine with up to 12 requests."""
+    requests = []
+    for number in range(draw(st.integers(1, 12))):
+        phase = draw(phases)
+        make = ask if phase is RunPhase.NEW else runs
+        requests.append(
+            make(
+                f"r{number}",
+                draw(st.integers(1, largest)),
+                age_s=draw(st.floats(0.0, 100.0)),
+                phase=phase,
+                rate_tps=draw(st.sampled_from(rates)),
+                **({} if phase is RunPhase.NEW else {"slack_s": draw(st.floats(-5.0, 50.0))}),
+            )
+        )
+    in_order = sorted(requests, key=lambda r: (not r.runs, -r.arrival_age_s))
+    return make_snapshot(
+        *in_order,
+        h2d_bytes_per_s=draw(st.sampled_from([0.0, SLOW, 1e5, 1e7])),
+        mean_answer_tokens=draw(st.sampled_from([0.0, 60.0])),
+        prefill_frac=draw(st.floats(0.0, 1.0)),
+    )
+
+
+@given(snapshots())
+def test_nobody_is_both_run_and_parked_and_only_who_runs_is_parked(snapshot: RunSnapshot) -> None:
+    decision = decide(snapshot)
+    running = {request.request_id for request in snapshot.requests if request.runs}
+
+    assert len(set(decision.run)) == len(decision.run)
+    assert not decision.park & set(decision.run)
+    assert decision.park <= running
+    assert running <= decision.park | set(decision.run)  # nobody is lost by omission
+
+
+@given(snapshots())
+def test_somebody_always_runs(snapshot: RunSnapshot) -> None:
+    assert decide(snapshot).run
+
+
+@given(snapshots())
+def test_a_resident_batch_fits_the_pool(snapshot: RunSnapshot) -> None:
+    decision = decide(snapshot)
+    batch = [r for r in snapshot.requests if r.request_id in decision.run]
+
+    if not decision.offloads and len(batch) > 1:
+        num_blocks = sum(snapshot.num_blocks(request, growth=2) for request in batch)
+        assert num_blocks <= snapshot.engine.num_blocks
+
+
+@given(snapshots())
+def test_nobody_new_overtakes_somebody_new(snapshot: RunSnapshot) -> None:
+    """The bypass bound of newcomers is zero; only one larger than the pool stands aside."""
+    decision = decide(snapshot)
+    new = [
+        request.request_id in decision.run
+        for request in snapshot.requests
+        if request.phase is RunPhase.NEW
+        and snapshot.num_blocks(request, growth=2) <= snapshot.engine.num_blocks
+    ]
+
+    assert new == sorted(new, reverse=True)
+
+
+@given(snapshots(rates=(5.0, 20.0), largest=300))
+def test_who_is_sure_is_parked_only_with_his_way_back_in_hand(snapshot: RunSnapshot) -> None:
+    """Unless the batch has outgrown the pool."""
+    batch = [r for r in snapshot.requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
+    num_blocks = sum(snapshot.num_blocks(request, growth=2) for request in batch)
+    if num_blocks > snapshot.engine.num_blocks:
+        return
+    members = [r for r in snapshot.requests if r.phase is not RunPhase.NEW]
+    sure, decision = sure_ones(snapshot, members), decide(snapshot)
+
+    for request in snapshot.requests:
+        if request.request_id in decision.park & sure:
+            assert request.spare_s >= snapshot.load_s(request) + DEFAULT_RULES.margin_s
+
+
+@given(snapshots(rates=(0.0,)))
+def test_without_rates_nobody_is_parked_for_anybody(snapshot: RunSnapshot) -> None:
+    """As under vLLM: a request leaves only when the batch has outgrown the pool, the newest."""
+    batch = [r for r in snapshot.requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
+    num_blocks = sum(snapshot.num_blocks(request, growth=2) for request in batch)
+    members = [r for r in snapshot.requests if r.phase is not RunPhase.NEW]
+    if num_blocks <= snapshot.engine.num_blocks:
+        assert not decide(snapshot).park & sure_ones(snapshot, members)
+
+
+@given(snapshots())
+def test_what_is_promised_stays_within_the_pool(snapshot: RunSnapshot) -> None:
+    members = list(snapshot.requests)
+    fracs = reading_fracs(snapshot, members)
+
+    if can_promise(snapshot, members):
+        used = sum(fracs[r.request_id] * snapshot.num_blocks(r, growth=1) for r in members)
+        assert used <= snapshot.engine.num_blocks
+    assert all(0.0 < frac <= 1.0 for frac in fracs.values())
+
+
+@given(snapshots())
+def test_the_order_of_equal_requests_does_not_matter_to_what_is_decided(
+    snapshot: RunSnapshot,
+) -> None:
+    assert decide(snapshot) == decide(snapshot)
+
+
+def test_a_way_back_is_as_long_as_its_bytes() -> None:
+    request = parked("a", 152, num_host_tokens=160)
+
+    assert make_snapshot().load_s(request) == pytest.approx(10 * 4 * BLOCK_BYTES / 1e6)

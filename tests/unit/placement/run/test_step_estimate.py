@@ -1,0 +1,43 @@
+"""How long a step would take: everything resident, a link that carries nothing, one in between."""
+
+import math
+
+import pytest
+
+from services.placement.run.step_estimate import compute_s, decode_s
+from tests.unit.placement.run.snapshots import COSTS, make_snapshot, runs
+
+BATCH = [runs("a", 800), runs("b", 800), runs("c", 800)]  # 51 rows each of 98
+
+
+def test_a_batch_that_fits_takes_its_compute() -> None:
+    snapshot = make_snapshot(h2d_bytes_per_s=0.0)
+
+    assert decode_s(snapshot, BATCH[:1]) == compute_s(COSTS, BATCH[:1]) == pytest.approx(0.021)
+
+
+def test_without_a_link_a_batch_beyond_the_pool_never_ends() -> None:
+    assert decode_s(make_snapshot(h2d_bytes_per_s=0.0), BATCH) == math.inf
+
+
+def test_with_a_link_without_end_the_pool_has_none() -> None:
+    snapshot = make_snapshot(h2d_bytes_per_s=1e15)
+
+    assert decode_s(snapshot, BATCH) == pytest.approx(compute_s(COSTS, BATCH), rel=1e-6)
+
+
+def test_a_batch_that_not_even_the_host_can_serve_never_ends() -> None:
+    # A staging buffer each of 50 rows, 30 times: beyond the pool whatever leaves.
+    assert decode_s(make_snapshot(), [runs(f"r{n}", 800) for n in range(30)]) == math.inf
+
+
+@pytest.mark.parametrize("rate", [1e5, 1e6, 1e7])
+def test_a_slow_link_is_waited_for_and_a_faster_one_less(rate: float) -> None:
+    slow = decode_s(make_snapshot(h2d_bytes_per_s=rate), BATCH)
+    fast = decode_s(make_snapshot(h2d_bytes_per_s=2 * rate), BATCH)
+
+    assert compute_s(COSTS, BATCH) <= fast <= slow < math.inf
+
+
+def test_a_step_later_is_no_shorter() -> None:
+    assert decode_s(make_snapshot(), BATCH, growth=48) >= decode_s(make_snapshot(), BATCH)
