@@ -248,13 +248,6 @@ def test_what_is_promised_stays_within_the_pool(snapshot: RunSnapshot) -> None:
     assert all(0.0 < frac <= 1.0 for frac in fracs.values())
 
 
-@given(snapshots())
-def test_the_order_of_equal_requests_does_not_matter_to_what_is_decided(
-    snapshot: RunSnapshot,
-) -> None:
-    assert decide(snapshot) == decide(snapshot)
-
-
 def test_a_way_back_is_as_long_as_its_bytes() -> None:
     request = parked("a", 152, num_host_tokens=160)
 
