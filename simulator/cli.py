@@ -55,7 +55,7 @@ DEVICE_HELP = "see simulator/data/devices.toml"
 MEASURED_HELP = "a planner's decision log, instead of model and device: the engine that made it"
 TRACE_HELP = "JSONL (ours, Mooncake), CSV (Azure, BurstGPT) or JSON (OrbitFlow)"
 SIMULATED = "simulated, by the assumptions in docs/simulator.md"
-DEFAULT_POLICIES = [PolicyName("vllm"), PolicyName("dynamic-heuristic"), PolicyName("orbitflow")]
+DEFAULT_POLICIES = [PolicyName("vllm"), PolicyName("evenflow"), PolicyName("orbitflow")]
 
 ModelOption = Annotated[ModelName, typer.Option("--model", help=MODEL_HELP)]
 DeviceOption = Annotated[DeviceName, typer.Option("--device", help=DEVICE_HELP)]

@@ -47,6 +47,7 @@ class DeliveredTokens(Collector):
         self.num_written = 0
         self.num_paced = 0
         self.num_late = 0
+        self.reading_s = self.rebuffering_s = 0.0
         self._num_gaps = [0] * (len(_TBT_BUCKETS_S) + 1)  # by the bucket they belong to
         self._gap_sum_s = 0.0
 
@@ -69,6 +70,14 @@ class DeliveredTokens(Collector):
             "evenflow_delivered_tbt_violations",
             "Paced tokens written later than the previous due time + interval + 5 ms.",
             self.num_late,
+        )
+        yield CounterMetricFamily(
+            "evenflow_reading_seconds", "Intervals of paced tokens, summed.", self.reading_s
+        )
+        yield CounterMetricFamily(
+            "evenflow_rebuffering_seconds",
+            "Time that readers waited for late tokens beyond the previous due time + interval.",
+            self.rebuffering_s,
         )
         bounds = [*map(floatToGoString, _TBT_BUCKETS_S), "+Inf"]
         yield HistogramMetricFamily(

@@ -63,6 +63,8 @@ class DeliveryRecord:
         if not self._interval_s:
             return
         metrics.DELIVERED.num_paced += 1
+        metrics.DELIVERED.reading_s += self._interval_s
         if violates_delivered_tbt(now_s, self._last_due_s, self._interval_s):
             self.num_late += 1
             metrics.DELIVERED.num_late += 1
+            metrics.DELIVERED.rebuffering_s += now_s - self._last_due_s - self._interval_s

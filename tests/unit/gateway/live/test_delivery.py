@@ -138,6 +138,8 @@ def test_the_gaps_of_all_tokens_are_summed_up() -> None:
         ("evenflow_delivered_tokens_total", 3),
         ("evenflow_paced_tokens_total", 2),  # the first is not
         ("evenflow_delivered_tbt_violations_total", 1),
+        ("evenflow_reading_seconds_total", 2.0),
+        ("evenflow_rebuffering_seconds_total", pytest.approx(0.1)),  # the last one is in time
     ],
 )
 def test_tokens_are_counted_and_the_paced_and_late_ones_among_them(name, counted) -> None:
