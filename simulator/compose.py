@@ -3,7 +3,7 @@
 The policies are the planner's: the rest of the simulator knows them by their interface only.
 """
 
-from services.placement.presets import PRESETS, PlacementPolicy
+from services.placement.presets import PRESETS
 from services.placement.types import EngineShape, Plan, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan
@@ -41,7 +41,7 @@ def make_engine(
         shape,
         machine,
         Brain(options=options, policy=stack_policy()),
-        offloads=options.placement_policy is not PlacementPolicy.ALL_RESIDENT,
+        offloads=options.uses_host,
         seed=seed,
     )
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from services.control.options import ControllerOptions
 from services.control.planner import Answer
-from services.placement.presets import PRESETS, PlacementPolicy
+from services.placement.presets import PRESETS, PlacementPolicy, RunPolicy
 from services.placement.types import Plan, PolicyParameters, Snapshot
 from simulator.events import PlanCame
 
@@ -26,9 +26,13 @@ class PlanningOptions:
     mismatch_frac: float = 0.15  # of the predicted step that a measured one may differ; 0: any
 
     @property
-    def placement_policy(self) -> PlacementPolicy:
-        axis = self.parameters.placement_policy
-        return PlacementPolicy(axis) if axis else PRESETS[self.policy].placement
+    def uses_host(self) -> bool:
+        """Whether KV may leave the pool: layers of requests that run, or whole ones that wait."""
+        preset, given = PRESETS[self.policy], self.parameters
+        axis, run = given.placement_policy, given.run_policy
+        placement = PlacementPolicy(axis) if axis else preset.placement
+        parks = (RunPolicy(run) if run else preset.run) is not RunPolicy.FCFS
+        return parks or placement is not PlacementPolicy.ALL_RESIDENT
 
     @property
     def controller(self) -> ControllerOptions:

@@ -14,13 +14,16 @@ from services.control.options import ControllerOptions
 from services.control.request_state import Progress
 from services.control.types import Trigger
 from services.placement.presets import PRESETS, RunPolicy
-from services.placement.run.evenflow import decide
+from services.placement.run import evenflow, tokenflow
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 
 Policy = Callable[[RunSnapshot], RunDecision]
 
-POLICIES: dict[RunPolicy, Policy] = {RunPolicy.EVENFLOW: decide}
+POLICIES: dict[RunPolicy, Policy] = {
+    RunPolicy.EVENFLOW: evenflow.decide,
+    RunPolicy.TOKENFLOW: tokenflow.decide,
+}
 MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival
 
 

@@ -38,6 +38,7 @@ class Replan(Enum):
 class RunPolicy(Enum):
     FCFS = "fcfs"  # vLLM's own: nobody is asked
     EVENFLOW = "evenflow"
+    TOKENFLOW = "tokenflow"
 
 
 class AdmissionPolicy(Enum):
@@ -83,6 +84,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "layerkv": Preset(placement=PlacementPolicy.LAYERKV, admission=AdmissionPolicy.SLO_AWARE),
         # Ours: layers leave only where nobody pays for it, else requests take turns.
         "evenflow": Preset(placement=PlacementPolicy.OPTIMISER, run=RunPolicy.EVENFLOW),
+        "tokenflow": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.TOKENFLOW),
         # OrbitFlow and its ablations (Fig. 14a): each adds one component to the one before.
         "batch-uniform": Preset(placement=PlacementPolicy.BATCH_UNIFORM),
         "request-wise": Preset(placement=PlacementPolicy.OPTIMISER),
