@@ -88,7 +88,8 @@ class SimulatedSeam:
         block_size = self.shape.block_size
         for request in scheduler.running:
             yield request, RunPhase.RUNNING, request.kv.num_host_blocks * block_size
-        for request in sorted(scheduler.waiting, key=lambda one: one.spec.arrival_s):
+        queue = sorted(scheduler.waiting, key=lambda one: (one.priority, one.spec.arrival_s))
+        for request in queue:
             if scheduler.resumes.is_preparing(request.request_id):
                 phase = RunPhase.RETURNING
             else:

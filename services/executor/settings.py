@@ -16,6 +16,7 @@ from services.kit.tracing import OtlpEndpoint
 from services.placement.presets import PRESETS
 
 NO_PLANNING = "vllm"
+DEFAULT_POLICY = "evenflow"
 
 
 def _known_policy(name: str) -> str:
@@ -111,7 +112,7 @@ class ExecutorSettings(ServiceSettings):
     @property
     def acting_policy(self) -> str:
         """Return the policy in force."""
-        return self.policy or ("orbitflow" if self.layerwise_kv else NO_PLANNING)
+        return self.policy or (DEFAULT_POLICY if self.layerwise_kv else NO_PLANNING)
 
     @property
     def uses_layerwise_kv(self) -> bool:

@@ -14,6 +14,7 @@ class HoldKind(Enum):
     PAUSE = "pause"  # keeps its place and its blocks, which others may reclaim
     # Gives its blocks up as soon as their copies are complete, and waits in the queue.
     PARK = "park"
+    LEAVE = "leave"  # the same at once: what is not copied yet is computed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,17 @@ class Holds:
 
     def park(self, request_id: str) -> None:
         """Hold a request and have its blocks given up; a paused one becomes parked."""
+        self._give_up(request_id, HoldKind.PARK)
+
+    def leave(self, request_id: str) -> None:
+        """Have a request's blocks given up in the next step; the hold ends with that."""
+        self._give_up(request_id, HoldKind.LEAVE)
+
+    def _give_up(self, request_id: str, kind: HoldKind) -> None:
         hold = self._holds.get(request_id)
-        if hold is None or hold.kind is not HoldKind.PARK:
+        if hold is None or hold.kind is HoldKind.PAUSE:
             since_s = self._clock() if hold is None else hold.since_s
-            self._holds[request_id] = Hold(HoldKind.PARK, since_s)
+            self._holds[request_id] = Hold(kind, since_s)
             self.counters.num_parks += 1
 
     def release(self, request_id: str) -> bool:

@@ -62,6 +62,11 @@ class RunControl:
         if self.knows(request_id):
             self.holds.park(request_id)
 
+    def leave(self, request_id: str) -> None:
+        """Send a request to the queue at once, with what of its KV is on the host already."""
+        if self.knows(request_id):
+            self.holds.leave(request_id)
+
     def resume(self, request_id: str) -> None:
         """End a pause or park: the request runs again as soon as there is room."""
         if self.knows(request_id):
@@ -97,12 +102,16 @@ class RunControl:
     def _stop(self, request: Request) -> None:
         self._stopped.add(request.request_id)
         request.next_decode_eligible_step = NEVER
-        if self.holds.kind(request.request_id) is HoldKind.PARK:
-            kv = self._owner.requests.get(request.request_id)
-            if kv is not None and kv.mirrored:
-                self._drain(kv)
-            if request.num_in_flight_tokens == 0 and (kv is None or self._is_drained(kv)):
+        kv = self._owner.requests.get(request.request_id)
+        match self.holds.kind(request.request_id):
+            case HoldKind.PARK:
+                if kv is not None and kv.mirrored:
+                    self._drain(kv)
+                if request.num_in_flight_tokens == 0 and (kv is None or self._is_drained(kv)):
+                    self._preempt(request)
+            case HoldKind.LEAVE if request.num_in_flight_tokens == 0:
                 self._preempt(request)
+                self.holds.release(request.request_id)
 
     def _start(self, request: Request) -> None:
         kv = self._owner.requests.get(request.request_id)

@@ -41,10 +41,10 @@ class RunLine:
         for request in self._scheduler.running:
             kind = holds.kind(request.request_id)
             if kind is not HoldKind.PAUSE:
-                phase = RunPhase.PARKED if kind is HoldKind.PARK else RunPhase.RUNNING
+                phase = RunPhase.RUNNING if kind is None else RunPhase.PARKED
                 yield request, phase, self._num_host_tokens(request)
         waiting = self._scheduler.waiting
-        for request in sorted(waiting, key=lambda one: one.arrival_time):
+        for request in sorted(waiting, key=lambda one: (one.priority, one.arrival_time)):
             if holds.kind(request.request_id) is not HoldKind.PAUSE:
                 yield request, self._phase(request), self._num_host_tokens(request)
 
@@ -65,7 +65,7 @@ class RunLine:
     # -- orders ------------------------------------------------------------------------------
 
     def park(self, request_id: RequestId) -> None:
-        self._control.park(request_id)
+        self._control.leave(request_id)
 
     def release_all(self) -> None:
         self._control.guard.given.clear()
@@ -76,9 +76,9 @@ class RunLine:
             return
         self._decision = decision
         self._control.resumes.leave_layers(allowed=decision.offloads)
-        parked = self._control.holds.ids(HoldKind.PARK)
+        leaving = self._control.holds.ids(HoldKind.LEAVE)
         for request_id in decision.run:
-            if request_id in parked:
+            if request_id in leaving:  # it had tokens in flight, and has not left yet
                 self._control.resume(request_id)
         self._control.line = self.line
 
@@ -97,9 +97,11 @@ class RunLine:
             return
         line = self.line()
         named = {request.request_id for request in line}
-        others = [one for one in scheduler.waiting if one.request_id not in named]
-        scheduler.waiting.clear()
-        scheduler.waiting.extend(line)
+        queue, everybody = scheduler.waiting, list(scheduler.waiting)
+        others = [one for one in everybody if one.request_id not in named]
+        queue.remove_requests(everybody)
+        for request in line:
+            queue.add_request(request)
         if decision.chunk_tokens is not None:
             # Decodes come first: a prompt before them would take their part of the budget.
             scheduler.running.sort(key=_is_prompt)
@@ -110,7 +112,8 @@ class RunLine:
             yield
         finally:
             scheduler.max_num_scheduled_tokens = self._budget
-            scheduler.waiting.extend(others)
+            for request in others:
+                queue.add_request(request)
 
 
 def _is_prompt(request: "Request") -> bool:

@@ -37,14 +37,14 @@ def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.max_num_seqs is None  # left to vLLM
 
 
-def test_orbitflow_is_the_policy_of_layerwise_kv_unless_another_is_named() -> None:
+def test_evenflow_is_the_policy_of_layerwise_kv_unless_another_is_named() -> None:
     plain = ExecutorSettings(model="m")
     layerwise = ExecutorSettings(model="m", layerwise_kv=True)
     other = ExecutorSettings(model="m", layerwise_kv=True, policy="slo-aware")
 
     assert [s.acting_policy for s in (plain, layerwise, other)] == [
         "vllm",
-        "orbitflow",
+        "evenflow",
         "slo-aware",
     ]
 
