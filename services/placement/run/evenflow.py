@@ -56,7 +56,8 @@ class EvenflowRules:
 
 
 DEFAULT_RULES = EvenflowRules()
-AHEAD_TOKENS = 2  # that everybody has room for until the next decision
+NEXT_TOKENS = 1  # that everybody who runs must have room for: nobody leaves earlier than he must
+AHEAD_TOKENS = 2  # that everybody has room for beside somebody who joins
 JUDGED_TOKENS = 4  # by which a batch that outgrows the pool is judged
 
 
@@ -202,7 +203,7 @@ class _Draft:
 
     def shrink_outgrown(self) -> None:
         """While the batch exceeds the pool: layers leave if nobody pays for it, else a request."""
-        while len(self.batch) > 1 and not self._fits(self.batch):
+        while len(self.batch) > 1 and not self._fits(self.batch, growth=NEXT_TOKENS):
             victim = self._least_needed()
             if victim is None or self._hides(victim):
                 return
@@ -344,6 +345,6 @@ class _Draft:
             run=run,
             park=gone,
             chunk_tokens=self._chunk_tokens(),
-            offloads=not self._fits(self.batch),
+            offloads=not self._fits(self.batch, growth=NEXT_TOKENS),
             valid_for_s=0.0 if is_busy else self._rules.period_s,
         )

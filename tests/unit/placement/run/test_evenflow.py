@@ -194,7 +194,7 @@ def test_a_resident_batch_fits_the_pool(snapshot: RunSnapshot) -> None:
     batch = [r for r in snapshot.requests if r.request_id in decision.run]
 
     if not decision.offloads and len(batch) > 1:
-        num_blocks = sum(snapshot.num_blocks(request, growth=2) for request in batch)
+        num_blocks = sum(snapshot.num_blocks(request, growth=1) for request in batch)
         assert num_blocks <= snapshot.engine.num_blocks
 
 
@@ -216,7 +216,7 @@ def test_nobody_new_overtakes_somebody_new(snapshot: RunSnapshot) -> None:
 def test_who_is_sure_is_parked_only_with_his_way_back_in_hand(snapshot: RunSnapshot) -> None:
     """Unless the batch has outgrown the pool."""
     batch = [r for r in snapshot.requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
-    num_blocks = sum(snapshot.num_blocks(request, growth=2) for request in batch)
+    num_blocks = sum(snapshot.num_blocks(request, growth=1) for request in batch)
     if num_blocks > snapshot.engine.num_blocks:
         return
     members = [r for r in snapshot.requests if r.phase is not RunPhase.NEW]
@@ -231,7 +231,7 @@ def test_who_is_sure_is_parked_only_with_his_way_back_in_hand(snapshot: RunSnaps
 def test_without_rates_nobody_is_parked_for_anybody(snapshot: RunSnapshot) -> None:
     """As under vLLM: a request leaves only when the batch has outgrown the pool, the newest."""
     batch = [r for r in snapshot.requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
-    num_blocks = sum(snapshot.num_blocks(request, growth=2) for request in batch)
+    num_blocks = sum(snapshot.num_blocks(request, growth=1) for request in batch)
     members = [r for r in snapshot.requests if r.phase is not RunPhase.NEW]
     if num_blocks <= snapshot.engine.num_blocks:
         assert not decide(snapshot).park & sure_ones(snapshot, members)
