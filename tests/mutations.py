@@ -95,6 +95,20 @@ MUTATIONS = (
         ("tests/unit/placement", "tests/exact/test_closed_loop.py"),
     ),
     Mutation(
+        "who is not named by a decision comes in",
+        f"{EXECUTOR}/scheduler/run_line.py",
+        "        for request in line:\n            queue.add_request(request)\n",
+        "        for request in everybody:\n            queue.add_request(request)\n",
+        ("tests/unit/executor/scheduler/test_run_line.py",),
+    ),
+    Mutation(
+        "a reader makes room with nothing in hand",
+        "services/placement/run/evenflow.py",
+        "stays = victim.spare_s < floor_s(victim)",
+        "stays = False",
+        ("tests/unit/placement/run",),
+    ),
+    Mutation(
         "frame gap ignored",
         "services/gateway/executors/inflight.py",
         "if output.first_token_index > request.num_tokens:",
