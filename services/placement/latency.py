@@ -74,11 +74,13 @@ def step_timing(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> StepTim
 def _flow(work: list[float], first: int, seconds: float) -> None:
     """Serve the queue for `seconds`, earliest-needed layer first."""
     for layer in range(first, len(work)):
-        served = min(work[layer], seconds)
-        work[layer] -= served
-        seconds -= served
-        if seconds <= 0.0:
+        waiting = work[layer]
+        if waiting > seconds:
+            work[layer] = waiting - seconds
             return
+        if waiting:
+            work[layer] = 0.0
+            seconds -= waiting
 
 
 def longest_path_s(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> float:

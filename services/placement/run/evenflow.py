@@ -45,6 +45,7 @@ class EvenflowRules:
     much_s: float = 5.0  # in hand, from which a reader makes room for a newcomer
     margin_s: float = 0.5  # that a victim has more in hand than whom it makes room for
     period_s: float = 0.25  # between decisions; shortest turn
+    blocked_s: float = 0.05  # between decisions while somebody is due and finds no room
     safety_s: float = 0.004  # before the next token is due
     floor_frac: float = 0.25  # of a decode step: less time left is not worth a piece of a prompt
     min_chunk: int = 32
@@ -58,6 +59,7 @@ class EvenflowRules:
 DEFAULT_RULES = EvenflowRules()
 NEXT_TOKENS = 1  # that everybody who runs must have room for: nobody leaves earlier than he must
 AHEAD_TOKENS = 2  # that everybody has room for beside somebody who joins
+MOST_TRIES = 4  # of parked ones that do not fit into room that is left
 JUDGED_TOKENS = 4  # by which a batch that outgrows the pool is judged
 
 
@@ -128,6 +130,8 @@ class _Draft:
     def __init__(self, snapshot: RunSnapshot, rules: EvenflowRules) -> None:
         self._snapshot, self._rules = snapshot, rules
         self._num_pool_blocks = snapshot.engine.num_blocks
+        self._needs: dict[int, dict[RequestId, int]] = {}  # blocks, by growth
+        self._steps_s: dict[tuple[int, frozenset[RequestId]], float] = {}
         requests = snapshot.requests
         self.batch = [r for r in requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
         self._parked = [r for r in requests if r.phase is RunPhase.PARKED]
@@ -169,8 +173,19 @@ class _Draft:
     # -- what holds of a batch ---------------------------------------------------------------
 
     def _fits(self, batch: Iterable[RunRequest], *, growth: int = AHEAD_TOKENS) -> bool:
-        num_blocks = sum(self._snapshot.num_blocks(r, growth=growth) for r in batch)
-        return num_blocks <= self._num_pool_blocks
+        need = self._needs.get(growth)
+        if need is None:
+            snapshot = self._snapshot
+            need = {r.request_id: snapshot.num_blocks(r, growth=growth) for r in snapshot.requests}
+            self._needs[growth] = need
+        return sum(need[request.request_id] for request in batch) <= self._num_pool_blocks
+
+    def _step_s(self, batch: Sequence[RunRequest], *, growth: int) -> float:
+        """Return the predicted step; each batch is predicted once."""
+        key = growth, frozenset(request.request_id for request in batch)
+        if key not in self._steps_s:
+            self._steps_s[key] = decode_s(self._snapshot, batch, growth=growth)
+        return self._steps_s[key]
 
     def _limit_s(self, costs: StepCosts, batch: Sequence[RunRequest], frac: float) -> float:
         """Return how long a step may take so that nobody reads slower than he reads."""
@@ -182,8 +197,8 @@ class _Draft:
         rest = [request for request in batch if request is not last]
         if not rest:
             return True
-        with_s = decode_s(self._snapshot, batch, growth=growth)
-        return len(batch) * decode_s(self._snapshot, rest, growth=growth) >= len(rest) * with_s
+        with_s = self._step_s(batch, growth=growth)
+        return len(batch) * self._step_s(rest, growth=growth) >= len(rest) * with_s
 
     def _runs_well(self, batch: Sequence[RunRequest], last: RunRequest) -> bool:
         """Return whether `last` may join: as vLLM admits, or with layers away at no loss."""
@@ -195,7 +210,7 @@ class _Draft:
         if costs is None:
             return False
         limit_s = self._limit_s(costs, batch, self._rules.tight_frac)
-        if decode_s(self._snapshot, batch, growth=growth) > limit_s:
+        if decode_s(self._snapshot, batch, growth=growth, limit_s=limit_s) > limit_s:
             return False
         return self._pays(batch, last, growth=growth)
 
@@ -231,7 +246,7 @@ class _Draft:
         costs = self._snapshot.costs
         if costs is None or not self._pays(self.batch, victim, growth=JUDGED_TOKENS):
             return False
-        step_s = decode_s(self._snapshot, self.batch, growth=JUDGED_TOKENS)
+        step_s = self._step_s(self.batch, growth=JUDGED_TOKENS)
         readers = [r.spare_s for r in self.batch if r.has_begun and r.rate_tps]
         nobody_short = min(readers, default=math.inf) > self._rules.due_s
         return step_s <= self._limit_s(costs, self.batch, 1.0) or (
@@ -303,9 +318,13 @@ class _Draft:
 
     def fill_room(self) -> None:
         """Let parked ones come into room that is left, if it stays for a while."""
+        num_tries = MOST_TRIES
         for request in self._back:
             batch = [*self.batch, request]
-            if request in self.batch or not self._runs_well(batch, request):
+            if request in self.batch or not num_tries:
+                continue
+            if not self._runs_well(batch, request):
+                num_tries -= 1
                 continue
             stays = self._fits(batch, growth=self._rules.growth_tokens)
             if stays or not self._fits(batch) or not self.batch:
@@ -319,7 +338,7 @@ class _Draft:
         paced = [request for request in decoding if request.rate_tps]
         if costs is None or not paced or not costs.chunk_token_s:
             return None
-        step_s = decode_s(self._snapshot, decoding)
+        step_s = self._step_s(decoding, growth=0)
         # Who is late already gains nothing from a step shorter than his interval.
         interval_s = min(1.0 / request.rate_tps for request in paced)
         left_s = max(min(request.spare_s for request in paced), interval_s)
@@ -339,12 +358,13 @@ class _Draft:
         step_s = compute_s(costs, self.batch) if costs and self.batch else self._rules.period_s
         num_ahead = int(self._rules.period_s / step_s) + AHEAD_TOKENS
         is_full = not self._fits(self.batch, growth=num_ahead)
-        is_busy = is_blocked or has_prompts or is_full or bool(self._comes or self._parks)
+        is_busy = has_prompts or is_full or bool(self._comes or self._parks)
+        wait_s = self._rules.blocked_s if is_blocked else self._rules.period_s
         run: tuple[RequestId, ...] = tuple(request.request_id for request in (*stays, *comes))
         return RunDecision(
             run=run,
             park=gone,
             chunk_tokens=self._chunk_tokens(),
             offloads=not self._fits(self.batch, growth=NEXT_TOKENS),
-            valid_for_s=0.0 if is_busy else self._rules.period_s,
+            valid_for_s=0.0 if is_busy else wait_s,
         )

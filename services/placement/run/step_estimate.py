@@ -13,7 +13,7 @@ from services.placement.patterns import Pattern, balanced_layers, make_pattern
 from services.placement.run.types import RunRequest, RunSnapshot, StepCosts
 
 KEPT_FREE_FRAC = 0.02  # of the pool: what the guard keeps before a layer comes back
-TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # how many requests give layers up
+TRIED = (1, 2, 3, 4, 8, 16, 32, 64)  # how many requests give layers up
 
 
 def compute_s(costs: StepCosts, batch: Sequence[RunRequest], *, growth: int = 0) -> float:
@@ -22,8 +22,17 @@ def compute_s(costs: StepCosts, batch: Sequence[RunRequest], *, growth: int = 0)
     return costs.decode_s(len(batch), context)
 
 
-def decode_s(snapshot: RunSnapshot, batch: Sequence[RunRequest], *, growth: int = 0) -> float:
-    """Return the step's length, `growth` tokens later; inf where the batch cannot run at all."""
+def decode_s(
+    snapshot: RunSnapshot,
+    batch: Sequence[RunRequest],
+    *,
+    growth: int = 0,
+    limit_s: float = math.inf,
+) -> float:
+    """Return the step's length, `growth` tokens later; inf where the batch cannot run at all.
+
+    Beyond `limit_s` any longer length does: what leaves is copied in every step.
+    """
     costs, engine = snapshot.costs, snapshot.engine
     assert costs is not None
     seconds = compute_s(costs, batch, growth=growth)
@@ -35,6 +44,8 @@ def decode_s(snapshot: RunSnapshot, batch: Sequence[RunRequest], *, growth: int 
     if not snapshot.h2d_bytes_per_s:
         return math.inf
     block_s = engine.block_bytes / snapshot.h2d_bytes_per_s
+    if excess * block_s > limit_s:
+        return max(seconds, excess * block_s)
     group_s = (seconds - costs.outside_s) / engine.num_groups
     best_s = math.inf
     for num_givers in dict.fromkeys(min(number, len(rows)) for number in TRIED):
@@ -42,6 +53,9 @@ def decode_s(snapshot: RunSnapshot, batch: Sequence[RunRequest], *, growth: int 
         given = _given(full, excess + sum(full) + 2 * num_givers, engine.num_groups)
         if given is None:
             continue
+        copied_s = block_s * sum(n * length for n, length in zip(given, full, strict=True))
+        if copied_s >= best_s:
+            continue  # it is no shorter than its copies
         fetches = [
             Fetch(pattern=_pattern(engine.num_groups, number), layer_s=length * block_s)
             for length, number in zip(full, given, strict=True)
@@ -49,6 +63,8 @@ def decode_s(snapshot: RunSnapshot, batch: Sequence[RunRequest], *, growth: int 
         ]
         step_s = costs.outside_s + step_timing([group_s] * engine.num_groups, fetches).total_s
         best_s = min(best_s, step_s)
+        if step_s <= seconds * (1.0 + 1e-9):
+            break  # nothing is waited for
     return best_s
 
 

@@ -19,9 +19,9 @@ class RunPhase(Enum):
     PARKED = "parked"  # in the queue, has run before; what it has is on the host
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunRequest:
-    """One request."""
+    """One request: equal to itself only, for policies look for requests in lists."""
 
     request_id: RequestId
     phase: RunPhase
