@@ -30,7 +30,6 @@ lock: ## resolve every lock file in requirements/ anew (needs PyTorch's package 
 	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-header --quiet \
 	  --extra executor-cuda -o requirements/executor-cuda.txt
 
-# Python compiles a package when it is first imported; to compile them all takes another minute.
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 
 setup: $(ENV_STAMP) $(PROTO_STAMP) ## create .venv from the lock file and generate the stubs
@@ -42,6 +41,7 @@ $(ENV_STAMP): requirements/dev.txt pyproject.toml
 	$(PIP_INSTALL) --no-compile -r requirements/dev.txt \
 	  || $(PIP_INSTALL) --no-compile --extra-index-url $(TORCH_INDEX) -r requirements/dev.txt \
 	  || { echo "error: the packages could not be installed, pip says why above: is there a network, and room on the disk?"; exit 1; }
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # on all cores, which pip would do on one
 	$(PIP_INSTALL) --no-build-isolation -e .
 	touch $@
 
