@@ -39,7 +39,7 @@ def test_parameter_counts_are_those_of_the_model_cards(name) -> None:
 
 def test_every_figure_of_a_device_has_a_source() -> None:
     assert set(device_names()) == {
-        "a5000", "a6000", "rtx-4090", "l20", "a100", "v100", "h100", "h200",
+        "a5000", "a6000", "rtx-4090", "l20", "l4", "a100", "v100", "h100", "h200",
     }  # fmt: skip
     for name in device_names():
         assert device(name).source
