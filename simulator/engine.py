@@ -171,8 +171,6 @@ class Engine:
         note(*[Trigger.ADMITTED] * num_admitted, *[Trigger.PREEMPTED] * len(preempted))
         for request in preempted:
             self._ledger.preempted(request.request_id, self._seam.now_s)
-        if num_admitted or preempted:
-            self._changed()
         preempted.clear()
         for turn in turns:
             if not turn.is_decode and not turn.request.num_left_tokens:
@@ -291,7 +289,6 @@ class Engine:
             self.scheduler.running.remove(request)
             self._leave(request)
             self._controller.note(Trigger.FINISHED)
-            self._changed()
         self._measure(step)
 
     def _save(self, turn: Turn, now_s: float) -> None:

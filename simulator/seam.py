@@ -7,6 +7,7 @@ from services.control.options import ControllerOptions
 from services.control.prediction import PlacedRequest
 from services.control.request_ledger import RequestLedger
 from services.control.request_state import NOTHING, KVView, StateReader, phase_of
+from services.control.run_director import phase_in_queue
 from services.control.types import Links
 from services.placement.blocks import Residency
 from services.placement.layer_placement import LayerPlacement
@@ -90,10 +91,8 @@ class SimulatedSeam:
             yield request, RunPhase.RUNNING, request.kv.num_host_blocks * block_size
         queue = sorted(scheduler.waiting, key=lambda one: (one.priority, one.spec.arrival_s))
         for request in queue:
-            if scheduler.resumes.is_preparing(request.request_id):
-                phase = RunPhase.RETURNING
-            else:
-                phase = RunPhase.PARKED if request.num_preemptions else RunPhase.NEW
+            is_returning = scheduler.resumes.is_preparing(request.request_id)
+            phase = phase_in_queue(request, is_returning=is_returning)
             yield request, phase, request.kv.num_tokens
 
     def park(self, request_id: RequestId) -> None:

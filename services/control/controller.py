@@ -3,7 +3,7 @@
 Nothing here waits: a step without a trigger costs some additions, a step with one a snapshot.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 from services.control.counts import ControllerCounts
 from services.control.options import ControllerOptions
@@ -13,10 +13,21 @@ from services.control.request_ledger import RequestLedger
 from services.control.seam import EngineSeam, ScheduledStep
 from services.control.step_meter import StepMeter
 from services.control.step_timing import StepTiming
-from services.control.triggers import asks, replan_of
+from services.control.triggers import OF_THE_BATCH, asks, replan_of
 from services.control.types import Trigger
 from services.kit.clock import Clock
 from services.placement.presets import Replan
+
+
+class Director(Protocol):
+    """Who decides who runs, as the controller sees it."""
+
+    @property
+    def wants_layers_away(self) -> bool:
+        """Return whether the planner is to be asked."""
+
+    def changed(self) -> None:
+        """Take in that the batch has changed."""
 
 
 class Controller:
@@ -41,13 +52,15 @@ class Controller:
         self._step = 0
         self._retry_at_s: float | None = None
         self._was_ready = False
-        self.may_ask: Callable[[], bool] = lambda: True  # a run policy may say no
+        self.director: Director | None = None  # None: no run policy
         self._own_s = 0.0  # spent here since the last step ended
 
     def note(self, *triggers: Trigger) -> None:
         """Remember that the planner must be asked; the question is put after the next schedule."""
         for trigger in triggers:
             self.counts.triggered(trigger)
+            if self.director is not None and trigger in OF_THE_BATCH:
+                self.director.changed()
             if asks(trigger, self._replan):
                 self._triggers.append(trigger)
 
@@ -99,7 +112,8 @@ class Controller:
         if reference is None:
             return
         self._triggers.clear()
-        if self._planner is None or not self.may_ask():
+        layers_stay = self.director is not None and not self.director.wants_layers_away
+        if self._planner is None or layers_stay:
             return
         profile, links = reference
         self._epoch += 1

@@ -27,6 +27,13 @@ POLICIES: dict[RunPolicy, Policy] = {
 MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival
 
 
+def phase_in_queue(request: Progress, *, is_returning: bool) -> RunPhase:
+    """Return where a request is that does not run."""
+    if is_returning:
+        return RunPhase.RETURNING
+    return RunPhase.PARKED if request.num_preemptions else RunPhase.NEW
+
+
 class RunSeam(Protocol):
     """What the director needs of the scheduler."""
 
@@ -67,7 +74,7 @@ class RunDirector:
         self._policy, self._engine = policy, engine
         self._controller, self._now_s = controller, now_s
         self._ledger, self._meter = controller.ledger, controller.meter
-        controller.may_ask = lambda: self.wants_layers_away
+        controller.director = self
         self._valid_until_s = -math.inf
 
     @property
@@ -83,13 +90,17 @@ class RunDirector:
         """Decide if it is time to, and carry out who is parked."""
         now_s = self._now_s()
         if now_s >= self._valid_until_s:
-            wanted, decision = self.wants_layers_away, self._policy(self.snapshot())
+            wanted, snapshot = self.wants_layers_away, self.snapshot()
+            decision = self._policy(snapshot)
             self.decision = decision
             if decision.offloads and not wanted:
                 self._controller.note(Trigger.LAYERS_LEAVE)
             self._valid_until_s = now_s + decision.valid_for_s
             self.num_decisions += 1
-            for request_id in decision.park:
+            parked = [
+                one.request_id for one in snapshot.requests if one.request_id in decision.park
+            ]
+            for request_id in parked:  # in the order of the batch, the same in every process
                 self._ledger.entries[request_id].num_parks += 1
                 self._engine.park(request_id)
             self._engine.obey(decision)

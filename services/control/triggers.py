@@ -4,6 +4,8 @@ from services.control.types import Trigger
 from services.placement.presets import PRESETS, REPLAN, PlacementPolicy, Replan
 from services.placement.types import PolicyParameters
 
+# Who runs has changed.
+OF_THE_BATCH = frozenset({Trigger.ADMITTED, Trigger.PREEMPTED, Trigger.FINISHED, Trigger.ABORTED})
 NOT_OF_THE_BATCH = frozenset({Trigger.WINDOW_END, Trigger.MISMATCH})
 
 

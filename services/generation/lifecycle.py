@@ -17,24 +17,24 @@ class RequestStatus(Enum):
 
     @property
     def is_final(self) -> bool:
-        return self in _ENDS
+        return self in FINAL_STATES
 
 
-_ENDS = (RequestStatus.FINISHED, RequestStatus.FAILED, RequestStatus.CANCELLED)
+FINAL_STATES = frozenset({RequestStatus.FINISHED, RequestStatus.FAILED, RequestStatus.CANCELLED})
 
 # The state machine: every edge there is.
 EDGES: dict[RequestStatus, frozenset[RequestStatus]] = {
-    RequestStatus.QUEUED: frozenset({RequestStatus.PREFILL, *_ENDS}),
-    RequestStatus.PREFILL: frozenset({RequestStatus.DECODING, *_ENDS}),
-    RequestStatus.DECODING: frozenset({RequestStatus.PAUSED, RequestStatus.PREEMPTED, *_ENDS}),
-    RequestStatus.PAUSED: frozenset({RequestStatus.DECODING, *_ENDS}),
-    RequestStatus.PREEMPTED: frozenset({RequestStatus.DECODING, *_ENDS}),
+    RequestStatus.QUEUED: frozenset({RequestStatus.PREFILL, *FINAL_STATES}),
+    RequestStatus.PREFILL: frozenset({RequestStatus.DECODING, *FINAL_STATES}),
+    RequestStatus.DECODING: frozenset(
+        {RequestStatus.PAUSED, RequestStatus.PREEMPTED, *FINAL_STATES}
+    ),
+    RequestStatus.PAUSED: frozenset({RequestStatus.DECODING, *FINAL_STATES}),
+    RequestStatus.PREEMPTED: frozenset({RequestStatus.DECODING, *FINAL_STATES}),
     RequestStatus.FINISHED: frozenset(),
     RequestStatus.FAILED: frozenset(),
     RequestStatus.CANCELLED: frozenset(),
 }
-
-FINAL_STATES = frozenset(state for state, targets in EDGES.items() if not targets)
 
 
 def _reachable(start: RequestStatus) -> frozenset[RequestStatus]:

@@ -63,7 +63,7 @@ class ControlLoop:
         self._begin_s = time.monotonic()
 
     def _changed(self) -> None:
-        """The run policy is asked before the next step."""
+        """Have the run policy asked before the next step."""
         if self.director is not None:
             self.director.changed()
 
@@ -84,8 +84,6 @@ class ControlLoop:
             output.scheduled_cached_reqs.resumed_req_ids
         )
         note(*[Trigger.ADMITTED] * admitted)
-        if admitted:
-            self._changed()
         for request_id in list(self._watch.prefilling):
             request = self._scheduler.requests[request_id]
             if request.num_computed_tokens >= request.num_tokens:
@@ -119,7 +117,6 @@ class ControlLoop:
         self._forget_progress(request.request_id)
         self.controller.ledger.preempted(request.request_id, time.monotonic())
         self.controller.note(Trigger.PREEMPTED)
-        self._changed()
 
     def ended(self, request: Request) -> None:
         aborted = request.status == RequestStatus.FINISHED_ABORTED
@@ -130,7 +127,6 @@ class ControlLoop:
             num_output_tokens=None if aborted else request.num_output_tokens,
         )
         self.controller.note(Trigger.ABORTED if aborted else Trigger.FINISHED)
-        self._changed()
 
     def _forget_progress(self, request_id: str) -> None:
         self._watch.gone(request_id)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from services.control.run_director import phase_in_queue
 from services.executor.scheduler.holds import HoldKind
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
@@ -46,12 +47,9 @@ class RunLine:
         waiting = self._scheduler.waiting
         for request in sorted(waiting, key=lambda one: (one.priority, one.arrival_time)):
             if holds.kind(request.request_id) is not HoldKind.PAUSE:
-                yield request, self._phase(request), self._num_host_tokens(request)
-
-    def _phase(self, request: "Request") -> RunPhase:
-        if self._control.resumes.is_preparing(request.request_id):
-            return RunPhase.RETURNING
-        return RunPhase.PARKED if request.num_preemptions else RunPhase.NEW
+                is_returning = self._control.resumes.is_preparing(request.request_id)
+                phase = phase_in_queue(request, is_returning=is_returning)
+                yield request, phase, self._num_host_tokens(request)
 
     def _num_host_tokens(self, request: "Request") -> int:
         kv = self._owner.requests.get(request.request_id)

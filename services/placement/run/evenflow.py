@@ -141,8 +141,8 @@ class _Draft:
         members = [*self.batch, *self._parked]
         self._sure = sure_ones(snapshot, members)
         self._takes_turns = can_take_turns(snapshot, members)
-        self._victims = sorted(filter(self._may_leave, self.batch), key=self._order_of_victims)
-        self._back = sorted(self._parked, key=self._order_of_return)
+        self._victims = sorted(filter(self._may_leave, self.batch), key=self._need)
+        self._back = sorted(self._parked, key=self._need)
 
     # -- what holds of a request -------------------------------------------------------------
 
@@ -157,13 +157,11 @@ class _Draft:
     def _saved(self, request: RunRequest) -> bool:
         return _is_saved(self._snapshot, self._rules, request)
 
-    def _order_of_victims(self, request: RunRequest) -> tuple[bool, float]:
-        """Last goes first: stand-by ones, newest first, then who has most in hand."""
-        sure = self._is_sure(request)
-        return not sure, request.spare_s if sure else -request.arrival_age_s
+    def _need(self, request: RunRequest) -> tuple[bool, float]:
+        """Order by who needs the pool: sure ones by what they have in hand, then the others by age.
 
-    def _order_of_return(self, request: RunRequest) -> tuple[bool, float]:
-        """Sure ones by what they have in hand, then stand-by ones by arrival."""
+        The first comes back first, the last leaves first.
+        """
         sure = self._is_sure(request)
         return not sure, request.spare_s if sure else -request.arrival_age_s
 

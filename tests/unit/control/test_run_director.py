@@ -65,7 +65,7 @@ class Bench:
         self.noted: list[Trigger] = []
         meter = SimpleNamespace(rates=lambda: NO_RATES, costs=lambda: None, prefill_frac=0.1)
         self.controller: Any = SimpleNamespace(
-            ledger=self.ledger, meter=meter, note=self.noted.append, may_ask=lambda: True
+            ledger=self.ledger, meter=meter, note=self.noted.append
         )
         self.director = RunDirector(self.decide, self.engine, self.controller, lambda: self.now_s)
 
@@ -105,16 +105,28 @@ def test_who_is_parked_is_told_to_the_engine_once_and_counted() -> None:
     assert bench.ledger.entries["a"].num_parks == 1
 
 
+def test_several_are_parked_in_the_same_order_in_every_process() -> None:
+    bench = Bench()
+    names = [f"r{number}" for number in range(20)]
+    for name in names:
+        bench.add(name, RunPhase.RUNNING)
+    bench.answer = RunDecision(run=(), park=frozenset(map(RequestId, names)), valid_for_s=1.0)
+
+    bench.director.before_schedule()
+
+    assert bench.engine.parked == names
+
+
 def test_the_placement_policy_is_asked_only_while_layers_leave() -> None:
     bench = Bench()
     bench.director.before_schedule()
-    assert not bench.controller.may_ask()
+    assert not bench.controller.director.wants_layers_away
     assert bench.engine.num_released == 1
 
     bench.answer = RunDecision(run=(), offloads=True)
     bench.director.changed()
     bench.director.before_schedule()
-    assert bench.controller.may_ask()
+    assert bench.controller.director.wants_layers_away
     assert bench.noted == [Trigger.LAYERS_LEAVE]
     assert bench.engine.num_released == 1
 
