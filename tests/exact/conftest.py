@@ -15,7 +15,7 @@ OPTION = "--draw"
 POPULATIONS: dict[tuple[str, str], tuple[Mapping[str, EngineCase], int]] = {
     ("product", "runner"): (
         {name: case for name, case in product.CASES.items() if case not in STANDING.values()},
-        2,
+        1,
     ),
     ("product", "case"): (product.BF16_CASES, 1),
     ("failures", "runner"): (failures.CASES, 1),
