@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from services.control.options import ControllerOptions
 from services.control.planner import Answer
-from services.placement.presets import PRESETS, PlacementPolicy, RunPolicy
+from services.placement.presets import PlacementPolicy, RunPolicy, with_axes
 from services.placement.types import Plan, PolicyParameters, Snapshot
 from simulator.events import PlanCame
 
@@ -28,11 +28,9 @@ class PlanningOptions:
     @property
     def uses_host(self) -> bool:
         """Whether KV may leave the pool: layers of requests that run, or whole ones that wait."""
-        preset, given = PRESETS[self.policy], self.parameters
-        axis, run = given.placement_policy, given.run_policy
-        placement = PlacementPolicy(axis) if axis else preset.placement
-        parks = (RunPolicy(run) if run else preset.run) is not RunPolicy.FCFS
-        return parks or placement is not PlacementPolicy.ALL_RESIDENT
+        preset = with_axes(self.policy, self.parameters)
+        parks = preset.run is not RunPolicy.FCFS
+        return parks or preset.placement is not PlacementPolicy.ALL_RESIDENT
 
     @property
     def controller(self) -> ControllerOptions:

@@ -100,7 +100,7 @@ class SimulatedSeam:
 
     def obey(self, decision: RunDecision) -> None:
         self._scheduler.decision = decision
-        self._scheduler.resumes.leave_layers(allowed=decision.offloads)
+        self._scheduler.resumes.allow(decision.allowed_ways)
 
     def release_all(self) -> None:
         self._scheduler.guard.given.clear()

@@ -13,12 +13,14 @@ class AnswerLengths:
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque(maxlen=NUM_REMEMBERED)
+        self._ordered: list[int] = []  # the same
         self._weight = self._sum = 0.0
 
     def ended(self, num_output_tokens: int) -> None:
         """Record an answer that the model ended, or its limit."""
         if num_output_tokens > 0:
             self._recent.append(num_output_tokens)
+            self._ordered = sorted(self._recent)
             self._weight = MEAN_KEPT * self._weight + 1.0
             self._sum = MEAN_KEPT * self._sum + num_output_tokens
 
@@ -32,10 +34,9 @@ class AnswerLengths:
 
         None if no answer so far was longer.
         """
-        ordered = sorted(self._recent)
-        longer = ordered[bisect_right(ordered, num_output_tokens) :]
-        if not longer:
+        first = bisect_right(self._ordered, num_output_tokens)
+        last = len(self._ordered) - 1 - first
+        if last < 0:
             return None
-        low = longer[int(LOW * (len(longer) - 1))]
-        high = longer[int(HIGH * (len(longer) - 1))]
+        low, high = (self._ordered[first + int(frac * last)] for frac in (LOW, HIGH))
         return min(low, max_tokens), min(high, max_tokens)

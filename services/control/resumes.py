@@ -5,7 +5,8 @@ is awake, it is admitted with all tokens computed that came from the host. Its l
 block is recomputed: less than a block of tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Generic
 
 from services.control.capacity_guard import CapacityGuard, Need
@@ -18,7 +19,6 @@ from services.placement.run.resume import (
     ParkedRequest,
     ResumeWay,
     cheapest_resume,
-    cheapest_whole_resume,
 )
 
 
@@ -41,9 +41,9 @@ class Resumes(Generic[KVT]):
         self.block_bytes = block_bytes
         self._ways: dict[str, ResumeWay] = {}
 
-    def leave_layers(self, *, allowed: bool) -> None:
-        """Say whether a request may come back with layers on the host."""
-        self.choose_way = cheapest_resume if allowed else cheapest_whole_resume
+    def allow(self, ways: Collection[ResumeWay]) -> None:
+        """Let the cheapest of these ways be taken from now on."""
+        self.choose_way = partial(cheapest_resume, ways=ways)
 
     def forget(self, request_id: str) -> None:
         self._ways.pop(request_id, None)

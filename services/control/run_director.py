@@ -13,8 +13,9 @@ from services.control.controller import Controller
 from services.control.options import ControllerOptions
 from services.control.request_state import Progress
 from services.control.types import Trigger
-from services.placement.presets import PRESETS, RunPolicy
-from services.placement.run import evenflow, tokenflow
+from services.placement.admit.layerkv import with_slo_aware_admission
+from services.placement.presets import AdmissionPolicy, RunPolicy, with_axes
+from services.placement.run import andes, evenflow, fcfs, layerkv_park, tokenflow
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 
@@ -23,6 +24,12 @@ Policy = Callable[[RunSnapshot], RunDecision]
 POLICIES: dict[RunPolicy, Policy] = {
     RunPolicy.EVENFLOW: evenflow.decide,
     RunPolicy.TOKENFLOW: tokenflow.decide,
+    RunPolicy.ANDES: andes.decide,
+    RunPolicy.LAYERKV_PARK: layerkv_park.decide,
+    RunPolicy.FCFS_CHUNKED: fcfs.chunked,
+    RunPolicy.FCFS_RESERVED: fcfs.sglang,
+    RunPolicy.FCFS_RECOMPUTE: fcfs.recompute,
+    RunPolicy.FCFS_SWAP: fcfs.swap,
 }
 MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival
 
@@ -131,6 +138,10 @@ class RunDirector:
         entry = self._ledger.entries[progress.request_id]
         interval_s = entry.buffer.interval_s
         runs = phase is RunPhase.RUNNING and entry.run_since_s is not None
+        first_s = entry.first_token_s
+        predicted = self._ledger.answer_lengths.predict(
+            num_output_tokens=progress.num_output_tokens, max_tokens=progress.max_tokens
+        )
         return RunRequest(
             request_id=RequestId(progress.request_id),
             phase=phase,
@@ -143,6 +154,9 @@ class RunDirector:
             arrival_age_s=now_s - entry.arrival_s,
             run_age_s=now_s - (entry.run_since_s or 0.0) if runs else math.inf,
             num_parks=entry.num_parks,
+            num_computed_tokens=progress.num_computed_tokens,
+            decoding_s=0.0 if first_s is None else now_s - first_s,
+            least_answer_tokens=predicted[0] if predicted else 0,
         )
 
 
@@ -152,9 +166,11 @@ def director_of(
     controller: Controller,
     now_s: Callable[[], float],
 ) -> RunDirector | None:
-    """Return who asks a preset's run policy; None for vLLM's own order."""
-    axis = options.parameters.run_policy
-    policy = POLICIES.get(RunPolicy(axis) if axis else PRESETS[options.policy].run)
+    """Return who asks a preset's run and admission policies; None for vLLM's own order."""
+    preset = with_axes(options.policy, options.parameters)
+    policy = POLICIES.get(preset.run)
+    if preset.admission is AdmissionPolicy.SLO_AWARE:
+        policy = with_slo_aware_admission(policy or fcfs.streams)
     if policy is None:
         return None
     return RunDirector(policy, engine, controller, now_s)

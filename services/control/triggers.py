@@ -1,7 +1,7 @@
 """Which triggers a policy listens to."""
 
 from services.control.types import Trigger
-from services.placement.presets import PRESETS, REPLAN, PlacementPolicy, Replan
+from services.placement.presets import REPLAN, Replan, with_axes
 from services.placement.types import PolicyParameters
 
 # Who runs has changed.
@@ -11,9 +11,7 @@ NOT_OF_THE_BATCH = frozenset({Trigger.WINDOW_END, Trigger.MISMATCH})
 
 def replan_of(policy: str, parameters: PolicyParameters) -> Replan:
     """Return when a preset, with its placement axis possibly replaced, wants to be asked."""
-    axis = parameters.placement_policy
-    placement = PlacementPolicy(axis) if axis else PRESETS[policy].placement
-    return REPLAN[placement]
+    return REPLAN[with_axes(policy, parameters).placement]
 
 
 def asks(trigger: Trigger, replan: Replan) -> bool:

@@ -1,9 +1,8 @@
 """Policies by name: four axes, and presets of them.
 
-Admission proposes, run selects, placement may only remove (pause) when nothing else fits, and
-`deposit` says whether deposited tokens back a plan. The planner decides the placement axis, the
-engine's process the run axis (`services/control/run_director.py`). Nobody decides the admission
-axis yet: a run policy says who comes in, too.
+Admission limits how many newcomers the run policy may take in, placement may only remove (pause)
+when nothing else fits, and `deposit` says whether deposited tokens back a plan. The planner decides
+the placement axis, the engine's process the other two (`services/control/run_director.py`).
 """
 
 from collections.abc import Mapping
@@ -39,6 +38,12 @@ class RunPolicy(Enum):
     FCFS = "fcfs"  # vLLM's own: nobody is asked
     EVENFLOW = "evenflow"
     TOKENFLOW = "tokenflow"
+    ANDES = "andes"
+    LAYERKV_PARK = "layerkv-park"
+    FCFS_CHUNKED = "fcfs-chunked"
+    FCFS_RESERVED = "fcfs-reserved"  # SGLang's
+    FCFS_RECOMPUTE = "fcfs-recompute"
+    FCFS_SWAP = "fcfs-swap"
 
 
 class AdmissionPolicy(Enum):
@@ -85,6 +90,18 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # Ours: layers leave only where nobody pays for it, else requests take turns.
         "evenflow": Preset(placement=PlacementPolicy.OPTIMISER, run=RunPolicy.EVENFLOW),
         "tokenflow": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.TOKENFLOW),
+        "andes": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.ANDES),
+        "layerkv-park": Preset(
+            placement=PlacementPolicy.ALL_RESIDENT,
+            run=RunPolicy.LAYERKV_PARK,
+            admission=AdmissionPolicy.SLO_AWARE,
+        ),
+        "fcfs-chunked": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_CHUNKED),
+        "sglang": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_RESERVED),
+        "vllm-recompute": Preset(
+            placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_RECOMPUTE
+        ),
+        "vllm-swap": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_SWAP),
         # OrbitFlow and its ablations (Fig. 14a): each adds one component to the one before.
         "batch-uniform": Preset(placement=PlacementPolicy.BATCH_UNIFORM),
         "request-wise": Preset(placement=PlacementPolicy.OPTIMISER),
@@ -100,12 +117,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 )
 
 
-def resolved(snapshot: Snapshot) -> tuple[Preset, Snapshot]:
-    """Return the preset with the snapshot's own choices, and the snapshot with nothing left open.
-
-    The snapshot names a known preset and known axis policies.
-    """
-    given, preset = snapshot.parameters, PRESETS[snapshot.policy]
+def with_axes(policy: str, given: PolicyParameters) -> Preset:
+    """Return a known preset with the known axis policies that are given in place of its own."""
+    preset = PRESETS[policy]
     if given.placement_policy:
         preset = replace(preset, placement=PlacementPolicy(given.placement_policy))
     if given.run_policy:
@@ -114,7 +128,16 @@ def resolved(snapshot: Snapshot) -> tuple[Preset, Snapshot]:
         preset = replace(preset, admission=AdmissionPolicy(given.admission_policy))
     elif given.no_slo_admission:
         preset = replace(preset, admission=AdmissionPolicy.FCFS)
-    parameters: PolicyParameters = replace(
+    return preset
+
+
+def resolved(snapshot: Snapshot) -> tuple[Preset, Snapshot]:
+    """Return the preset with the snapshot's own choices, and the snapshot with nothing left open.
+
+    The snapshot names a known preset and known axis policies.
+    """
+    given, preset = snapshot.parameters, with_axes(snapshot.policy, snapshot.parameters)
+    parameters = replace(
         given,
         deposit=preset.deposit if given.deposit is None else given.deposit,
         pause=preset.pause if given.pause is None else given.pause,

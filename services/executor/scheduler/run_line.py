@@ -27,7 +27,6 @@ class RunLine:
         self._owner = control.transfers.owner
         self._decision: RunDecision | None = None
         control.line = lambda: scheduler.waiting  # until somebody decides
-        control.resumes.leave_layers(allowed=True)
         self._budget = scheduler.max_num_scheduled_tokens  # vLLM's own, per step
 
     @property
@@ -73,7 +72,7 @@ class RunLine:
         if decision is self._decision:
             return
         self._decision = decision
-        self._control.resumes.leave_layers(allowed=decision.offloads)
+        self._control.resumes.allow(decision.allowed_ways)
         leaving = self._control.holds.ids(HoldKind.LEAVE)
         for request_id in decision.run:
             if request_id in leaving:  # it had tokens in flight, and has not left yet

@@ -86,7 +86,9 @@ def _beside_large(
     first = now or max(large, key=_waited_s)
     if now is None:
         has_turn = _waited_s(first) > rules.aside_patience_s and all(
-            r.has_begun and _is_saved(snapshot, rules, r) for r in others if r.runs
+            r.has_begun and snapshot.is_saved(r, unsaved_blocks=rules.unsaved_blocks)
+            for r in others
+            if r.runs
         )
     else:
         turn_s = rules.aside_turn_s if now.num_parks else rules.aside_leave_s
@@ -99,19 +101,11 @@ def _beside_large(
             valid_for_s=rules.period_s,
         )
     decision = _decide(replace(snapshot, requests=tuple(others)), rules)
-    if now is None:
-        return decision
-    return replace(decision, park=decision.park | {now.request_id})
+    return replace(decision, park=decision.park | {r.request_id for r in large if r.runs})
 
 
 def _waited_s(request: RunRequest) -> float:
     return max(0.0, -request.slack_s) if request.has_begun else request.arrival_age_s
-
-
-def _is_saved(snapshot: RunSnapshot, rules: EvenflowRules, request: RunRequest) -> bool:
-    """Return whether a request loses next to nothing when its blocks go."""
-    num_unsaved = request.num_tokens - request.num_host_tokens
-    return num_unsaved <= rules.unsaved_blocks * snapshot.engine.block_size
 
 
 def _decide(snapshot: RunSnapshot, rules: EvenflowRules) -> RunDecision:
@@ -155,7 +149,7 @@ class _Draft:
         return request.runs and rests and paced and self._saved(request)
 
     def _saved(self, request: RunRequest) -> bool:
-        return _is_saved(self._snapshot, self._rules, request)
+        return self._snapshot.is_saved(request, unsaved_blocks=self._rules.unsaved_blocks)
 
     def _need(self, request: RunRequest) -> tuple[bool, float]:
         """Order by who needs the pool: sure ones by what they have in hand, then the others by age.

@@ -9,7 +9,7 @@ ways are compared by the delay they cause to everybody, in seconds summed over r
                     move within the step, until the layers are back
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -69,23 +69,20 @@ def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, 
 
 
 def cheapest_resume(
-    parked: ParkedRequest, engine: LinkAndStep, *, ways: Iterable[ResumeWay] = ResumeWay
+    parked: ParkedRequest, engine: LinkAndStep, *, ways: Collection[ResumeWay] = tuple(ResumeWay)
 ) -> ResumeWay:
     """Return the way of least delay; ties go to the load, then to the recompute.
 
-    While a rate is unknown, what is on the host is loaded.
+    While a rate is unknown, what is on the host is loaded, if that is one of the `ways`.
     """
     if parked.num_host_tokens <= 0:
         return ResumeWay.RECOMPUTE
+    if len(ways) == 1:
+        return next(iter(ways))
     if not engine.h2d_bytes_per_s or not engine.prefill_tokens_per_s:
         return ResumeWay.LOAD
     costs = resume_costs(parked, engine)
     return min(ways, key=lambda way: costs[way])
-
-
-def cheapest_whole_resume(parked: ParkedRequest, engine: LinkAndStep) -> ResumeWay:
-    """Return the same of those ways that leave no layer on the host: no later step waits for it."""
-    return cheapest_resume(parked, engine, ways=(ResumeWay.LOAD, ResumeWay.RECOMPUTE))
 
 
 def _stall_s(num_bytes: int, engine: LinkAndStep) -> float:

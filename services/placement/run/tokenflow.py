@@ -18,9 +18,10 @@ printed form does):
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from services.placement.run.room import Room
 from services.placement.run.types import (
     IDLE,
     RunDecision,
@@ -28,7 +29,6 @@ from services.placement.run.types import (
     RunRequest,
     RunSnapshot,
 )
-from services.placement.types import RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +73,9 @@ class _Balance:
         self._parked = [r for r in requests if r.phase in (RunPhase.PARKED, RunPhase.RETURNING)]
         self._new = [r for r in requests if r.phase is RunPhase.NEW]
         self._members = [*self._running, *self._parked]
-        self._pool = snapshot.engine.num_blocks * (1.0 - rules.kept_frac)
         self._step_s = self._resident_step_s(self._running)
         growth = int(rules.interval_s / self._step_s) + 1  # tokens until the next look
-        self._need: Mapping[RequestId, int] = {
-            r.request_id: snapshot.num_blocks(r, growth=growth) for r in requests
-        }
+        self._room = Room(snapshot, growth=growth, kept_frac=rules.kept_frac)
 
     def _resident_step_s(self, batch: Sequence[RunRequest]) -> float:
         costs = self._snapshot.costs
@@ -88,7 +85,7 @@ class _Balance:
 
     def decision(self) -> RunDecision:
         """Return what has come out."""
-        if not self._is_stressed() or (not self._new and self._fit(self._members)):
+        if not self._is_stressed() or (not self._new and self._room.fits(self._members)):
             return self._everybody_who_fits()
         admissible = self._admissible()
         if not admissible and self._demand_tps(self._members) > self._capacity_tps():
@@ -103,7 +100,7 @@ class _Balance:
 
     def _everybody_who_fits(self) -> RunDecision:
         waiting = sorted(self._parked, key=_buffer_s)
-        run = [*self._running, *self._filled(waiting, beside=self._running)]
+        run = [*self._running, *self._room.filled(waiting, beside=self._running)]
         buffers_s = [_buffer_s(r) for r in self._members if r.has_begun]
         dry_s = min(buffers_s, default=math.inf) - self._rules.critical_s
         wait_s = max(LEAST_WAIT_S, min(self._rules.interval_s, dry_s))
@@ -112,7 +109,7 @@ class _Balance:
     def _oldest_first(self) -> RunDecision:
         """Eq. 6 is broken: in order of arrival as many as fit, and nobody new."""
         members = sorted(self._members, key=lambda r: -r.arrival_age_s)
-        run = self._filled(members, beside=())
+        run = self._room.filled(members)
         return self._decided(run, [r for r in self._running if r not in run])
 
     def _by_utility(self, admissible: Sequence[RunRequest]) -> RunDecision:
@@ -201,25 +198,6 @@ class _Balance:
         step_s = costs.decode_s(num_fit, num_fit * mean) if costs is not None else UNKNOWN_STEP_S
         return num_fit / step_s
 
-    def _fit(self, batch: Sequence[RunRequest]) -> bool:
-        num_blocks = sum(self._need[r.request_id] for r in batch)
-        return num_blocks <= self._pool and len(batch) <= self._snapshot.engine.max_num_seqs
-
-    def _filled(
-        self, order: Iterable[RunRequest], *, beside: Sequence[RunRequest]
-    ) -> list[RunRequest]:
-        """Return whom pool and seats hold beside others, in order; who is too large is skipped."""
-        chosen: list[RunRequest] = []
-        num_left = self._pool - sum(self._need[r.request_id] for r in beside)
-        num_seats = self._snapshot.engine.max_num_seqs - len(beside)
-        for request in order:
-            need = self._need[request.request_id]
-            if num_seats > 0 and need <= num_left:
-                chosen.append(request)
-                num_left -= need
-                num_seats -= 1
-        return chosen
-
     def _beside_urgent(
         self, must: Sequence[RunRequest], urgent: Sequence[RunRequest]
     ) -> list[RunRequest]:
@@ -227,7 +205,7 @@ class _Balance:
         stay = list(must)
         for request in sorted(must, key=_buffer_s, reverse=True):
             has_margin = urgent and _buffer_s(request) > _buffer_s(urgent[0]) + self._rules.margin_s
-            if self._fit([*stay, *urgent]) or not request.has_begun or not has_margin:
+            if self._room.fits([*stay, *urgent]) or not request.has_begun or not has_margin:
                 break
             stay.remove(request)
         return stay
@@ -236,13 +214,13 @@ class _Balance:
         self, order: list[RunRequest], num_urgent: int, must: Sequence[RunRequest]
     ) -> list[RunRequest]:
         """Fill greedily, then swap neighbours near the edge for as long as that gains."""
-        chosen = self._filled(order, beside=must)
+        chosen = self._room.filled(order, beside=must)
         best, edge = sum(map(self._gain, chosen)), len(chosen)
         first, last = max(num_urgent, edge - NUM_SWAPS), min(len(order) - 1, edge + NUM_SWAPS)
         for place in range(first, last):
             swapped = order[:]
             swapped[place], swapped[place + 1] = swapped[place + 1], swapped[place]
-            other = self._filled(swapped, beside=must)
+            other = self._room.filled(swapped, beside=must)
             if (gain := sum(map(self._gain, other))) > best + 1e-9:
                 order, chosen, best = swapped, other, gain
         return chosen

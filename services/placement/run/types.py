@@ -7,7 +7,11 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape, RequestId
+
+WHOLE = frozenset({ResumeWay.LOAD, ResumeWay.RECOMPUTE})  # no layer stays on the host
+ALL_WAYS = frozenset(ResumeWay)
 
 
 class RunPhase(Enum):
@@ -34,6 +38,9 @@ class RunRequest:
     arrival_age_s: float
     run_age_s: float  # since it was admitted or came back; inf: it does not run
     num_parks: int = 0
+    num_computed_tokens: int = 0  # of prompt and answer
+    decoding_s: float = 0.0  # since its first token
+    least_answer_tokens: int = 0  # lower bound of the predicted length; 0: nothing is predicted
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +101,11 @@ class RunSnapshot:
         """Return the blocks of a request with all layers in the pool, `growth` tokens later."""
         return self.engine.num_groups * self.num_rows(request.num_tokens + growth)
 
+    def is_saved(self, request: RunRequest, *, unsaved_blocks: int) -> bool:
+        """Return whether all but its newest `unsaved_blocks` per layer group have a host copy."""
+        num_unsaved = request.num_tokens - request.num_host_tokens
+        return num_unsaved <= unsaved_blocks * self.engine.block_size
+
     def load_s(self, request: RunRequest) -> float:
         """Return how long the link brings a parked request back."""
         if not self.h2d_bytes_per_s:
@@ -110,7 +122,13 @@ class RunDecision:
     park: frozenset[RequestId] = frozenset()  # who gives its blocks up, of those that run
     chunk_tokens: int | None = None  # of prompts, per step; None: what the step has room for
     offloads: bool = False  # layers leave the pool: the placement policy is asked where
+    ways: frozenset[ResumeWay] | None = None  # for parked ones to come back; None: as it pays
     valid_for_s: float = 0.0  # ask again then, or when somebody comes, begins to decode, leaves
+
+    @property
+    def allowed_ways(self) -> frozenset[ResumeWay]:
+        """The ways from which the cheapest is taken: with layers on the host if some are there."""
+        return self.ways or (ALL_WAYS if self.offloads else WHOLE)
 
 
 IDLE = RunDecision(run=(), valid_for_s=math.inf)

@@ -23,6 +23,7 @@ def progress(name: str, *, num_output_tokens: int = 0) -> Any:
         num_prompt_tokens=10,
         num_output_tokens=num_output_tokens,
         num_tokens=10 + num_output_tokens,
+        num_computed_tokens=10,
         max_tokens=50,
     )
 

@@ -2,6 +2,8 @@
 
 import math
 
+from hypothesis import strategies as st
+
 from services.placement.run.types import RunPhase, RunRequest, RunSnapshot, StepCosts
 from services.placement.types import EngineShape, RequestId
 
@@ -15,6 +17,7 @@ COSTS = StepCosts(
     chunk_token_s=1e-4,
 )
 BLOCK_BYTES = 1_000
+SLOW = 2_000.0  # bytes per second: a block takes half a second
 
 
 def make_engine(**overrides) -> EngineShape:
@@ -73,3 +76,32 @@ def make_snapshot(*requests: RunRequest, **overrides) -> RunSnapshot:
         "mean_answer_tokens": 0.0,
     }
     return RunSnapshot(requests=requests, **(given | overrides))
+
+
+phases = st.sampled_from([RunPhase.NEW, RunPhase.RUNNING, RunPhase.PARKED, RunPhase.RETURNING])
+
+
+@st.composite
+def snapshots(draw, *, rates=(0.0, 5.0, 20.0), largest: int = 1_500) -> RunSnapshot:
+    """Draw an engine with up to 12 requests."""
+    requests = []
+    for number in range(draw(st.integers(1, 12))):
+        phase = draw(phases)
+        make = ask if phase is RunPhase.NEW else runs
+        requests.append(
+            make(
+                f"r{number}",
+                draw(st.integers(1, largest)),
+                age_s=draw(st.floats(0.0, 100.0)),
+                phase=phase,
+                rate_tps=draw(st.sampled_from(rates)),
+                **({} if phase is RunPhase.NEW else {"slack_s": draw(st.floats(-5.0, 50.0))}),
+            )
+        )
+    in_order = sorted(requests, key=lambda r: (not r.runs, -r.arrival_age_s))
+    return make_snapshot(
+        *in_order,
+        h2d_bytes_per_s=draw(st.sampled_from([0.0, SLOW, 1e5, 1e7])),
+        mean_answer_tokens=draw(st.sampled_from([0.0, 60.0])),
+        prefill_frac=draw(st.floats(0.0, 1.0)),
+    )

@@ -4,20 +4,19 @@ import math
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from services.placement.run.evenflow import DEFAULT_RULES, decide
 from services.placement.run.promise import can_promise, reading_fracs, sure_ones
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     BLOCK_BYTES,
+    SLOW,
     ask,
     make_snapshot,
     parked,
     runs,
+    snapshots,
 )
-
-SLOW = 2_000.0  # bytes per second: a block takes half a second
 
 
 def test_nobody_is_idle_and_nothing_is_asked_again_without_requests() -> None:
@@ -142,50 +141,6 @@ def test_a_reader_needs_his_blocks_a_share_of_the_time_and_the_others_always() -
 
 
 # -- laws ------------------------------------------------------------------------------------------
-
-phases = st.sampled_from([RunPhase.NEW, RunPhase.RUNNING, RunPhase.PARKED, RunPhase.RETURNING])
-
-
-@st.composite
-def snapshots(draw, *, rates=(0.0, 5.0, 20.0), largest: int = 1_500) -> RunSnapshot:
-    """Draw an engine with up to 12 requests."""
-    requests = []
-    for number in range(draw(st.integers(1, 12))):
-        phase = draw(phases)
-        make = ask if phase is RunPhase.NEW else runs
-        requests.append(
-            make(
-                f"r{number}",
-                draw(st.integers(1, largest)),
-                age_s=draw(st.floats(0.0, 100.0)),
-                phase=phase,
-                rate_tps=draw(st.sampled_from(rates)),
-                **({} if phase is RunPhase.NEW else {"slack_s": draw(st.floats(-5.0, 50.0))}),
-            )
-        )
-    in_order = sorted(requests, key=lambda r: (not r.runs, -r.arrival_age_s))
-    return make_snapshot(
-        *in_order,
-        h2d_bytes_per_s=draw(st.sampled_from([0.0, SLOW, 1e5, 1e7])),
-        mean_answer_tokens=draw(st.sampled_from([0.0, 60.0])),
-        prefill_frac=draw(st.floats(0.0, 1.0)),
-    )
-
-
-@given(snapshots())
-def test_nobody_is_both_run_and_parked_and_only_who_runs_is_parked(snapshot: RunSnapshot) -> None:
-    decision = decide(snapshot)
-    running = {request.request_id for request in snapshot.requests if request.runs}
-
-    assert len(set(decision.run)) == len(decision.run)
-    assert not decision.park & set(decision.run)
-    assert decision.park <= running
-    assert running <= decision.park | set(decision.run)  # nobody is lost by omission
-
-
-@given(snapshots())
-def test_somebody_always_runs(snapshot: RunSnapshot) -> None:
-    assert decide(snapshot).run
 
 
 @given(snapshots())

@@ -7,9 +7,9 @@ from services.placement.run.resume import (
     ParkedRequest,
     ResumeWay,
     cheapest_resume,
-    cheapest_whole_resume,
     resume_costs,
 )
+from services.placement.run.types import WHOLE
 
 
 def make_engine(**overrides: object) -> LinkAndStep:
@@ -64,7 +64,7 @@ def test_layers_whose_loads_hide_within_the_steps_stay_on_the_host() -> None:
 
 def test_a_whole_request_comes_back_where_no_step_may_wait_for_its_layers() -> None:
     parked = make_parked(load_bytes=80, host_bytes=80)
-    assert cheapest_whole_resume(parked, make_engine()) is ResumeWay.LOAD
+    assert cheapest_resume(parked, make_engine(), ways=WHOLE) is ResumeWay.LOAD
 
 
 @pytest.mark.parametrize("queue_bytes", [0, 3_199, 3_201])

@@ -3,14 +3,9 @@
 import math
 from dataclasses import dataclass
 
-import pytest
-from hypothesis import given
-
-from services.placement.run.evenflow import decide as evenflow
 from services.placement.run.tokenflow import TokenflowRules, decide
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot, StepCosts
 from tests.unit.placement.run.snapshots import ask, make_engine, make_snapshot, parked, runs
-from tests.unit.placement.run.test_evenflow import snapshots
 
 # Two seats, 40 tokens/s each; a way back takes no time.
 STEP_S = 1 / 40
@@ -136,23 +131,3 @@ def test_gamma_at_the_lengths_to_come_is_no_larger() -> None:
     later = decide(snapshot, TokenflowRules(ahead_frac=0.5))
 
     assert len(later.run) < len(now.run)
-
-
-@pytest.mark.parametrize("policy", [decide, evenflow])
-def test_an_empty_engine_lets_somebody_in(policy) -> None:
-    assert policy(make_snapshot(ask("a", 100, rate_tps=20.0))).run == ("a",)
-
-
-@given(snapshots(rates=(5.0, 20.0), largest=1_400))
-def test_nobody_is_both_run_and_parked_and_nobody_is_lost(snapshot: RunSnapshot) -> None:
-    decision = decide(snapshot)
-    running = {request.request_id for request in snapshot.requests if request.runs}
-
-    assert not decision.park & set(decision.run)
-    assert decision.park <= running
-    assert running <= decision.park | set(decision.run)
-
-
-@given(snapshots(rates=(0.0, 5.0, 20.0), largest=3_000))
-def test_somebody_always_runs(snapshot: RunSnapshot) -> None:
-    assert decide(snapshot).run

@@ -1,0 +1,1 @@
+"""Who may be taken in, beside what a run policy says."""

@@ -1,0 +1,86 @@
+"""First come, first served, as the papers' baselines have it: all layers in the pool.
+
+Who comes next is let in when all of its tokens have room; when the batch outgrows the pool, the
+newest gives way and goes to the head of the queue:
+
+    fcfs-chunked    prompts in pieces beside the decodes of others (SGLang's chunked prefill)
+    sglang          room is kept for a share of each answer's limit, so that few must give way:
+                    TokenFlow's baseline (arXiv 2510.02758, section 7.1)
+    vllm-recompute  who gave way computes its KV anew (eLLM, section 6.1)
+    vllm-swap       the KV of who gave way comes back from the host, whole (ibid.)
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from services.placement.run.resume import ResumeWay
+from services.placement.run.types import IDLE, RunDecision, RunRequest, RunSnapshot
+from services.placement.types import RequestId
+
+PIECE_TOKENS = 512
+# SGLang begins at 0.7, and comes down to 0.1 for as long as nobody has to give way.
+RESERVED_FRAC = 0.3
+RECOMPUTE = frozenset({ResumeWay.RECOMPUTE})
+LOAD = frozenset({ResumeWay.LOAD})
+
+
+def streams(snapshot: RunSnapshot) -> RunDecision:
+    """Return everybody, in order: layers leave the pool for them, as the placement policy says."""
+    run = tuple(request.request_id for request in snapshot.requests)
+    return RunDecision(run=run, offloads=True, valid_for_s=math.inf)
+
+
+def chunked(snapshot: RunSnapshot, piece_tokens: int = PIECE_TOKENS) -> RunDecision:
+    """Return who fits, with `piece_tokens` of prompts in a step."""
+    return replace(_in_order(snapshot), ways=RECOMPUTE, chunk_tokens=piece_tokens)
+
+
+def recompute(snapshot: RunSnapshot) -> RunDecision:
+    """Return who fits; nothing comes back from the host."""
+    return replace(_in_order(snapshot), ways=RECOMPUTE)
+
+
+def swap(snapshot: RunSnapshot) -> RunDecision:
+    """Return who fits; what has a copy on the host comes back from there."""
+    return replace(_in_order(snapshot), ways=LOAD)
+
+
+def sglang(snapshot: RunSnapshot, reserved_frac: float = RESERVED_FRAC) -> RunDecision:
+    """Return who fits beside that share of what is left of all answers' limits."""
+    return replace(_in_order(snapshot, reserved_frac), ways=RECOMPUTE)
+
+
+def _in_order(snapshot: RunSnapshot, reserved_frac: float = 0.0) -> RunDecision:
+    """Return a decision for the next step."""
+    if not snapshot.requests:
+        return IDLE
+    num_blocks, num_seats = snapshot.engine.num_blocks, snapshot.engine.max_num_seqs
+    now = {r.request_id: snapshot.num_blocks(r, growth=1) for r in snapshot.requests}
+    batch = sorted((r for r in snapshot.requests if r.runs), key=lambda r: -r.arrival_age_s)
+    leave: list[RunRequest] = []
+    while len(batch) > 1 and _sum(now, batch) > num_blocks:
+        leave.append(batch.pop())
+    later = {
+        r.request_id: snapshot.num_blocks(r, growth=1 + int(reserved_frac * _num_left(r)))
+        for r in snapshot.requests
+    }
+    for request in snapshot.requests:
+        if request.runs:
+            continue
+        grown = [*batch, request]
+        fits = len(grown) <= num_seats and _sum(later, grown) <= num_blocks
+        if leave or (batch and not fits):
+            break
+        batch = grown
+    return RunDecision(
+        run=tuple(r.request_id for r in batch), park=frozenset(r.request_id for r in leave)
+    )
+
+
+def _num_left(request: RunRequest) -> int:
+    return max(0, request.max_tokens - request.num_output_tokens)
+
+
+def _sum(need: Mapping[RequestId, int], batch: list[RunRequest]) -> int:
+    return sum(need[request.request_id] for request in batch)
