@@ -3,7 +3,11 @@
 The policies are the planner's: the rest of the simulator knows them by their interface only.
 """
 
-from services.placement.presets import PRESETS
+from functools import partial
+
+from services.control.run_director import POLICIES
+from services.placement.presets import PRESETS, RunPolicy
+from services.placement.run import tokenflow
 from services.placement.types import EngineShape, Plan, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan
@@ -40,7 +44,14 @@ def make_engine(
     return Engine(
         shape,
         machine,
-        Brain(options=options, policy=stack_policy()),
+        Brain(
+            options=options,
+            policy=stack_policy(),
+            run_policies={
+                **POLICIES,
+                RunPolicy.TOKENFLOW: partial(tokenflow.decide, rules=options.tokenflow),
+            },
+        ),
         offloads=options.uses_host,
         seed=seed,
     )

@@ -6,15 +6,17 @@ same run, to the bit.
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.control.controller import Controller
 from services.control.rates import Rates
+from services.control.run_director import Policy as RunDecider
 from services.control.run_director import director_of
 from services.control.seam import ScheduledStep
 from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.control.types import Trigger
+from services.placement.presets import RunPolicy
 from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape
 from simulator.copies import Lane, LaneCounts
@@ -72,6 +74,7 @@ class Brain:
 
     options: PlanningOptions
     policy: Policy
+    run_policies: Mapping[RunPolicy, RunDecider]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,7 +104,9 @@ class Engine:
         self._planner = LatePlanner(brain.policy, brain.options.plan_latency_s, self._now)
         self._controller = Controller(options, self._seam, self._planner, self._now)
         self._seam.ledger = self._ledger = self._controller.ledger
-        self.director = director_of(options, self._seam, self._controller, self._now)
+        self.director = director_of(
+            options, self._seam, self._controller, self._now, policies=brain.run_policies
+        )
         self._reports = ReaderReports(brain.options.report_interval_s)
         self._rng = random.Random(seed)
         self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]

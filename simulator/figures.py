@@ -4,9 +4,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf
 
 from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s, violates_delivered_tbt
 from services.pacing.deposit import due_times_s, release_interval_s
+from simulator import streaming
 from simulator.records import Outcome, RunRecord
 
 DEFINITIONS: Mapping[str, str] = {
@@ -22,10 +24,13 @@ DEFINITIONS: Mapping[str, str] = {
     "step_tbt, step_tbt_deposit, step_tpot": "as OrbitFlow's artefact counts: a token takes "
     "as long as the step that made it; steps that compute a prompt are left out, and so is all "
     "time in which the request is not scheduled; without tolerance; for comparison only",
+    "violations": "share of requests with a TTFT SLO that miss it or their TPOT SLO, as generated",
     "rejected": "requests larger than the engine can ever hold; all their tokens count as late",
     "p50_s, p95_s, p99_s": "quantiles of the generated gaps, in seconds",
     "tpot_p95_s, tpot_p99_s": "quantiles over requests of the mean time per token after the first",
-    "ttft_s, ttft_p95_s": "from the arrival to the first token, in seconds",
+    "ttft_s, ttft_p50_s, ttft_p95_s, ttft_p99_s": "from the arrival to the first token, mean and "
+    "quantiles over requests, in seconds",
+    **streaming.DEFINITIONS,
     "tokens_per_s, requests_per_min": "of complete requests, from the first arrival to the last "
     "token",
     "pool, host, offloaded, paused": "used share of the pool, of the host pool, share of running "
@@ -107,14 +112,6 @@ def delivered_s(outcome: Outcome) -> list[float]:
     return due_times_s(generated_s, release_interval_s(level), flushed_s=flushed_s)
 
 
-def rebuffering(outcome: Outcome) -> tuple[float, float]:
-    """Return how long a reader waits beyond his pace, and how long he reads. Seconds."""
-    interval_s = release_interval_s(outcome.level)
-    due_s = due_times_s(outcome.generated_s, interval_s)
-    gaps = [later - earlier for earlier, later in pairwise(due_s)] if interval_s else []
-    return sum(max(0.0, gap - interval_s) for gap in gaps), len(gaps) * interval_s
-
-
 def _num_in_time(before_s: Sequence[float], written_s: Sequence[float], interval_s: float) -> int:
     return sum(
         not violates_delivered_tbt(written, before, interval_s)
@@ -125,6 +122,15 @@ def _num_in_time(before_s: Sequence[float], written_s: Sequence[float], interval
 def _meets(tpot: float | None, interval_s: float) -> bool | None:
     # Due times are sums of S: their mean may be S and an ulp.
     return None if tpot is None else tpot <= interval_s * (1.0 + 1e-9)
+
+
+def _violates(outcome: Outcome) -> bool:
+    """Return whether a request misses its TTFT or its TPOT SLO, as generated."""
+    level, generated_s = outcome.level, outcome.generated_s
+    if not generated_s:
+        return True
+    late = generated_s[0] - outcome.arrival_s > (level.slo_ttft_s or inf)
+    return late or (tpot_s(generated_s) or 0.0) > (level.slo_tpot_s or inf)
 
 
 def figures(run: RunRecord) -> dict[str, float]:
@@ -142,6 +148,8 @@ def figures(run: RunRecord) -> dict[str, float]:
         found["tpot"] = _share((bool(met), 1) for met, _ in tpots)
         found["tpot_deposit"] = _share((bool(met), 1) for _, met in tpots)
     steps = [own for outcome in run.outcomes if (own := step_promptness(outcome)) is not None]
+    if promised := [outcome for outcome in run.outcomes if outcome.level.slo_ttft_s]:
+        found["violations"] = _share((_violates(outcome), 1) for outcome in promised)
     if steps:
         found["step_tbt"] = _share((r.num_in_time, r.num_steps) for r in steps)
         found["step_tbt_deposit"] = _share((r.num_in_time_deposit, r.num_steps) for r in steps)
@@ -162,7 +170,9 @@ def _latencies(done: Sequence[Outcome]) -> dict[str, float]:
         "tpot_p95_s": quantile(tpots_s, 0.95),
         "tpot_p99_s": quantile(tpots_s, 0.99),
         "ttft_s": statistics.fmean(ttfts_s),
+        "ttft_p50_s": quantile(ttfts_s, 0.5),
         "ttft_p95_s": quantile(ttfts_s, 0.95),
+        "ttft_p99_s": quantile(ttfts_s, 0.99),
         "e2e_s": statistics.fmean(o.generated_s[-1] - o.arrival_s for o in done),
     }
 
@@ -174,6 +184,7 @@ def _rates(done: Sequence[Outcome]) -> dict[str, float]:
         "output_tokens": num_tokens,
         "tokens_per_s": num_tokens / seconds,
         "requests_per_min": 60.0 * len(done) / seconds,
+        **streaming.figures(done, seconds),
     }
 
 

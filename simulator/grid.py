@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.pacing.types import ServiceLevel
+from services.placement.run.tokenflow import TokenflowRules
 from services.placement.types import PolicyParameters
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
@@ -90,6 +91,8 @@ class Cell:
     seed: int = 0
     label: str = ""  # of the policy in reports; empty: its name
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
+    slo_ttft_s: float | None = None
+    tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
 
     @property
     def name(self) -> str:
@@ -98,9 +101,16 @@ class Cell:
     def run(self) -> CellResult:
         """Run it. Only `cpu_s` depends on the machine that runs it."""
         began_s = time.process_time()
-        level = ServiceLevel(slo_tbt_s=self.slo_tbt_s, slo_tpot_s=self.slo_tbt_s)
+        level = ServiceLevel(
+            slo_ttft_s=self.slo_ttft_s, slo_tbt_s=self.slo_tbt_s, slo_tpot_s=self.slo_tbt_s
+        )
         requests = self.workload.requests(rate_per_s=self.rate_per_s, seed=self.seed, level=level)
-        options = PlanningOptions(policy=self.policy, parameters=self.parameters, seed=self.seed)
+        options = PlanningOptions(
+            policy=self.policy,
+            parameters=self.parameters,
+            seed=self.seed,
+            tokenflow=self.tokenflow,
+        )
         record = run_policy(self.deployment, requests, options, seed=self.seed)
         cpu_s = time.process_time() - began_s
         return CellResult(figures=figures(record), view=view_of(record), cpu_s=cpu_s)

@@ -2,8 +2,9 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -12,9 +13,9 @@ from bench.document import Benchmark, Row, document, markdown, save
 from bench.who_runs.regimes import Case, all_regimes
 from simulator.compose import make_engine
 from simulator.engine import Engine
-from simulator.figures import promptness, quantile, rebuffering
+from simulator.figures import figures
 from simulator.planning import PlanningOptions
-from simulator.records import Outcome, RunRecord
+from simulator.records import RunRecord
 from simulator.simulation import simulate
 
 POLICIES = ("vllm", "evenflow")
@@ -24,13 +25,13 @@ DEFINITIONS = {
     "in time": "tokens after the first that are there 5 ms after they are due at the latest, "
     "behind Token-Deposit",
     "TPOT": "requests whose mean time per token is met, behind Token-Deposit",
-    "rebuffering": "seconds that readers wait beyond their pace / seconds that they read",
+    "effective, QoS, rebuffering": "as `simulator/streaming.py` defines them, after TokenFlow",
     "TTFT": "from the arrival to the first token, in seconds; of requests that were served",
     "refused": "requests larger than the engine can ever hold, per run",
 }
 COLUMNS = (
-    *("regime", "lambda", "policy", "tokens/s", "in time", "TPOT", "rebuffering"),
-    *("TTFT mean / P50 / P95", "parks", "refused"),
+    *("regime", "lambda", "policy", "tokens/s", "effective", "QoS", "in time", "TPOT"),
+    *("rebuffering", "TTFT mean / P50 / P95 / P99", "parks", "refused"),
 )
 
 
@@ -68,7 +69,7 @@ def measured(regime: str, policy: str, seed: int) -> Row:
         "seed": seed,
         "link_ratio": case.link_ratio,
         "parks": float(engine.scheduler.counters.num_parks),
-        **figures_of(counted),
+        **figures(replace(record, outcomes=tuple(counted))),
     }
 
 
@@ -78,56 +79,31 @@ def run(case: Case, policy: str) -> tuple[RunRecord, Engine]:
     return simulate(engine, case.requests), engine
 
 
-def figures_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return the figures of merit of requests that were served."""
-    served = [one for one in outcomes if one.generated_s]
-    prompt = [found for one in outcomes if (found := promptness(one)) is not None]
-    met = [one.tpot_met_deposit for one in prompt if one.tpot_met_deposit is not None]
-    ttft = sorted(one.generated_s[0] - one.arrival_s for one in served)
-    span_s = max(o.generated_s[-1] for o in served) - min(o.arrival_s for o in served)
-    waited_s, reading_s = (sum(part) for part in zip(*map(rebuffering, served), strict=True))
-    num_gaps = sum(one.num_gaps for one in prompt)
-    return {
-        "tokens_per_s": sum(len(one.generated_s) for one in served) / span_s,
-        "in_time": sum(p.num_in_time_deposit for p in prompt) / num_gaps if num_gaps else 1.0,
-        "tpot_met": fmean(met) if met else 1.0,
-        "rebuffering": waited_s / reading_s if reading_s else 0.0,
-        "ttft": fmean(ttft),
-        "ttft_p50": quantile(ttft, 0.5),
-        "ttft_p95": quantile(ttft, 0.95),
-        "refused": float(len(outcomes) - len(served)),
-    }
-
-
 def mean_of(runs: Sequence[Row]) -> Row:
     """Return one row of the seeds' means; the seeds' own figures stay beside them."""
-    numbers = [name for name, value in runs[0].items() if isinstance(value, float)]
-    row = {name: fmean(run[name] for run in runs) for name in numbers}
+    names = [name for name in runs[0] if name not in ("regime", "policy", "seed")]
+    row = {name: fmean(run[name] for run in runs) for name in names}
     return {"regime": runs[0]["regime"], "policy": runs[0]["policy"], **row, "runs": list(runs)}
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
-    header = (
-        "regime|lambda|policy|tokens/s|in time|TPOT|rebuffering|TTFT mean / P50 / P95|parks|refused"
-    )
-    return [
-        header.split("|"),
-        *(
-            [
-                row["regime"],
-                f"{100 * row['link_ratio']:.1f} %",
-                row["policy"],
-                f"{row['tokens_per_s']:.1f}",
-                f"{100 * row['in_time']:.2f} %",
-                f"{100 * row['tpot_met']:.0f} %",
-                f"{100 * row['rebuffering']:.2f} %",
-                f"{row['ttft']:.2f} / {row['ttft_p50']:.2f} / {row['ttft_p95']:.1f}",
-                f"{row['parks']:.0f}",
-                f"{row['refused']:.1f}",
-            ]
-            for row in rows
-        ),
-    ]
+    return [list(COLUMNS), *(list(_cells(row)) for row in rows)]
+
+
+def _cells(row: Row) -> Iterator[str]:
+    """Yield a row's cells; a dash where no reader states a rate."""
+    yield row["regime"]
+    yield f"{100 * row['link_ratio']:.1f} %"
+    yield row["policy"]
+    yield f"{row['tokens_per_s']:.1f}"
+    yield f"{row['effective_tokens_per_s']:.1f}"
+    yield f"{row['qos']:.1f}"
+    for name, decimals in (("tbt_deposit", 2), ("tpot_deposit", 0), ("rebuffering", 2)):
+        yield f"{100 * row[name]:.{decimals}f} %" if name in row else "-"
+    ttfts = [f"{row[name]:.2f}" for name in ("ttft_s", "ttft_p50_s")]
+    yield " / ".join([*ttfts, *(f"{row[name]:.1f}" for name in ("ttft_p95_s", "ttft_p99_s"))])
+    yield f"{row['parks']:.0f}"
+    yield f"{row['rejected']:.1f}"
 
 
 def _options() -> argparse.Namespace:

@@ -6,8 +6,8 @@ that layers leave the pool.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeAlias
 
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
@@ -19,9 +19,9 @@ from services.placement.run import andes, evenflow, fcfs, layerkv_park, tokenflo
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 
-Policy = Callable[[RunSnapshot], RunDecision]
+Policy: TypeAlias = Callable[[RunSnapshot], RunDecision]
 
-POLICIES: dict[RunPolicy, Policy] = {
+POLICIES: Mapping[RunPolicy, Policy] = {
     RunPolicy.EVENFLOW: evenflow.decide,
     RunPolicy.TOKENFLOW: tokenflow.decide,
     RunPolicy.ANDES: andes.decide,
@@ -165,10 +165,12 @@ def director_of(
     engine: RunSeam,
     controller: Controller,
     now_s: Callable[[], float],
+    *,
+    policies: Mapping[RunPolicy, Policy] = POLICIES,
 ) -> RunDirector | None:
     """Return who asks a preset's run and admission policies; None for vLLM's own order."""
     preset = with_axes(options.policy, options.parameters)
-    policy = POLICIES.get(preset.run)
+    policy = policies.get(preset.run)
     if preset.admission is AdmissionPolicy.SLO_AWARE:
         policy = with_slo_aware_admission(policy or fcfs.streams)
     if policy is None:
