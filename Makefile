@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types models test test-unit test-integration test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick
+.PHONY: help lock setup proto lint types models test test-unit test-integration test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -189,5 +189,8 @@ bench-e2e: setup models ## policies on an emulated device (hours; E2E="--quick":
 	$(BIN)/python -m bench.e2e.halved_link
 	$(BIN)/python -m bench.e2e $(E2E)
 
-papers-quick: setup ## OrbitFlow's figures in the simulator (two minutes on two cores; TRACES=folder adds recorded ones)
-	$(BIN)/python -m bench.papers --quick $(if $(TRACES),--traces $(TRACES)) --out .cache/papers
+papers-quick: setup ## the papers' figures in the simulator, small (TRACES=folder adds OrbitFlow's recorded ones)
+	$(BIN)/python -m bench.papers --quick $(if $(TRACES),--traces $(TRACES)) --out .cache/papers-quick
+
+papers: setup ## the same at the size that counts (hours; finished runs are kept, TRACES=folder as above)
+	$(BIN)/python -m bench.papers $(if $(TRACES),--traces $(TRACES)) --out .cache/papers

@@ -7,12 +7,12 @@ same run, to the bit.
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from services.control.controller import Controller
 from services.control.rates import Rates
+from services.control.run_director import POLICIES, director_of
 from services.control.run_director import Policy as RunDecider
-from services.control.run_director import director_of
 from services.control.seam import ScheduledStep
 from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.control.types import Trigger
@@ -74,7 +74,7 @@ class Brain:
 
     options: PlanningOptions
     policy: Policy
-    run_policies: Mapping[RunPolicy, RunDecider]
+    run_policies: Mapping[RunPolicy, RunDecider] = field(default_factory=lambda: POLICIES)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,6 +25,7 @@ DEFINITIONS: Mapping[str, str] = {
     "as long as the step that made it; steps that compute a prompt are left out, and so is all "
     "time in which the request is not scheduled; without tolerance; for comparison only",
     "violations": "share of requests with a TTFT SLO that miss it or their TPOT SLO, as generated",
+    "lambda": "bytes that the link moves in a resident decode step / bytes of the KV pool",
     "rejected": "requests larger than the engine can ever hold; all their tokens count as late",
     "p50_s, p95_s, p99_s": "quantiles of the generated gaps, in seconds",
     "tpot_p95_s, tpot_p99_s": "quantiles over requests of the mean time per token after the first",

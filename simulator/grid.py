@@ -12,6 +12,7 @@ from services.placement.types import PolicyParameters
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
 from simulator.figures import figures
+from simulator.link_ratio import link_ratio
 from simulator.measured import MeasuredDeployment
 from simulator.planning import PlanningOptions
 from simulator.traces import at_rate
@@ -113,7 +114,11 @@ class Cell:
         )
         record = run_policy(self.deployment, requests, options, seed=self.seed)
         cpu_s = time.process_time() - began_s
-        return CellResult(figures=figures(record), view=view_of(record), cpu_s=cpu_s)
+        found = figures(record)
+        if requests:
+            shape, machine = self.deployment.shape(), self.deployment.machine()
+            found["lambda"] = link_ratio(shape, machine, requests)
+        return CellResult(figures=found, view=view_of(record), cpu_s=cpu_s)
 
     def row(self, result: CellResult) -> dict[str, Any]:
         """Return what identifies the cell, and its figures."""

@@ -7,10 +7,12 @@ decode at the base SLO.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from bench.papers.cells import Found, Point, Size, with_seeds
+from bench.papers.sections import Column, Drawn, Shows, as_ms, as_number, as_percent
 from services.placement.types import PolicyParameters, VictimRule
 from simulator.deployment import Deployment
 from simulator.grid import Arrivals, Cell, Workload
@@ -24,6 +26,7 @@ BATCH_SIZE = 4
 SCALES = (1.0, 1.5, 2.5)
 SCALE = 1.5  # of everything but Fig. 8 and 14
 LOADS = (1.0, 3.0, 5.0)
+QUICK_LOADS = (3.0, 5.0)
 LOAD = 3.0  # of Fig. 9, 12a and 14a: the pool is felt here, which at the paper's 2x it hardly is
 STRESS_LOAD = 5.0  # of Fig. 12b and 14c
 LENGTHS = "orbitflow-b"
@@ -32,25 +35,44 @@ CVS = (1.0, 3.0, 6.0)
 BATCH_SIZES = (2, 4, 8)
 BASELINES = ("deepspeed", "flexgen", "flexgen-plus", "slo-aware", "dynamic-heuristic")
 STRONGEST = ("flexgen-plus", "dynamic-heuristic", "orbitflow")  # Fig. 12
+INTRO = (
+    "OrbitFlow (PVLDB 19(5), 2026), simulated: Llama-3-8B on one RTX A5000 behind PCI Express 3.0, "
+    "four requests at a time, a pool of 9,776 tokens. Load 1 offers as many output tokens as one "
+    "request alone decodes at the base SLO; lengths are drawn by the statistics of the artefact's "
+    "traces. Absolute times are those of the assumptions in docs/simulator.md."
+)
+QUICK = Size(num_requests=16, num_seeds=1, quick=True)
+FULL = Size(num_requests=60, num_seeds=3)
 COMPONENTS = ("batch-uniform", "request-wise", "request-wise-pause", "orbitflow")  # Fig. 14a
 VICTIMS = (VictimRule.LONGEST, VictimRule.SHORTEST, VictimRule.RANDOM)  # Fig. 14c
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One cell and where it stands on its figure's x axis."""
-
-    x: float
-    cell: Cell
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """How much is simulated."""
-
-    num_requests: int
-    num_seeds: int
-    loads: tuple[float, ...] = LOADS  # of Fig. 8
+# Ours: as generated and behind Token-Deposit; "artefact": as OrbitFlow's scripts count.
+ATTAINMENT: Sequence[Column] = (
+    ("tbt", "TBT %", as_percent),
+    ("tbt_deposit", "TBT+D %", as_percent),
+    ("step_tbt", "artefact TBT %", as_percent),
+    ("step_tbt_deposit", "artefact TBT+D %", as_percent),
+    ("tpot", "TPOT %", as_percent),
+    ("tpot_deposit", "TPOT+D %", as_percent),
+    ("step_tpot", "artefact TPOT %", as_percent),
+)
+LATENCY: Sequence[Column] = (
+    ("p95_s", "P95 TBT ms", as_ms),
+    ("e2e_s", "E2E s", as_number),
+)
+FIGURE_9: Sequence[Column] = (
+    ("p99_s", "P99 TBT ms", as_ms),
+    ("tpot_p99_s", "P99 TPOT ms", as_ms),
+    ("requests_per_min", "requests/min", as_number),
+    ("tokens_per_s", "tokens/s", as_number),
+    ("pool", "pool %", as_percent),
+    ("ttft_s", "TTFT s", as_number),
+)
+PAUSES: Sequence[Column] = (
+    ("pauses", "pauses", as_number),
+    ("preemptions", "preemptions", as_number),
+)
 
 
 def deployment() -> Deployment:
@@ -66,28 +88,21 @@ def deployment() -> Deployment:
 
 def figures(size: Size) -> dict[str, list[Point]]:
     """Return the cells of every figure on generated requests."""
-    seeds = range(size.num_seeds)
-    return {
-        name: [
-            replace(point, cell=replace(point.cell, seed=seed))
-            for seed in seeds
-            for point in points
-        ]
-        for name, points in {
-            "8": _figure_8(size),
-            "12a": _figure_12a(size),
-            "12b": _figure_12b(size),
-            "14a": _figure_14a(size),
-            "14c": _figure_14c(size),
-        }.items()
+    made = {
+        "8": _figure_8(size),
+        "12a": _figure_12a(size),
+        "12b": _figure_12b(size),
+        "14a": _figure_14a(size),
+        "14c": _figure_14c(size),
     }
+    return {name: with_seeds(points, size) for name, points in made.items()}
 
 
 def _figure_8(size: Size) -> list[Point]:
     return [
         Point(x=load, cell=_cell(policy, size, load=load, scale=scale))
         for scale in SCALES
-        for load in size.loads
+        for load in (QUICK_LOADS if size.quick else LOADS)
         for policy in ("vllm", *BASELINES, "orbitflow")
     ]
 
@@ -186,4 +201,44 @@ def recorded(path: Path, size: Size) -> list[Point]:
     return [
         Point(x=0.0, cell=replace(cell, policy=policy))
         for policy in ("vllm", *BASELINES, "orbitflow")
+    ]
+
+
+DRAWN = (
+    Drawn(figure="tbt_deposit", title="TBT + deposit"),
+    Drawn(figure="tbt", title="TBT"),
+    Drawn(figure="step_tbt_deposit", title="Artefact's TBT + deposit"),
+)
+
+
+def shows(found: Found) -> list[Shows]:
+    """Return the tables of all figures that there are cells of."""
+    nine = [
+        (point, result)
+        for point, result in found["8"]
+        if point.x == LOAD and point.cell.slo_scale == SCALE
+    ]
+    both = (*ATTAINMENT, *LATENCY)
+    tables = [
+        ("Fig. 8: SLO attainment, P95 and E2E", "load", both, found["8"]),
+        ("Fig. 9: tails, throughput, memory", "load", FIGURE_9, nine),
+        ("Fig. 12a: bursts", "CV", ATTAINMENT, found["12a"]),
+        ("Fig. 12b: batch size", "batch size", ATTAINMENT, found["12b"]),
+        ("Fig. 14a: components", "SLO scale", ATTAINMENT, found["14a"]),
+        ("Fig. 14c: whom to pause", "-", (*ATTAINMENT, *PAUSES), found["14c"]),
+        *(
+            (f"Recorded: {name}", "-", (*both, *FIGURE_9), points)
+            for name, points in found.items()
+            if name.endswith(".json")
+        ),
+    ]
+    return [
+        Shows(
+            title=title,
+            x_label=x_label,
+            columns=columns,
+            points=points,
+            drawn=DRAWN if x_label != "-" else (),
+        )
+        for title, x_label, columns, points in tables
     ]

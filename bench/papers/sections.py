@@ -1,55 +1,41 @@
 """What the report of the papers' figures shows, as HTML for the page and as text for a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
-from bench.papers.orbitflow import LOAD, SCALE, Point
+from bench.papers.cells import Point
 from simulator.grid import CellResult
 from simulator.report.charts import Chart, Line
 from simulator.report.page import Section, charts, table
 
 Shown = Callable[[float], str]
+Column = tuple[str, str, Shown]  # name of the figure, heading, how it is written
 
 
-def _percent(value: float) -> str:
+def as_percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _ms(value: float) -> str:
+def as_ms(value: float) -> str:
     return f"{1e3 * value:.0f}"
 
 
-def _number(value: float) -> str:
+def as_number(value: float) -> str:
     return f"{value:.2f}"
 
 
-# Ours: as generated and behind Token-Deposit; "artefact": as OrbitFlow's scripts count.
-ATTAINMENT: Sequence[tuple[str, str, Shown]] = (
-    ("tbt", "TBT %", _percent),
-    ("tbt_deposit", "TBT+D %", _percent),
-    ("step_tbt", "artefact TBT %", _percent),
-    ("step_tbt_deposit", "artefact TBT+D %", _percent),
-    ("tpot", "TPOT %", _percent),
-    ("tpot_deposit", "TPOT+D %", _percent),
-    ("step_tpot", "artefact TPOT %", _percent),
-)
-LATENCY: Sequence[tuple[str, str, Shown]] = (
-    ("p95_s", "P95 TBT ms", _ms),
-    ("e2e_s", "E2E s", _number),
-)
-FIGURE_9: Sequence[tuple[str, str, Shown]] = (
-    ("p99_s", "P99 TBT ms", _ms),
-    ("tpot_p99_s", "P99 TPOT ms", _ms),
-    ("requests_per_min", "requests/min", _number),
-    ("tokens_per_s", "tokens/s", _number),
-    ("pool", "pool %", _percent),
-    ("ttft_s", "TTFT s", _number),
-)
-PAUSES: Sequence[tuple[str, str, Shown]] = (
-    ("pauses", "pauses", _number),
-    ("preemptions", "preemptions", _number),
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A figure that is drawn over x."""
+
+    figure: str
+    title: str
+    unit: str = "%"  # shares are drawn in percent
+
+    @property
+    def is_share(self) -> bool:
+        return self.unit == "%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +44,9 @@ class Shows:
 
     title: str
     x_label: str
-    columns: Sequence[tuple[str, str, Shown]]
+    columns: Sequence[Column]
     points: Sequence[tuple[Point, CellResult]]
+    drawn: Sequence[Drawn] = ()  # charts over x, where x is an axis
 
     def rows(self) -> list[list[str]]:
         """Return one row per x, SLO scale and policy; means over seeds."""
@@ -73,10 +60,17 @@ class Shows:
         ]
 
     @staticmethod
-    def _cell(found: list[Mapping[str, float]], column: tuple[str, str, Shown]) -> str:
+    def _cell(found: list[Mapping[str, float]], column: Column) -> str:
         name, _, shown = column
         values = [figures[name] for figures in found if name in figures]
         return shown(fmean(values)) if values else "-"
+
+    @property
+    def ratios(self) -> str:
+        """Say the lambda of the table: the least and the greatest of its cells."""
+        found = [100.0 * result.figures["lambda"] for _, result in self.points]
+        low, high = f"{min(found):.2g}", f"{max(found):.2g}"
+        return f"lambda {low} %" if low == high else f"lambda {low} to {high} %"
 
     @property
     def heads(self) -> list[str]:
@@ -84,14 +78,16 @@ class Shows:
 
     def markdown(self) -> str:
         lines = [self.heads, ["---"] * len(self.heads), *self.rows()]
-        return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        head = f"### {self.title}\n\n{self.ratios}\n\n"
+        return head + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
-    def chart(self, figure: str, title: str) -> Chart:
-        """Return a figure over x, one curve per policy; only of the first SLO scale in it."""
+    def chart(self, drawn: Drawn, suffix: str) -> Chart:
+        """Return a figure over x, one curve per policy."""
+        factor = 100.0 if drawn.is_share else 1.0
         curves: dict[str, dict[float, list[float]]] = {}
         for point, result in self.points:
             curve = curves.setdefault(point.cell.name, {})
-            curve.setdefault(point.x, []).append(100.0 * result.figures.get(figure, 0.0))
+            curve.setdefault(point.x, []).append(factor * result.figures.get(drawn.figure, 0.0))
         lines = [
             Line(
                 name=name,
@@ -101,74 +97,33 @@ class Shows:
             )
             for colour, (name, curve) in enumerate(curves.items())
         ]
-        return Chart(title=title, x_label=self.x_label, y_label="%", lines=lines, y_high=100.0)
-
-
-Found = Mapping[str, Sequence[tuple[Point, CellResult]]]
-
-
-def shows(found: Found) -> list[Shows]:
-    """Return the tables of all figures that there are cells of."""
-    eight = found["8"]
-    nine = [
-        (point, result)
-        for point, result in eight
-        if point.x == LOAD and point.cell.slo_scale == SCALE
-    ]
-    both = (*ATTAINMENT, *LATENCY)
-    made = [
-        Shows(
-            title="Fig. 8: SLO attainment, P95 and E2E", x_label="load", columns=both, points=eight
-        ),
-        Shows(
-            title="Fig. 9: tails, throughput, memory", x_label="load", columns=FIGURE_9, points=nine
-        ),
-        Shows(title="Fig. 12a: bursts", x_label="CV", columns=ATTAINMENT, points=found["12a"]),
-        Shows(
-            title="Fig. 12b: batch size",
-            x_label="batch size",
-            columns=ATTAINMENT,
-            points=found["12b"],
-        ),
-        Shows(
-            title="Fig. 14a: components",
-            x_label="SLO scale",
-            columns=ATTAINMENT,
-            points=found["14a"],
-        ),
-        Shows(
-            title="Fig. 14c: whom to pause",
-            x_label="-",
-            columns=(*ATTAINMENT, *PAUSES),
-            points=found["14c"],
-        ),
-    ]
-    made += [
-        Shows(title=f"Recorded: {name}", x_label="-", columns=(*both, *FIGURE_9), points=points)
-        for name, points in found.items()
-        if name.endswith(".json")
-    ]
-    return made
+        return Chart(
+            title=f"{drawn.title}{suffix}",
+            x_label=self.x_label,
+            y_label=drawn.unit,
+            lines=lines,
+            y_high=100.0 if drawn.is_share else None,
+        )
 
 
 def section(one: Shows) -> Section:
     """Return a table with its chart, where x is an axis."""
-    drawn = []
-    if one.x_label != "-":
+    made = []
+    if one.drawn:
         scales = sorted({point.cell.slo_scale or 0.0 for point, _ in one.points})
         by_scale = [one] if one.x_label == "SLO scale" else [_at(one, scale) for scale in scales]
         for part in by_scale:
             scale = part.points[0][0].cell.slo_scale
-            suffix = "" if part is one and len(scales) > 1 else f", SLO x {scale:g}"
-            drawn.append(part.chart("tbt_deposit", f"TBT + deposit{suffix}"))
-            drawn.append(part.chart("tbt", f"TBT{suffix}"))
-            drawn.append(part.chart("step_tbt_deposit", f"Artefact's TBT + deposit{suffix}"))
-    return Section(title=one.title, body=charts(drawn) + table(one.heads, one.rows()))
+            whole = not scale or (part is one and len(scales) > 1)
+            suffix = "" if whole else f", SLO x {scale:g}"
+            made += [part.chart(drawn, suffix) for drawn in one.drawn]
+    body = f"<p>{one.ratios}</p>" + charts(made) + table(one.heads, one.rows())
+    return Section(title=one.title, body=body)
 
 
 def _at(one: Shows, scale: float) -> Shows:
-    points = [(point, r) for point, r in one.points if point.cell.slo_scale == scale]
-    return Shows(title=one.title, x_label=one.x_label, columns=one.columns, points=points)
+    points = [(point, r) for point, r in one.points if (point.cell.slo_scale or 0.0) == scale]
+    return replace(one, points=points)
 
 
 def speed(results: Mapping[str, Sequence[CellResult]]) -> tuple[list[str], list[list[str]]]:

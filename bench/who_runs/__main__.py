@@ -14,6 +14,7 @@ from bench.who_runs.regimes import Case, all_regimes
 from simulator.compose import make_engine
 from simulator.engine import Engine
 from simulator.figures import figures
+from simulator.link_ratio import link_ratio
 from simulator.planning import PlanningOptions
 from simulator.records import RunRecord
 from simulator.simulation import simulate
@@ -67,7 +68,7 @@ def measured(regime: str, policy: str, seed: int) -> Row:
         "regime": regime,
         "policy": policy,
         "seed": seed,
-        "link_ratio": case.link_ratio,
+        "lambda": link_ratio(case.shape, case.machine, case.requests),
         "parks": float(engine.scheduler.counters.num_parks),
         **figures(replace(record, outcomes=tuple(counted))),
     }
@@ -93,7 +94,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 def _cells(row: Row) -> Iterator[str]:
     """Yield a row's cells; a dash where no reader states a rate."""
     yield row["regime"]
-    yield f"{100 * row['link_ratio']:.1f} %"
+    yield f"{100 * row['lambda']:.1f} %"
     yield row["policy"]
     yield f"{row['tokens_per_s']:.1f}"
     yield f"{row['effective_tokens_per_s']:.1f}"

@@ -17,7 +17,6 @@ from bench.fidelity.machine import Calibration, machine_of, shape_of
 from bench.fidelity.replayed import WARM_UP_S, warm_up_of
 from services.pacing.types import ServiceLevel
 from services.placement.types import EngineShape, RequestId
-from simulator.costs import StepLoad
 from simulator.deployment import Deployment
 from simulator.engine import Machine
 from simulator.hardware import assumptions, device, link_rates, model
@@ -53,18 +52,6 @@ class Case:
     requests: Sequence[ArrivingRequest]
     counted_from_s: float = 0.0  # requests that arrive earlier warm the engine up
     report_interval_s: float = 0.0
-
-    @property
-    def link_ratio(self) -> float:
-        """lambda, of a full pool read by as many requests as the workload's mean fills it with."""
-        shape, costs = self.shape, self.machine.costs
-        pool_tokens = shape.num_blocks // shape.num_groups * shape.block_size
-        mean = sum(r.num_prompt_tokens + r.num_output_tokens / 2 for r in self.requests)
-        mean /= len(self.requests)
-        num_requests = max(1, min(shape.max_num_seqs, int(pool_tokens / mean)))
-        load = StepLoad(num_decodes=num_requests, num_context_tokens=int(num_requests * mean))
-        step_s = shape.num_layers * costs.layer_s(load) + costs.outside_s(load)
-        return self.machine.link_bytes_per_s * step_s / (shape.num_blocks * shape.block_bytes)
 
 
 Regime = Callable[[int], Case]

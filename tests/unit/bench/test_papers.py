@@ -1,11 +1,15 @@
 """The papers' figures as cells, and their tables."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from bench.papers.orbitflow import LENGTHS, LOADS, Size, deployment, figures, recorded
-from bench.papers.sections import Shows, section, shows, speed
+from bench.papers import layerkv, tokenflow
+from bench.papers.cells import Size
+from bench.papers.orbitflow import LENGTHS, LOADS, deployment, figures, recorded, shows
+from bench.papers.sections import Shows, section, speed
+from services.pacing.types import ServiceLevel
 from simulator.grid import CellResult
 from simulator.workload import published_lengths
 
@@ -13,7 +17,14 @@ SIZE = Size(num_requests=3, num_seeds=2)
 
 
 def result(**figures: float) -> CellResult:
-    given = {"tbt": 0.5, "tbt_deposit": 0.75, "events": 10.0, "steps": 8.0, "output_tokens": 20.0}
+    given = {
+        "lambda": 0.05,
+        "tbt": 0.5,
+        "tbt_deposit": 0.75,
+        "events": 10.0,
+        "steps": 8.0,
+        "output_tokens": 20.0,
+    }
     return CellResult(figures=given | figures, view={}, cpu_s=2.0)
 
 
@@ -72,6 +83,18 @@ def test_a_table_has_means_over_seeds() -> None:
     assert "| pause the longest | 1 | 0 | 0.50 |" in one.markdown()
 
 
+def test_a_table_says_its_lambda() -> None:
+    points = figures(SIZE)["14c"][:2]
+    found = [(points[0], result()), (points[1], result(**{"lambda": 0.125}))]
+    columns = [("tbt", "TBT", str)]
+    one = Shows(title="t", x_label="-", columns=columns, points=found)
+
+    assert one.ratios == "lambda 5 to 12 %"
+    assert one.ratios in one.markdown()
+    assert one.ratios in section(one).body
+    assert replace(one, points=found[:1]).ratios == "lambda 5 %"
+
+
 def test_every_figure_has_a_table_and_those_with_an_axis_charts() -> None:
     found = {name: [(p, result()) for p in points] for name, points in figures(SIZE).items()}
     made = shows(found)
@@ -83,6 +106,27 @@ def test_every_figure_has_a_table_and_those_with_an_axis_charts() -> None:
     assert bodies["Fig. 8: SLO attainment, P95 and E2E"].count('class="chart"') == 3 * 3
     assert bodies["Fig. 14a: components"].count('class="chart"') == 3
     assert 'class="chart"' not in bodies["Fig. 14c: whom to pause"]
+
+
+@pytest.mark.parametrize("paper", [tokenflow, layerkv])
+def test_the_other_papers_figures_have_tables_and_charts_where_there_is_an_axis(paper) -> None:
+    wanted = paper.figures(paper.FULL)
+    found = {name: [(point, result()) for point in points] for name, points in wanted.items()}
+    made = paper.shows(found)
+
+    assert len(made) == len(wanted)
+    for one in made:
+        charts = section(one).body.count('class="chart"')
+        assert charts == (0 if one.x_label == "-" else len(paper.DRAWN))
+    assert {point.cell.policy for points in wanted.values() for point in points} >= {"evenflow"}
+
+
+def test_a_burst_arrives_at_once_and_is_as_large_as_table_1_says() -> None:
+    (cell, *_) = [point.cell for point in tokenflow.figures(tokenflow.QUICK)["4090 (b)"]]
+    requests = cell.workload.requests(rate_per_s=cell.rate_per_s, seed=1, level=ServiceLevel())
+
+    assert len(requests) == 80
+    assert {request.arrival_s for request in requests} == {0.0}
 
 
 def test_speed_is_of_the_runs_own_cpu_time() -> None:

@@ -1,0 +1,37 @@
+"""What the papers' figures are made of."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from simulator.grid import Cell, CellResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One cell and where it stands on its figure's x axis."""
+
+    x: float
+    cell: Cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much is simulated."""
+
+    num_requests: int
+    num_seeds: int
+    quick: bool = False  # fewer points as well
+
+
+Figures = Mapping[str, list[Point]]
+Found = Mapping[str, Sequence[tuple[Point, CellResult]]]
+
+
+def with_seeds(points: Iterable[Point], size: Size) -> list[Point]:
+    """Return every point once per seed."""
+    given = list(points)
+    return [
+        replace(point, cell=replace(point.cell, seed=seed))
+        for seed in range(size.num_seeds)
+        for point in given
+    ]

@@ -1,0 +1,161 @@
+"""TokenFlow's Table 1 with Fig. 16, 17, 20, 22 and 23 as cells of the simulator.
+
+Its controlled workloads (section 7.3): Llama-3-8B on an RTX 4090, and on an H200 of whose memory
+30 % are weights and KV; prompts of 512 or 1,024 tokens, answers of 2,048 (4,096 on the H200),
+normally distributed; all at once, or Poisson. Readers read 20 tokens/s. KV moves in whole requests,
+so that all layers are one group here. The paper does not state the spread of lengths (25 % here),
+nor how much room SGLang reserves (0.3 of each answer's limit here).
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from bench.papers.cells import Found, Point, Size, with_seeds
+from bench.papers.sections import Column, Drawn, Shows, as_number, as_percent
+from services.placement.run.tokenflow import TokenflowRules
+from simulator.deployment import Deployment
+from simulator.grid import Arrivals, Cell, Workload
+from simulator.hardware import assumptions, device, model
+from simulator.workload import Lengths
+
+INTRO = (
+    "TokenFlow (EuroSys '26), simulated: Llama-3-8B on an RTX 4090 behind PCI Express 4.0, and on "
+    "an H200 of whose memory 30 % are weights and KV. Readers read 20 tokens/s where nothing else "
+    "is said. evenflow is this project's own policy, vllm admits whoever's prompt fits."
+)
+QUICK = Size(num_requests=60, num_seeds=1, quick=True)
+FULL = Size(num_requests=120, num_seeds=3)
+SPREAD = 0.25  # standard deviation / mean of lengths
+SEATS = 512
+H200_FRAC = 0.3  # of the memory
+SYSTEMS = ("sglang", "fcfs-chunked", "andes", "vllm", "tokenflow", "evenflow")
+MAIN = ("sglang", "tokenflow", "evenflow")
+RATE_TPS = 20.0
+RATES_TPS = (20.0, 25.0, 30.0)  # of Fig. 20
+INTERVALS_S = (0.5, 1.0, 1.5)  # of Fig. 22
+MUS = (1.0, 2.0, 20.0)  # of Fig. 23
+COLUMNS: tuple[Column, ...] = (
+    ("effective_tokens_per_s", "effective tokens/s", as_number),
+    ("tokens_per_s", "tokens/s", as_number),
+    ("qos", "QoS", as_number),
+    ("ttft_s", "TTFT s", as_number),
+    ("ttft_p99_s", "P99 TTFT s", as_number),
+    ("rebuffering", "rebuffering %", as_percent),
+    ("tbt_deposit", "TBT+D %", as_percent),
+    ("tpot_deposit", "TPOT+D %", as_percent),
+    ("preemptions", "preemptions", as_number),
+)
+DRAWN = (
+    Drawn(figure="effective_tokens_per_s", title="Effective throughput", unit="tokens/s"),
+    Drawn(figure="ttft_s", title="TTFT", unit="s"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One cell of Table 1. Either a burst of so many at once, or Poisson arrivals per second."""
+
+    gpu: str
+    prompt: int
+    answer: int
+    burst: int = 0
+    rate_per_s: float = 0.0
+
+    @property
+    def title(self) -> str:
+        how = f"burst of {self.burst}" if self.burst else f"Poisson {self.rate_per_s:g}/s"
+        return f"{self.gpu}, {how}, {self.prompt} + {self.answer}"
+
+
+SETUPS = {
+    "4090 (a)": Setup(gpu="rtx-4090", prompt=512, answer=2_048, burst=60),
+    "4090 (b)": Setup(gpu="rtx-4090", prompt=1_024, answer=2_048, burst=80),
+    "4090 (c)": Setup(gpu="rtx-4090", prompt=512, answer=2_048, rate_per_s=2.0),
+    "4090 (d)": Setup(gpu="rtx-4090", prompt=512, answer=2_048, rate_per_s=4.0),
+    "H200 (a)": Setup(gpu="h200", prompt=512, answer=4_096, burst=400),
+    "H200 (b)": Setup(gpu="h200", prompt=1_024, answer=4_096, burst=200),
+    "H200 (c)": Setup(gpu="h200", prompt=512, answer=4_096, rate_per_s=5.0),
+    "H200 (d)": Setup(gpu="h200", prompt=512, answer=4_096, rate_per_s=10.0),
+}
+SENSITIVE = SETUPS["4090 (b)"]  # of Table 2; the paper does not say it of Fig. 20, 22 and 23
+
+
+def deployment(gpu: str) -> Deployment:
+    """Return Llama-3-8B on one GPU, all layers in one group."""
+    shape, on = model("llama-3-8b"), device(gpu)
+    given = Deployment(
+        model=shape,
+        device=on,
+        assumptions=assumptions(),
+        layers_per_group=shape.num_hidden_layers,
+        max_num_seqs=SEATS,
+    )
+    if gpu != "h200":
+        return given
+    kv_bytes = H200_FRAC * on.memory_bytes - 2 * shape.num_parameters
+    return replace(given, pool_tokens=int(kv_bytes / shape.kv_bytes_per_token))
+
+
+def figures(size: Size) -> dict[str, list[Point]]:
+    """Return the cells of every figure."""
+    setups = {name: one for name, one in SETUPS.items() if one.gpu != "h200" or not size.quick}
+    made = {
+        name: [Point(x=0.0, cell=_cell(setup, size, policy)) for policy in SYSTEMS]
+        for name, setup in setups.items()
+    }
+    made["20"] = [
+        Point(x=rate, cell=_cell(SENSITIVE, size, policy, rate_tps=rate))
+        for rate in RATES_TPS
+        for policy in MAIN
+    ]
+    made["22"] = [
+        Point(x=interval_s, cell=_cell(SENSITIVE, size, "tokenflow", interval_s=interval_s))
+        for interval_s in INTERVALS_S
+    ]
+    made["23"] = [Point(x=mu, cell=_cell(SENSITIVE, size, "tokenflow", mu=mu)) for mu in MUS]
+    return {name: with_seeds(points, size) for name, points in made.items()}
+
+
+def _cell(
+    setup: Setup, size: Size, policy: str, *, rate_tps: float = RATE_TPS, **rules: float
+) -> Cell:
+    return Cell(
+        deployment=deployment(setup.gpu),
+        workload=Workload(
+            lengths=(_lengths(setup.prompt), _lengths(setup.answer)),
+            num_requests=setup.burst or size.num_requests,
+            arrivals=Arrivals(burst=setup.burst),
+        ),
+        policy=policy,
+        rate_per_s=setup.rate_per_s or 1.0,
+        slo_tbt_s=1.0 / rate_tps,
+        tokenflow=TokenflowRules(**rules),
+    )
+
+
+def _lengths(mean: int) -> Lengths:
+    """Return a lognormal length of this mean and spread: nearly a normal one."""
+    return Lengths(mean=mean, median=mean / math.sqrt(1.0 + SPREAD * SPREAD), smallest=8)
+
+
+def shows(found: Found) -> list[Shows]:
+    """Return the tables."""
+    made = [
+        Shows(
+            title=f"Table 1, {name}: {SETUPS[name].title}",
+            x_label="-",
+            columns=COLUMNS,
+            points=points,
+        )
+        for name, points in found.items()
+        if name in SETUPS
+    ]
+    axes = {
+        "20": ("Fig. 20: reading rates", "tokens/s read"),
+        "22": ("Fig. 22: interval between decisions", "interval s"),
+        "23": ("Fig. 23: buffer conservativeness", "mu"),
+    }
+    return made + [
+        Shows(title=title, x_label=x_label, columns=COLUMNS, points=found[name], drawn=DRAWN)
+        for name, (title, x_label) in axes.items()
+    ]
