@@ -28,6 +28,8 @@ log = structlog.get_logger()
 
 QUIET_ROUTES = ("/health", "/ready", "/metrics")  # probes would drown the log
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+IGNORED_PARAMETERS = "evenflow.ignored"  # of a scope: names of what a body says in vain
+IGNORED_HEADER = "x-evenflow-ignored"
 CLIENT_GONE_STATUS = 499  # never sent: nobody is there to read it
 
 
@@ -47,7 +49,7 @@ class HttpEdge:
         claimed = Headers(scope=scope).get(REQUEST_ID_KEY, "")
         request_id = claimed if VALID_REQUEST_ID.fullmatch(claimed) else new_request_id()
         bind_request_id(request_id)
-        exchange = _Exchange(request_id, send)
+        exchange = _Exchange(request_id, scope, send)
         span = self._begin_span(scope)
         start_s = time.monotonic()
         try:
@@ -71,17 +73,21 @@ class HttpEdge:
 
 
 class _Exchange:
-    """Notes the status of one response and gives it its request id."""
+    """Notes the status of one response, gives it its request id, and names what was ignored."""
 
-    def __init__(self, request_id: str, send: Send) -> None:
+    def __init__(self, request_id: str, scope: Scope, send: Send) -> None:
         self._request_id = request_id
+        self._scope = scope
         self._send = send
         self.status = 0  # 0: nothing was sent
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)[REQUEST_ID_KEY] = self._request_id
+            headers = MutableHeaders(scope=message)
+            headers[REQUEST_ID_KEY] = self._request_id
+            if ignored := self._scope.get(IGNORED_PARAMETERS):
+                headers[IGNORED_HEADER] = ", ".join(sorted(ignored))
         await self._send(message)
 
 

@@ -16,7 +16,7 @@ from services.gateway.http.answers import (
     WholeAnswers,
     error_response,
 )
-from services.gateway.http.edge import read_json
+from services.gateway.http.edge import IGNORED_PARAMETERS, read_json
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.bodies import (
@@ -121,7 +121,10 @@ class OpenAiRoutes:
         return StreamedAnswers(self._dispatcher, requests, head, options)
 
     async def _body(self, request: Request, body_class: type[BodyT]) -> BodyT:
-        return parse_body(body_class, await read_json(request, max_bytes=self._body_limit()))
+        """Return the checked body; names of what it says in vain go to the response's header."""
+        decoded = await read_json(request, max_bytes=self._body_limit())
+        ignored: set[str] = request.scope.setdefault(IGNORED_PARAMETERS, set())
+        return parse_body(body_class, decoded, ignored)
 
     def _body_limit(self) -> int:
         """Return how many bytes a body may have: room for the longest prompt there is."""

@@ -1,11 +1,14 @@
 """The request bodies of the OpenAI API that the gateway takes, and nothing else.
 
-A parameter that is not listed here is refused by name, and a null is the same as an absent one.
+A parameter that is not listed here is refused by name, unless no answer could depend on it, and a
+null is the same as an absent one.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -43,9 +46,37 @@ from services.generation.conversation import (
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from services.kit.errors import InvalidRequestError
 
+# What a client says for records, bills and caches of its own or of other servers, and what says
+# how fast or in which pieces an answer should come.
+WITHOUT_EFFECT = frozenset(
+    {
+        "length_penalty",  # of a beam search, which there is not
+        "media_io_kwargs",
+        "metadata",
+        "mm_processor_kwargs",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "store",
+        "stream_interval",
+        "user",
+        "verbosity",
+    }
+)
+NEUTRAL_VALUES: Mapping[str, Any] = MappingProxyType(
+    {"best_of": 1, "return_tokens_as_token_ids": False, "use_beam_search": False}
+)
+
 
 class RequestBody(StrictBody):
     """What chat and plain completions have in common."""
+
+    without_effect = WITHOUT_EFFECT
+    neutral = NEUTRAL_VALUES
 
     model: str = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
@@ -97,6 +128,16 @@ class RequestBody(StrictBody):
 class ChatCompletionBody(RequestBody):
     """Body of `POST /v1/chat/completions`."""
 
+    neutral: ClassVar = {
+        **NEUTRAL_VALUES,
+        "add_special_tokens": False,
+        "echo": False,
+        "function_call": "none",
+        "functions": [],
+        "modalities": ["text"],
+        "tools": [],
+    }
+
     messages: list[Message] = Field(min_length=1)
     tools: Tools | None = None
     tool_choice: ChosenTool = None
@@ -147,6 +188,8 @@ class ChatCompletionBody(RequestBody):
 
 class CompletionBody(RequestBody):
     """Body of `POST /v1/completions`."""
+
+    neutral: ClassVar = {**NEUTRAL_VALUES, "add_special_tokens": True, "suffix": ""}
 
     prompt: Prompts
     logprobs: NumLogprobs | None = None
@@ -205,21 +248,33 @@ def conversation(
 BodyT = TypeVar("BodyT", bound=StrictBody)
 
 
-def parse_body(body_class: type[BodyT], body: object) -> BodyT:
-    """Check a decoded JSON body. Raises InvalidRequestError naming the parameter at fault."""
+def parse_body(body_class: type[BodyT], body: object, ignored: set[str] | None = None) -> BodyT:
+    """Check a decoded JSON body. Raises InvalidRequestError naming the parameter at fault.
+
+    Parameters that no answer depends on are left out and their names added to `ignored`, unless
+    the body asks for `evenflow.strict`: then they are at fault too.
+    """
     if not isinstance(body, dict):
         raise InvalidRequestError("the body must be a JSON object")
+    names = set() if ignored is None else ignored
     try:
-        parsed = body_class.model_validate(body)
+        parsed = body_class.model_validate(body, context=None if _is_strict(body) else names)
     except ValidationError as error:
         raise _named_fault(error) from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deeply") from None
     if isinstance(parsed, RequestBody) and parsed.stream_options and not parsed.stream:
-        raise InvalidRequestError(
-            "stream_options: only allowed with stream", field="stream_options"
-        )
+        if parsed.evenflow.strict:
+            raise InvalidRequestError(
+                "stream_options: only allowed with stream", field="stream_options"
+            )
+        names.add("stream_options")
     return parsed
+
+
+def _is_strict(body: dict[str, Any]) -> bool:
+    extension = body.get("evenflow")
+    return isinstance(extension, dict) and extension.get("strict") is True
 
 
 def _named_fault(error: ValidationError) -> InvalidRequestError:

@@ -1,13 +1,16 @@
 """The parts that bodies of the OpenAI API are made of: how each is written in JSON."""
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -18,16 +21,36 @@ from services.generation.prompts import Prompt, TextPrompt, TokenPrompt
 
 
 class StrictBody(BaseModel):
-    """An object with no members but the listed ones; a null is the same as an absent one."""
+    """An object with no members but the listed ones; a null is the same as an absent one.
+
+    Validated with a set as context, it leaves out what has no effect, and puts the names there.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    place: ClassVar[str] = ""  # where it is in a request
+    without_effect: ClassVar[frozenset[str]] = frozenset()  # members that change no answer
+    neutral: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # by member: what asks for nothing
+
     @model_validator(mode="before")
     @classmethod
-    def _drop_nulls(cls, value: object) -> object:
+    def _drop_members(cls, value: object, info: ValidationInfo) -> object:
         if not isinstance(value, dict):
             return value
-        return {name: member for name, member in value.items() if member is not None}
+        stated = {name: member for name, member in value.items() if member is not None}
+        if isinstance(info.context, set):
+            for name in cls.without_effect & stated.keys():
+                del stated[name]
+                info.context.add(f"{cls.place}{name}")
+            for name in cls.neutral.keys() & stated.keys():
+                if _is_same(stated[name], cls.neutral[name]):
+                    del stated[name]
+        return stated
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Compare as JSON does, where true is not 1."""
+    return type(value) is type(other) and value == other
 
 
 def _stop_strings(value: object) -> object:
@@ -40,7 +63,11 @@ def _stop_strings(value: object) -> object:
     return tuple(strings)
 
 
-def _joined_text(value: object) -> object:
+# Hints to a cache of prompts, which change no answer.
+CACHE_HINTS = frozenset({"cache_control"})
+
+
+def _joined_text(value: object, info: ValidationInfo) -> object:
     """Take a list of text parts for the text that they form."""
     if isinstance(value, str):
         return value
@@ -51,6 +78,9 @@ def _joined_text(value: object) -> object:
         if not isinstance(part, dict) or part.get("type") != "text":
             raise ValueError('only parts of type "text" are supported')
         stated = {name for name, member in part.items() if member is not None}
+        if isinstance(info.context, set) and (hints := CACHE_HINTS & stated):
+            stated -= hints
+            info.context.update(f"messages.content.{name}" for name in hints)
         if stated != {"type", "text"} or not isinstance(part["text"], str):
             raise ValueError('a text part has "type" and a string "text"')
         texts.append(part["text"])
@@ -113,6 +143,9 @@ Bound = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 
 
 class StreamOptions(StrictBody):
+    place = "stream_options."
+    without_effect = frozenset({"include_obfuscation"})
+
     include_usage: bool = False
 
 
@@ -124,6 +157,7 @@ class ServiceLevelBody(StrictBody):
     slo_tbt_ms: Bound = None
     consumption_rate_tps: Bound = None
     pace_tail: bool = False
+    strict: bool = False  # refuse what has no effect
 
 
 class JsonSchema(StrictBody):

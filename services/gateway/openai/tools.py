@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from services.gateway.openai.fields import StrictBody, Text
+from services.gateway.openai.fields import CACHE_HINTS, StrictBody, Text
 from services.generation.conversation import (
     MAX_TOOLS,
     REASONING_EFFORTS,
@@ -25,12 +25,18 @@ assert ReasoningEffort.__args__ == REASONING_EFFORTS  # type: ignore[attr-define
 
 
 class CalledFunction(StrictBody):
+    place = "messages.tool_calls.function."
+    without_effect = frozenset({"parsed_arguments", "provider_specific_fields"})
+
     name: str = Field(min_length=1)
     arguments: str
 
 
 class CallBody(StrictBody):
     """A call that an assistant's turn made."""
+
+    place = "messages.tool_calls."
+    without_effect = frozenset({"index", "provider_specific_fields"})
 
     id: str = Field(min_length=1)
     type: Literal["function"] = "function"
@@ -42,6 +48,17 @@ class CallBody(StrictBody):
 
 class Message(StrictBody):
     """A turn. What an answer of this API has may be sent back as it is."""
+
+    place = "messages."
+    # What clients add to turns that they keep, for themselves or for other servers.
+    without_effect = CACHE_HINTS | {
+        "annotations",
+        "id",
+        "parsed",
+        "provider_specific_fields",
+        "reasoning_details",
+        "thinking_blocks",
+    }
 
     role: str
     content: Text = ""
@@ -60,6 +77,9 @@ class Message(StrictBody):
 
 
 class FunctionBody(StrictBody):
+    place = "tools.function."
+    without_effect = CACHE_HINTS
+
     name: ToolName
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -75,6 +95,9 @@ class FunctionBody(StrictBody):
 
 
 class ToolBody(StrictBody):
+    place = "tools."
+    without_effect = CACHE_HINTS
+
     type: Literal["function"]
     function: FunctionBody
 

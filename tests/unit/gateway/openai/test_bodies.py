@@ -272,7 +272,6 @@ def test_text_parts_form_one_text() -> None:
         ("stop", {}),
         ("stream", "yes"),
         ("stream", 1),
-        ("stream_options", {}),
         ("model", ""),
         ("model", 3),
         ("evenflow", 1),
@@ -321,26 +320,20 @@ def test_text_parts_form_one_text() -> None:
         ("structured_outputs", {"choice": ["a"] * 1025}),
         ("structured_outputs", {"grammar": "x" * ((64 << 10) + 1)}),
         # What OpenAI or vLLM allow beyond this, and what nobody knows.
-        ("user", "u"),
-        ("metadata", {}),
-        ("store", False),
         ("suffix", "s"),
-        ("best_of", 1),
-        ("tools", []),
+        ("best_of", 2),
+        ("best_of", True),
         ("tools", [{"type": "web_search"}]),
         ("tool_choice", "sometimes"),
         ("tool_choice", "required"),  # without tools
         ("parallel_tool_calls", False),  # without tools
         ("parallel_tool_calls", "yes"),
         ("include_reasoning", 1),
-        ("functions", []),
         ("reasoning_effort", "utmost"),
         ("chat_template_kwargs", ["enable_thinking"]),
         ("chat_template_kwargs", {"chat_template": "x"}),
-        ("modalities", ["text"]),
+        ("modalities", ["audio"]),
         ("audio", {}),
-        ("prediction", {}),
-        ("service_tier", "auto"),
         ("web_search_options", {}),
         ("use_beam_search", True),
         ("bad_words", ["x"]),
@@ -358,6 +351,90 @@ def test_a_parameter_at_fault_is_named(parameter, value) -> None:
 
         assert re.split(r"[.\[]", caught.value.field)[0] == parameter
         assert parameter in str(caught.value)
+
+
+ADVICE: dict[str, Any] = {
+    "user": "u-1",
+    "metadata": {"trace": "t"},
+    "store": False,
+    "service_tier": "auto",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "verbosity": "low",
+    "session_id": "s",
+}
+TOOL = {"type": "function", "function": {"name": "f"}}
+TURN_BACK = {
+    "role": "assistant",
+    "content": [{"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}}],
+    "annotations": [],
+    "tool_calls": [
+        {"id": "c", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("body_class", "advice", "names"),
+    [
+        (ChatCompletionBody, ADVICE, {*ADVICE}),
+        (CompletionBody, ADVICE, {*ADVICE}),
+        (
+            ChatCompletionBody,
+            {"messages": [*MESSAGES, TURN_BACK]},
+            {
+                "messages.annotations",
+                "messages.tool_calls.index",
+                "messages.content.cache_control",
+            },
+        ),
+        (
+            ChatCompletionBody,
+            {"tools": [{**TOOL, "cache_control": {"type": "ephemeral"}}]},
+            {"tools.cache_control"},
+        ),
+        (
+            ChatCompletionBody,
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            {"stream_options.include_obfuscation"},
+        ),
+        (CompletionBody, {"stream_options": {"include_usage": True}}, {"stream_options"}),
+    ],
+)
+def test_what_no_answer_depends_on_is_left_out_and_named(body_class, advice, names) -> None:
+    good: dict[str, Any] = {"model": "m", "messages": MESSAGES, "prompt": "Hi"}
+    body = {name: good[name] for name in body_class.model_fields if name in good} | advice
+    ignored: set[str] = set()
+
+    parse_body(body_class, body, ignored)
+
+    assert ignored == names
+    with pytest.raises(InvalidRequestError) as refused:
+        parse_body(body_class, body | {"evenflow": {"strict": True}})
+    assert any(name.startswith(re.sub(r"\[\d+\]", "", refused.value.field)) for name in names)
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"best_of": 1},
+        {"use_beam_search": False},
+        {"tools": []},
+        {"functions": []},
+        {"function_call": "none"},
+        {"modalities": ["text"]},
+    ],
+)
+def test_what_asks_for_nothing_is_taken_without_a_word(neutral) -> None:
+    body = {"model": "m", "messages": MESSAGES}
+    ignored: set[str] = set()
+
+    assert parse_body(ChatCompletionBody, body | neutral, ignored) == parse_body(
+        ChatCompletionBody, body
+    )
+    assert ignored == set()
+    with pytest.raises(InvalidRequestError):
+        parse_body(ChatCompletionBody, body | neutral | {"evenflow": {"strict": True}})
 
 
 @pytest.mark.parametrize(
@@ -379,7 +456,6 @@ def test_a_parameter_at_fault_is_named(parameter, value) -> None:
         ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages[0].name"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         (
             {"stream": True, "stream_options": {"include_usage": 1}},
@@ -389,7 +465,7 @@ def test_a_parameter_at_fault_is_named(parameter, value) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
-        ({"echo": False}, "echo"),
+        ({"echo": True}, "echo"),
         ({"response_format": {}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format"),
