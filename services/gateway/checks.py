@@ -33,8 +33,8 @@ def check_context(request: GenerationRequest, max_model_len: int) -> None:
             rule = f"has {len(token_ids)} tokens, and the model's context length is {max_model_len}"
             raise ContextLengthError(f"prompt: {rule}", field="prompt")
     max_tokens = request.sampling.max_tokens
-    if max_tokens is not None and max_tokens >= max_model_len:
-        rule = f"must leave room for the prompt in the model's context length of {max_model_len}"
+    if max_tokens is not None and max_tokens > max_model_len:  # as vLLM's server has it
+        rule = f"must be at most {max_model_len}, the model's context length"
         raise ContextLengthError(f"max_tokens: {rule}", field="max_tokens")
 
 

@@ -485,7 +485,6 @@ async def test_unset_max_tokens_is_16_for_text_and_the_rest_of_the_context_for_c
         ({"chat": "hi", "echo": True}, "INVALID_ARGUMENT", "echo"),
         ({"token_ids": gen.TokenIds(ids=[999_999])}, "INVALID_ARGUMENT", "prompt"),
         ({"token_ids": gen.TokenIds(ids=[-1])}, "INVALID_ARGUMENT", "prompt"),
-        ({"text": "hi", "sampling": {"max_tokens": MAX_MODEL_LEN}}, "CONTEXT_LENGTH", "max_tokens"),
         ({"text": "word " * MAX_MODEL_LEN}, "CONTEXT_LENGTH", "prompt"),
         ({"text": "word " * 200_000}, "CONTEXT_LENGTH", "prompt"),
         ({"chat": "word " * MAX_MODEL_LEN}, "CONTEXT_LENGTH", "messages"),

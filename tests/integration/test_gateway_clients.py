@@ -33,3 +33,10 @@ async def test_a_strict_body_is_refused_for_what_is_without_effect(client, execu
 
     assert (response.status_code, response.json()["error"]["param"]) == (400, "user")
     assert not executor.submits
+
+
+async def test_an_answer_may_be_asked_to_be_as_long_as_the_context(client, executor) -> None:
+    body = chat_body(max_tokens=executor.max_model_len)
+
+    assert (await client.http.post(CHAT, json=body)).status_code == 200
+    assert executor.submits[0].sampling.max_tokens == executor.max_model_len

@@ -11,27 +11,19 @@ def resolve_max_tokens(
 ) -> int:
     """Return the output tokens that a request may generate, >= 1.
 
-    Unset: what the context leaves for a conversation, 16 for other prompts, less if the context
-    leaves less. Raises `RejectedError` with CONTEXT_LENGTH if prompt and output do not fit.
+    Unset: what the context leaves for a conversation, 16 for other prompts. Never more than the
+    context leaves, as in vLLM's server. Raises `RejectedError` with CONTEXT_LENGTH if it leaves
+    nothing.
     """
     num_left = max_model_len - num_prompt_tokens
     if num_left < 1:
         is_chat = isinstance(prompt, ChatPrompt)
-        _reject(
-            "messages" if is_chat else "prompt",
+        message = (
             f"the prompt has {num_prompt_tokens} tokens and the model's context length is"
-            f" {max_model_len}: no room is left for an answer",
+            f" {max_model_len}: no room is left for an answer"
         )
+        field = "messages" if is_chat else "prompt"
+        raise RejectedError(Rejection(code=RejectCode.CONTEXT_LENGTH, field=field, message=message))
     if requested is None:
-        return num_left if isinstance(prompt, ChatPrompt) else min(COMPLETION_MAX_TOKENS, num_left)
-    if requested > num_left:
-        _reject(
-            "max_tokens",
-            f"{num_prompt_tokens} prompt tokens and max_tokens={requested} exceed the model's"
-            f" context length of {max_model_len}",
-        )
-    return requested
-
-
-def _reject(field: str, message: str) -> None:
-    raise RejectedError(Rejection(code=RejectCode.CONTEXT_LENGTH, field=field, message=message))
+        requested = num_left if isinstance(prompt, ChatPrompt) else COMPLETION_MAX_TOKENS
+    return min(requested, num_left)

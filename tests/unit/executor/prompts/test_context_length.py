@@ -23,6 +23,8 @@ IDS = TokenPrompt(token_ids=(1,))
         (None, TEXT, 85, 15),  # 100 - 85 = 15: less than the default
         (5, CHAT, 10, 5),
         (90, TEXT, 10, 90),  # 10 + 90 = 100 fits exactly
+        (91, TEXT, 10, 90),  # 101 > 100
+        (2**31 - 1, CHAT, 99, 1),
     ],
 )
 def test_max_tokens(
@@ -39,7 +41,6 @@ def test_max_tokens(
 @pytest.mark.parametrize(
     ("requested", "prompt", "num_prompt_tokens", "field"),
     [
-        (91, TEXT, 10, "max_tokens"),  # 101 > 100
         (1, TEXT, 100, "prompt"),  # the prompt alone fills the context
         (None, IDS, 100, "prompt"),
         (None, CHAT, 120, "messages"),
