@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.gateway.errors import ContextLengthError
-from services.gateway.types import ROLES, ROLES_THAT_MAY_BE_SILENT, GenerationRequest
+from services.gateway.types import ROLES, GenerationRequest
 from services.generation.conversation import ChatMessage, ConversationOptions, check_calls
 from services.generation.prompts import ChatPrompt, TokenPrompt
 from services.kit.errors import InvalidRequestError
@@ -41,8 +41,7 @@ def check_context(request: GenerationRequest, max_model_len: int) -> None:
 def checked_conversation(turns: Sequence[ChatMessage], options: ConversationOptions) -> ChatPrompt:
     """Make a prompt of at least one turn and checked options.
 
-    Raises InvalidRequestError naming the turn with an unknown role, with no content, or with
-    calls that do not fit.
+    Raises InvalidRequestError naming the turn with an unknown role or with calls that do not fit.
     """
     if not turns:
         raise InvalidRequestError("messages: at least one is required", field="messages")
@@ -51,7 +50,5 @@ def checked_conversation(turns: Sequence[ChatMessage], options: ConversationOpti
         if turn.role not in ROLES:
             rule = f"must be one of {', '.join(ROLES)}"
             raise InvalidRequestError(f"{name}.role: {rule}", field=f"{name}.role")
-        if not turn.content and turn.role not in ROLES_THAT_MAY_BE_SILENT:
-            raise InvalidRequestError(f"{name}.content: must not be empty", field=f"{name}.content")
         check_calls(turn, path=name)
     return ChatPrompt(tuple(turns), options)

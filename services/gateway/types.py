@@ -19,7 +19,6 @@ RequestId = NewType("RequestId", str)
 
 MAX_ANSWERS = 128  # of one HTTP request
 ROLES = ("system", "developer", "user", "assistant", "tool")
-ROLES_THAT_MAY_BE_SILENT = ("assistant", "tool")
 
 
 class Delivery(Enum):

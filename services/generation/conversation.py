@@ -54,6 +54,7 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
     tool_call_id: str = ""  # the call that a tool's turn is the result of
     reasoning: str = ""  # of the assistant
+    name: str = ""  # of the author or of a tool's function; empty: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

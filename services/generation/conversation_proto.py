@@ -36,6 +36,7 @@ def message_from_proto(message: gen.ChatMessage) -> ChatMessage:
         ),
         tool_call_id=message.tool_call_id,
         reasoning=message.reasoning,
+        name=message.name,
     )
 
 
@@ -49,6 +50,7 @@ def message_to_proto(message: ChatMessage) -> gen.ChatMessage:
         ],
         tool_call_id=message.tool_call_id,
         reasoning=message.reasoning,
+        name=message.name,
     )
 
 

@@ -14,7 +14,8 @@ MAX_PENALTY = 2.0  # of presence and frequency, either way
 MAX_REPETITION_PENALTY = 10.0
 MAX_LOGIT_BIAS = 100.0  # either way
 MAX_BIASED_TOKENS = 1_024
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256  # of each
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGPROBS = 20
 MAX_CHOICE_TEXTS = 1_024
@@ -53,7 +54,7 @@ class SamplingParams:
     max_tokens: int | None = None  # output tokens at most, >= 1; None: by the kind of prompt
     temperature: float = 1.0  # [0, MAX_TEMPERATURE], 0 is greedy
     top_p: float = 1.0  # (0, 1]
-    stop: tuple[str, ...] = ()  # at most MAX_STOP_STRINGS, none empty
+    stop: tuple[str, ...] = ()  # at most MAX_STOP_STRINGS of [1, MAX_STOP_CHARACTERS] characters
     seed: int | None = None  # signed 64 bit
     top_k: int = 0  # >= 0; 0: all tokens
     min_p: float = 0.0  # [0, 1], relative to the likeliest token
@@ -124,8 +125,9 @@ def _lists(params: SamplingParams) -> Iterator[tuple[str, bool, str]]:
     """Yield (name, whether it is in range, the rule) for each collection."""
     yield (
         "stop",
-        len(params.stop) <= MAX_STOP_STRINGS and all(params.stop),
-        f"must hold at most {MAX_STOP_STRINGS} strings, none empty",
+        len(params.stop) <= MAX_STOP_STRINGS
+        and all(1 <= len(text) <= MAX_STOP_CHARACTERS for text in params.stop),
+        f"must hold at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARACTERS} characters",
     )
     ids = params.stop_token_ids
     yield (

@@ -35,6 +35,8 @@ def _message(turn: ChatMessage) -> dict[str, Any]:
         message["tool_call_id"] = turn.tool_call_id
     if turn.reasoning:
         message["reasoning"] = turn.reasoning
+    if turn.name:
+        message["name"] = turn.name
     return message
 
 

@@ -41,6 +41,7 @@ from services.generation import sampling_params as limits
 from services.generation.conversation import (
     DEFAULT_OPTIONS,
     ConversationOptions,
+    ToolChoice,
     check_options,
 )
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt
@@ -164,20 +165,18 @@ class ChatCompletionBody(RequestBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def prompts(self) -> tuple[Prompt, ...]:
-        if not self.parallel_tool_calls and self.tools is None:
-            raise InvalidRequestError(
-                "parallel_tool_calls: only allowed with tools", field="parallel_tool_calls"
-            )
         return (conversation(self.messages, self._options()),)
 
     def _options(self) -> ConversationOptions:
         offered = tool_options(self.tools)
         choice, named_tool = self.tool_choice or (offered.tool_choice, "")
+        if choice is ToolChoice.AUTO and not self.tools:
+            choice = ToolChoice.NONE
         options = replace(
             offered,
             tool_choice=choice,
             named_tool=named_tool,
-            forbids_parallel_calls=not self.parallel_tool_calls,
+            forbids_parallel_calls=bool(self.tools) and not self.parallel_tool_calls,
             omits_reasoning=not self.include_reasoning,
             reasoning_effort=self.reasoning_effort or "",
             template_variables=json_text(self.chat_template_kwargs, "chat_template_kwargs"),

@@ -21,7 +21,7 @@ def delta(tokens: Sequence[Token]) -> dict[str, Any]:
     """Return what tokens add to a message, as a streamed `delta`."""
     added: dict[str, Any] = {}
     if reasoning := "".join(token.reasoning for token in tokens):
-        added["reasoning_content"] = reasoning
+        added |= _thought(reasoning)
     if text := "".join(token.text for token in tokens):
         added["content"] = text
     if parts := merged(part for token in tokens for part in token.tool_calls):
@@ -39,10 +39,15 @@ def message(tokens: Sequence[Token]) -> dict[str, Any]:
     content = text if text or not (calls or reasoning) else None
     whole: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
-        whole["reasoning_content"] = reasoning
+        whole |= _thought(reasoning)
     if calls:
         whole["tool_calls"] = [_call(call) for call in calls]
     return whole
+
+
+def _thought(reasoning: str) -> dict[str, Any]:
+    """Return reasoning under both names that clients know."""
+    return {"reasoning": reasoning, "reasoning_content": reasoning}
 
 
 def merged(parts: Iterable[ToolCallPart]) -> list[ToolCallPart]:

@@ -29,7 +29,7 @@ class CalledFunction(StrictBody):
     without_effect = frozenset({"parsed_arguments", "provider_specific_fields"})
 
     name: str = Field(min_length=1)
-    arguments: str
+    arguments: str = ""  # the same as "{}": models write so where a function takes none
 
 
 class CallBody(StrictBody):
@@ -43,7 +43,9 @@ class CallBody(StrictBody):
     function: CalledFunction
 
     def to_call(self) -> ToolCall:
-        return ToolCall(id=self.id, name=self.function.name, arguments=self.function.arguments)
+        return ToolCall(
+            id=self.id, name=self.function.name, arguments=self.function.arguments or "{}"
+        )
 
 
 class Message(StrictBody):
@@ -64,7 +66,9 @@ class Message(StrictBody):
     content: Text = ""
     tool_calls: list[CallBody] = Field(default_factory=list)
     tool_call_id: str = ""
-    reasoning_content: str = ""
+    name: str = ""
+    reasoning: str = ""  # as vLLM names it
+    reasoning_content: str = ""  # as others do
 
     def to_turn(self) -> ChatMessage:
         return ChatMessage(
@@ -72,7 +76,8 @@ class Message(StrictBody):
             content=self.content,
             tool_calls=tuple(call.to_call() for call in self.tool_calls),
             tool_call_id=self.tool_call_id,
-            reasoning=self.reasoning_content,
+            reasoning=self.reasoning or self.reasoning_content,
+            name=self.name,
         )
 
 

@@ -62,7 +62,6 @@ def test_what_is_no_prompt_is_refused(fields, field) -> None:
         ([], "messages"),
         ([gen.ChatMessage(role="wizard", content="x")], "messages[0].role"),
         ([gen.ChatMessage(content="x")], "messages[0].role"),
-        ([gen.ChatMessage(role="user")], "messages[0].content"),
     ],
 )
 def test_what_is_no_conversation_is_refused(messages, field) -> None:

@@ -63,7 +63,7 @@ def test_a_choice_left_open_is_the_model_s_where_there_are_tools() -> None:
 
 def test_turns_and_parts_of_calls_survive_the_wire() -> None:
     turn = ChatMessage(role="assistant", content="x", tool_calls=(CALL,), reasoning="r")
-    result = ChatMessage(role="tool", content="y", tool_call_id="c")
+    result = ChatMessage(role="tool", content="y", tool_call_id="c", name="f")
     part = ToolCallPart(2, "c", "f", "{")
 
     assert [proto.message_from_proto(proto.message_to_proto(m)) for m in (turn, result)] == [

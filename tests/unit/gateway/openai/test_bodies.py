@@ -96,9 +96,9 @@ def test_both_names_of_the_token_limit_are_taken() -> None:
 
 @pytest.mark.parametrize(
     ("stop", "expected"),
-    [("a", ("a",)), (["a"], ("a",)), (["a", "b", "c", "d"], ("a", "b", "c", "d")), ([], ())],
+    [("a", ("a",)), (["a"], ("a",)), (["a" * 256] * 16, ("a" * 256,) * 16), ([], ())],
 )
-def test_stop_is_one_string_or_up_to_four(stop, expected) -> None:
+def test_stop_is_one_string_or_up_to_sixteen(stop, expected) -> None:
     assert chat(stop=stop).sampling.stop == expected
 
 
@@ -267,7 +267,8 @@ def test_text_parts_form_one_text() -> None:
         ("seed", "x"),
         ("stop", ""),
         ("stop", ["a", ""]),
-        ("stop", ["a"] * 5),
+        ("stop", ["a"] * 17),
+        ("stop", "a" * 257),
         ("stop", [1]),
         ("stop", {}),
         ("stream", "yes"),
@@ -326,7 +327,6 @@ def test_text_parts_form_one_text() -> None:
         ("tools", [{"type": "web_search"}]),
         ("tool_choice", "sometimes"),
         ("tool_choice", "required"),  # without tools
-        ("parallel_tool_calls", False),  # without tools
         ("parallel_tool_calls", "yes"),
         ("include_reasoning", 1),
         ("reasoning_effort", "utmost"),
@@ -445,15 +445,13 @@ def test_what_asks_for_nothing_is_taken_without_a_word(neutral) -> None:
         ({"messages": None}, "messages"),
         ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
         ({"messages": [*MESSAGES, {"role": "wizard", "content": "x"}]}, "messages[1].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "a", "prefix": True}]}, "messages[0].prefix"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
@@ -535,6 +533,16 @@ def test_each_endpoint_refuses_the_other_s_input(body_class) -> None:
         parse_body(body_class, body)
 
     assert caught.value.field == ("prompt" if body_class is ChatCompletionBody else "messages")
+
+
+@pytest.mark.parametrize("content", ["", None, []])
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_a_turn_may_be_empty_and_have_a_name(role, content) -> None:
+    turn = {"role": role, "content": content, "name": "n"}
+
+    assert chat(messages=[turn]).prompt == ChatPrompt(
+        (ChatMessage(role=role, content="", name="n"),)
+    )
 
 
 def test_null_is_the_same_as_absent_even_for_what_is_not_supported() -> None:

@@ -97,6 +97,34 @@ def test_what_answers_and_tools_said_goes_back_into_a_conversation() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_goes_back_by_either_name(name) -> None:
+    turn = {"role": "assistant", "content": "A", name: "hm"}
+
+    assert prompt_of(messages=[*MESSAGES, turn]).messages[1].reasoning == "hm"
+
+
+@pytest.mark.parametrize("function", [{"name": "f", "arguments": ""}, {"name": "f"}])
+def test_a_call_without_arguments_has_an_empty_object_of_them(function) -> None:
+    called = {"id": "c1", "type": "function", "function": function}
+    prompt = prompt_of(messages=[*MESSAGES, {"role": "assistant", "tool_calls": [called]}])
+
+    assert prompt.messages[1].tool_calls == (ToolCall(id="c1", name="f", arguments="{}"),)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"parallel_tool_calls": False},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+    ],
+)
+def test_options_of_tools_say_nothing_where_there_are_none(parameters) -> None:
+    assert prompt_of(**parameters) == prompt_of()
+
+
 TOKENS = [
     Token(0, 1, "", reasoning="Let "),
     Token(1, 2, "", reasoning="me."),
@@ -109,8 +137,8 @@ TOKENS = [
 FIRST_OF_F = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": "{"}}
 FIRST_OF_G = {"id": "c1", "type": "function", "function": {"name": "g", "arguments": ""}}
 DELTAS: list[dict[str, Any]] = [
-    {"reasoning_content": "Let "},
-    {"reasoning_content": "me."},
+    {"reasoning": "Let ", "reasoning_content": "Let "},
+    {"reasoning": "me.", "reasoning_content": "me."},
     {"content": "Sure"},
     {"tool_calls": [{"index": 0, **FIRST_OF_F}]},
     {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}, {"index": 1, **FIRST_OF_G}]},
@@ -146,6 +174,7 @@ def test_tokens_of_a_lagging_reader_are_one_event_with_one_part_per_call() -> No
     (_, only) = deltas_of(writer().tokens(TOKENS, as_one=True))
 
     assert only == {
+        "reasoning": "Let me.",
         "reasoning_content": "Let me.",
         "content": "Sure",
         "tool_calls": [
@@ -169,13 +198,15 @@ def test_a_silent_token_with_probabilities_is_an_event_beside_reasoning() -> Non
     scored = TokenLogprobs(Logprob(1, "x", -1.0))
     tokens = [Token(0, 1, "", scored, reasoning="a"), Token(1, 1, "", scored)]
 
-    assert deltas_of(writer().tokens(tokens))[1:] == [{"reasoning_content": "a"}, {"content": ""}]
+    thought = {"reasoning": "a", "reasoning_content": "a"}
+    assert deltas_of(writer().tokens(tokens))[1:] == [thought, {"content": ""}]
 
 
 def test_a_whole_message_has_all_that_its_tokens_said() -> None:
     whole = message(TOKENS)
 
-    assert (whole["content"], whole["reasoning_content"]) == ("Sure", "Let me.")
+    assert (whole["content"], whole["reasoning"]) == ("Sure", "Let me.")
+    assert whole["reasoning_content"] == whole["reasoning"]
     assert [(c["id"], c["function"]["name"]) for c in whole["tool_calls"]] == [
         ("c0", "f"),
         ("c1", "g"),
