@@ -146,12 +146,14 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         model: str = MODEL,
         executor_id: str = "executor-0",
         max_model_len: int = 4096,
+        default_sampling: gen.SamplingParams | None = None,
         certificates: Certificates | None = None,
     ) -> None:
         self._certificates = certificates
         self.model = model
         self.executor_id = executor_id
         self.max_model_len = max_model_len
+        self.default_sampling = default_sampling
         self.script = Script()
         self.script_for: Callable[[pb.Submit], Script] = lambda _: self.script
         self.submits: list[pb.Submit] = []
@@ -197,7 +199,10 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self, request: pb.GetModelInfoRequest, context: aio.ServicerContext
     ) -> pb.GetModelInfoResponse:
         return pb.GetModelInfoResponse(
-            executor_id=self.executor_id, model=self.model, max_model_len=self.max_model_len
+            executor_id=self.executor_id,
+            model=self.model,
+            max_model_len=self.max_model_len,
+            default_sampling=self.default_sampling,
         )
 
     async def GetLoad(  # noqa: N802

@@ -32,7 +32,7 @@ from services.generation.prompts import (
     TokenizeOptions,
     TokenPrompt,
 )
-from services.generation.sampling_proto import sampling_from_proto
+from services.generation.sampling_proto import sampling_from_proto, sampling_to_proto
 from services.generation.service_level_proto import service_level_from_proto
 from services.kit.errors import InvalidRequestError
 from services.kit.trace_context import TraceContext
@@ -229,6 +229,7 @@ def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfo
         tensor_parallel_size=info.tensor_parallel_size,
         pipeline_parallel_size=info.pipeline_parallel_size,
         layers_per_group=info.layers_per_group,
+        default_sampling=sampling_to_proto(info.default_sampling),
     )
 
 

@@ -127,6 +127,7 @@ class ModelInfo:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     layers_per_group: int  # of a pipeline stage; all of them without layer-wise KV
+    default_sampling: SamplingParams = DEFAULT_SAMPLING  # what the model's makers advise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from services.generation.prompts import (
     TokenizeOptions,
     TokenPrompt,
 )
-from services.generation.sampling_proto import sampling_to_proto
+from services.generation.sampling_proto import sampling_from_proto, sampling_to_proto
 from services.generation.service_level_proto import service_level_from_proto, service_level_to_proto
 from services.kit.errors import (
     InvalidRequestError,
@@ -198,7 +198,10 @@ def token_from_proto(token: executor_pb2.Token, index: int) -> types.Token:
 
 def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ModelInfo:
     return types.ModelInfo(
-        executor_id=info.executor_id, model=info.model, max_model_len=info.max_model_len
+        executor_id=info.executor_id,
+        model=info.model,
+        max_model_len=info.max_model_len,
+        default_sampling=sampling_from_proto(info.default_sampling, path="default_sampling"),
     )
 
 

@@ -11,6 +11,7 @@ from services.gateway.types import Finish, GenerationRequest, RequestId, Token
 from services.generation.logprobs import EchoedPrompt
 from services.generation.logprobs_proto import prompt_to_proto
 from services.generation.prompts import Prompt
+from services.generation.sampling_params import SamplingParams
 from services.generation.sampling_proto import sampling_from_proto
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import REQUEST_ID_KEY, Context, current_request_id
@@ -34,7 +35,9 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         prompt = convert.prompt_from_proto(request)
-        checked = replace(_to_generation_request(request, prompt), echo=request.echo)
+        # As in vLLM's server, a model's own limit is for conversations.
+        default = replace(self._dispatcher.default_sampling(request.model), max_tokens=None)
+        checked = replace(_to_generation_request(request, prompt, default), echo=request.echo)
         async for part in self._stream(checked, context):
             yield pb.GenerateResponse(
                 tokens=map(convert.token_to_proto, part.tokens),
@@ -46,7 +49,9 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
         self, request: pb.ChatRequest, context: Context
     ) -> AsyncIterator[pb.ChatResponse]:
         checked = _to_generation_request(
-            request, convert.chat_from_proto(request.messages, request.options)
+            request,
+            convert.chat_from_proto(request.messages, request.options),
+            self._dispatcher.default_sampling(request.model),
         )
         async for part in self._stream(checked, context):
             yield pb.ChatResponse(
@@ -88,13 +93,13 @@ def _text_metadata(context: Context) -> dict[str, str]:
 
 
 def _to_generation_request(
-    request: pb.GenerateRequest | pb.ChatRequest, prompt: Prompt
+    request: pb.GenerateRequest | pb.ChatRequest, prompt: Prompt, default: SamplingParams
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=RequestId(current_request_id()),
         model=convert.model_from_proto(request.model),
         prompt=prompt,
-        sampling=sampling_from_proto(request.sampling, path="sampling"),
+        sampling=sampling_from_proto(request.sampling, path="sampling", default=default),
         service_level=convert.checked_service_level(request.service_level),
         priority=request.priority,
     )

@@ -78,6 +78,7 @@ class ModelInfo:
     executor_id: str
     model: str
     max_model_len: int  # prompt and output tokens of one request at most
+    default_sampling: SamplingParams = DEFAULT_SAMPLING  # where a client names nothing
 
 
 class RequestSink(Protocol):

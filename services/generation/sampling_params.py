@@ -71,6 +71,16 @@ class SamplingParams:
 
 
 DEFAULT_SAMPLING = SamplingParams()
+# What a model's makers advise beside max_tokens, in vLLM's names.
+ADVISABLE = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 
 
 def check_sampling(params: SamplingParams, *, path: str = "") -> None:

@@ -1,9 +1,11 @@
 """Sampling parameters on the wire, as every service reads and writes them."""
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.generation.sampling_params import (
+    ADVISABLE,
     DEFAULT_SAMPLING,
     AnswerForm,
     SamplingParams,
@@ -13,16 +15,9 @@ from services.generation.sampling_params import (
 from services.kit.errors import InvalidRequestError
 
 # Fields whose absence is their default on the wire as well.
-_PLAIN = (
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "ignore_eos",
-)
+_PLAIN = ("min_tokens", "ignore_eos")
 # Fields that tell an absent value from zero.
-_OPTIONAL = ("max_tokens", "temperature", "top_p", "seed", "repetition_penalty", "logprobs")
+_OPTIONAL = ("max_tokens", "seed", "logprobs", *ADVISABLE)
 _FORM_BY_FIELD = MappingProxyType(
     {
         "json_schema": AnswerForm.JSON_SCHEMA,
@@ -35,17 +30,19 @@ _FORM_BY_FIELD = MappingProxyType(
 _FIELD_BY_FORM = MappingProxyType({form: name for name, form in _FORM_BY_FIELD.items()})
 
 
-def sampling_from_proto(sampling: gen.SamplingParams, *, path: str) -> SamplingParams:
-    """Return the parameters of a message. Raises InvalidRequestError naming `path.name`.
-
-    An empty path names the field alone.
+def sampling_from_proto(
+    sampling: gen.SamplingParams, *, path: str, default: SamplingParams = DEFAULT_SAMPLING
+) -> SamplingParams:
+    """Return the parameters of a message, those of `default` where it has none. Raises
+    InvalidRequestError naming `path.name`; an empty path names the field alone.
     """
     present = {field.name for field, _ in sampling.ListFields()}
     stated = {name: getattr(sampling, name) for name in (*_PLAIN, *_OPTIONAL) if name in present}
     outputs = None
     if sampling.HasField("structured_outputs"):
         outputs = _form_from_proto(sampling.structured_outputs, path)
-    params = SamplingParams(
+    params = replace(
+        default,
         **stated,
         stop=tuple(sampling.stop),
         stop_token_ids=tuple(sampling.stop_token_ids),

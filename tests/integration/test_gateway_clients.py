@@ -1,10 +1,15 @@
 """Bodies as clients of OpenAI's and vLLM's servers send them."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.gateways import chat_body
+from evenflow.gateway.v1 import gateway_pb2 as pb
+from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
+from evenflow.gateway.v1 import generation_pb2 as gen
+from tests.fake_executor import MODEL, FakeExecutor
+from tests.gateways import Client, chat_body, gateway_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 IGNORED = "x-evenflow-ignored"
@@ -40,3 +45,51 @@ async def test_an_answer_may_be_asked_to_be_as_long_as_the_context(client, execu
 
     assert (await client.http.post(CHAT, json=body)).status_code == 200
     assert executor.submits[0].sampling.max_tokens == executor.max_model_len
+
+
+ADVICE = gen.SamplingParams(
+    temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.05, max_tokens=77
+)
+
+
+@pytest.fixture
+async def advised() -> AsyncIterator[tuple[Client, FakeExecutor]]:
+    executor = FakeExecutor(default_sampling=ADVICE)
+    await executor.start()
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        yield client, executor
+    await executor.kill()
+
+
+async def test_what_a_client_does_not_name_is_as_the_model_s_makers_advise(advised) -> None:
+    client, executor = advised
+    completion = {"model": MODEL, "prompt": "Hi", "temperature": 1, "top_k": -1}
+
+    await client.http.post(CHAT, json=chat_body())
+    await client.http.post(CHAT, json=chat_body(temperature=0, max_tokens=5))
+    await client.http.post(COMPLETIONS, json=completion)
+
+    advice = {field.name: value for field, value in ADVICE.ListFields()}
+    assert [submit.sampling for submit in executor.submits] == [
+        ADVICE,
+        gen.SamplingParams(**advice | {"temperature": 0, "max_tokens": 5}),
+        gen.SamplingParams(top_p=0.95, repetition_penalty=1.05),
+    ]
+
+
+async def test_grpc_clients_get_the_same_advice_and_zero_is_a_value(advised) -> None:
+    client, executor = advised
+    stub = pb_grpc.GatewayServiceStub(client.channel)
+    turns = [gen.ChatMessage(role="user", content="Hi")]
+    named = gen.SamplingParams(top_k=0, max_tokens=5)
+
+    async for _ in stub.Chat(pb.ChatRequest(model=MODEL, messages=turns)):
+        pass
+    async for _ in stub.Generate(pb.GenerateRequest(model=MODEL, text="Hi", sampling=named)):
+        pass
+
+    assert [submit.sampling for submit in executor.submits] == [
+        ADVICE,
+        gen.SamplingParams(temperature=0.6, top_p=0.95, repetition_penalty=1.05, max_tokens=5),
+    ]

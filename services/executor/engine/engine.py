@@ -20,6 +20,7 @@ from services.executor.kv_options import layers_per_group
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
+from services.executor.prompts.sampling import advised_sampling
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
     Delta,
@@ -49,6 +50,7 @@ class Engine:
         self._load = load
         self._renderer = PromptRenderer(llm.renderer)
         self._preparation = Preparation(llm, self._renderer, settings)
+        self._default_sampling = advised_sampling(llm.model_config.get_diff_sampling_param())
         self._aborts: set[asyncio.Task[None]] = set()
         self._delivered = ReaderRelay[tuple[int, float]](self._call_deliver)
         self._holds = ReaderRelay[bool](self._call_hold)
@@ -199,6 +201,7 @@ class Engine:
             tensor_parallel_size=parallel.tensor_parallel_size,
             pipeline_parallel_size=parallel.pipeline_parallel_size,
             layers_per_group=layers_per_group(config),
+            default_sampling=self._default_sampling,
         )
 
     async def close(self) -> None:

@@ -1,7 +1,10 @@
 """Sampling parameters as vLLM takes them."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import structlog
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.sampling_params import SamplingParams as VllmSamplingParams
@@ -11,7 +14,17 @@ from vllm.v1.structured_output.request import get_structured_output_key
 
 from services.executor.request_tag import to_extra_args
 from services.executor.types import Submission
-from services.generation.sampling_params import AnswerForm, SamplingParams, StructuredOutputs
+from services.generation.sampling_params import (
+    ADVISABLE,
+    DEFAULT_SAMPLING,
+    AnswerForm,
+    SamplingParams,
+    StructuredOutputs,
+    check_sampling,
+)
+from services.kit.errors import InvalidRequestError
+
+log = structlog.get_logger()
 
 UNSEEDED = -1  # what vLLM takes for "not seeded", although it is a seed
 SEED_OF_UNSEEDED = 2**63 - 1
@@ -46,6 +59,26 @@ def to_vllm_sampling(submission: Submission, max_tokens: int) -> VllmSamplingPar
         extra_args=to_extra_args(submission.service_level),
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def advised_sampling(advice: Mapping[str, Any]) -> SamplingParams:
+    """Return what a model's makers advise, as vLLM reads it from `generation_config.json`.
+
+    A value that no request may have is left out.
+    """
+    sampling = DEFAULT_SAMPLING
+    for name in ("max_tokens", *ADVISABLE):
+        if name not in advice:
+            continue
+        value = max(advice[name], 0) if name == "top_k" else advice[name]  # -1: all tokens
+        try:
+            advised = replace(sampling, **{name: value})
+            check_sampling(advised)
+        except InvalidRequestError as error:
+            log.warning("advised_sampling_left_out", detail=str(error))
+        else:
+            sampling = advised
+    return sampling
 
 
 def blamed_parameter(error: Exception, sampling: SamplingParams) -> str:

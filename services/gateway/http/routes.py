@@ -107,7 +107,8 @@ class OpenAiRoutes:
     ) -> Response:
         body = await self._body(request, body_class)
         request_id = RequestId(current_request_id())
-        requests = to_generation_requests(body, request.headers, request_id)
+        default = self._dispatcher.default_sampling(body.model)
+        requests = to_generation_requests(body, request.headers, request_id, default)
         head = AnswerHead(
             kind=kind,
             request_id=request_id,

@@ -25,6 +25,7 @@ from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
 from services.gateway.live.side_by_side import side_by_side
 from services.gateway.types import GenerationRequest, ModelInfo, RequestId
+from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.clock import Clock
 from services.kit.errors import (
     InvalidRequestError,
@@ -81,6 +82,11 @@ class Dispatcher:
     def models(self) -> list[ModelInfo]:
         """Return one entry per model, sorted, with the largest context that is served."""
         return self.placing.models()
+
+    def default_sampling(self, model: str) -> SamplingParams:
+        """Return what a request to `model` that names nothing gets."""
+        infos = (info for info in self.models() if info.model == model)
+        return next((info.default_sampling for info in infos), DEFAULT_SAMPLING)
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Generation]:

@@ -83,14 +83,16 @@ class RequestBody(StrictBody):
     max_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
     min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
     n: int = Field(default=1, ge=1, le=types.MAX_ANSWERS)
-    temperature: float = Field(default=1.0, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False)
-    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
-    top_k: int = Field(default=0, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
-    min_p: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: float = Field(
-        default=1.0, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
+    temperature: float | None = Field(
+        default=None, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(default=None, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
+    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
     )
     logit_bias: TokenBiases = Field(default_factory=dict)
     stop: Stop = ()
@@ -111,6 +113,10 @@ class RequestBody(StrictBody):
 
     @property
     def gives_prompt_back(self) -> bool:
+        return False
+
+    @property
+    def answers_a_conversation(self) -> bool:
         return False
 
     def max_output_tokens(self) -> int | None:
@@ -149,6 +155,10 @@ class ChatCompletionBody(RequestBody):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
+
+    @property
+    def answers_a_conversation(self) -> bool:
+        return True
 
     def max_output_tokens(self) -> int | None:
         if self.max_tokens is not None and self.max_completion_tokens is not None:

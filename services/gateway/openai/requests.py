@@ -10,10 +10,17 @@ from services.gateway.openai.bodies import RequestBody
 from services.gateway.openai.fields import ServiceLevelBody
 from services.gateway.types import GenerationRequest, RequestId
 from services.generation.prompts import Prompt
-from services.generation.sampling_params import SamplingParams, StructuredOutputs, check_sampling
+from services.generation.sampling_params import (
+    ADVISABLE,
+    DEFAULT_SAMPLING,
+    SamplingParams,
+    StructuredOutputs,
+    check_sampling,
+)
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
 
+ALL_TOKENS = -1  # what vLLM takes for a `top_k` of 0
 MAX_PARENT_ID_LENGTH = 124  # leaves room for the number of one of MAX_ANSWERS answers
 
 _HEADER_BY_BOUND = {
@@ -25,9 +32,13 @@ _HEADER_BY_BOUND = {
 
 
 def to_generation_requests(
-    body: RequestBody, headers: Mapping[str, str], request_id: RequestId
+    body: RequestBody,
+    headers: Mapping[str, str],
+    request_id: RequestId,
+    default: SamplingParams = DEFAULT_SAMPLING,
 ) -> list[GenerationRequest]:
-    """Make the requests that `body` and the service-level headers ask for; the body wins.
+    """Make the requests that `body` and the service-level headers ask for; the body wins, and
+    what it does not name is `default`'s.
 
     There is one for each answer: `n` for the first prompt, then `n` for the next. The first has
     `request_id` itself, the others that with a number behind it, and each a seed of its own.
@@ -45,7 +56,7 @@ def to_generation_requests(
         request_id=request_id,
         model=body.model,
         prompt=prompts[0],
-        sampling=_sampling(body),
+        sampling=_sampling(body, default),
         service_level=_service_level(body.evenflow, headers),
         delivery=types.Delivery.STREAMED if body.stream else types.Delivery.WHOLE,
         echo=body.gives_prompt_back,
@@ -76,18 +87,19 @@ def _reseeded(sampling: SamplingParams, index: int) -> SamplingParams:
     return replace(sampling, seed=(sampling.seed + index + 2**63) % 2**64 - 2**63)
 
 
-def _sampling(body: RequestBody) -> SamplingParams:
-    sampling = SamplingParams(
-        max_tokens=body.max_output_tokens(),
-        temperature=body.temperature,
-        top_p=body.top_p,
+def _sampling(body: RequestBody, default: SamplingParams) -> SamplingParams:
+    named = {name: value for name in ADVISABLE if (value := getattr(body, name)) is not None}
+    if body.top_k == ALL_TOKENS:
+        named["top_k"] = 0
+    max_tokens = body.max_output_tokens()
+    if max_tokens is None and body.answers_a_conversation:
+        max_tokens = default.max_tokens
+    sampling = replace(
+        default,
+        **named,
+        max_tokens=max_tokens,
         stop=body.stop,
         seed=body.seed,
-        top_k=max(body.top_k, 0),
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
         logit_bias=MappingProxyType(body.logit_bias),
         min_tokens=body.min_tokens,
         stop_token_ids=tuple(body.stop_token_ids),
