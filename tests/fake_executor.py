@@ -41,6 +41,7 @@ class Script:
     interval_s: float = 0.0  # between two tokens
     finish_reason: gen.FinishReason.ValueType = gen.FINISH_REASON_STOP
     num_reasoning_tokens: int | None = None  # told with the finish reason
+    num_cached_tokens: int = 0  # so is this
     failure: pb.Failure | None = None  # instead of the finish reason
     reject: pb.Rejected | None = None  # instead of everything; its request id is filled in
     accepting: asyncio.Event = field(default_factory=open_gate)  # nothing is answered before
@@ -317,6 +318,8 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
         session.end(request_id, num_tokens, pb.Ending(failure=script.failure))
     else:
         ending = pb.Ending(
-            finish_reason=script.finish_reason, num_reasoning_tokens=script.num_reasoning_tokens
+            finish_reason=script.finish_reason,
+            num_reasoning_tokens=script.num_reasoning_tokens,
+            num_cached_tokens=script.num_cached_tokens,
         )
         session.end(request_id, num_tokens, ending)

@@ -103,6 +103,7 @@ def finish_to_proto(finish: types.Finish) -> pb.Finish:
             num_prompt_tokens=finish.num_prompt_tokens,
             num_output_tokens=finish.num_output_tokens,
             num_reasoning_tokens=finish.num_reasoning_tokens,
+            num_cached_tokens=finish.num_cached_tokens,
         ),
     )
 
@@ -205,13 +206,14 @@ def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.Mode
     )
 
 
-def ending_from_proto(ending: executor_pb2.Ending) -> tuple[FinishReason, int | None]:
-    """Return why a request ended, and its tokens of reasoning where anything tells. A reason that
-    this build does not know ended normally.
+def ending_from_proto(ending: executor_pb2.Ending) -> tuple[FinishReason, int | None, int]:
+    """Return why a request ended, its tokens of reasoning where anything tells, and those of its
+    prompt that were cached. A reason that this build does not know ended normally.
     """
     has_count = ending.HasField("num_reasoning_tokens")
     reason = FINISH_FROM_PROTO.get(ending.finish_reason, FinishReason.STOP)
-    return reason, ending.num_reasoning_tokens if has_count else None
+    num_reasoning = ending.num_reasoning_tokens if has_count else None
+    return reason, num_reasoning, ending.num_cached_tokens
 
 
 def rejection_from_proto(rejected: executor_pb2.Rejected) -> ServiceError:

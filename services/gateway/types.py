@@ -69,6 +69,7 @@ class Finish:
     num_prompt_tokens: int
     num_output_tokens: int  # generated, whether or not they were delivered
     num_reasoning_tokens: int | None = None  # of these; None: nothing tells reasoning from text
+    num_cached_tokens: int = 0  # of the prompt; not computed again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,14 @@ class RequestSink(Protocol):
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         """Take the next tokens, none missing, none twice, and when they came in."""
 
-    def ended(self, reason: FinishReason, num_reasoning_tokens: int | None = None) -> None:
-        """Take how it ended, and how many tokens are reasoning where anything tells."""
+    def ended(
+        self,
+        reason: FinishReason,
+        num_reasoning_tokens: int | None = None,
+        num_cached_tokens: int = 0,
+    ) -> None:
+        """Take how it ended, how many tokens are reasoning where anything tells, and how many of
+        the prompt were not computed again.
+        """
 
     def failed(self, error: ServiceError) -> None: ...

@@ -1,5 +1,6 @@
 """Bodies as clients of OpenAI's and vLLM's servers send them."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.fake_executor import MODEL, FakeExecutor
+from tests.fake_executor import MODEL, FakeExecutor, Script
 from tests.gateways import Client, chat_body, gateway_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -93,3 +94,17 @@ async def test_grpc_clients_get_the_same_advice_and_zero_is_a_value(advised) -> 
         ADVICE,
         gen.SamplingParams(temperature=0.6, top_p=0.95, repetition_penalty=1.05, max_tokens=5),
     ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_usage_tells_how_much_of_the_prompts_was_cached(client, executor, stream) -> None:
+    executor.script = Script(num_cached_tokens=5)
+    body = {"model": MODEL, "prompt": ["a", "b"], "n": 2, "stream": stream}
+
+    response = await client.http.post(
+        COMPLETIONS, json=body | {"stream_options": {"include_usage": True}}
+    )
+
+    *_, last = (line for line in response.text.split("\n") if line and "[DONE]" not in line)
+    usage = json.loads(last.removeprefix("data: "))["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 10}  # each prompt once

@@ -64,7 +64,10 @@ async def test_usage_comes_in_a_chunk_of_its_own(client, executor) -> None:
 
     created = json.loads(response.text.split("\n")[0][6:])["created"]
     no_usage = ',"usage":null'
-    usage = ',"usage":{"prompt_tokens":7,"completion_tokens":1,"total_tokens":8}'
+    usage = (
+        ',"usage":{"prompt_tokens":7,"completion_tokens":1,"total_tokens":8,'
+        '"prompt_tokens_details":{"cached_tokens":0}}'
+    )
     assert response.text == "".join(
         [
             chat_chunk(
@@ -127,6 +130,7 @@ async def test_a_whole_chat_answer_has_its_text_and_usage(client, executor) -> N
             "prompt_tokens": NUM_PROMPT_TOKENS,
             "completion_tokens": 3,
             "total_tokens": NUM_PROMPT_TOKENS + 3,
+            "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
 

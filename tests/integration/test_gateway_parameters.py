@@ -132,6 +132,7 @@ async def test_several_answers_are_choices_of_one_response(client, executor) -> 
         "prompt_tokens": 2 * NUM_PROMPT_TOKENS,
         "completion_tokens": 8,
         "total_tokens": 2 * NUM_PROMPT_TOKENS + 8,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     submits = {submit.request_id: submit for submit in executor.submits}
     assert [submits[id].text for id in ("r", "r.1")] == ["a", "a"]
@@ -172,6 +173,7 @@ async def test_several_answers_share_one_stream_each_at_its_own_pace(client, exe
         "prompt_tokens": NUM_PROMPT_TOKENS,
         "completion_tokens": 3,
         "total_tokens": NUM_PROMPT_TOKENS + 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     for index, text in enumerate(["s1s2", "f"]):
         mine = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == index]

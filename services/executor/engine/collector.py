@@ -50,6 +50,7 @@ class StepOutput(PromptOutput, Protocol):
     """The part of vLLM's `RequestOutput` that is read here."""
 
     outputs: Sequence[Completion]
+    num_cached_tokens: int | None  # of the prompt
 
 
 class StepParser(Protocol):
@@ -125,6 +126,7 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
         ending,
         prompt_logprobs(output, reporting.num_logprobs, reporting.first_prompt_token),
         parser.num_reasoning_tokens if parser is not None and ending is not None else None,
+        (output.num_cached_tokens or 0) if ending is not None else 0,
     )
 
 

@@ -21,6 +21,7 @@ class Output:
     ending: Ending | None = None
     prompt: EchoedPrompt | None = None  # with the first tokens, if asked for
     num_reasoning_tokens: int | None = None  # with the ending, if reasoning is parsed
+    num_cached_tokens: int = 0  # of the prompt, with the ending
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ class StepStream:
         output.tokens.extend(delta.tokens)
         output.ending = delta.ending
         output.num_reasoning_tokens = delta.num_reasoning_tokens
+        output.num_cached_tokens = delta.num_cached_tokens
         output.prompt = prompt or output.prompt
         self._wake.set()
 

@@ -89,6 +89,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None  # of the reader; an Event costs more
         self._num_generated = 0
         self._num_reasoning_tokens: int | None = None
+        self._num_cached_tokens = 0
         self._reason: FinishReason | None = None
         self._error: Exception | None = None
 
@@ -110,10 +111,16 @@ class Generation:
         self._num_generated += len(tokens)
         self._paced.push(tokens, generated_s)
 
-    def ended(self, reason: FinishReason, num_reasoning_tokens: int | None = None) -> None:
+    def ended(
+        self,
+        reason: FinishReason,
+        num_reasoning_tokens: int | None = None,
+        num_cached_tokens: int = 0,
+    ) -> None:
         if self._is_over:
             return
         self._reason, self._num_reasoning_tokens = reason, num_reasoning_tokens
+        self._num_cached_tokens = num_cached_tokens
         if not self.request.service_level.pace_tail:
             self._paced.flush()
         self._wake()
@@ -209,6 +216,7 @@ class Generation:
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self._num_generated,
             num_reasoning_tokens=self._num_reasoning_tokens,
+            num_cached_tokens=self._num_cached_tokens,
         )
         self._reader.handed(self._clock())  # what follows the last token is waited for too
 

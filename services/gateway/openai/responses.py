@@ -58,12 +58,14 @@ def event(value: Any) -> bytes:
 
 def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> dict[str, Any]:
     """Return the token counts of all answers, in order; each prompt counts once."""
-    num_prompt_tokens = sum(f.num_prompt_tokens for f in finishes[::answers_per_prompt])
+    of_prompts = finishes[::answers_per_prompt]
+    num_prompt_tokens = sum(f.num_prompt_tokens for f in of_prompts)
     num_output_tokens = sum(f.num_output_tokens for f in finishes)
     counts: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(f.num_cached_tokens for f in of_prompts)},
     }
     thoughts = [n for f in finishes if (n := f.num_reasoning_tokens) is not None]
     if thoughts:

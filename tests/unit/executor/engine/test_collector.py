@@ -38,6 +38,7 @@ class FakeOutput:
     outputs: list[FakeCompletion]
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[int, FakeLogprob] | None] | None = None
+    num_cached_tokens: int | None = None
 
 
 def make_output(*ids: int, text: str = "", finish_reason: str | None = None) -> FakeOutput:
@@ -46,6 +47,17 @@ def make_output(*ids: int, text: str = "", finish_reason: str | None = None) -> 
 
 def test_a_token_carries_the_text_of_its_step() -> None:
     assert to_delta(make_output(5, text="hi")) == Delta((Token(5, "hi"),))
+
+
+@pytest.mark.parametrize(("told", "num_cached"), [(None, 0), (0, 0), (16, 16)])
+def test_an_ending_tells_how_much_of_the_prompt_was_cached(
+    told: int | None, num_cached: int
+) -> None:
+    first, last = make_output(5), make_output(6, finish_reason="length")
+    first.num_cached_tokens = last.num_cached_tokens = told
+
+    assert to_delta(first).num_cached_tokens == 0
+    assert to_delta(last).num_cached_tokens == num_cached
 
 
 def test_the_text_of_several_tokens_of_a_step_is_the_last_ones() -> None:

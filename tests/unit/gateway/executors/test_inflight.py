@@ -42,7 +42,12 @@ class Sink:
         self.tokens += tokens
         self.arrived_s += [generated_s] * len(tokens)
 
-    def ended(self, reason: FinishReason, num_reasoning_tokens: int | None = None) -> None:
+    def ended(
+        self,
+        reason: FinishReason,
+        num_reasoning_tokens: int | None = None,
+        num_cached_tokens: int = 0,
+    ) -> None:
         self.endings.append(reason)
         self.num_reasoning_tokens = num_reasoning_tokens
 
