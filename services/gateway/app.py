@@ -20,7 +20,7 @@ from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, follow
 from services.gateway.executors.link import ExecutorLink
-from services.gateway.http.edge import HttpEdge
+from services.gateway.http.edge import HttpEdge, allow_origins
 from services.gateway.http.guard import GrpcGuard, HttpGuard
 from services.gateway.http.protocol import BoundedHttpProtocol
 from services.gateway.http.routes import make_app
@@ -100,7 +100,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         )
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
         app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
-        edge = HttpEdge(HttpGuard(app, keys), tracing)
+        guarded = HttpGuard(app, keys)
+        edge = HttpEdge(allow_origins(guarded, settings.cors_origins), tracing)
         http_server = _HttpServer(_http_config(edge, settings.edge_transport.certificates))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))

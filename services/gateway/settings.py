@@ -17,6 +17,9 @@ from services.kit.transport import Certificates, Transport
 _ADDRESS = re.compile(r"[^\s:,]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,@?#]+")
+
+
 def _checked_address(address: str) -> str:
     if not _ADDRESS.fullmatch(address) or int(address.rsplit(":", 1)[1]) > 65535:
         raise ValueError(f'"{address}" is not host:port')
@@ -39,6 +42,9 @@ class GatewaySettings(ServiceSettings):
     api_keys_redis_url: RedisUrl | None = None
     api_keys_refresh_s: float = Field(default=5.0, ge=0.1)  # until a change is seen
     submit_timeout_s: float = Field(default=30.0, gt=0)  # for an executor to accept or reject
+    # Origins whose pages may call from a browser, "https://a.example,http://localhost:3000", or "*"
+    # for all; empty: none.
+    cors_origins: str = ""
     sse_keepalive_s: float = Field(default=15.0, ge=0)  # comment in a silent stream; 0: none
     # Tokens that are due and that a reader has not taken, from which its generation is held.
     max_undelivered_tokens: int = Field(default=256, ge=1)
@@ -97,6 +103,15 @@ class GatewaySettings(ServiceSettings):
         if len(set(addresses)) != len(addresses):
             raise ValueError("an address is listed twice")
         return ",".join(addresses)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: str) -> str:
+        origins = [part.strip() for part in value.split(",")] if value else []
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f'"{origin}" is not scheme://host or scheme://host:port')
+        return ",".join(origins)
 
     @field_validator("tracker")
     @classmethod

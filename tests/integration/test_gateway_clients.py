@@ -108,3 +108,47 @@ async def test_usage_tells_how_much_of_the_prompts_was_cached(client, executor, 
     *_, last = (line for line in response.text.split("\n") if line and "[DONE]" not in line)
     usage = json.loads(last.removeprefix("data: "))["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 10}  # each prompt once
+
+
+PAGE = "https://chat.example"
+KEY = "a-key-of-the-page-of-thirty-two-characters"
+
+
+@pytest.mark.parametrize("origins", [PAGE, f"http://localhost:3000,{PAGE}", "*"])
+async def test_a_page_of_an_allowed_origin_may_call(executor, tmp_path, origins) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[keys]]\nname = "page"\nkey = "{KEY}"\n')
+    asks = {
+        "origin": PAGE,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    async with gateway_for(executor, cors_origins=origins, api_keys_file=keys) as client:
+        await client.wait_ready()
+        preflight = await client.http.options(CHAT, headers=asks)
+        refused = await client.http.post(CHAT, json=chat_body(), headers={"origin": PAGE})
+        answer = await client.http.post(
+            CHAT,
+            json=chat_body(stream=True),
+            headers={"origin": PAGE, "authorization": f"Bearer {KEY}"},
+        )
+
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
+    assert (refused.status_code, answer.status_code) == (401, 200)
+    allowed = "*" if origins == "*" else PAGE
+    for response in (refused, answer):
+        assert response.headers["access-control-allow-origin"] == allowed
+        assert "x-request-id" in response.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize("origins", ["", "https://other.example"])
+async def test_a_page_of_any_other_origin_may_not(executor, origins) -> None:
+    asks = {"origin": PAGE, "access-control-request-method": "POST"}
+    async with gateway_for(executor, cors_origins=origins) as client:
+        await client.wait_ready()
+        preflight = await client.http.options(CHAT, headers=asks)
+        answer = await client.http.post(CHAT, json=chat_body(), headers={"origin": PAGE})
+
+    assert preflight.status_code >= 400
+    assert "access-control-allow-origin" not in answer.headers

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 from opentelemetry.trace import Span, SpanKind
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,6 +31,19 @@ QUIET_ROUTES = ("/health", "/ready", "/metrics")  # probes would drown the log
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 IGNORED_PARAMETERS = "evenflow.ignored"  # of a scope: names of what a body says in vain
 IGNORED_HEADER = "x-evenflow-ignored"
+# What a page may read of a response, beside its body.
+EXPOSED_HEADERS = (
+    REQUEST_ID_KEY,
+    IGNORED_HEADER,
+    "retry-after",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-reset-tokens",
+    "x-should-retry",
+)
 CLIENT_GONE_STATUS = 499  # never sent: nobody is there to read it
 
 
@@ -111,6 +125,21 @@ def _record(scope: Scope, status: int, duration_s: float) -> None:
     HTTP_SECONDS.labels(route, str(status)).observe(duration_s)
     if route not in QUIET_ROUTES:
         log.info("http_served", http_route=route, http_status=status, duration_s=duration_s)
+
+
+def allow_origins(app: ASGIApp, origins: str) -> ASGIApp:
+    """Let pages of `origins`, separated by commas, call `app` from a browser; "*": all pages,
+    empty: none.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins.split(","),
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=EXPOSED_HEADERS,
+    )
 
 
 async def read_json(request: Request, *, max_bytes: int) -> Any:

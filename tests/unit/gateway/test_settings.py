@@ -40,6 +40,9 @@ def test_no_tracker_is_a_choice(monkeypatch) -> None:
         ("METRICS_PORT", "9050"),
         ("MAX_LIVE_REQUESTS", "0"),
         ("SUBMIT_TIMEOUT_S", "0"),
+        ("CORS_ORIGINS", "chat.example"),
+        ("CORS_ORIGINS", "https://chat.example,"),
+        ("CORS_ORIGINS", "https://chat.example/"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(monkeypatch, name, value) -> None:
