@@ -1,8 +1,11 @@
 """The HTTP edge over real sockets, with a scripted executor behind it."""
 
+import asyncio
 import json
 import re
+import tomllib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -406,6 +409,26 @@ async def test_models_are_listed_and_found_by_ids_with_slashes() -> None:
     assert [model["id"] for model in listed["data"]] == ["a", "org/b"]
     assert one == listed["data"][1]
     assert (one["object"], one["owned_by"], one["max_model_len"]) == ("model", "evenflow", 512)
+    assert (one["root"], one["parent"]) == ("org/b", None)
+
+
+async def test_what_vllm_s_server_tells_of_itself_is_told(client, executor) -> None:
+    executor.script = Script(generating=asyncio.Event())
+    answering = asyncio.create_task(client.http.post("/v1/chat/completions", json=chat_body()))
+    await executor.until(lambda: bool(executor.submits))
+    busy = (await client.http.get("/load")).json()
+    executor.script.generating.set()
+    await answering
+    await client.wait_idle()
+
+    assert (busy, (await client.http.get("/load")).json()) == (
+        {"server_load": 1},
+        {"server_load": 0},
+    )
+    assert (await client.http.get("/ping")).status_code == 200
+    assert (await client.http.post("/ping")).status_code == 200
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert (await client.http.get("/version")).json() == {"version": project["version"]}
 
 
 async def test_metrics_and_probes_are_served(client) -> None:

@@ -27,7 +27,7 @@ from services.kit.tracing import NO_TRACING, Tracing, bind_parent, context_from,
 
 log = structlog.get_logger()
 
-QUIET_ROUTES = ("/health", "/ready", "/metrics")  # probes would drown the log
+QUIET_ROUTES = ("/health", "/ping", "/ready", "/metrics")  # probes would drown the log
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 IGNORED_PARAMETERS = "evenflow.ignored"  # of a scope: names of what a body says in vain
 IGNORED_HEADER = "x-evenflow-ignored"

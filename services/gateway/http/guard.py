@@ -13,7 +13,7 @@ from services.gateway.openai import errors as openai_errors
 from services.kit.errors import ServiceError, UnauthenticatedError
 from services.kit.rpc import QUIET_METHODS, Context
 
-OPEN_PATHS = ("/health", "/ready", "/metrics")  # for probes
+OPEN_PATHS = ("/health", "/ping", "/ready", "/metrics")  # for probes
 
 
 class HttpGuard:

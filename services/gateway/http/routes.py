@@ -36,6 +36,7 @@ from services.kit.clock import wall_s
 from services.kit.errors import ServiceError
 from services.kit.rpc import current_request_id
 
+VERSION = "0.1.0"  # of pyproject.toml
 MIN_BODY_LIMIT_BYTES = 1 << 20
 BODY_BYTES_PER_CONTEXT_TOKEN = 16
 _SCHEMA_REF = "#/components/schemas/{model}"
@@ -68,6 +69,12 @@ class OpenAiRoutes:
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": VERSION})
+
+    async def load(self, request: Request) -> Response:
+        return JSONResponse({"server_load": self._dispatcher.num_live})
 
     async def ready(self, request: Request) -> Response:
         if self._dispatcher.is_ready:
@@ -141,6 +148,7 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
     routes = OpenAiRoutes(dispatcher, keepalive_s=keepalive_s)
     app = FastAPI(
         title="Evenflow",
+        version=VERSION,
         description="OpenAI-compatible API with per-token latency SLOs and paced streams.",
         redirect_slashes=False,
         exception_handlers={Exception: _error, ServiceError: _error, HTTPException: _http_error},
@@ -157,6 +165,10 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
     app.add_api_route("/v1/models", routes.list_models)
     app.add_api_route("/v1/models/{model_id:path}", routes.get_model)
     app.add_api_route("/health", routes.health)
+    app.add_api_route("/ping", routes.health)
+    app.add_api_route("/ping", routes.health, methods=["POST"])
+    app.add_api_route("/version", routes.version)
+    app.add_api_route("/load", routes.load)
     app.add_api_route("/ready", routes.ready)
     app.add_api_route("/metrics", routes.metrics)
     _add_schemas(app, *(body_class for _, _, body_class in posts))

@@ -217,5 +217,7 @@ def model_entry(model: ModelInfo, created_s: int) -> dict[str, Any]:
         "object": "model",
         "created": created_s,
         "owned_by": "evenflow",
+        "root": model.model,
+        "parent": None,
         "max_model_len": model.max_model_len,
     }
