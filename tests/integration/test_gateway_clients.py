@@ -9,11 +9,24 @@ import pytest
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from tests.client_bodies import CHAT, COMPLETIONS, SENT, Sent
 from tests.fake_executor import MODEL, FakeExecutor, Script
 from tests.gateways import Client, chat_body, gateway_for
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 IGNORED = "x-evenflow-ignored"
+
+
+@pytest.mark.parametrize("sent", SENT, ids=[sent.client for sent in SENT])
+async def test_what_a_client_sends_is_answered(client, executor, sent: Sent) -> None:
+    response = await client.http.post(sent.path, json=sent.whole_body)
+
+    assert response.status_code == 200, response.text
+    named = response.headers.get(IGNORED, "")
+    assert {*named.split(", ")} - {""} == sent.ignored
+    assert executor.submits
+    if sent.path == CHAT:
+        roles = [turn["role"] for turn in sent.body["messages"]]
+        assert [turn.role for turn in executor.submits[0].chat.messages] == roles
 
 
 @pytest.mark.parametrize("stream", [False, True])

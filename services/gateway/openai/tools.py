@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -61,6 +61,7 @@ class Message(StrictBody):
         "reasoning_details",
         "thinking_blocks",
     }
+    neutral: ClassVar = {"type": "text"}
 
     role: str
     content: Text = ""
