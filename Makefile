@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types models test test-unit test-integration test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -29,6 +29,8 @@ lock: ## resolve every lock file in requirements/ anew (needs PyTorch's package 
 	$(foreach name,$(SERVICES_LOCKED),$(LOCK) --extra $(name) -c requirements/dev.txt -o requirements/$(name).txt &&) true
 	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-header --quiet \
 	  --extra executor-cuda -o requirements/executor-cuda.txt
+	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-header --quiet \
+	  --extra gateway --extra clients -o requirements/clients.txt
 
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 
@@ -82,6 +84,17 @@ test-unit: $(PURE_NEEDS) ## no engine, no network
 test-integration: $(PURE_NEEDS) ## contract and integration suites: real Redis, gRPC, processes
 	$(PYTEST) $(JUNIT)/integration.xml --numprocesses=4 --dist=loadfile tests/contract tests/integration
 
+# Packages that want another openai than vLLM does, and the gateway beside them. Their own warnings fail no test.
+CLIENTS := .cache/clients
+CLIENTS_STAMP := $(CLIENTS)/installed.stamp
+$(CLIENTS_STAMP): requirements/clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/clients.txt
+	touch $@
+
+test-clients: $(if $(PREPARED),,setup) $(CLIENTS_STAMP) ## openai, litellm, langchain-openai, openai-agents against the gateway
+	GRPC_VERBOSITY=ERROR $(CLIENTS)/bin/python -m pytest -W default $(JUNIT)/clients.xml tests/clients
+
 test-executors: $(STACK_NEEDS) ## executors in processes of their own
 	$(PYTEST) $(JUNIT)/executors.xml tests/executors
 
@@ -118,7 +131,7 @@ kernels: setup
 test: setup ## everything that must pass (25 minutes on two cores)
 	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels
 	$(MAKE) --jobs=2 --output-sync=line PREPARED=yes test-layerwise test-executors test-e2e test-engines \
-	  test-drawn test-integration test-drawn-failures test-unit
+	  test-drawn test-integration test-drawn-failures test-unit test-clients
 
 .PHONY: product-parallel product-single product-failures
 product-parallel:
