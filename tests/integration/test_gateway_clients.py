@@ -10,7 +10,7 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from tests.client_bodies import CHAT, COMPLETIONS, SENT, Sent
-from tests.fake_executor import MODEL, FakeExecutor, Script
+from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script
 from tests.gateways import Client, chat_body, gateway_for
 
 IGNORED = "x-evenflow-ignored"
@@ -121,6 +121,23 @@ async def test_usage_tells_how_much_of_the_prompts_was_cached(client, executor, 
     *_, last = (line for line in response.text.split("\n") if line and "[DONE]" not in line)
     usage = json.loads(last.removeprefix("data: "))["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 10}  # each prompt once
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_each_event_tells_the_counts_so_far_if_asked_to(client, executor, path) -> None:
+    executor.script = Script(texts=["a", "", "b"])  # the token without text has no event
+    body = chat_body() if path == CHAT else {"model": MODEL, "prompt": "Hi"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+
+    response = await client.http.post(path, json=body | {"stream": True, "stream_options": options})
+
+    events = [line.removeprefix("data: ") for line in response.text.split("\n") if line]
+    usages = [json.loads(event)["usage"] for event in events[:-1]]
+    begun = [0] if path == CHAT else []  # the role
+    assert [usage["completion_tokens"] for usage in usages] == [*begun, 1, 3, 3, 3]
+    for usage in usages:
+        assert usage["prompt_tokens"] == NUM_PROMPT_TOKENS
+        assert usage["total_tokens"] == NUM_PROMPT_TOKENS + usage["completion_tokens"]
 
 
 PAGE = "https://chat.example"

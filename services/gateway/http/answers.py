@@ -74,6 +74,7 @@ async def _collected(generation: Generation) -> Answer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
     includes_usage: bool  # token counts before the end
+    counts_each_event: bool = False  # an answer's own so far, in each of its events
     keepalive_s: float  # a comment after this time without an event; 0: never
 
 
@@ -117,7 +118,12 @@ class StreamedAnswers(_Answers):
         return DONE_EVENT
 
     async def _write(self, stream: EventStream, generation: Generation, index: int) -> Finish:
-        chunks = ChunkWriter(self._head, index, includes_usage=self._options.includes_usage)
+        chunks = ChunkWriter(
+            self._head,
+            index,
+            includes_usage=self._options.includes_usage,
+            counted_from=generation.num_prompt_tokens if self._options.counts_each_event else None,
+        )
         await generation.write_to(_AnswerEvents(stream, chunks, generation))
         finish = _uncancelled(generation)
         await stream.send(chunks.ending(finish))

@@ -125,7 +125,11 @@ class OpenAiRoutes:
         )
         if not body.stream:
             return WholeAnswers(self._dispatcher, requests, head)
-        options = StreamOptions(includes_usage=body.includes_usage, keepalive_s=self._keepalive_s)
+        options = StreamOptions(
+            includes_usage=body.includes_usage,
+            counts_each_event=body.counts_each_event,
+            keepalive_s=self._keepalive_s,
+        )
         return StreamedAnswers(self._dispatcher, requests, head, options)
 
     async def _body(self, request: Request, body_class: type[BodyT]) -> BodyT:

@@ -112,6 +112,12 @@ class RequestBody(StrictBody):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def counts_each_event(self) -> bool:
+        """Say whether each event of the stream shall tell an answer's token counts so far."""
+        options = self.stream_options
+        return self.includes_usage and options is not None and options.continuous_usage_stats
+
+    @property
     def gives_prompt_back(self) -> bool:
         return False
 

@@ -147,6 +147,7 @@ class StreamOptions(StrictBody):
     without_effect = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's, of each answer so far, with include_usage only
 
 
 class ServiceLevelBody(StrictBody):

@@ -61,16 +61,22 @@ def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> dict[str, Any]
     of_prompts = finishes[::answers_per_prompt]
     num_prompt_tokens = sum(f.num_prompt_tokens for f in of_prompts)
     num_output_tokens = sum(f.num_output_tokens for f in finishes)
-    counts: dict[str, Any] = {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_output_tokens,
-        "total_tokens": num_prompt_tokens + num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(f.num_cached_tokens for f in of_prompts)},
+    counts = _counts(num_prompt_tokens, num_output_tokens)
+    counts["prompt_tokens_details"] = {
+        "cached_tokens": sum(f.num_cached_tokens for f in of_prompts)
     }
     thoughts = [n for f in finishes if (n := f.num_reasoning_tokens) is not None]
     if thoughts:
         counts["completion_tokens_details"] = {"reasoning_tokens": sum(thoughts)}
     return counts
+
+
+def _counts(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+    }
 
 
 def chunk_base(head: AnswerHead) -> dict[str, Any]:
@@ -92,11 +98,22 @@ def usage_event(head: AnswerHead, finishes: Sequence[Finish]) -> bytes:
 class ChunkWriter:
     """Formats one streamed answer. What does not change from token to token is made once."""
 
-    def __init__(self, head: AnswerHead, index: int, *, includes_usage: bool) -> None:
-        """`index` is the answer's number among those to one HTTP request, from 0."""
+    def __init__(
+        self,
+        head: AnswerHead,
+        index: int,
+        *,
+        includes_usage: bool,
+        counted_from: int | None = None,
+    ) -> None:
+        """`index` is the answer's number among those to one HTTP request, from 0. With the number
+        of its prompt's tokens in `counted_from`, every chunk has its token counts so far.
+        """
         self._is_chat = head.is_chat
         self._index = index
         self._includes_usage = includes_usage
+        self._counted_from = counted_from
+        self._num_tokens = 0  # of the answer, up to the chunk that is made
         self._head = chunk_base(head)
         self._is_begun = False
         self._num_characters = 0  # of the tokens whose probabilities were written
@@ -114,6 +131,8 @@ class ChunkWriter:
         them; the first ones follow the chunk with the role.
         """
         texts = []
+        if self._counted_from is not None:
+            return self._full_events(tokens, as_one=as_one)
         for token in tokens:
             if token.logprobs is not None or not is_plain(token):
                 return self._full_events(tokens, as_one=as_one)
@@ -128,13 +147,17 @@ class ChunkWriter:
         """Return the events of tokens of which some have more than text."""
         scored = tokens[0].logprobs is not None
         told = tokens if scored else [token for token in tokens if says_something(token)]
+        if not told:
+            return b""
         groups = [told] if as_one else [[token] for token in told]
         return self._begin() + b"".join(map(self._full, groups))
 
     def ending(self, finish: Finish) -> bytes:
         """Return the events up to the finish reason."""
         choice = self._choice({} if self._is_chat else "", None, finish.reason.value)
-        return self._begin() + event(self._with_choices([choice]))
+        begun = self._begin()
+        self._num_tokens = finish.num_output_tokens
+        return begun + event(self._with_choices([choice]))
 
     def _begin(self) -> bytes:
         if self._is_begun or not self._is_chat:
@@ -145,6 +168,7 @@ class ChunkWriter:
 
     def _full(self, tokens: Sequence[Token]) -> bytes:
         """Return the event of tokens with all that they have."""
+        self._num_tokens = tokens[-1].index + 1
         logprobs = self._logprobs([t.logprobs for t in tokens if t.logprobs])
         if all(map(is_plain, tokens)):
             return event(self._chunk("".join(token.text for token in tokens), logprobs))
@@ -171,6 +195,9 @@ class ChunkWriter:
 
     def _with_choices(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head | {"choices": choices}
+        if self._counted_from is not None:
+            counts = _counts(self._counted_from, self._num_tokens)
+            return chunk | {"usage": counts}
         return chunk | {"usage": None} if self._includes_usage else chunk
 
 
