@@ -91,6 +91,8 @@ class ConversationOptions:
     omits_reasoning: bool = False
     reasoning_effort: str = ""  # one of REASONING_EFFORTS; empty: the template's own
     template_variables: str = ""  # JSON text of an object; empty: none
+    omits_generation_prompt: bool = False  # the prompt does not begin an answer
+    continues_final_message: bool = False  # the last turn is left open; only without that
 
 
 DEFAULT_OPTIONS = ConversationOptions()
@@ -132,6 +134,9 @@ def check_options(options: ConversationOptions, *, path: str = "") -> None:
     _check_choice(options, f"{prefix}tool_choice")
     if options.reasoning_effort and options.reasoning_effort not in REASONING_EFFORTS:
         _refuse(f"{prefix}reasoning_effort", f"must be one of {', '.join(REASONING_EFFORTS)}")
+    if options.continues_final_message and not options.omits_generation_prompt:
+        name = f"{prefix}continues_final_message" if path else "continue_final_message"
+        _refuse(name, "goes with no generation prompt: set add_generation_prompt to false")
     name = f"{prefix}template_variables" if path else "chat_template_kwargs"
     if options.template_variables:
         variables = _json_object(options.template_variables)

@@ -76,6 +76,8 @@ def options_from_proto(options: gen.ConversationOptions, *, path: str) -> Conver
         omits_reasoning=options.omits_reasoning,
         reasoning_effort=options.reasoning_effort,
         template_variables=options.template_variables,
+        omits_generation_prompt=options.omits_generation_prompt,
+        continues_final_message=options.continues_final_message,
     )
     check_options(own, path=path)
     return own
@@ -101,6 +103,8 @@ def options_to_proto(options: ConversationOptions) -> gen.ConversationOptions | 
         omits_reasoning=options.omits_reasoning,
         reasoning_effort=options.reasoning_effort,
         template_variables=options.template_variables,
+        omits_generation_prompt=options.omits_generation_prompt,
+        continues_final_message=options.continues_final_message,
     )
 
 

@@ -17,6 +17,9 @@ MAX_BIASED_TOKENS = 1_024
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256  # of each
 MAX_STOP_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 256  # of each
+MAX_ALLOWED_TOKENS = 1_024
 MAX_LOGPROBS = 20
 MAX_CHOICE_TEXTS = 1_024
 MAX_FORM_CHARACTERS = 64 << 10  # of a schema, an expression, a grammar or all choices
@@ -68,6 +71,10 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None  # likeliest tokens reported per token, [0, MAX_LOGPROBS]
     structured_outputs: StructuredOutputs | None = None
+    bad_words: tuple[str, ...] = ()  # texts that the answer must not have, at most MAX_BAD_WORDS
+    allowed_token_ids: tuple[int, ...] = ()  # the only ones, at most MAX_ALLOWED_TOKENS; (): all
+    keep_special_tokens: bool = False  # in the answer's text
+    include_stop: bool = False  # in the answer's text, the stop string that ended it
 
 
 DEFAULT_SAMPLING = SamplingParams()
@@ -144,6 +151,18 @@ def _lists(params: SamplingParams) -> Iterator[tuple[str, bool, str]]:
         "stop_token_ids",
         len(ids) <= MAX_STOP_TOKEN_IDS and all(0 <= id <= MAX_TOKEN_ID for id in ids),
         f"must hold at most {MAX_STOP_TOKEN_IDS} token ids, each >= 0",
+    )
+    yield (
+        "bad_words",
+        len(params.bad_words) <= MAX_BAD_WORDS
+        and all(1 <= len(word) <= MAX_BAD_WORD_CHARACTERS for word in params.bad_words),
+        f"must hold at most {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARACTERS} characters",
+    )
+    ids = params.allowed_token_ids
+    yield (
+        "allowed_token_ids",
+        len(ids) <= MAX_ALLOWED_TOKENS and all(0 <= id <= MAX_TOKEN_ID for id in ids),
+        f"must hold at most {MAX_ALLOWED_TOKENS} token ids, each >= 0",
     )
     bias = params.logit_bias
     yield (

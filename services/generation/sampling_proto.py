@@ -15,7 +15,7 @@ from services.generation.sampling_params import (
 from services.kit.errors import InvalidRequestError
 
 # Fields whose absence is their default on the wire as well.
-_PLAIN = ("min_tokens", "ignore_eos")
+_PLAIN = ("min_tokens", "ignore_eos", "keep_special_tokens", "include_stop")
 # Fields that tell an absent value from zero.
 _OPTIONAL = ("max_tokens", "seed", "logprobs", *ADVISABLE)
 _FORM_BY_FIELD = MappingProxyType(
@@ -46,6 +46,8 @@ def sampling_from_proto(
         **stated,
         stop=tuple(sampling.stop),
         stop_token_ids=tuple(sampling.stop_token_ids),
+        bad_words=tuple(sampling.bad_words),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
         logit_bias=MappingProxyType(dict(sampling.logit_bias)),
         structured_outputs=outputs,
     )
@@ -65,6 +67,8 @@ def sampling_to_proto(params: SamplingParams) -> gen.SamplingParams:
         **changed,
         stop=params.stop,
         stop_token_ids=params.stop_token_ids,
+        bad_words=params.bad_words,
+        allowed_token_ids=params.allowed_token_ids,
         logit_bias=params.logit_bias,
         structured_outputs=None if outputs is None else _form_to_proto(outputs),
     )

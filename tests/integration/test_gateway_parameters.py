@@ -50,6 +50,8 @@ EVERYTHING = {
     "stop_token_ids": [3, 4],
     "ignore_eos": True,
     "seed": -3,
+    "bad_words": ["c"],
+    "allowed_token_ids": [5, 6],
 }
 SCHEMA = {"type": "object", "properties": {"a": {"const": None}}}
 
@@ -61,6 +63,8 @@ async def test_every_sampling_parameter_reaches_the_executor(client, executor, p
         **EVERYTHING,
         "logit_bias": {"5": -100, "7": 0.5},
         "priority": -2,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
         "response_format": {
             "type": "json_schema",
             "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
@@ -77,6 +81,8 @@ async def test_every_sampling_parameter_reaches_the_executor(client, executor, p
     (submit,) = executor.submits
     assert submit.sampling == gen.SamplingParams(
         **EVERYTHING,
+        keep_special_tokens=True,
+        include_stop=True,
         logit_bias={5: -100, 7: 0.5},
         logprobs=4,
         structured_outputs=gen.StructuredOutputs(json_schema=json.dumps(SCHEMA)),

@@ -58,7 +58,12 @@ def _tool(tool: Tool) -> dict[str, Any]:
 def template_variables(options: ConversationOptions) -> dict[str, Any]:
     """Return what a template is given beside turns and tools, whether or not it knows it."""
     stated = json.loads(options.template_variables) if options.template_variables else {}
-    variables: dict[str, Any] = {"add_generation_prompt": True, **stated}
+    variables: dict[str, Any] = {
+        "add_generation_prompt": not options.omits_generation_prompt,
+        **stated,
+    }
+    if options.continues_final_message:
+        variables["continue_final_message"] = True
     if options.reasoning_effort:
         variables["reasoning_effort"] = options.reasoning_effort
         # Some templates think only if told to.

@@ -15,6 +15,8 @@ from pydantic import Field, ValidationError
 from services.gateway import types
 from services.gateway.checks import checked_conversation
 from services.gateway.openai.fields import (
+    AllowedTokenIds,
+    BadWords,
     NumLogprobs,
     Penalty,
     Prompts,
@@ -98,6 +100,10 @@ class RequestBody(StrictBody):
     stop: Stop = ()
     stop_token_ids: TokenIds = Field(default_factory=list)
     ignore_eos: bool = False
+    bad_words: BadWords = Field(default_factory=list)
+    allowed_token_ids: AllowedTokenIds | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
@@ -158,6 +164,8 @@ class ChatCompletionBody(RequestBody):
     include_reasoning: bool = True
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     max_completion_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
@@ -196,6 +204,8 @@ class ChatCompletionBody(RequestBody):
             omits_reasoning=not self.include_reasoning,
             reasoning_effort=self.reasoning_effort or "",
             template_variables=json_text(self.chat_template_kwargs, "chat_template_kwargs"),
+            omits_generation_prompt=not self.add_generation_prompt,
+            continues_final_message=self.continue_final_message,
         )
         check_options(options)
         return options

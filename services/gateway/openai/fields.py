@@ -135,6 +135,10 @@ Prompts = Annotated[Any, BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEM
 TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)]
 TokenBiases = Annotated[Any, BeforeValidator(_token_biases), WithJsonSchema(_BIAS_SCHEMA)]
+BadWords = Annotated[list[str], Field(max_length=limits.MAX_BAD_WORDS)]
+AllowedTokenIds = Annotated[
+    list[TokenId], Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKENS)
+]
 Penalty = Annotated[
     float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY, allow_inf_nan=False)
 ]

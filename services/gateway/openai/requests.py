@@ -104,6 +104,10 @@ def _sampling(body: RequestBody, default: SamplingParams) -> SamplingParams:
         min_tokens=body.min_tokens,
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
+        bad_words=tuple(body.bad_words),
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        keep_special_tokens=not body.skip_special_tokens,
+        include_stop=body.include_stop_str_in_output,
         logprobs=body.num_logprobs(),
         structured_outputs=_structured_outputs(body),
     )

@@ -130,9 +130,9 @@ class ChunkWriter:
         """Return an event per token that says something or has probabilities, or one for all of
         them; the first ones follow the chunk with the role.
         """
-        texts = []
         if self._counted_from is not None:
             return self._full_events(tokens, as_one=as_one)
+        texts = []
         for token in tokens:
             if token.logprobs is not None or not is_plain(token):
                 return self._full_events(tokens, as_one=as_one)
@@ -196,8 +196,7 @@ class ChunkWriter:
     def _with_choices(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head | {"choices": choices}
         if self._counted_from is not None:
-            counts = _counts(self._counted_from, self._num_tokens)
-            return chunk | {"usage": counts}
+            return chunk | {"usage": _counts(self._counted_from, self._num_tokens)}
         return chunk | {"usage": None} if self._includes_usage else chunk
 
 

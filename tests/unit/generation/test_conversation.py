@@ -32,6 +32,8 @@ EVERYTHING = ConversationOptions(
     omits_reasoning=True,
     reasoning_effort="max",
     template_variables='{"x": 1}',
+    omits_generation_prompt=True,
+    continues_final_message=True,
 )
 
 

@@ -20,6 +20,7 @@ from services.generation.conversation import (
 )
 from services.generation.logprobs import Logprob, TokenLogprobs
 from services.generation.prompts import ChatPrompt
+from services.kit.errors import InvalidRequestError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -95,6 +96,16 @@ def test_what_answers_and_tools_said_goes_back_into_a_conversation() -> None:
         ChatMessage(role="assistant", content="", tool_calls=(call,), reasoning="hm"),
         ChatMessage(role="tool", content="sunny", tool_call_id="c1"),
     )
+
+
+def test_the_last_turn_is_gone_on_with_where_no_answer_is_begun() -> None:
+    going_on = {"add_generation_prompt": False, "continue_final_message": True}
+
+    assert prompt_of(**going_on).options == ConversationOptions(
+        omits_generation_prompt=True, continues_final_message=True
+    )
+    with pytest.raises(InvalidRequestError, match="continue_final_message"):
+        prompt_of(continue_final_message=True)
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
