@@ -140,6 +140,30 @@ async def test_each_event_tells_the_counts_so_far_if_asked_to(client, executor, 
         assert usage["total_tokens"] == NUM_PROMPT_TOKENS + usage["completion_tokens"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_alone_comes_back_where_no_answer_is_wanted(
+    client, executor, stream
+) -> None:
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 0, "stream": stream}
+
+    refused = await client.http.post(COMPLETIONS, json=body)
+    options = {"include_usage": True}
+    response = await client.http.post(
+        COMPLETIONS, json=body | {"echo": True, "logprobs": 1, "stream_options": options}
+    )
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+    (submit,) = executor.submits
+    assert submit.sampling.max_tokens == 1  # no less can be generated
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line]
+    chunks = [json.loads(line) for line in lines if line != "[DONE]"]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == "Hi"
+    assert choices[0]["logprobs"]["tokens"] == ["H", "i"]
+    assert choices[-1]["finish_reason"] == "length"
+    assert chunks[-1]["usage"]["completion_tokens"] == 0
+
+
 PAGE = "https://chat.example"
 KEY = "a-key-of-the-page-of-thirty-two-characters"
 

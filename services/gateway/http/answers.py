@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from starlette.responses import JSONResponse, Response
@@ -60,15 +60,18 @@ class WholeAnswers(_Answers):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._dispatcher.generate_all(self._requests) as generations:
-            answers = await side_by_side([_collected(g) for g in generations])
+            answers = await side_by_side([self._collected(g) for g in generations])
         body = encode_json(whole_answers(self._head, answers))
         await Response(body, media_type="application/json")(scope, receive, send)
 
-
-async def _collected(generation: Generation) -> Answer:
-    tokens = [token async for batch in generation.batches() for token in batch]
-    generation.ending_taken()
-    return Answer(tokens=tokens, finish=_uncancelled(generation), prompt=generation.prompt)
+    async def _collected(self, generation: Generation) -> Answer:
+        tokens = [token async for batch in generation.batches() for token in batch]
+        generation.ending_taken()
+        return Answer(
+            tokens=() if self._head.is_prompt_only else tokens,
+            finish=_told_finish(self._head, generation),
+            prompt=generation.prompt,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +128,7 @@ class StreamedAnswers(_Answers):
             counted_from=generation.num_prompt_tokens if self._options.counts_each_event else None,
         )
         await generation.write_to(_AnswerEvents(stream, chunks, generation))
-        finish = _uncancelled(generation)
+        finish = _told_finish(self._head, generation)
         await stream.send(chunks.ending(finish))
         generation.ending_taken()
         return finish
@@ -156,11 +159,13 @@ class _AnswerEvents:
             self._stream.write(events)
 
 
-def _uncancelled(generation: Generation) -> Finish:
+def _told_finish(head: AnswerHead, generation: Generation) -> Finish:
     """Return how a finished request ended. OpenAI has no finish reason for a cancelled one."""
     assert generation.finish is not None
     if generation.finish.reason is FinishReason.CANCELLED:
         raise CancelledRequestError("the request was cancelled")
+    if head.is_prompt_only:
+        return replace(generation.finish, reason=FinishReason.LENGTH, num_output_tokens=0)
     return generation.finish
 
 

@@ -122,6 +122,7 @@ class OpenAiRoutes:
             model=body.model,
             created_s=int(time.time()),
             answers_per_prompt=body.n,
+            is_prompt_only=body.wants_no_answer,
         )
         if not body.stream:
             return WholeAnswers(self._dispatcher, requests, head)

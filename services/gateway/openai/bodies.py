@@ -128,6 +128,11 @@ class RequestBody(StrictBody):
         return False
 
     @property
+    def wants_no_answer(self) -> bool:
+        """Say whether the client wants the prompt back and nothing else."""
+        return False
+
+    @property
     def answers_a_conversation(self) -> bool:
         return False
 
@@ -217,12 +222,22 @@ class CompletionBody(RequestBody):
     neutral: ClassVar = {**NEUTRAL_VALUES, "add_special_tokens": True, "suffix": ""}
 
     prompt: Prompts
+    max_tokens: int | None = Field(default=None, ge=0, le=limits.MAX_TOKENS)
     logprobs: NumLogprobs | None = None
     echo: bool = False
 
     @property
     def gives_prompt_back(self) -> bool:
         return self.echo
+
+    @property
+    def wants_no_answer(self) -> bool:
+        return self.max_tokens == 0
+
+    def max_output_tokens(self) -> int | None:
+        if self.wants_no_answer and not self.echo:
+            raise InvalidRequestError("max_tokens: must be >= 1 without echo", field="max_tokens")
+        return 1 if self.wants_no_answer else self.max_tokens  # no less can be generated
 
     def num_logprobs(self) -> int | None:
         return self.logprobs

@@ -31,6 +31,7 @@ class AnswerHead:
     model: str
     created_s: int  # since 1970
     answers_per_prompt: int = 1  # answer k is one to prompt k // answers_per_prompt
+    is_prompt_only: bool = False  # what is generated is not told
 
     @property
     def is_chat(self) -> bool:
@@ -110,6 +111,7 @@ class ChunkWriter:
         of its prompt's tokens in `counted_from`, every chunk has its token counts so far.
         """
         self._is_chat = head.is_chat
+        self._is_prompt_only = head.is_prompt_only
         self._index = index
         self._includes_usage = includes_usage
         self._counted_from = counted_from
@@ -130,6 +132,8 @@ class ChunkWriter:
         """Return an event per token that says something or has probabilities, or one for all of
         them; the first ones follow the chunk with the role.
         """
+        if self._is_prompt_only:
+            return b""
         if self._counted_from is not None:
             return self._full_events(tokens, as_one=as_one)
         texts = []
