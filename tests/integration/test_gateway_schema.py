@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(3_600)  # at night there are many more examples
 OPERATIONS = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/v1/models"),

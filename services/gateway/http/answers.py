@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import structlog
 from starlette.responses import JSONResponse, Response
@@ -16,21 +16,45 @@ from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.generation import Generation
 from services.gateway.live.side_by_side import side_by_side
 from services.gateway.openai import errors as openai_errors
-from services.gateway.openai.responses import (
-    DONE_EVENT,
-    Answer,
-    AnswerHead,
-    ChunkWriter,
-    encode_json,
-    event,
-    usage_event,
-    whole_answers,
-)
+from services.gateway.openai.responses import Answer, encode_json
 from services.gateway.types import Finish, GenerationRequest, Token
 from services.generation.finish import FinishReason
+from services.generation.logprobs import EchoedPrompt
 from services.kit.errors import ServiceError
 
 log = structlog.get_logger()
+
+
+class AnswerWriter(Protocol):
+    """Formats one streamed answer, as the events of a form."""
+
+    def beginning(self) -> bytes:
+        """Return the events that come before any token."""
+
+    def prompt(self, prompt: EchoedPrompt) -> bytes:
+        """Return the event that gives the prompt back."""
+
+    def tokens(self, tokens: Sequence[Token], *, as_one: bool = False) -> bytes:
+        """Return the events of tokens, or as few as will do."""
+
+    def ending(self, finish: Finish) -> bytes:
+        """Return the events up to how the answer ended."""
+
+
+class Form(Protocol):
+    """How an API writes the answers to one HTTP request."""
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """Return the body that has all answers."""
+
+    def writer(self, index: int, num_prompt_tokens: int) -> AnswerWriter:
+        """Return what writes answer `index`, from 0, as a stream."""
+
+    def last_events(self, finishes: Sequence[Finish]) -> bytes:
+        """Return the events after the endings of all answers."""
+
+    def failure(self, error: Exception) -> bytes:
+        """Return the event that is a stream's last if it fails."""
 
 
 class _Answers(Response):
@@ -39,12 +63,12 @@ class _Answers(Response):
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, requests: Sequence[GenerationRequest], head: AnswerHead
+        self, dispatcher: Dispatcher, requests: Sequence[GenerationRequest], form: Form
     ) -> None:
         super().__init__()
         self._dispatcher = dispatcher
         self._requests = requests
-        self._head = head
+        self._form = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._run(scope, receive, send))
@@ -60,25 +84,15 @@ class WholeAnswers(_Answers):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._dispatcher.generate_all(self._requests) as generations:
-            answers = await side_by_side([self._collected(g) for g in generations])
-        body = encode_json(whole_answers(self._head, answers))
+            answers = await side_by_side([_collected(g) for g in generations])
+        body = encode_json(self._form.whole(answers))
         await Response(body, media_type="application/json")(scope, receive, send)
 
-    async def _collected(self, generation: Generation) -> Answer:
-        tokens = [token async for batch in generation.batches() for token in batch]
-        generation.ending_taken()
-        return Answer(
-            tokens=() if self._head.is_prompt_only else tokens,
-            finish=_told_finish(self._head, generation),
-            prompt=generation.prompt,
-        )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    includes_usage: bool  # token counts before the end
-    counts_each_event: bool = False  # an answer's own so far, in each of its events
-    keepalive_s: float  # a comment after this time without an event; 0: never
+async def _collected(generation: Generation) -> Answer:
+    tokens = [token async for batch in generation.batches() for token in batch]
+    generation.ending_taken()
+    return Answer(tokens=tokens, finish=_uncancelled(generation), prompt=generation.prompt)
 
 
 class StreamedAnswers(_Answers):
@@ -90,17 +104,19 @@ class StreamedAnswers(_Answers):
         self,
         dispatcher: Dispatcher,
         requests: Sequence[GenerationRequest],
-        head: AnswerHead,
-        options: StreamOptions,
+        form: Form,
+        *,
+        keepalive_s: float,
     ) -> None:
-        super().__init__(dispatcher, requests, head)
-        self._options = options
+        """Write a comment after `keepalive_s` without an event; 0: never."""
+        super().__init__(dispatcher, requests, form)
+        self._keepalive_s = keepalive_s
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._dispatcher.generate_all(self._requests) as generations:
             stream = EventStream(send, scope[BODY])
             await stream.start()
-            async with stream.kept_alive(self._options.keepalive_s):
+            async with stream.kept_alive(self._keepalive_s):
                 last = await self._events(generations, stream)
             await stream.end(last)
 
@@ -112,23 +128,18 @@ class StreamedAnswers(_Answers):
             )
         except ServiceError as error:
             log.info("stream_failed", error_reason=error.reason, detail=str(error))
-            return event(openai_errors.body_of(error))
+            return self._form.failure(error)
         except Exception as error:
             log.exception("stream_crashed")
-            return event(openai_errors.body_of(error))
-        if self._options.includes_usage:
-            return usage_event(self._head, finishes) + DONE_EVENT
-        return DONE_EVENT
+            return self._form.failure(error)
+        return self._form.last_events(finishes)
 
     async def _write(self, stream: EventStream, generation: Generation, index: int) -> Finish:
-        chunks = ChunkWriter(
-            self._head,
-            index,
-            includes_usage=self._options.includes_usage,
-            counted_from=generation.num_prompt_tokens if self._options.counts_each_event else None,
-        )
+        chunks = self._form.writer(index, generation.num_prompt_tokens)
+        if events := chunks.beginning():
+            await stream.send(events)
         await generation.write_to(_AnswerEvents(stream, chunks, generation))
-        finish = _told_finish(self._head, generation)
+        finish = _uncancelled(generation)
         await stream.send(chunks.ending(finish))
         generation.ending_taken()
         return finish
@@ -137,7 +148,7 @@ class StreamedAnswers(_Answers):
 class _AnswerEvents:
     """Turns one answer's tokens into events: the outlet of its generation."""
 
-    def __init__(self, stream: EventStream, chunks: ChunkWriter, generation: Generation) -> None:
+    def __init__(self, stream: EventStream, chunks: AnswerWriter, generation: Generation) -> None:
         self._stream = stream
         self._chunks = chunks
         self._generation = generation
@@ -159,13 +170,11 @@ class _AnswerEvents:
             self._stream.write(events)
 
 
-def _told_finish(head: AnswerHead, generation: Generation) -> Finish:
+def _uncancelled(generation: Generation) -> Finish:
     """Return how a finished request ended. OpenAI has no finish reason for a cancelled one."""
     assert generation.finish is not None
     if generation.finish.reason is FinishReason.CANCELLED:
         raise CancelledRequestError("the request was cancelled")
-    if head.is_prompt_only:
-        return replace(generation.finish, reason=FinishReason.LENGTH, num_output_tokens=0)
     return generation.finish
 
 

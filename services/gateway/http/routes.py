@@ -10,12 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from services.gateway.errors import UnknownModelError
-from services.gateway.http.answers import (
-    StreamedAnswers,
-    StreamOptions,
-    WholeAnswers,
-    error_response,
-)
+from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers, error_response
 from services.gateway.http.edge import IGNORED_PARAMETERS, read_json
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.openai import errors as openai_errors
@@ -29,8 +24,12 @@ from services.gateway.openai.bodies import (
     parse_body,
 )
 from services.gateway.openai.requests import to_generation_requests
-from services.gateway.openai.responses import AnswerHead, AnswerKind, model_entry
-from services.gateway.types import RequestId
+from services.gateway.openai.responses import AnswerHead, AnswerKind, ChatForm, model_entry
+from services.gateway.responses_api.bodies import ResponsesBody
+from services.gateway.responses_api.events import ResponseForm
+from services.gateway.responses_api.objects import response_head
+from services.gateway.responses_api.requests import to_generation_request as to_response_request
+from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.prompts import TokenizeOptions
 from services.kit.clock import wall_s
 from services.kit.errors import ServiceError
@@ -55,6 +54,13 @@ class OpenAiRoutes:
 
     async def completions(self, request: Request) -> Response:
         return await self._answer(request, CompletionBody, AnswerKind.COMPLETION)
+
+    async def responses(self, request: Request) -> Response:
+        body = await self._body(request, ResponsesBody)
+        request_id = RequestId(current_request_id())
+        asked = to_response_request(body, request.headers, request_id)
+        head = response_head(body, request_id, created_s=int(time.time()))
+        return self._answers([asked], ResponseForm(head))
 
     async def list_models(self, request: Request) -> Response:
         models = [model_entry(model, self._started_s) for model in self._dispatcher.models()]
@@ -124,14 +130,17 @@ class OpenAiRoutes:
             answers_per_prompt=body.n,
             is_prompt_only=body.wants_no_answer,
         )
-        if not body.stream:
-            return WholeAnswers(self._dispatcher, requests, head)
-        options = StreamOptions(
+        form = ChatForm(
+            head,
             includes_usage=body.includes_usage,
             counts_each_event=body.counts_each_event,
-            keepalive_s=self._keepalive_s,
         )
-        return StreamedAnswers(self._dispatcher, requests, head, options)
+        return self._answers(requests, form)
+
+    def _answers(self, requests: list[GenerationRequest], form: Form) -> Response:
+        if requests[0].delivery is Delivery.WHOLE:
+            return WholeAnswers(self._dispatcher, requests, form)
+        return StreamedAnswers(self._dispatcher, requests, form, keepalive_s=self._keepalive_s)
 
     async def _body(self, request: Request, body_class: type[BodyT]) -> BodyT:
         """Return the checked body; names of what it says in vain go to the response's header."""
@@ -161,6 +170,7 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
     posts: list[tuple[str, Any, type[BaseModel]]] = [
         ("/v1/chat/completions", routes.chat_completions, ChatCompletionBody),
         ("/v1/completions", routes.completions, CompletionBody),
+        ("/v1/responses", routes.responses, ResponsesBody),
         ("/tokenize", routes.tokenize, TokenizeBody),
         ("/detokenize", routes.detokenize, DetokenizeBody),
     ]

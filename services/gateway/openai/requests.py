@@ -57,7 +57,7 @@ def to_generation_requests(
         model=body.model,
         prompt=prompts[0],
         sampling=_sampling(body, default),
-        service_level=_service_level(body.evenflow, headers),
+        service_level=service_level(body.evenflow, headers),
         delivery=types.Delivery.STREAMED if body.stream else types.Delivery.WHOLE,
         echo=body.gives_prompt_back,
         priority=body.priority,
@@ -132,7 +132,11 @@ def _structured_outputs(body: RequestBody) -> StructuredOutputs | None:
     return body.structured_outputs.outputs()
 
 
-def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> ServiceLevel:
+def service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> ServiceLevel:
+    """Return the bounds that the extension object and headers state; the object wins.
+
+    Raises InvalidRequestError naming the parameter or header at fault.
+    """
     values: dict[str, float | None] = {}
     for bound, header in _HEADER_BY_BOUND.items():
         values[bound] = getattr(stated, bound) or _header_bound(headers, header)  # both are > 0

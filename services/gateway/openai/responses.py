@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from services.gateway.openai.errors import body_of
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.messages import delta, is_plain, message, says_something
 from services.gateway.types import Finish, ModelInfo, RequestId, Token
+from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -124,6 +126,10 @@ class ChunkWriter:
         self._before_text = f"data: {before}"
         self._after_text = f"{after}{_END_OF_EVENT}"
 
+    def beginning(self) -> bytes:
+        """Return nothing: the role comes with the first token."""
+        return b""
+
     def prompt(self, prompt: EchoedPrompt) -> bytes:
         """Return the event that gives the prompt back; it comes before all others."""
         return event(self._chunk(prompt.text, self._logprobs(prompt.logprobs)))
@@ -158,6 +164,8 @@ class ChunkWriter:
 
     def ending(self, finish: Finish) -> bytes:
         """Return the events up to the finish reason."""
+        if self._is_prompt_only:
+            finish = _of_no_tokens(finish)
         choice = self._choice({} if self._is_chat else "", None, finish.reason.value)
         begun = self._begin()
         self._num_tokens = finish.num_output_tokens
@@ -239,6 +247,45 @@ def _whole_choice(head: AnswerHead, index: int, answer: Answer) -> dict[str, Any
         choice["text"] = text
         written = completion_logprobs(logprobs) if logprobs else None
     return choice | {"logprobs": written, "finish_reason": answer.finish.reason.value}
+
+
+def _of_no_tokens(finish: Finish) -> Finish:
+    """Return the ending of an answer that is the prompt alone."""
+    return replace(finish, reason=FinishReason.LENGTH, num_output_tokens=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """Answers as chat completions, or as plain ones."""
+
+    head: AnswerHead
+    includes_usage: bool = False  # in a stream, before it ends
+    counts_each_event: bool = False  # an answer's own tokens so far, in each of its events
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        if self.head.is_prompt_only:
+            answers = [
+                replace(answer, tokens=(), finish=_of_no_tokens(answer.finish))
+                for answer in answers
+            ]
+        return whole_answers(self.head, answers)
+
+    def writer(self, index: int, num_prompt_tokens: int) -> ChunkWriter:
+        return ChunkWriter(
+            self.head,
+            index,
+            includes_usage=self.includes_usage,
+            counted_from=num_prompt_tokens if self.counts_each_event else None,
+        )
+
+    def last_events(self, finishes: Sequence[Finish]) -> bytes:
+        if self.head.is_prompt_only:
+            finishes = [_of_no_tokens(finish) for finish in finishes]
+        told = usage_event(self.head, finishes) if self.includes_usage else b""
+        return told + DONE_EVENT
+
+    def failure(self, error: Exception) -> bytes:
+        return event(body_of(error))
 
 
 def model_entry(model: ModelInfo, created_s: int) -> dict[str, Any]:

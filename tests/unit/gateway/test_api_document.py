@@ -8,6 +8,7 @@ import pytest
 from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody, parse_body
 from services.gateway.openai.fields import CACHE_HINTS, StreamOptions
 from services.gateway.openai.tools import CallBody, CalledFunction, Message
+from services.gateway.responses_api.bodies import ResponsesBody
 from services.kit.errors import InvalidRequestError
 
 TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
@@ -53,3 +54,13 @@ def test_what_is_said_to_be_refused_is(endpoint) -> None:
         with pytest.raises(InvalidRequestError) as refused:
             parse_body(BODIES[endpoint], base | {name: "x"})
         assert refused.value.field == name
+
+
+@pytest.mark.parametrize(("section", "body"), [("Responses", ResponsesBody)])
+def test_parameters_of_the_other_apis_are_documented_and_no_other(section, body) -> None:
+    text = TEXT.partition(f"\n### {section}\n")[2].partition("\n### ")[0]
+    table, _, rest = text.partition("\n\n- Refused with 400 by name")
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    refused = rest.partition("\n-")[0]
+
+    assert set(re.findall(r"`(\w+)[`:]", "".join([*rows, refused]))) == set(body.model_fields)

@@ -1,0 +1,134 @@
+"""Bodies of the APIs that ask for one answer, and leave out what they do not know."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationInfo, model_validator
+
+from services.gateway.openai.fields import (
+    Penalty,
+    ServiceLevelBody,
+    StrictBody,
+    TokenBiases,
+    TokenIds,
+)
+from services.gateway.openai.requests import service_level
+from services.gateway.types import Delivery, GenerationRequest, RequestId
+from services.generation import sampling_params as limits
+from services.generation.prompts import ChatPrompt
+from services.generation.sampling_params import SamplingParams, StructuredOutputs, check_sampling
+
+VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a member that is told to be left out
+MAX_NAMES = 32  # told of one body
+
+
+class LenientBody(StrictBody):
+    """An object whose members beside the listed ones are left out.
+
+    Validated with a set as context, it puts their names there; without, it refuses them.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unknown(cls, value: object, info: ValidationInfo) -> object:
+        names = info.context
+        if not isinstance(value, dict) or not isinstance(names, set):
+            return value
+        for name in value.keys() - cls.model_fields.keys():
+            if value[name] is not None and VALID_NAME.fullmatch(name) and len(names) < MAX_NAMES:
+                names.add(f"{cls.place}{name}")
+        return {name: member for name, member in value.items() if name in cls.model_fields}
+
+
+class Part(StrictBody):
+    """An object within a conversation. What else it has is for those who keep conversations."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class GeneratingBody(LenientBody):
+    """What every body has that asks for an answer; sampling beyond its API has vLLM's names."""
+
+    model: str = Field(min_length=1)
+    stream: bool = False
+    temperature: float = Field(default=1.0, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False)
+    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
+    min_p: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: float = Field(
+        default=1.0, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
+    )
+    logit_bias: TokenBiases = Field(default_factory=dict)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
+    stop_token_ids: TokenIds = Field(default_factory=list)
+    ignore_eos: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    evenflow: ServiceLevelBody = ServiceLevelBody()
+
+    def sampling(
+        self,
+        *,
+        max_tokens: int | None,
+        stop: tuple[str, ...] = (),
+        logprobs: int | None = None,
+        structured_outputs: StructuredOutputs | None = None,
+    ) -> SamplingParams:
+        """Return how tokens are drawn. Raises InvalidRequestError naming the parameter at fault."""
+        stated = {name: getattr(self, name) for name in _SAMPLING & self.model_fields_set}
+        if "top_k" in stated:
+            stated["top_k"] = max(self.top_k, 0)
+        if "stop_token_ids" in stated:
+            stated["stop_token_ids"] = tuple(self.stop_token_ids)
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            stop=stop,
+            logprobs=logprobs,
+            structured_outputs=structured_outputs,
+            **stated,
+        )
+        check_sampling(params)
+        return params
+
+    def request(
+        self,
+        prompt: ChatPrompt,
+        sampling: SamplingParams,
+        *,
+        headers: Mapping[str, str],
+        request_id: RequestId,
+    ) -> GenerationRequest:
+        """Return the request for the answer. Raises InvalidRequestError for a service level that
+        is none.
+        """
+        return GenerationRequest(
+            request_id=request_id,
+            model=self.model,
+            prompt=prompt,
+            sampling=sampling,
+            service_level=service_level(self.evenflow, headers),
+            delivery=Delivery.STREAMED if self.stream else Delivery.WHOLE,
+            priority=self.priority,
+        )
+
+
+_SAMPLING = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "seed",
+        "min_tokens",
+        "stop_token_ids",
+        "ignore_eos",
+    }
+)

@@ -1,0 +1,184 @@
+"""The body of `POST /v1/responses`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+
+from services.gateway.openai.fields import NumLogprobs
+from services.gateway.openai.lenient import (
+    MAX_NAMES,
+    VALID_NAME,
+    GeneratingBody,
+    LenientBody,
+    Part,
+)
+from services.gateway.openai.tools import ReasoningEffort, ToolName, json_text
+from services.gateway.responses_api.items import Input
+from services.generation import sampling_params as limits
+from services.generation.conversation import Tool, ToolChoice
+from services.generation.sampling_params import AnswerForm, StructuredOutputs
+
+LOGPROBS = "message.output_text.logprobs"  # of `include`
+
+
+class FunctionTool(Part):
+    type: Literal["function"]
+    name: ToolName
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool = False
+
+    def to_tool(self) -> Tool:
+        return Tool(
+            name=self.name,
+            description=self.description,
+            parameters=json_text(self.parameters, "tools"),
+            strict=self.strict,
+        )
+
+
+class HostedTool(Part):
+    """A tool that a server of OpenAI's runs, or of a form that no template knows: left out."""
+
+    type: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _leave_out(self, info: ValidationInfo) -> "HostedTool":
+        if not isinstance(info.context, set):
+            raise ValueError("only tools of type function are supported")
+        if VALID_NAME.fullmatch(self.type) and len(info.context) < MAX_NAMES:
+            info.context.add(f"tools.{self.type}")
+        return self
+
+
+def _tool_type(value: object) -> str:
+    is_function = isinstance(value, dict) and value.get("type") == "function"
+    return "function" if is_function else "hosted"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[HostedTool, Tag("hosted")],
+    Discriminator(_tool_type),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which tools the model may or must call."""
+
+    choice: ToolChoice
+    named: str = ""  # the tool to call
+    allowed: frozenset[str] | None = None  # names; None: all
+
+
+def _choice(value: object) -> object:
+    match value:
+        case "none" | "auto" | "required":
+            return Choice(choice=ToolChoice(value))
+        case {"type": "function", "name": str(name)}:
+            return Choice(choice=ToolChoice.NAMED, named=name)
+        case {
+            "type": "allowed_tools",
+            "mode": ("auto" | "required") as mode,
+            "tools": [*tools],
+        } if all(isinstance(tool, dict) and isinstance(tool.get("name"), str) for tool in tools):
+            names = frozenset(tool["name"] for tool in tools)
+            return Choice(choice=ToolChoice(mode), allowed=names)
+    raise ValueError(
+        'must be none, auto, required, {"type": "function", "name"}'
+        ' or {"type": "allowed_tools", "mode", "tools"} with functions\' names'
+    )
+
+
+_CHOICE_SCHEMA = {
+    "oneOf": [
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+            "required": ["type", "name"],
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "allowed_tools"},
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": {"type": "object"}},
+            },
+            "required": ["type", "mode", "tools"],
+        },
+    ]
+}
+ChosenTools = Annotated[Any, BeforeValidator(_choice), WithJsonSchema(_CHOICE_SCHEMA)]
+
+
+class TextFormat(Part):
+    """`strict` is taken and always so: what is drawn keeps to the schema."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = ""
+    description: str = ""
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool = True
+
+    def outputs(self) -> StructuredOutputs | None:
+        """Return what the answer must look like; None for anything."""
+        if self.type == "json_schema":
+            text = json_text(self.schema_, "text.format.schema") or "{}"
+            return StructuredOutputs(form=AnswerForm.JSON_SCHEMA, text=text)
+        if self.type == "json_object":
+            return StructuredOutputs(form=AnswerForm.JSON_OBJECT)
+        return None
+
+
+class TextBody(LenientBody):
+    place = "text."
+
+    format: TextFormat = TextFormat()
+
+
+class ReasoningBody(LenientBody):
+    place = "reasoning."
+
+    effort: ReasoningEffort | None = None
+
+
+class ResponsesBody(GeneratingBody):
+    """Body of `POST /v1/responses`."""
+
+    input: Input
+    instructions: str = ""
+    max_output_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
+    tools: list[AnyTool] = Field(default_factory=list)
+    tool_choice: ChosenTools = Choice(choice=ToolChoice.AUTO)
+    parallel_tool_calls: bool = True
+    text: TextBody = TextBody()
+    reasoning: ReasoningBody = ReasoningBody()
+    include_reasoning: bool = True
+    include: list[str] = Field(default_factory=list)
+    top_logprobs: NumLogprobs = 0
+    metadata: dict[str, str] = Field(default_factory=dict)
+    store: bool = False
+    background: bool = False
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """Return the tools that the model may know of."""
+        allowed = self.tool_choice.allowed
+        return [
+            tool
+            for tool in self.tools
+            if isinstance(tool, FunctionTool) and (allowed is None or tool.name in allowed)
+        ]

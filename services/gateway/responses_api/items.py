@@ -1,0 +1,173 @@
+"""What a conversation is in the Responses API: items, and the turns that they form."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+
+from services.gateway.openai.lenient import Part
+from services.generation.conversation import ChatMessage, ToolCall
+
+_TEXT_MEMBER = {
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+    "summary_text": "text",
+    "text": "text",
+}
+_TEXT_SCHEMA = {
+    "oneOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"type": {"enum": sorted(_TEXT_MEMBER)}, "text": {"type": "string"}},
+                "required": ["type"],
+            },
+        },
+    ]
+}
+
+
+def _joined_text(value: object) -> object:
+    """Take a list of parts for the text that they form."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of text parts")
+    return "".join(map(_text_of_part, value))
+
+
+def _text_of_part(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_MEMBER:
+        raise ValueError(f"only parts of types {', '.join(sorted(_TEXT_MEMBER))} are supported")
+    text = part.get(_TEXT_MEMBER[kind])
+    if not isinstance(text, str):
+        raise ValueError(f'a part of type {kind} has a string "{_TEXT_MEMBER[kind]}"')
+    return text
+
+
+def _json_object_text(value: object) -> object:
+    """Take empty arguments for none."""
+    if value == "":
+        return "{}"
+    try:
+        holds = isinstance(value, str) and isinstance(json.loads(value), dict)
+    except (ValueError, RecursionError):
+        holds = False
+    if not holds:
+        raise ValueError("must be the JSON text of an object")
+    return value
+
+
+PartsText = Annotated[str, BeforeValidator(_joined_text), WithJsonSchema(_TEXT_SCHEMA)]
+ObjectText = Annotated[str, BeforeValidator(_json_object_text)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class MessageItem(Part):
+    """A turn, or an assistant's text in one."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: PartsText
+
+    def to_turn(self) -> ChatMessage:
+        return ChatMessage(role=self.role, content=self.content)
+
+
+class CallItem(Part):
+    """A call that the assistant made."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: ObjectText
+
+    def to_turn(self) -> ChatMessage:
+        call = ToolCall(id=self.call_id, name=self.name, arguments=self.arguments)
+        return ChatMessage(role="assistant", content="", tool_calls=(call,))
+
+
+class CallOutputItem(Part):
+    """What a call resulted in."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: PartsText
+
+    def to_turn(self) -> ChatMessage:
+        return ChatMessage(role="tool", content=self.output, tool_call_id=self.call_id)
+
+
+class ReasoningItem(Part):
+    """What the assistant thought, or at least a summary of it."""
+
+    type: Literal["reasoning"]
+    summary: PartsText = ""
+    content: PartsText = ""
+
+    def to_turn(self) -> ChatMessage:
+        return ChatMessage(role="assistant", content="", reasoning=self.content or self.summary)
+
+
+Item: TypeAlias = MessageItem | CallItem | CallOutputItem | ReasoningItem
+
+
+def _item_type(value: object) -> Any:
+    return value.get("type") or "message" if isinstance(value, dict) else None
+
+
+def _as_items(value: object) -> object:
+    """Take a text for what the user says."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+AnyItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        _item_type,
+        custom_error_type="item_type",
+        custom_error_message=(
+            "type must be message, function_call, function_call_output or reasoning"
+        ),
+    ),
+]
+Input = Annotated[list[AnyItem], Field(min_length=1), BeforeValidator(_as_items)]
+
+
+def turns(items: Sequence[Item], instructions: str = "") -> list[ChatMessage]:
+    """Return the conversation that items form. What the assistant thought, said and called one
+    after the other is one turn of it.
+    """
+    formed = [ChatMessage(role="system", content=instructions)] if instructions else []
+    for item in items:
+        turn = item.to_turn()
+        if formed and _goes_on(formed[-1], turn):
+            last = formed[-1]
+            formed[-1] = replace(
+                last,
+                content=last.content + turn.content,
+                tool_calls=last.tool_calls + turn.tool_calls,
+                reasoning=last.reasoning + turn.reasoning,
+            )
+        else:
+            formed.append(turn)
+    return formed
+
+
+def _goes_on(last: ChatMessage, turn: ChatMessage) -> bool:
+    """Return whether `turn` belongs to the assistant's `last` one."""
+    if last.role != "assistant" or turn.role != "assistant":
+        return False
+    if turn.reasoning:
+        return not (last.content or last.tool_calls)
+    return not (last.content and turn.content)

@@ -1,0 +1,139 @@
+"""The objects of the Responses API: a response, and the items that it puts out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.pieces import Piece, PieceKind
+from services.gateway.responses_api.bodies import FunctionTool, ResponsesBody
+from services.gateway.types import Finish, RequestId
+from services.generation.conversation import ToolChoice
+from services.generation.finish import FinishReason
+from services.generation.logprobs import Logprob, TokenLogprobs
+
+_PREFIX = {PieceKind.REASONING: "rs", PieceKind.TEXT: "msg", PieceKind.CALL: "fc"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """What a response is known by, and what it repeats of its request."""
+
+    request_id: RequestId
+    created_s: int  # since 1970
+    asked: dict[str, Any]
+
+    def item_id(self, kind: PieceKind, index: int) -> str:
+        """Return the id of the item at `index` of the output, which is a piece of `kind`."""
+        return f"{_PREFIX[kind]}_{self.request_id}_{index}"
+
+
+def response_head(body: ResponsesBody, request_id: RequestId, *, created_s: int) -> ResponseHead:
+    """Return the head of the response to `body`."""
+    stated = body.model_fields_set
+    stated_format = body.text.format.model_dump(by_alias=True, exclude_unset=True)
+    asked = {
+        "instructions": body.instructions or None,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
+        "model": body.model,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "reasoning": {"effort": body.reasoning.effort, "summary": None},
+        "temperature": body.temperature if "temperature" in stated else None,
+        "text": {"format": {"type": "text"} | stated_format},
+        "tool_choice": _choice(body),
+        "tools": [_tool(function) for function in body.functions],
+        "top_logprobs": body.top_logprobs,
+        "top_p": body.top_p if "top_p" in stated else None,
+    }
+    return ResponseHead(request_id=request_id, created_s=created_s, asked=asked)
+
+
+def _choice(body: ResponsesBody) -> str | dict[str, str]:
+    chosen = body.tool_choice
+    if chosen.choice is ToolChoice.NAMED:
+        return {"type": "function", "name": chosen.named}
+    return str(chosen.choice.value)
+
+
+def _tool(function: FunctionTool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": function.name,
+        "description": function.description or None,
+        "parameters": function.parameters or None,
+        "strict": function.strict,
+    }
+
+
+def response(
+    head: ResponseHead, output: Sequence[dict[str, Any]] = (), finish: Finish | None = None
+) -> dict[str, Any]:
+    """Return a response with what it has put out; without `finish` it is in progress."""
+    is_cut = finish is not None and finish.reason is FinishReason.LENGTH
+    status = "in_progress" if finish is None else "incomplete" if is_cut else "completed"
+    return {
+        "id": f"resp_{head.request_id}",
+        "object": "response",
+        "created_at": head.created_s,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        **head.asked,
+        "output": list(output),
+        "previous_response_id": None,
+        "service_tier": "default",
+        "store": False,
+        "truncation": "disabled",
+        "usage": None if finish is None else usage(finish),
+    }
+
+
+def usage(finish: Finish) -> dict[str, Any]:
+    return {
+        "input_tokens": finish.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": finish.num_output_tokens,
+        "output_tokens_details": {"reasoning_tokens": finish.num_reasoning_tokens or 0},
+        "total_tokens": finish.num_prompt_tokens + finish.num_output_tokens,
+    }
+
+
+def item(head: ResponseHead, index: int, piece: Piece, *, status: str) -> dict[str, Any]:
+    """Return the item that a piece is."""
+    begun = {"id": head.item_id(piece.kind, index), "status": status}
+    match piece.kind:
+        case PieceKind.REASONING:
+            return begun | {"type": "reasoning", "summary": [], "content": [content(piece)]}
+        case PieceKind.TEXT:
+            return begun | {"type": "message", "role": "assistant", "content": [content(piece)]}
+        case PieceKind.CALL:
+            called = {"call_id": piece.call_id, "name": piece.name, "arguments": piece.text}
+            return begun | {"type": "function_call", **called}
+
+
+def content(piece: Piece) -> dict[str, Any]:
+    """Return the only part of a message or of reasoning."""
+    if piece.kind is PieceKind.REASONING:
+        return {"type": "reasoning_text", "text": piece.text}
+    return {
+        "type": "output_text",
+        "text": piece.text,
+        "annotations": [],
+        "logprobs": logprobs(piece.logprobs),
+    }
+
+
+def logprobs(tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+    return [
+        _entry(token.chosen) | {"top_logprobs": [_entry(likely) for likely in token.top]}
+        for token in tokens
+    ]
+
+
+def _entry(logprob: Logprob) -> dict[str, Any]:
+    return {
+        "token": logprob.token,
+        "logprob": logprob.logprob,
+        "bytes": list(logprob.token.encode()),
+    }
