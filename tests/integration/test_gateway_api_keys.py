@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import anthropic
 import grpc
 import pytest
 import redis
@@ -230,3 +231,19 @@ async def test_without_a_file_nobody_is_asked(executor: FakeExecutor) -> None:
         answer = await client.http.post(URL, json=chat_body(), headers=bearer("anything"))
 
     assert answer.status_code == 200
+
+
+async def test_anthropic_s_clients_show_their_key_in_a_header_of_their_own(client) -> None:
+    asked = {"model": MODEL, "max_tokens": 5, "messages": chat_body()["messages"]}
+    async with anthropic.AsyncAnthropic(
+        base_url=client.base_url, api_key=BOB, max_retries=0
+    ) as bob:
+        await bob.messages.create(**asked)
+        with pytest.raises(anthropic.RateLimitError) as used_up:
+            await bob.messages.create(**asked)
+    async with anthropic.AsyncAnthropic(base_url=client.base_url, api_key="sk-nobody") as nobody:
+        with pytest.raises(anthropic.AuthenticationError) as unknown:
+            await nobody.messages.create(**asked)
+
+    assert used_up.value.body["error"]["type"] == "rate_limit_error"
+    assert unknown.value.body["error"]["type"] == "authentication_error"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import structlog
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.errors import CancelledRequestError
@@ -15,7 +15,6 @@ from services.gateway.http.protocol import BODY
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.generation import Generation
 from services.gateway.live.side_by_side import side_by_side
-from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.responses import Answer, encode_json
 from services.gateway.types import Finish, GenerationRequest, Token
 from services.generation.finish import FinishReason
@@ -176,13 +175,3 @@ def _uncancelled(generation: Generation) -> Finish:
     if generation.finish.reason is FinishReason.CANCELLED:
         raise CancelledRequestError("the request was cancelled")
     return generation.finish
-
-
-def error_response(error: Exception) -> JSONResponse:
-    """Return the response for an error before the first byte."""
-    status = openai_errors.http_status(error)
-    return JSONResponse(
-        openai_errors.body_of(error),
-        status_code=status,
-        headers=openai_errors.retry_headers(error),
-    )

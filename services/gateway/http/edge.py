@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.errors import BodyTooLargeError
+from services.gateway.http.faults import ANTHROPIC_PATH
 from services.gateway.metrics import HTTP_SECONDS
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import (
@@ -29,6 +30,7 @@ log = structlog.get_logger()
 
 QUIET_ROUTES = ("/health", "/ping", "/ready", "/metrics")  # probes would drown the log
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+ANTHROPIC_ID_KEY = "request-id"  # where its clients look for the id
 IGNORED_PARAMETERS = "evenflow.ignored"  # of a scope: names of what a body says in vain
 IGNORED_HEADER = "x-evenflow-ignored"
 # What a page may read of a response, beside its body.
@@ -100,6 +102,8 @@ class _Exchange:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID_KEY] = self._request_id
+            if self._scope["path"].startswith(ANTHROPIC_PATH):
+                headers[ANTHROPIC_ID_KEY] = self._request_id
             if ignored := self._scope.get(IGNORED_PARAMETERS):
                 headers[IGNORED_HEADER] = ", ".join(sorted(ignored))
         await self._send(message)

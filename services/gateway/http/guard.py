@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 import grpc
 from grpc import aio
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.access.api_keys import ApiKeys, bind_caller
-from services.gateway.openai import errors as openai_errors
-from services.kit.errors import ServiceError, UnauthenticatedError
+from services.gateway.access.api_keys import SCHEME, ApiKeys, bind_caller
+from services.gateway.http.faults import error_response
+from services.kit.errors import ServiceError
 from services.kit.rpc import QUIET_METHODS, Context
 
+ANTHROPIC_KEY_HEADER = "x-api-key"
 OPEN_PATHS = ("/health", "/ping", "/ready", "/metrics")  # for probes
 
 
@@ -26,20 +26,17 @@ class HttpGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                bind_caller(self._keys.caller(Headers(scope=scope).get("authorization", "")))
+                bind_caller(self._keys.caller(_authorization(Headers(scope=scope))))
             except ServiceError as error:
-                await _refusal(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _refusal(error: ServiceError) -> JSONResponse:
-    headers = openai_errors.retry_headers(error)
-    if isinstance(error, UnauthenticatedError):
-        headers = {"www-authenticate": "Bearer"}
-    return JSONResponse(
-        openai_errors.body_of(error), status_code=openai_errors.http_status(error), headers=headers
-    )
+def _authorization(headers: Headers) -> str:
+    """Return what shows a key: OpenAI's header, or Anthropic's as if it were that."""
+    key = headers.get(ANTHROPIC_KEY_HEADER, "")
+    return headers.get("authorization", f"{SCHEME} {key}" if key else "")
 
 
 class GrpcGuard(aio.ServerInterceptor):

@@ -1,4 +1,4 @@
-"""The HTTP edge: OpenAI's endpoints, probes and metrics."""
+"""The HTTP edge: endpoints of OpenAI and of Anthropic, probes and metrics."""
 
 import time
 from typing import Any
@@ -9,9 +9,15 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
+from services.gateway.anthropic.events import MessageForm
+from services.gateway.anthropic.objects import MessageHead
+from services.gateway.anthropic.requests import to_generation_request as to_message_request
+from services.gateway.anthropic.requests import to_prompt
 from services.gateway.errors import UnknownModelError
-from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers, error_response
+from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, read_json
+from services.gateway.http.faults import error_response, status_response
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.bodies import (
@@ -41,8 +47,8 @@ BODY_BYTES_PER_CONTEXT_TOKEN = 16
 _SCHEMA_REF = "#/components/schemas/{model}"
 
 
-class OpenAiRoutes:
-    """Handlers of the API, bound to one dispatcher."""
+class ApiRoutes:
+    """Handlers of the APIs, bound to one dispatcher."""
 
     def __init__(self, dispatcher: Dispatcher, *, keepalive_s: float) -> None:
         self._dispatcher = dispatcher
@@ -61,6 +67,21 @@ class OpenAiRoutes:
         asked = to_response_request(body, request.headers, request_id)
         head = response_head(body, request_id, created_s=int(time.time()))
         return self._answers([asked], ResponseForm(head))
+
+    async def messages(self, request: Request) -> Response:
+        body = await self._body(request, MessagesBody)
+        request_id = RequestId(current_request_id())
+        asked = to_message_request(body, request.headers, request_id)
+        return self._answers(
+            [asked], MessageForm(MessageHead(request_id=request_id, model=body.model))
+        )
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = await self._body(request, CountTokensBody)
+        tokens = await self._dispatcher.placing.tokenize(
+            body.model, to_prompt(body), TokenizeOptions()
+        )
+        return JSONResponse({"input_tokens": len(tokens.ids)})
 
     async def list_models(self, request: Request) -> Response:
         models = [model_entry(model, self._started_s) for model in self._dispatcher.models()]
@@ -159,7 +180,7 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
 
     A stream without an event for `keepalive_s` gets a comment; 0: never.
     """
-    routes = OpenAiRoutes(dispatcher, keepalive_s=keepalive_s)
+    routes = ApiRoutes(dispatcher, keepalive_s=keepalive_s)
     app = FastAPI(
         title="Evenflow",
         version=VERSION,
@@ -171,6 +192,8 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
         ("/v1/chat/completions", routes.chat_completions, ChatCompletionBody),
         ("/v1/completions", routes.completions, CompletionBody),
         ("/v1/responses", routes.responses, ResponsesBody),
+        ("/v1/messages", routes.messages, MessagesBody),
+        ("/v1/messages/count_tokens", routes.count_tokens, CountTokensBody),
         ("/tokenize", routes.tokenize, TokenizeBody),
         ("/detokenize", routes.detokenize, DetokenizeBody),
     ]
@@ -205,13 +228,12 @@ def _add_schemas(app: FastAPI, *body_classes: type[BaseModel]) -> None:
 
 
 async def _error(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Shape what the router says itself: no such route, no such method."""
     assert isinstance(error, HTTPException)
-    status = error.status_code
-    message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"
-    body = openai_errors.error_body(status, message, code="unknown_url" if status == 404 else None)
-    return JSONResponse(body, status_code=status, headers=error.headers)
+    path = request.url.path
+    message = f"{request.method} {path}: {str(error.detail).lower()}"
+    return status_response(error.status_code, message, path, headers=error.headers)

@@ -36,15 +36,34 @@ class LenientBody(StrictBody):
         if not isinstance(value, dict) or not isinstance(names, set):
             return value
         for name in value.keys() - cls.model_fields.keys():
-            if value[name] is not None and VALID_NAME.fullmatch(name) and len(names) < MAX_NAMES:
-                names.add(f"{cls.place}{name}")
+            if value[name] is not None:
+                _note(names, cls.place, name)
         return {name: member for name, member in value.items() if name in cls.model_fields}
+
+
+def _note(names: set[str], place: str, name: str) -> None:
+    """Add a name that a client made up, if a header may have it."""
+    if VALID_NAME.fullmatch(name) and len(names) < MAX_NAMES:
+        names.add(f"{place}{name}")
 
 
 class Part(StrictBody):
     """An object within a conversation. What else it has is for those who keep conversations."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+class OtherTool(Part):
+    """A tool that the API's own servers run, or of a form that no template knows: left out."""
+
+    type: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _leave_out(self, info: ValidationInfo) -> "OtherTool":
+        if not isinstance(info.context, set):
+            raise ValueError("only tools with a schema of their own are supported")
+        _note(info.context, "tools.", self.type)
+        return self
 
 
 class GeneratingBody(LenientBody):

@@ -3,24 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationInfo,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from services.gateway.openai.fields import NumLogprobs
-from services.gateway.openai.lenient import (
-    MAX_NAMES,
-    VALID_NAME,
-    GeneratingBody,
-    LenientBody,
-    Part,
-)
+from services.gateway.openai.lenient import GeneratingBody, LenientBody, OtherTool, Part
 from services.gateway.openai.tools import ReasoningEffort, ToolName, json_text
 from services.gateway.responses_api.items import Input
 from services.generation import sampling_params as limits
@@ -46,27 +32,13 @@ class FunctionTool(Part):
         )
 
 
-class HostedTool(Part):
-    """A tool that a server of OpenAI's runs, or of a form that no template knows: left out."""
-
-    type: str = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _leave_out(self, info: ValidationInfo) -> "HostedTool":
-        if not isinstance(info.context, set):
-            raise ValueError("only tools of type function are supported")
-        if VALID_NAME.fullmatch(self.type) and len(info.context) < MAX_NAMES:
-            info.context.add(f"tools.{self.type}")
-        return self
-
-
 def _tool_type(value: object) -> str:
     is_function = isinstance(value, dict) and value.get("type") == "function"
-    return "function" if is_function else "hosted"
+    return "function" if is_function else "other"
 
 
 AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[HostedTool, Tag("hosted")],
+    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
     Discriminator(_tool_type),
 ]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from services.gateway.anthropic.bodies import MessagesBody
 from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody, parse_body
 from services.gateway.openai.fields import CACHE_HINTS, StreamOptions
 from services.gateway.openai.tools import CallBody, CalledFunction, Message
@@ -56,7 +57,9 @@ def test_what_is_said_to_be_refused_is(endpoint) -> None:
         assert refused.value.field == name
 
 
-@pytest.mark.parametrize(("section", "body"), [("Responses", ResponsesBody)])
+@pytest.mark.parametrize(
+    ("section", "body"), [("Responses", ResponsesBody), ("Messages", MessagesBody)]
+)
 def test_parameters_of_the_other_apis_are_documented_and_no_other(section, body) -> None:
     text = TEXT.partition(f"\n### {section}\n")[2].partition("\n### ")[0]
     table, _, rest = text.partition("\n\n- Refused with 400 by name")

@@ -1,0 +1,147 @@
+"""What a conversation is in the Messages API: turns of blocks."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from services.gateway.openai.lenient import Part
+from services.generation.conversation import ChatMessage, ToolCall
+from services.kit.errors import InvalidRequestError
+
+# Claude Code begins its system prompt with such a block. It is for bills, and changes from call to
+# call, so that no cache would know the prompt again.
+BILLING_PREFIX = "x-anthropic-billing-header"
+
+
+class TextBlock(Part):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Part):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(Part):
+    """What another server's model thought; nothing here can read it."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Part):
+    """A call that the assistant made."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    input: dict[str, Any]
+
+
+def _as_blocks(value: object) -> object:
+    """Take a text for a block of it."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks)]
+
+
+class ToolResultBlock(Part):
+    """What a call resulted in."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(min_length=1)
+    content: TextBlocks = Field(default_factory=list)
+
+
+Block: TypeAlias = (
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+)
+
+
+def _block_type(value: object) -> Any:
+    return value.get("type") if isinstance(value, dict) else None
+
+
+AnyBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")],
+    Discriminator(
+        _block_type,
+        custom_error_type="block_type",
+        custom_error_message=(
+            "type must be text, tool_use, tool_result, thinking or redacted_thinking"
+        ),
+    ),
+]
+Blocks = Annotated[list[AnyBlock], BeforeValidator(_as_blocks)]
+_BLOCKS_OF_A_USER = (TextBlock, ToolResultBlock)
+_BLOCKS_OF_AN_ASSISTANT = (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
+
+
+class Turn(Part):
+    """What one side says; its blocks may be several turns of a chat template."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+def text_of(blocks: Sequence[TextBlock]) -> str:
+    """Return the text of blocks that a client wrote, one paragraph each."""
+    return "\n".join(block.text for block in blocks if not block.text.startswith(BILLING_PREFIX))
+
+
+def chat_messages(turns: Sequence[Turn], system: Sequence[TextBlock]) -> list[ChatMessage]:
+    """Return the conversation as chat templates know it. Raises InvalidRequestError naming the
+    turn with a block that its side cannot have.
+    """
+    messages = [ChatMessage(role="system", content=text)] if (text := text_of(system)) else []
+    for k, turn in enumerate(turns):
+        is_said = turn.role == "assistant"
+        allowed = _BLOCKS_OF_AN_ASSISTANT if is_said else _BLOCKS_OF_A_USER
+        for block in turn.content:
+            if not isinstance(block, allowed):
+                place = f"messages[{k}].content"
+                rule = f"a turn of the {turn.role} has no block of type {block.type}"
+                raise InvalidRequestError(f"{place}: {rule}", field=place)
+        messages += [_said(turn)] if is_said else _asked(turn)
+    return messages
+
+
+def _said(turn: Turn) -> ChatMessage:
+    """Return the assistant's turn."""
+    message = ChatMessage(role=turn.role, content="")
+    for block in turn.content:
+        match block:
+            case TextBlock():
+                message = replace(message, content=message.content + block.text)
+            case ThinkingBlock():
+                message = replace(message, reasoning=message.reasoning + block.thinking)
+            case ToolUseBlock():
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                call = ToolCall(id=block.id, name=block.name, arguments=arguments)
+                message = replace(message, tool_calls=(*message.tool_calls, call))
+    return message
+
+
+def _asked(turn: Turn) -> Iterator[ChatMessage]:
+    """Yield each result of a call, and the text between them, in order."""
+    texts: list[TextBlock] = []
+    for block in turn.content:
+        match block:
+            case TextBlock():
+                texts.append(block)
+            case ToolResultBlock():
+                if texts:
+                    yield ChatMessage(role=turn.role, content=text_of(texts))
+                    texts = []
+                result = text_of(block.content)
+                yield ChatMessage(role="tool", content=result, tool_call_id=block.tool_use_id)
+    if texts or not turn.content:
+        yield ChatMessage(role=turn.role, content=text_of(texts))

@@ -1,0 +1,97 @@
+"""The bodies of Anthropic's Messages API."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from services.gateway.anthropic.blocks import TextBlocks, Turn
+from services.gateway.openai.lenient import GeneratingBody, LenientBody, OtherTool, Part
+from services.gateway.openai.tools import ReasoningEffort, ToolName, json_text
+from services.generation import sampling_params as limits
+from services.generation.conversation import Tool
+from services.generation.sampling_params import AnswerForm, StructuredOutputs
+
+StopSequence = Annotated[str, Field(min_length=1)]
+
+
+class OwnTool(Part):
+    type: Literal["custom"] = "custom"
+    name: ToolName
+    description: str = ""
+    input_schema: dict[str, Any]
+    strict: bool = False
+
+    def to_tool(self) -> Tool:
+        return Tool(
+            name=self.name,
+            description=self.description,
+            parameters=json_text(self.input_schema, "tools"),
+            strict=self.strict,
+        )
+
+
+def _tool_type(value: object) -> str:
+    is_own = isinstance(value, dict) and (value.get("type") or "custom") == "custom"
+    return "custom" if is_own else "other"
+
+
+AnyTool = Annotated[
+    Annotated[OwnTool, Tag("custom")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(_tool_type),
+]
+
+
+class ToolChoiceBody(Part):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str = ""
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingBody(LenientBody):
+    place = "thinking."
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+
+
+class JsonOutput(Part):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+    def outputs(self) -> StructuredOutputs:
+        """Return what the answer must look like."""
+        text = json_text(self.schema_, "output_config.format.schema") or "{}"
+        return StructuredOutputs(form=AnswerForm.JSON_SCHEMA, text=text)
+
+
+class OutputConfig(LenientBody):
+    place = "output_config."
+
+    effort: ReasoningEffort | None = None
+    format: JsonOutput | None = None
+
+
+class CountTokensBody(LenientBody):
+    """Body of `POST /v1/messages/count_tokens`: a conversation."""
+
+    model: str = Field(min_length=1)
+    messages: list[Turn] = Field(min_length=1)
+    system: TextBlocks = Field(default_factory=list)
+    tools: list[AnyTool] = Field(default_factory=list)
+    tool_choice: ToolChoiceBody = ToolChoiceBody(type="auto")
+    thinking: ThinkingBody = ThinkingBody(type="adaptive")
+    output_config: OutputConfig = OutputConfig()
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def own_tools(self) -> list[OwnTool]:
+        """Return the tools that the model may know of."""
+        return [tool for tool in self.tools if isinstance(tool, OwnTool)]
+
+
+class MessagesBody(CountTokensBody, GeneratingBody):
+    """Body of `POST /v1/messages`."""
+
+    max_tokens: int = Field(ge=1, le=limits.MAX_TOKENS)
+    stop_sequences: list[StopSequence] = Field(
+        default_factory=list, max_length=limits.MAX_STOP_STRINGS
+    )

@@ -1,0 +1,39 @@
+"""Failed responses, in the shape of the API whose path was called."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from services.gateway.anthropic import errors as anthropic_errors
+from services.gateway.openai import errors as openai_errors
+from services.kit.errors import UnauthenticatedError
+from services.kit.rpc import current_request_id
+
+ANTHROPIC_PATH = "/v1/messages"  # and those under it
+
+
+def error_response(error: Exception, path: str) -> JSONResponse:
+    """Return the response for an error before the first byte."""
+    headers = openai_errors.retry_headers(error)
+    if isinstance(error, UnauthenticatedError):
+        headers = {"www-authenticate": "Bearer"}
+    if path.startswith(ANTHROPIC_PATH):
+        body = anthropic_errors.body_of(error, current_request_id())
+    else:
+        body = openai_errors.body_of(error)
+    return JSONResponse(body, status_code=openai_errors.http_status(error), headers=headers)
+
+
+def status_response(
+    status: int, message: str, path: str, *, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Return the response for what the router says itself: no such route, no such method."""
+    body: dict[str, Any]
+    if path.startswith(ANTHROPIC_PATH):
+        body = anthropic_errors.error_body(status, message, current_request_id())
+    else:
+        body = openai_errors.error_body(
+            status, message, code="unknown_url" if status == 404 else None
+        )
+    return JSONResponse(body, status_code=status, headers=headers)
