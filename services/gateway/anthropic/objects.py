@@ -45,8 +45,10 @@ def ending(finish: Finish, *, has_calls: bool) -> dict[str, Any]:
 
 
 def usage(finish: Finish) -> dict[str, Any]:
+    """Return the token counts; input tokens are those of the prompt that were not cached."""
     counts: dict[str, Any] = {
-        "input_tokens": finish.num_prompt_tokens,
+        "input_tokens": finish.num_prompt_tokens - finish.num_cached_tokens,
+        "cache_read_input_tokens": finish.num_cached_tokens,
         "output_tokens": finish.num_output_tokens,
     }
     if finish.num_reasoning_tokens is not None:

@@ -11,6 +11,7 @@ from services.gateway.openai.tools import json_text
 from services.gateway.types import GenerationRequest, RequestId
 from services.generation.conversation import ConversationOptions, ToolChoice, check_options
 from services.generation.prompts import ChatPrompt
+from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.errors import InvalidRequestError
 
 _CHOICES = MappingProxyType(
@@ -29,9 +30,13 @@ def to_prompt(body: CountTokensBody) -> ChatPrompt:
 
 
 def to_generation_request(
-    body: MessagesBody, headers: Mapping[str, str], request_id: RequestId
+    body: MessagesBody,
+    headers: Mapping[str, str],
+    request_id: RequestId,
+    default: SamplingParams = DEFAULT_SAMPLING,
 ) -> GenerationRequest:
-    """Make the request that `body` and the service-level headers ask for; the body wins.
+    """Make the request that `body` and the service-level headers ask for; the body wins, and
+    what it does not name is `default`'s.
 
     Raises InvalidRequestError naming the parameter or header at fault.
     """
@@ -42,6 +47,7 @@ def to_generation_request(
         raise InvalidRequestError(f"{place}: {rule}", field=place)
     form = body.output_config.format
     sampling = body.sampling(
+        default,
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences),
         structured_outputs=form.outputs() if form else None,

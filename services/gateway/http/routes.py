@@ -64,14 +64,16 @@ class ApiRoutes:
     async def responses(self, request: Request) -> Response:
         body = await self._body(request, ResponsesBody)
         request_id = RequestId(current_request_id())
-        asked = to_response_request(body, request.headers, request_id)
-        head = response_head(body, request_id, created_s=int(time.time()))
+        default = self._dispatcher.default_sampling(body.model)
+        asked = to_response_request(body, request.headers, request_id, default)
+        head = response_head(body, asked, created_s=int(time.time()))
         return self._answers([asked], ResponseForm(head))
 
     async def messages(self, request: Request) -> Response:
         body = await self._body(request, MessagesBody)
         request_id = RequestId(current_request_id())
-        asked = to_message_request(body, request.headers, request_id)
+        default = self._dispatcher.default_sampling(body.model)
+        asked = to_message_request(body, request.headers, request_id, default)
         return self._answers(
             [asked], MessageForm(MessageHead(request_id=request_id, model=body.model))
         )

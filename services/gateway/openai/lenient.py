@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationInfo, model_validator
@@ -91,20 +92,24 @@ class GeneratingBody(LenientBody):
 
     def sampling(
         self,
+        default: SamplingParams,
         *,
         max_tokens: int | None,
         stop: tuple[str, ...] = (),
         logprobs: int | None = None,
         structured_outputs: StructuredOutputs | None = None,
     ) -> SamplingParams:
-        """Return how tokens are drawn. Raises InvalidRequestError naming the parameter at fault."""
+        """Return how tokens are drawn; what is not stated is `default`'s. Raises
+        InvalidRequestError naming the parameter at fault.
+        """
         stated = {name: getattr(self, name) for name in _SAMPLING & self.model_fields_set}
         if "top_k" in stated:
             stated["top_k"] = max(self.top_k, 0)
         if "stop_token_ids" in stated:
             stated["stop_token_ids"] = tuple(self.stop_token_ids)
-        params = SamplingParams(
-            max_tokens=max_tokens,
+        params = replace(
+            default,
+            max_tokens=default.max_tokens if max_tokens is None else max_tokens,
             stop=stop,
             logprobs=logprobs,
             structured_outputs=structured_outputs,

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.gateway.pieces import Piece, PieceKind
 from services.gateway.responses_api.bodies import FunctionTool, ResponsesBody
-from services.gateway.types import Finish, RequestId
+from services.gateway.types import Finish, GenerationRequest, RequestId
 from services.generation.conversation import ToolChoice
 from services.generation.finish import FinishReason
 from services.generation.logprobs import Logprob, TokenLogprobs
@@ -27,9 +27,10 @@ class ResponseHead:
         return f"{_PREFIX[kind]}_{self.request_id}_{index}"
 
 
-def response_head(body: ResponsesBody, request_id: RequestId, *, created_s: int) -> ResponseHead:
-    """Return the head of the response to `body`."""
-    stated = body.model_fields_set
+def response_head(
+    body: ResponsesBody, request: GenerationRequest, *, created_s: int
+) -> ResponseHead:
+    """Return the head of the response to `body`, of which `request` was made."""
     stated_format = body.text.format.model_dump(by_alias=True, exclude_unset=True)
     asked = {
         "instructions": body.instructions or None,
@@ -38,14 +39,14 @@ def response_head(body: ResponsesBody, request_id: RequestId, *, created_s: int)
         "model": body.model,
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning": {"effort": body.reasoning.effort, "summary": None},
-        "temperature": body.temperature if "temperature" in stated else None,
+        "temperature": request.sampling.temperature,
         "text": {"format": {"type": "text"} | stated_format},
         "tool_choice": _choice(body),
         "tools": [_tool(function) for function in body.functions],
         "top_logprobs": body.top_logprobs,
-        "top_p": body.top_p if "top_p" in stated else None,
+        "top_p": request.sampling.top_p,
     }
-    return ResponseHead(request_id=request_id, created_s=created_s, asked=asked)
+    return ResponseHead(request_id=request.request_id, created_s=created_s, asked=asked)
 
 
 def _choice(body: ResponsesBody) -> str | dict[str, str]:
@@ -92,7 +93,10 @@ def response(
 def usage(finish: Finish) -> dict[str, Any]:
     return {
         "input_tokens": finish.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": finish.num_cached_tokens,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": finish.num_output_tokens,
         "output_tokens_details": {"reasoning_tokens": finish.num_reasoning_tokens or 0},
         "total_tokens": finish.num_prompt_tokens + finish.num_output_tokens,

@@ -10,6 +10,7 @@ from services.gateway.responses_api.bodies import LOGPROBS, ResponsesBody
 from services.gateway.responses_api.items import turns
 from services.gateway.types import GenerationRequest, RequestId
 from services.generation.conversation import ConversationOptions, check_options
+from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.errors import InvalidRequestError
 
 # What needs an answer that was kept, and what to say of it.
@@ -25,9 +26,13 @@ _NEEDS_MEMORY = MappingProxyType(
 
 
 def to_generation_request(
-    body: ResponsesBody, headers: Mapping[str, str], request_id: RequestId
+    body: ResponsesBody,
+    headers: Mapping[str, str],
+    request_id: RequestId,
+    default: SamplingParams = DEFAULT_SAMPLING,
 ) -> GenerationRequest:
-    """Make the request that `body` and the service-level headers ask for; the body wins.
+    """Make the request that `body` and the service-level headers ask for; the body wins, and
+    what it does not name is `default`'s.
 
     Raises InvalidRequestError naming the parameter or header at fault.
     """
@@ -35,6 +40,7 @@ def to_generation_request(
         if getattr(body, name):
             raise InvalidRequestError(f"{name}: {rule}", field=name)
     sampling = body.sampling(
+        default,
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs if LOGPROBS in body.include else None,
         structured_outputs=body.text.format.outputs(),

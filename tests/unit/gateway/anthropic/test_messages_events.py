@@ -40,7 +40,13 @@ def make_form() -> MessageForm:
 
 
 def make_finish(reason: FinishReason = FinishReason.TOOL_CALLS) -> Finish:
-    return Finish(reason=reason, num_prompt_tokens=7, num_output_tokens=9, num_reasoning_tokens=2)
+    return Finish(
+        reason=reason,
+        num_prompt_tokens=7,
+        num_output_tokens=9,
+        num_reasoning_tokens=2,
+        num_cached_tokens=4,
+    )
 
 
 def events(stream: bytes) -> list[dict[str, Any]]:
@@ -100,7 +106,8 @@ def test_a_stream_begins_and_ends_with_counts() -> None:
     assert told[0]["message"]["usage"] == {"input_tokens": 7, "output_tokens": 0}
     assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert told[-2]["usage"] == {
-        "input_tokens": 7,
+        "input_tokens": 3,
+        "cache_read_input_tokens": 4,
         "output_tokens": 9,
         "output_tokens_details": {"thinking_tokens": 2},
     }

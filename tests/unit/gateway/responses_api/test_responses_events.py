@@ -12,6 +12,7 @@ from services.gateway.openai.responses import Answer
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
 from services.gateway.responses_api.objects import response_head
+from services.gateway.responses_api.requests import to_generation_request
 from services.gateway.types import Finish, RequestId, Token
 from services.generation.conversation import ToolCallPart
 from services.generation.finish import FinishReason
@@ -38,11 +39,18 @@ TOKENS = [
 def make_form(**parameters: Any) -> ResponseForm:
     tools = [{"type": "function", "name": "weather", "parameters": {}}]
     body = parse_body(ResponsesBody, {"model": "m", "input": "Hi", "tools": tools} | parameters)
-    return ResponseForm(response_head(body, RequestId("r"), created_s=5))
+    request = to_generation_request(body, {}, RequestId("r"))
+    return ResponseForm(response_head(body, request, created_s=5))
 
 
 def make_finish(reason: FinishReason = FinishReason.TOOL_CALLS) -> Finish:
-    return Finish(reason=reason, num_prompt_tokens=7, num_output_tokens=9, num_reasoning_tokens=2)
+    return Finish(
+        reason=reason,
+        num_prompt_tokens=7,
+        num_output_tokens=9,
+        num_reasoning_tokens=2,
+        num_cached_tokens=4,
+    )
 
 
 def events(stream: bytes) -> list[dict[str, Any]]:
@@ -125,7 +133,7 @@ def test_a_whole_response_says_what_was_thought_said_and_called() -> None:
     )
     assert whole["usage"] == {
         "input_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
         "output_tokens": 9,
         "output_tokens_details": {"reasoning_tokens": 2},
         "total_tokens": 16,

@@ -52,6 +52,14 @@ def test_a_minimal_request_leaves_all_choices_to_the_executor() -> None:
     )
 
 
+def test_what_is_not_named_is_the_model_s_own() -> None:
+    default = SamplingParams(max_tokens=64, temperature=0.6, top_k=20)
+    body = parse_body(ResponsesBody, {"model": "m", "input": "Hi", "temperature": 0.0, "top_k": -1})
+    request = to_generation_request(body, {}, RequestId("r"), default)
+
+    assert request.sampling == SamplingParams(max_tokens=64, temperature=0.0, top_k=0)
+
+
 def test_all_that_changes_an_answer_is_passed_on() -> None:
     schema = {"type": "object", "properties": {}}
     request = ask(
