@@ -42,6 +42,7 @@ class Script:
     finish_reason: gen.FinishReason.ValueType = gen.FINISH_REASON_STOP
     num_reasoning_tokens: int | None = None  # told with the finish reason
     num_cached_tokens: int = 0  # so is this
+    stop_string: str = ""  # and this
     failure: pb.Failure | None = None  # instead of the finish reason
     reject: pb.Rejected | None = None  # instead of everything; its request id is filled in
     accepting: asyncio.Event = field(default_factory=open_gate)  # nothing is answered before
@@ -321,5 +322,6 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
             finish_reason=script.finish_reason,
             num_reasoning_tokens=script.num_reasoning_tokens,
             num_cached_tokens=script.num_cached_tokens,
+            stop_string=script.stop_string,
         )
         session.end(request_id, num_tokens, ending)

@@ -186,6 +186,7 @@ def _ending(output: Output) -> pb.Ending | None:
                 finish_reason=FINISH_TO_PROTO[reason],
                 num_reasoning_tokens=output.num_reasoning_tokens,
                 num_cached_tokens=output.num_cached_tokens,
+                stop_string=output.stop_string,
             )
 
 

@@ -53,6 +53,7 @@ class Delta:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # one per prompt token, with the first token
     num_reasoning_tokens: int | None = None  # of the whole answer, with its ending, if parsed
     num_cached_tokens: int = 0  # of the prompt, with the ending
+    stop_string: str = ""  # that the answer came to, with the ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

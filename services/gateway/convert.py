@@ -206,14 +206,15 @@ def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.Mode
     )
 
 
-def ending_from_proto(ending: executor_pb2.Ending) -> tuple[FinishReason, int | None, int]:
-    """Return why a request ended, its tokens of reasoning where anything tells, and those of its
-    prompt that were cached. A reason that this build does not know ended normally.
+def ending_from_proto(ending: executor_pb2.Ending) -> tuple[FinishReason, int | None, int, str]:
+    """Return why a request ended, its tokens of reasoning where anything tells, those of its
+    prompt that were cached, and the stop string that it came to, if any. A reason that this build
+    does not know ended normally.
     """
     has_count = ending.HasField("num_reasoning_tokens")
     reason = FINISH_FROM_PROTO.get(ending.finish_reason, FinishReason.STOP)
     num_reasoning = ending.num_reasoning_tokens if has_count else None
-    return reason, num_reasoning, ending.num_cached_tokens
+    return reason, num_reasoning, ending.num_cached_tokens, ending.stop_string
 
 
 def rejection_from_proto(rejected: executor_pb2.Rejected) -> ServiceError:

@@ -70,6 +70,7 @@ class Finish:
     num_output_tokens: int  # generated, whether or not they were delivered
     num_reasoning_tokens: int | None = None  # of these; None: nothing tells reasoning from text
     num_cached_tokens: int = 0  # of the prompt; not computed again
+    stop_string: str = ""  # that it came to; empty: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +103,10 @@ class RequestSink(Protocol):
         reason: FinishReason,
         num_reasoning_tokens: int | None = None,
         num_cached_tokens: int = 0,
+        stop_string: str = "",
     ) -> None:
-        """Take how it ended, how many tokens are reasoning where anything tells, and how many of
-        the prompt were not computed again.
+        """Take how it ended, how many tokens are reasoning where anything tells, how many of the
+        prompt were not computed again, and the stop string that it came to, if any.
         """
 
     def failed(self, error: ServiceError) -> None: ...

@@ -156,6 +156,17 @@ async def test_tokens_are_counted_without_the_engine(sdk, executor) -> None:
     assert not executor.submits
 
 
+async def test_an_answer_that_came_to_a_stop_sequence_says_so(sdk, executor) -> None:
+    executor.script = Script(stop_string="END")
+    asked: Any = {"model": MODEL, "max_tokens": 5, "messages": MESSAGES, "stop_sequences": ["END"]}
+    whole = await sdk.messages.create(**asked)
+    async with sdk.messages.stream(**asked) as stream:
+        streamed = await stream.get_final_message()
+
+    for message in (whole, streamed):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
+
+
 async def test_closing_a_stream_aborts_the_request(client, sdk, executor) -> None:
     executor.script.ending.clear()
     async with sdk.messages.stream(

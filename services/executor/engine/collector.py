@@ -43,6 +43,7 @@ class Completion(Protocol):
     text: str
     token_ids: Sequence[int]
     finish_reason: str | None
+    stop_reason: int | str | None  # the token or the string that the answer came to
     logprobs: Sequence[Mapping[int, VllmLogprob]] | None  # one per token
 
 
@@ -127,6 +128,7 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
         prompt_logprobs(output, reporting.num_logprobs, reporting.first_prompt_token),
         parser.num_reasoning_tokens if parser is not None and ending is not None else None,
         (output.num_cached_tokens or 0) if ending is not None else 0,
+        completion.stop_reason if isinstance(completion.stop_reason, str) else "",
     )
 
 

@@ -22,6 +22,7 @@ class Output:
     prompt: EchoedPrompt | None = None  # with the first tokens, if asked for
     num_reasoning_tokens: int | None = None  # with the ending, if reasoning is parsed
     num_cached_tokens: int = 0  # of the prompt, with the ending
+    stop_string: str = ""  # that the answer came to, with the ending
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class StepStream:
         output.ending = delta.ending
         output.num_reasoning_tokens = delta.num_reasoning_tokens
         output.num_cached_tokens = delta.num_cached_tokens
+        output.stop_string = delta.stop_string
         output.prompt = prompt or output.prompt
         self._wake.set()
 

@@ -39,9 +39,11 @@ def ending(finish: Finish, *, has_calls: bool) -> dict[str, Any]:
     """Return how an answer ended, in Anthropic's names."""
     if finish.reason is FinishReason.LENGTH:
         reason = "max_tokens"
+    elif finish.stop_string:
+        reason = "stop_sequence"
     else:
         reason = "tool_use" if has_calls else "end_turn"
-    return {"stop_reason": reason, "stop_sequence": None}
+    return {"stop_reason": reason, "stop_sequence": finish.stop_string or None}
 
 
 def usage(finish: Finish) -> dict[str, Any]:

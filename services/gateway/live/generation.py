@@ -90,6 +90,7 @@ class Generation:
         self._num_generated = 0
         self._num_reasoning_tokens: int | None = None
         self._num_cached_tokens = 0
+        self._stop_string = ""
         self._reason: FinishReason | None = None
         self._error: Exception | None = None
 
@@ -116,11 +117,12 @@ class Generation:
         reason: FinishReason,
         num_reasoning_tokens: int | None = None,
         num_cached_tokens: int = 0,
+        stop_string: str = "",
     ) -> None:
         if self._is_over:
             return
         self._reason, self._num_reasoning_tokens = reason, num_reasoning_tokens
-        self._num_cached_tokens = num_cached_tokens
+        self._num_cached_tokens, self._stop_string = num_cached_tokens, stop_string
         if not self.request.service_level.pace_tail:
             self._paced.flush()
         self._wake()
@@ -217,6 +219,7 @@ class Generation:
             num_output_tokens=self._num_generated,
             num_reasoning_tokens=self._num_reasoning_tokens,
             num_cached_tokens=self._num_cached_tokens,
+            stop_string=self._stop_string,
         )
         self._reader.handed(self._clock())  # what follows the last token is waited for too
 

@@ -97,7 +97,7 @@ def test_every_finish_reason_makes_the_round_trip() -> None:
     for reason in FinishReason:
         finish = Finish(reason=reason, num_prompt_tokens=1, num_output_tokens=2)
         ending = executor_pb2.Ending(finish_reason=convert.finish_to_proto(finish).reason)
-        assert convert.ending_from_proto(ending) == (reason, None, 0)
+        assert convert.ending_from_proto(ending) == (reason, None, 0, "")
 
 
 def test_a_finish_reason_of_a_later_version_is_a_normal_end() -> None:
@@ -105,6 +105,7 @@ def test_a_finish_reason_of_a_later_version_is_a_normal_end() -> None:
         finish_reason=99,  # type: ignore[arg-type]
         num_reasoning_tokens=0,
         num_cached_tokens=4,
+        stop_string="END",
     )
 
-    assert convert.ending_from_proto(ending) == (FinishReason.STOP, 0, 4)
+    assert convert.ending_from_proto(ending) == (FinishReason.STOP, 0, 4, "END")

@@ -30,6 +30,7 @@ class FakeCompletion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
     logprobs: list[dict[int, FakeLogprob]] | None = None
 
 
@@ -58,6 +59,16 @@ def test_an_ending_tells_how_much_of_the_prompt_was_cached(
 
     assert to_delta(first).num_cached_tokens == 0
     assert to_delta(last).num_cached_tokens == num_cached
+
+
+@pytest.mark.parametrize(("came_to", "told"), [(None, ""), (7, ""), ("END", "END")])
+def test_an_ending_tells_the_stop_string_that_it_came_to(
+    came_to: int | str | None, told: str
+) -> None:
+    output = make_output(5, finish_reason="stop")
+    output.outputs[0].stop_reason = came_to
+
+    assert to_delta(output).stop_string == told
 
 
 def test_the_text_of_several_tokens_of_a_step_is_the_last_ones() -> None:

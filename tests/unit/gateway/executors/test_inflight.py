@@ -47,6 +47,7 @@ class Sink:
         reason: FinishReason,
         num_reasoning_tokens: int | None = None,
         num_cached_tokens: int = 0,
+        stop_string: str = "",
     ) -> None:
         self.endings.append(reason)
         self.num_reasoning_tokens = num_reasoning_tokens
