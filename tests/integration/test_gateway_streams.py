@@ -12,7 +12,7 @@ import pytest
 from services.gateway.app import Gateway, run_gateway
 from services.gateway.executors.outbox import DELIVERED_INTERVAL_S
 from services.pacing.deposit import due_times_s
-from tests.fake_executor import EVENT_TIMEOUT_S, FakeExecutor, Script
+from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, FakeExecutor, Script
 from tests.gateways import (
     Client,
     chat_body,
@@ -98,6 +98,32 @@ async def test_a_token_bound_paces_too(client, executor, bound) -> None:
 
     assert len(got) == 4
     assert got[-1][1] - asked_s >= 0.3  # 3 intervals of 100 ms
+
+
+@pytest.mark.parametrize(
+    ("url", "asked", "is_text"),
+    [
+        ("/v1/responses", {"input": "Hi"}, '"response.output_text.delta"'),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
+            '"text_delta"',
+        ),
+    ],
+)
+async def test_the_other_apis_are_paced_alike(client, executor, url, asked, is_text) -> None:
+    executor.script = Script(texts=["x"] * 4)
+    body = {"model": MODEL, "stream": True, **asked}
+    body["evenflow"] = {"consumption_rate_tps": 10, "pace_tail": True}
+
+    loop = asyncio.get_running_loop()
+    asked_s = loop.time()
+    async with client.http.stream("POST", url, json=body) as response:
+        lines = response.aiter_lines()
+        got_s = [loop.time() async for line in lines if line[:5] == "data:" and is_text in line]
+
+    assert len(got_s) == 4
+    assert got_s[-1] - asked_s >= 0.3  # 3 intervals of 100 ms
 
 
 async def test_without_a_rate_nothing_waits_for_the_clock(client, executor) -> None:

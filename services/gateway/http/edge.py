@@ -36,6 +36,7 @@ IGNORED_HEADER = "x-evenflow-ignored"
 # What a page may read of a response, beside its body.
 EXPOSED_HEADERS = (
     REQUEST_ID_KEY,
+    ANTHROPIC_ID_KEY,
     IGNORED_HEADER,
     "retry-after",
     "x-ratelimit-limit-requests",

@@ -1,6 +1,7 @@
 """Failed responses, in the shape of the API whose path was called."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -12,6 +13,23 @@ from services.kit.rpc import current_request_id
 
 ANTHROPIC_PATH = "/v1/messages"  # and those under it
 
+# What checks call by chat's names, and executors, in the names of another API.
+_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "/v1/responses": {
+            "max_tokens": "max_output_tokens",
+            "messages": "input",
+            "reasoning_effort": "reasoning.effort",
+            "response_format": "text.format",
+        },
+        "/v1/messages": {
+            "reasoning_effort": "output_config.effort",
+            "response_format": "output_config.format",
+            "stop": "stop_sequences",
+        },
+    }
+)
+
 
 def error_response(error: Exception, path: str) -> JSONResponse:
     """Return the response for an error before the first byte."""
@@ -22,7 +40,18 @@ def error_response(error: Exception, path: str) -> JSONResponse:
         body = anthropic_errors.body_of(error, current_request_id())
     else:
         body = openai_errors.body_of(error)
+    _rename(body["error"], getattr(error, "field", ""), path)
     return JSONResponse(body, status_code=openai_errors.http_status(error), headers=headers)
+
+
+def _rename(told: dict[str, Any], field: str, path: str) -> None:
+    """Blame a parameter by the name that it has in the API of `path`."""
+    name = _NAMES.get(path, {}).get(field)
+    if name is None or not told["message"].startswith(f"{field}:"):
+        return
+    told["message"] = name + told["message"].removeprefix(field)
+    if "param" in told:
+        told["param"] = name
 
 
 def status_response(
