@@ -17,7 +17,7 @@ from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.ports import free_port
 from services.kit.tls import server_credentials
-from services.kit.transport import Certificates
+from services.kit.transport import PLAIN, Certificates
 
 MODEL = "test-model"
 NUM_PROMPT_TOKENS = 7
@@ -176,7 +176,11 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
 
     async def start(self) -> None:
         # It is no strike of the gateway's to ping, however long a test lasts.
-        options = [("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)]
+        options = [
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.max_receive_message_length", PLAIN.max_message_bytes),
+        ]
         self._server = aio.server(options=options)
         pb_grpc.add_ExecutorServiceServicer_to_server(self, self._server)
         if self._certificates is None:

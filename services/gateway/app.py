@@ -43,6 +43,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GatewayService"].full_name
 SEND_BUFFER_BYTES = 64 << 10  # of a connection: what it holds counts as delivered, so it is small
 # Python's own but the last: a full collection, in which no token goes out, walks all live requests.
 GC_THRESHOLDS = (700, 10, 200)
+CALLS_PER_LIVE_REQUEST = 2  # of gRPC, at most: those that are refused, cancel or watch too
 CLOSE_MARGIN_S = 2  # after the drain, for last events to go out before connections are cut
 
 
@@ -97,6 +98,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             [SERVICE_NAME],
             transport=settings.edge_transport,
             interceptors=[GrpcGuard(keys)],
+            max_calls=CALLS_PER_LIVE_REQUEST * settings.max_live_requests,
         )
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
         app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)

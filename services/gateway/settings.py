@@ -14,6 +14,8 @@ from services.kit.settings import ServiceSettings
 from services.kit.tracing import OtlpEndpoint
 from services.kit.transport import Certificates, Transport
 
+MAX_EDGE_MESSAGE_BYTES = 16 << 20  # of gRPC; the prompt of a context of a million tokens fits
+
 _ADDRESS = re.compile(r"[^\s:,]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
@@ -94,7 +96,11 @@ class GatewaySettings(ServiceSettings):
                 key_file=str(self.edge_key_file),
                 ca_file=str(self.edge_ca_file or ""),
             )
-        return Transport(certificates=certificates, keepalive_s=self.grpc_keepalive_s)
+        return Transport(
+            certificates=certificates,
+            keepalive_s=self.grpc_keepalive_s,
+            max_message_bytes=MAX_EDGE_MESSAGE_BYTES,
+        )
 
     @field_validator("executors")
     @classmethod

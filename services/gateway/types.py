@@ -93,7 +93,7 @@ class RequestSink(Protocol):
     def rejected(self, error: ServiceError) -> None: ...
 
     def echoed(self, prompt: EchoedPrompt) -> None:
-        """Take the prompt, before the first token, if it is to be given back."""
+        """Take the prompt or its next piece, before the first token, if it is to be given back."""
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         """Take the next tokens, none missing, none twice, and when they came in."""

@@ -26,3 +26,7 @@ class EchoedPrompt:
 
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per prompt token, or none
+
+    def __add__(self, next_piece: "EchoedPrompt") -> "EchoedPrompt":
+        """Join two pieces of one prompt."""
+        return EchoedPrompt(self.text + next_piece.text, self.logprobs + next_piece.logprobs)

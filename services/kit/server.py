@@ -35,10 +35,12 @@ class ServiceServer:
         *,
         transport: Transport = PLAIN,
         interceptors: Sequence[aio.ServerInterceptor] = (),
+        max_calls: int | None = None,
     ) -> None:
         """Bind `address` ("host:port", port 0 picks one). Raises RuntimeError if it is taken.
 
-        `interceptors` are asked after the service's own.
+        `interceptors` are asked after the service's own. Calls beyond `max_calls` at a time are
+        refused with RESOURCE_EXHAUSTED, and wait at the client if they share a connection.
         """
         interceptor = ServiceInterceptor()
         self._live_calls = interceptor.live_calls
@@ -47,8 +49,10 @@ class ServiceServer:
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", int(5e2 * transport.keepalive_s)),
+                *([("grpc.max_concurrent_streams", max_calls)] if max_calls else []),
                 *transport.ping_options,
             ],
+            maximum_concurrent_rpcs=max_calls,
         )
         self._names = ("", *service_names)
         self._health = health_aio.HealthServicer()

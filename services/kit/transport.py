@@ -18,7 +18,7 @@ class Transport:
 
     certificates: Certificates | None = None  # None: plain text
     keepalive_s: float = 10.0  # between two pings; as long without an answer: the peer is dead
-    max_message_bytes: int = 64 << 20
+    max_message_bytes: int = 64 << 20  # one that is larger ends its call, or stream
 
     @property
     def ping_options(self) -> list[tuple[str, int]]:

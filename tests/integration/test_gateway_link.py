@@ -8,8 +8,12 @@ import grpc
 import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
+from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.fake_executor import FakeExecutor, Script, Session
+from services.gateway.settings import MAX_EDGE_MESSAGE_BYTES
+from services.kit.transport import PLAIN
+from tests.fake_executor import MODEL, FakeExecutor, Script, Session
 from tests.gateways import Client, chat_body, gateway_for, stream_body, until
 
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
@@ -229,6 +233,56 @@ async def test_an_executor_that_dies_before_accepting_passes_the_request_to_the_
 
     assert text_and_error((await stream).text) == ("Hello, world", None)
     assert len(second.submits) == 1
+
+
+async def test_a_request_that_two_executors_died_over_goes_to_no_third() -> None:
+    executors = [FakeExecutor(executor_id=f"executor-{k}") for k in range(3)]
+    for executor in executors:
+        executor.script.accepting.clear()
+        await executor.start()
+    async with gateway_for(*executors) as client:
+        await until(lambda: all(executor.session for executor in executors))
+        stream = start_stream(client, "r")
+        for executor in executors[:2]:
+            await executor.until(lambda executor=executor: len(executor.submits) == 1)
+            await executor.kill()
+
+        answer = await stream
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "executor_lost"
+    assert executors[2].submits == []
+    await executors[2].kill()
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "code"),
+    [
+        pytest.param(PLAIN.max_message_bytes, "RESOURCE_EXHAUSTED", id="above-the-edge-s-limit"),
+        # What the gateway adds makes it too large for the way to the executor.
+        pytest.param(MAX_EDGE_MESSAGE_BYTES, "INVALID_ARGUMENT", id="as-large-as-the-edge-takes"),
+    ],
+)
+async def test_a_message_too_large_ends_its_own_call_and_nothing_else(
+    client, executor, num_bytes, code
+) -> None:
+    executor.script.midway.clear()
+    other = start_stream(client, "other")
+    await until(lambda: client.num_generated() == [1])
+    message = pb_gateway.GenerateRequest(model=MODEL, text="x" * (num_bytes - 64))
+    message.text += "x" * (num_bytes - message.ByteSize())
+
+    options = [("grpc.max_send_message_length", -1)]
+    address = f"127.0.0.1:{client.gateway.grpc_port}"
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await pb_gateway_grpc.GatewayServiceStub(channel).Generate(message).read()
+    executor.script.midway.set()
+
+    assert message.ByteSize() == num_bytes
+    assert refused.value.code().name == code
+    assert [submit.request_id for submit in executor.submits] == ["other"]
+    assert text_and_error((await other).text) == ("Hello, world", None)
 
 
 async def test_the_death_of_one_executor_leaves_the_other_s_streams_alone(pair) -> None:

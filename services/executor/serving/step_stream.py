@@ -2,14 +2,20 @@
 
 The engine side only ever adds to the pending frame; the one writer takes it as soon as it can.
 A writer that lags finds several steps in one frame. Nothing is dropped, and nobody waits: the
-pending frame holds no more than the tokens that live requests may still produce.
+pending frame holds no more than the tokens that live requests may still produce. What is too much
+for one message waits for the next: a message above gRPC's limit would end the stream.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from services.executor.types import Delta, Ending, Rejection, Token
-from services.generation.logprobs import EchoedPrompt
+from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+
+MAX_FRAME_BYTES = 256 << 10  # of tokens and echoes, but for the last; some 30 ms to write
+ENTRY_BYTES = 32  # of a token or a probability on the wire, without its text
+CHARACTER_BYTES = 4  # at most
 
 
 @dataclass(slots=True)
@@ -104,13 +110,69 @@ class StepStream:
         return bool(pending.accepted or pending.rejected or pending.outputs)
 
     def _take(self) -> Frame:
-        frame = self._pending
-        self._pending = Frame(sequence=frame.sequence + 1)
+        frame, self._pending = _cut(self._pending, MAX_FRAME_BYTES)
         for request_id, output in frame.outputs.items():
             if output.ending is not None:
                 del self._num_sent[request_id]
             else:
                 self._num_sent[request_id] += len(output.tokens)
-        if not self._ended:
+        if not self._ended and not self._has_news():
             self._wake.clear()
         return frame
+
+
+def _cut(frame: Frame, room: int) -> tuple[Frame, Frame]:
+    """Return a frame with outputs that fill `room` bytes, and the next one with the rest."""
+    first, rest = replace(frame, outputs={}), Frame(sequence=frame.sequence + 1)
+    for request_id, output in frame.outputs.items():
+        if room <= 0:
+            rest.outputs[request_id] = output
+            continue
+        first.outputs[request_id], left, room = _split(output, room)
+        if left is not None:
+            rest.outputs[request_id] = left
+    return first, rest
+
+
+def _split(output: Output, room: int) -> tuple[Output, Output | None, int]:
+    """Return what of an output fills `room` bytes, what is left of it, and of the room."""
+    if output.prompt is not None:
+        text, logprobs = output.prompt.text, output.prompt.logprobs
+        num_first, room = _fill(map(_logprobs_bytes, logprobs), room - CHARACTER_BYTES * len(text))
+        if num_first < len(logprobs):
+            first = EchoedPrompt(text, logprobs[:num_first])
+            left = EchoedPrompt("", logprobs[num_first:])
+            head = Output(output.first_token_index, prompt=first)
+            return head, replace(output, prompt=left), room
+    num_first, room = _fill(map(_token_bytes, output.tokens), room)
+    if num_first == len(output.tokens):
+        return output, None, room
+    head = Output(output.first_token_index, output.tokens[:num_first], prompt=output.prompt)
+    left_tokens = output.tokens[num_first:]
+    first_left = output.first_token_index + num_first
+    left_output = replace(output, first_token_index=first_left, tokens=left_tokens, prompt=None)
+    return head, left_output, room
+
+
+def _fill(sizes: Iterable[int], room: int) -> tuple[int, int]:
+    """Return how many entries of these sizes go in until there is no room, and what is left."""
+    num_entries = 0
+    for size in sizes:
+        if room <= 0:
+            break
+        num_entries, room = num_entries + 1, room - size
+    return num_entries, room
+
+
+def _token_bytes(token: Token) -> int:
+    """Return at least what a token takes on the wire."""
+    num_characters = len(token.text) + len(token.reasoning)
+    for part in token.tool_calls:
+        num_characters += len(part.id) + len(part.name) + len(part.arguments) + ENTRY_BYTES
+    size = ENTRY_BYTES + CHARACTER_BYTES * num_characters
+    return size if token.logprobs is None else size + _logprobs_bytes(token.logprobs)
+
+
+def _logprobs_bytes(logprobs: TokenLogprobs) -> int:
+    entries = (logprobs.chosen, *logprobs.top)
+    return sum(ENTRY_BYTES + CHARACTER_BYTES * len(entry.token) for entry in entries)

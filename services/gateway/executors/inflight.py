@@ -113,9 +113,9 @@ class InflightRequests:
             return True
         if output.first_token_index > request.num_tokens:
             return self._fail_gap(output, request)
+        if request.sink is not None and output.HasField("prompt") and not request.num_tokens:
+            request.sink.echoed(prompt_from_proto(output.prompt))
         if tokens := _new_tokens(output, request.num_tokens):
-            if request.sink is not None and output.HasField("prompt") and not request.num_tokens:
-                request.sink.echoed(prompt_from_proto(output.prompt))
             request.num_tokens += len(tokens)
             if request.sink is not None:
                 request.sink.extended(tokens, arrived_s)

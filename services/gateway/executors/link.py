@@ -13,7 +13,7 @@ from prometheus_client import Gauge
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from services.gateway import convert
-from services.gateway.errors import LinkBrokenError
+from services.gateway.errors import BodyTooLargeError, LinkBrokenError
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.executors.outbox import Outbox
 from services.gateway.executors.routing import Candidate
@@ -30,6 +30,7 @@ log = structlog.get_logger()
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 MODEL_INFO_TIMEOUT_S = 5.0
+MAX_SUBMIT_FRAC = 0.25  # of the largest message that the connection carries
 LOST_MESSAGE = "the connection to the executor was lost"
 
 CONNECTED = Gauge(
@@ -90,11 +91,19 @@ class ExecutorLink:
     ) -> None:
         """Hand over a request, part of `trace`; `sink` hears what becomes of it.
 
-        Raises UnavailableError while not connected, DuplicateRequestError if the id is in hand.
+        Raises UnavailableError while not connected, DuplicateRequestError if the id is in hand,
+        BodyTooLargeError for what might break the stream, which all requests share.
         """
         session = self._connected()
+        submit = convert.submit_to_proto(request, generation, trace)
+        self._check_size(submit.ByteSize())
         session.inflight.add(request.request_id, sink)
-        session.outbox.submit(convert.submit_to_proto(request, generation, trace))
+        session.outbox.submit(submit)
+
+    def _check_size(self, num_bytes: int) -> None:
+        most = int(MAX_SUBMIT_FRAC * self._transport.max_message_bytes)
+        if num_bytes > most:
+            raise BodyTooLargeError(f"the request is larger than {most} bytes")
 
     def abort(self, request_id: RequestId) -> None:
         """Have a request ended; its sink hears how. Ignored if it is not in hand."""
@@ -119,6 +128,7 @@ class ExecutorLink:
         """
         session = self._connected()
         request = convert.tokenize_to_proto(session.info.model, prompt, options)
+        self._check_size(request.ByteSize())
         with _errors_about("messages" if isinstance(prompt, ChatPrompt) else "prompt"):
             return convert.tokenization_from_proto(await session.stub.Tokenize(request))
 

@@ -106,7 +106,7 @@ class Generation:
             self._answer.set_exception(error)
 
     def echoed(self, prompt: EchoedPrompt) -> None:
-        self.prompt = prompt
+        self.prompt = prompt if self.prompt is None else self.prompt + prompt
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         self._num_generated += len(tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.gateway import convert
-from services.gateway.errors import UnknownModelError
+from services.gateway.errors import LinkBrokenError, UnknownModelError
 from services.gateway.executors.link import ExecutorLink
 from services.gateway.executors.routing import Candidate, RoutingGenerations, choose_executor
 from services.gateway.live.generation import Generation
@@ -21,6 +21,8 @@ from services.kit.errors import DeadlineError, OverloadedError, ServiceError, Un
 from services.reporting.ledger import RequestRef
 
 log = structlog.get_logger()
+
+MAX_LOST_EXECUTORS = 2  # over one request that none of them had answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,13 @@ class Placing:
 
     async def place(self, live: LiveRequest, *, is_draining: Callable[[], bool]) -> None:
         """Find an executor that takes the request; one that is unavailable or full leads to the
-        next, and the last one's refusal counts.
+        next, and the last one's refusal counts. A request that two executors were lost over may be
+        what they were lost to: it goes to no third one.
         """
         model = live.generation.request.model
         tried: set[str] = set()
         refusal: ServiceError | None = None
+        num_lost = 0
         while True:
             try:
                 chosen = self._choose(model, tried)
@@ -84,7 +88,8 @@ class Placing:
             try:
                 await self._submit(self._links[chosen.address], live)
             except (UnavailableError, OverloadedError) as error:
-                if is_draining():
+                num_lost += isinstance(error, LinkBrokenError)
+                if is_draining() or num_lost >= MAX_LOST_EXECUTORS:
                     raise
                 refusal = error
                 log.info("request_rerouted", address=chosen.address)

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.serving.step_stream import Frame, StepStream
+from services.executor.convert import frame_to_proto
+from services.executor.serving.step_stream import MAX_FRAME_BYTES, Frame, StepStream
 from services.executor.types import Delta, RejectCode, Rejection, Token
 from services.generation.finish import FinishReason
+from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
 from services.kit.errors import UnavailableError
 
 BUSY = Rejection(code=RejectCode.OVERLOADED, message="busy")
@@ -112,6 +114,56 @@ async def test_the_first_end_counts() -> None:
     stream.end(UnavailableError("too late"))
 
     assert await stream.next_frame() is None
+
+
+async def test_what_is_too_much_for_a_message_goes_into_the_next_ones() -> None:
+    """Five tokens of a third of a message, of two requests, are five thirds, then the rest."""
+    stream = StepStream()
+    for request_id in ("a", "b"):
+        stream.accept(request_id, num_prompt_tokens=1)
+        texts = (Token(k, "\N{GRINNING FACE}" * (MAX_FRAME_BYTES // 12)) for k in range(5))
+        stream.push(request_id, Delta(tuple(texts), FinishReason.STOP))
+
+    frames = [await take(stream) for _ in range(4)]
+
+    assert [frame.sequence for frame in frames] == [0, 1, 2, 3]
+    ids = [
+        (request_id, output.first_token_index, [token.id for token in output.tokens])
+        for frame in frames
+        for request_id, output in frame.outputs.items()
+    ]
+    assert ids == [
+        ("a", 0, [0, 1, 2]),
+        ("a", 3, [3, 4]),
+        ("b", 0, [0]),
+        ("b", 1, [1, 2, 3]),
+        ("b", 4, [4]),
+    ]
+    assert max(frame_to_proto(frame).ByteSize() for frame in frames) <= 4 / 3 * MAX_FRAME_BYTES
+    endings = [[output.ending for output in frame.outputs.values()] for frame in frames]
+    assert endings == [[None], [FinishReason.STOP, None], [None], [FinishReason.STOP]]
+    assert not stream.knows("a")
+    assert not stream._has_news()
+
+
+async def test_an_echo_too_large_for_a_message_comes_in_pieces_before_the_tokens() -> None:
+    top = tuple(Logprob(k, "token", -1.0) for k in range(20))
+    prompt = EchoedPrompt("Hi", tuple(TokenLogprobs(top[0], top) for _ in range(1_000)))
+    stream = StepStream()
+    stream.accept("a", num_prompt_tokens=1_000)
+    stream.push("a", make_delta(1, ending=FinishReason.STOP), prompt=prompt)
+
+    outputs, sizes = [], []
+    while not outputs or outputs[-1].ending is None:
+        frame = await take(stream)
+        outputs.append(frame.outputs["a"])
+        sizes.append(frame_to_proto(frame).ByteSize())
+
+    pieces = [output.prompt for output in outputs]
+    assert len(pieces) > 2
+    assert sum(pieces[1:], start=pieces[0]) == prompt
+    assert [len(output.tokens) for output in outputs] == [0] * (len(outputs) - 1) + [1]
+    assert max(sizes) <= MAX_FRAME_BYTES
 
 
 @given(st.lists(st.one_of(st.none(), st.sampled_from("abc")), max_size=60))

@@ -256,6 +256,16 @@ def test_a_lost_stream_fails_everything_once(requests, sink) -> None:
     assert len(requests) == 0
 
 
+def test_an_echo_may_come_in_pieces_before_the_first_token(executor, sink) -> None:
+    pieces = [pb.RequestOutput(request_id="a", prompt=gen.EchoedPrompt(text=t)) for t in "Hi"]
+
+    executor.send(*pieces)
+    executor.send(make_output(0, "x"))
+
+    assert sink.prompts == [EchoedPrompt("H"), EchoedPrompt("i")]
+    assert sink.text == "x"
+
+
 def test_an_echo_is_heard_once_and_with_the_first_token(executor, sink) -> None:
     echo = gen.EchoedPrompt(text="Hi")
     first = make_output(0, "x")
