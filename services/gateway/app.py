@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -22,7 +23,7 @@ from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, 
 from services.gateway.executors.link import ExecutorLink
 from services.gateway.http.edge import HttpEdge, allow_origins
 from services.gateway.http.guard import GrpcGuard, HttpGuard
-from services.gateway.http.protocol import BoundedHttpProtocol
+from services.gateway.http.protocol import BoundedHttpProtocol, ConnectionLimits, Connections
 from services.gateway.http.routes import make_app
 from services.gateway.live.dispatcher import Dispatcher, DispatchLimits
 from services.gateway.live.pacer import Pacer, TimerHandle
@@ -34,7 +35,6 @@ from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
 from services.kit.tracing import Tracing
-from services.kit.transport import Certificates
 from services.reporting.reporter import Sender, SenderKind, TrackerReporter
 
 logger = structlog.get_logger()
@@ -104,7 +104,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
         guarded = HttpGuard(app, keys)
         edge = HttpEdge(allow_origins(guarded, settings.cors_origins), tracing)
-        http_server = _HttpServer(_http_config(edge, settings.edge_transport.certificates))
+        http_server = _HttpServer(_http_config(edge, settings))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
         await rpc_server.mark_serving()
@@ -177,15 +177,24 @@ async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
         await reporter.flush(settings.tracker_flush_timeout_s)
 
 
-def _http_config(app: HttpEdge, certificates: Certificates | None) -> uvicorn.Config:
+def _http_config(app: HttpEdge, settings: GatewaySettings) -> uvicorn.Config:
+    certificates = settings.edge_transport.certificates
     tls: dict[str, Any] = {}
     if certificates is not None:
         tls |= {"ssl_certfile": certificates.cert_file, "ssl_keyfile": certificates.key_file}
         if certificates.ca_file:
             tls |= {"ssl_ca_certs": certificates.ca_file, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    limits = ConnectionLimits(
+        head_timeout_s=settings.http_head_timeout_s,
+        body_timeout_s=settings.http_body_timeout_s,
+        max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
+    )
+    protocol: Any = partial(BoundedHttpProtocol, connections=Connections(limits))
     return uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=protocol,
+        timeout_keep_alive=math.ceil(settings.http_idle_timeout_s),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -43,6 +43,13 @@ class GatewaySettings(ServiceSettings):
     api_keys_file: FilePath | None = None
     api_keys_redis_url: RedisUrl | None = None
     api_keys_refresh_s: float = Field(default=5.0, ge=0.1)  # until a change is seen
+    # HTTP connections. Each is given so long to complete a head, and to complete a body beyond what
+    # that takes at 16 KiB per second; after an answer it may stay idle so long.
+    http_head_timeout_s: float = Field(default=10.0, gt=0)
+    http_body_timeout_s: float = Field(default=30.0, gt=0)
+    http_idle_timeout_s: float = Field(default=75.0, gt=0)  # longer than that of a proxy in front
+    max_connections: int = Field(default=4096, ge=1)  # above it: 503
+    max_connections_per_address: int = Field(default=2048, ge=1)  # a proxy in front is one address
     submit_timeout_s: float = Field(default=30.0, gt=0)  # for an executor to accept or reject
     # Origins whose pages may call from a browser, "https://a.example,http://localhost:3000", or "*"
     # for all; empty: none.

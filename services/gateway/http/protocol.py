@@ -1,7 +1,11 @@
-"""HTTP/1.1 on one connection, as uvicorn reads it, with bounded heads and refusals in JSON."""
+"""HTTP/1.1 on one connection, as uvicorn reads it, with bounded heads, bounded times and refusals
+in JSON.
+"""
 
 import asyncio
 from asyncio import Transport
+from collections import Counter
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -12,7 +16,16 @@ from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.responses import encode_json
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers
+MIN_BODY_BYTES_PER_S = 16 << 10  # what a body may take beyond its time
 BODY = "evenflow.body"  # in a scope: the response's ChunkedBody
+
+
+_EXPLANATIONS = {
+    400: "the request is not valid HTTP",
+    408: "the request came too slowly",
+    431: f"the head may have {MAX_HEAD_BYTES} bytes",
+    503: "too many connections",
+}
 
 
 class _HeadTooLargeError(Exception):
@@ -60,20 +73,79 @@ class ChunkedBody:
             self._transport.write(unsent)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What connections may take. Idle ones between two requests are uvicorn's to end."""
+
+    head_timeout_s: float  # until a head is complete, > 0
+    body_timeout_s: float  # until a body is, beyond its bytes / MIN_BODY_BYTES_PER_S, > 0
+    max_connections: int  # at a time, >= 1
+    max_connections_per_address: int  # of one client, or of one proxy, >= 1
+
+
+class Connections:
+    """Counts the open connections of one server."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._num_open = 0
+        self._num_by_address: Counter[str] = Counter()
+
+    def enter(self, address: str) -> bool:
+        """Count one more; False if it is one too many, and to be counted out all the same."""
+        self._num_open += 1
+        self._num_by_address[address] += 1
+        return (
+            self._num_open <= self.limits.max_connections
+            and self._num_by_address[address] <= self.limits.max_connections_per_address
+        )
+
+    def leave(self, address: str) -> None:
+        """Count one less."""
+        self._num_open -= 1
+        self._num_by_address[address] -= 1
+        if not self._num_by_address[address]:
+            del self._num_by_address[address]
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Refuses a request whose head, or trailer of a chunked body, is too large with 431, however
-    slowly it comes, and what is no HTTP with 400. The connection ends with either.
+    slowly it comes, one that comes too slowly with 408, what is no HTTP with 400, and a connection
+    too many with 503. The connection ends with each; one that stays silent ends without a word.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._is_in_head = False
+        self._counted = connections
+        self._limits = connections.limits
+        self._address = ""
+        self._timer: asyncio.TimerHandle | None = None  # while something has to come
+        self._since_s = self._timeout_s = 0.0  # when it was begun, and how long it may take
+        self._num_body_bytes = 0
+        self._is_in_head = True
         self._num_silent_bytes = 0  # read since the parser last told of something complete
         self._is_too_large = False
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        if self._counted.enter(self._address):
+            self._expect_within(self._limits.head_timeout_s)
+        else:
+            self._refuse(503)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
+        self._counted.leave(self._address)
+        super().connection_lost(exc)
+
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         self._num_silent_bytes += len(data)
         super().data_received(data)
+        if self._timer is None and not self._is_answering:  # empty lines between two requests
+            self._expect_within(self._limits.head_timeout_s)
         if self._num_silent_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             if not self._is_in_head and self.cycle is not None and self.cycle.response_started:
                 self.transport.close()
@@ -84,6 +156,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope[BODY] = ChunkedBody(self.transport, self.flow)  # type: ignore[literal-required]
         self._is_in_head, self._num_silent_bytes = True, 0
+        self._expect_within(self._limits.head_timeout_s)
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -91,15 +164,46 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._is_too_large = True
             raise _HeadTooLargeError
         self._is_in_head, self._num_silent_bytes = False, 0
+        self._expect_within(self._limits.body_timeout_s)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._num_silent_bytes = 0
+        self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._num_silent_bytes = 0
+        self._expect_nothing()
         super().on_message_complete()
+
+    def _expect_within(self, timeout_s: float) -> None:
+        """Have the client complete what it has begun in so many seconds."""
+        self._expect_nothing()
+        self._since_s, self._timeout_s, self._num_body_bytes = self.loop.time(), timeout_s, 0
+        self._timer = self.loop.call_later(timeout_s, self._check_pace)
+
+    def _expect_nothing(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check_pace(self) -> None:
+        """End the connection, unless the client has been fast enough, or waits for an answer."""
+        if self.pipeline or (self._is_in_head and self._is_answering):
+            self._since_s = self.loop.time()
+        earned_s = self._num_body_bytes / MIN_BODY_BYTES_PER_S
+        left_s = self._since_s + self._timeout_s + earned_s - self.loop.time()
+        if left_s > 0:
+            self._timer = self.loop.call_later(left_s, self._check_pace)
+        elif self.scope is None or (self._is_answering and self.cycle.response_started):
+            self.transport.close()
+        else:
+            self._refuse(408)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser stopped at."""
@@ -107,13 +211,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int) -> None:
         reason = HTTPStatus(status).phrase
-        message = f"{reason.lower()}: the head may have {MAX_HEAD_BYTES} bytes"
-        if status == HTTPStatus.BAD_REQUEST:
-            message = "the request is not valid HTTP"
+        message = f"{reason.lower()}: {_EXPLANATIONS[status]}"
         body = encode_json(openai_errors.error_body(status, message)).encode()
         head = (
             f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
         )
+        head += "retry-after: 1\r\n\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else "\r\n"
         self.transport.write(head.encode() + body)
         self.transport.close()

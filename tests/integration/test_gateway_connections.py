@@ -1,0 +1,91 @@
+"""Connections that promise a request and do not send it, beside streams that are read."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.fake_executor import EVENT_TIMEOUT_S, FakeExecutor, Script
+from tests.gateways import Client, gateway_for, stream_body
+
+HALF_OPEN = [
+    b"",
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{",
+]
+
+
+async def end_of(client: Client, begin: bytes) -> float:
+    """Send the beginning of a request; return when the gateway ends the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.gateway.http_port)
+    writer.write(begin)
+    async with asyncio.timeout(EVENT_TIMEOUT_S):
+        await reader.read()
+    writer.close()
+    return asyncio.get_running_loop().time()
+
+
+async def read_stream(client: Client, body: dict[str, object]) -> list[float]:
+    """Return when each token of a stream came."""
+    loop, times_s = asyncio.get_running_loop(), []
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                if event["choices"][0]["delta"].get("content"):
+                    times_s.append(loop.time())
+    return times_s
+
+
+async def test_half_open_connections_end_and_streams_outlast_them(executor) -> None:
+    executor.script = Script(texts=["x"] * 4)
+    executor.script.ending.clear()
+    limits = {"http_head_timeout_s": 0.2, "http_body_timeout_s": 0.2}
+    async with gateway_for(executor, **limits) as client:
+        await client.wait_ready()
+        stream = asyncio.create_task(read_stream(client, stream_body()))
+        await executor.until(lambda: len(executor.submits) == 1)
+
+        await asyncio.gather(*(end_of(client, begin) for begin in HALF_OPEN * 20))
+        executor.script.ending.set()
+
+        assert len(await stream) == 4
+
+
+@pytest.mark.nightly
+async def test_three_hundred_half_open_connections_end_in_time_and_disturb_no_stream() -> None:
+    """Beside 256 streams of 2 tokens per second, whose client is in this process too."""
+    alone_s, _ = await lateness_p99_s([])
+    beside_s, ended_after_s = await lateness_p99_s(HALF_OPEN * 100)
+
+    assert ended_after_s < 10  # of which the timeouts are 2
+    assert beside_s < 2 * alone_s + 0.25
+
+
+async def lateness_p99_s(half_open: list[bytes]) -> tuple[float, float]:
+    """Return how late tokens of streams came, and after what time all connections had ended."""
+    executor, interval_s, num_tokens = FakeExecutor(), 0.5, 12
+    executor.script = Script(texts=["x"] * num_tokens)
+    executor.script.generating.clear()
+    await executor.start()
+    limits = {"http_head_timeout_s": 2.0, "http_body_timeout_s": 2.0}
+    async with gateway_for(executor, **limits) as client:
+        await client.wait_ready()
+        paced = {"consumption_rate_tps": 1 / interval_s, "pace_tail": True}
+        body = stream_body(evenflow=paced)
+        streams = [asyncio.create_task(read_stream(client, body)) for _ in range(256)]
+        await executor.until(lambda: len(executor.submits) == 256)
+
+        begun_s = asyncio.get_running_loop().time()
+        executor.script.generating.set()
+        ends_s = await asyncio.gather(*(end_of(client, begin) for begin in half_open))
+        arrivals_s = await asyncio.gather(*streams)
+    await executor.kill()
+
+    late_s = sorted(
+        at_s - times_s[0] - k * interval_s
+        for times_s in arrivals_s
+        for k, at_s in enumerate(times_s)
+    )
+    assert len(late_s) == 256 * num_tokens
+    return late_s[int(0.99 * len(late_s))], max(ends_s, default=begun_s) - begun_s
