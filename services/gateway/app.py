@@ -27,6 +27,7 @@ from services.gateway.http.protocol import BoundedHttpProtocol, ConnectionLimits
 from services.gateway.http.routes import make_app
 from services.gateway.live.dispatcher import Dispatcher, DispatchLimits
 from services.gateway.live.pacer import Pacer, TimerHandle
+from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports, NoReports
 from services.gateway.servicer import GatewayServicer
 from services.gateway.settings import GatewaySettings
@@ -83,7 +84,11 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             limits=DispatchLimits(
                 max_live_requests=settings.max_live_requests,
                 submit_timeout_s=settings.submit_timeout_s,
-                max_undelivered_tokens=settings.max_undelivered_tokens,
+                readers=ReaderLimits(
+                    max_undelivered_tokens=settings.max_undelivered_tokens,
+                    max_deposit_bytes=settings.max_deposit_bytes,
+                    max_pace_tail_s=settings.max_pace_tail_s,
+                ),
                 reader_timeout_s=settings.reader_timeout_s,
             ),
             clock=clock.monotonic_s,

@@ -1,6 +1,6 @@
 """What a request must satisfy beyond the range of each field, whichever edge it came by. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from services.gateway.errors import ContextLengthError
 from services.gateway.types import ROLES, GenerationRequest
@@ -9,12 +9,28 @@ from services.generation.prompts import ChatPrompt, TokenPrompt
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
 
+MIN_RATE_TPS, MAX_RATE_TPS = 0.5, 1_000.0  # of readers
+MIN_SLO_S, MAX_SLO_S = 1e-3, 3_600.0
 
-def check_reading_rate(level: ServiceLevel, *, field: str) -> None:
-    """Raise InvalidRequestError naming `field` if a reader would read slower than its TBT SLO.
 
-    Tokens paced at that rate would break the SLO by design.
+def check_service_level(level: ServiceLevel, fields: Mapping[str, str]) -> None:
+    """Raise InvalidRequestError for a bound out of its range, or a reader slower than its TBT SLO.
+
+    `fields` says what the client calls each bound, by its name in a `ServiceLevel`.
     """
+    for name, field in fields.items():
+        value = getattr(level, name)
+        low, high, rule = MIN_SLO_S, MAX_SLO_S, "from 1 ms to 1 h"
+        if name == "consumption_rate_tps":
+            low, high = MIN_RATE_TPS, MAX_RATE_TPS
+            rule = f"from {low:g} to {high:g} tokens per second"
+        if value is not None and not low <= value <= high:
+            raise InvalidRequestError(f"{field}: must be {rule}", field=field)
+    _check_reading_rate(level, field=fields["consumption_rate_tps"])
+
+
+def _check_reading_rate(level: ServiceLevel, *, field: str) -> None:
+    """Tokens paced at a rate slower than the TBT SLO would break it by design."""
     if level.consumption_rate_tps is None or level.slo_tbt_s is None:
         return
     if 1.0 / level.consumption_rate_tps > level.slo_tbt_s:

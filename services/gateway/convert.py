@@ -7,7 +7,7 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from evenflow.tracker.v1 import tracker_pb2
 from services.gateway import types
-from services.gateway.checks import check_reading_rate, checked_conversation
+from services.gateway.checks import check_service_level, checked_conversation
 from services.gateway.errors import (
     ContextLengthError,
     DuplicateRequestError,
@@ -35,7 +35,11 @@ from services.generation.prompts import (
     TokenPrompt,
 )
 from services.generation.sampling_proto import sampling_from_proto, sampling_to_proto
-from services.generation.service_level_proto import service_level_from_proto, service_level_to_proto
+from services.generation.service_level_proto import (
+    BOUNDS,
+    service_level_from_proto,
+    service_level_to_proto,
+)
 from services.kit.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -80,7 +84,7 @@ def chat_from_proto(
 
 def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
     own = service_level_from_proto(level, path="service_level")
-    check_reading_rate(own, field="service_level.consumption_rate_tps")
+    check_service_level(own, {name: f"service_level.{name}" for name in BOUNDS})
     return own
 
 

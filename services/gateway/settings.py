@@ -57,6 +57,10 @@ class GatewaySettings(ServiceSettings):
     sse_keepalive_s: float = Field(default=15.0, ge=0)  # comment in a silent stream; 0: none
     # Tokens that are due and that a reader has not taken, from which its generation is held.
     max_undelivered_tokens: int = Field(default=256, ge=1)
+    # Memory of one stream's tokens that are not due yet, from which its generation is held.
+    max_deposit_bytes: int = Field(default=4 << 20, ge=1 << 10)
+    # After generation a stream may keep its pace for so long; the rest then comes at once.
+    max_pace_tail_s: float = Field(default=600.0, ge=0)
     # A reader that takes nothing for so long is given up; shorter than the executor's
     # EVENFLOW_EXECUTOR_KV_MAX_PAUSE_S, after which a hold ends by itself.
     reader_timeout_s: float = Field(default=30.0, gt=0)

@@ -6,7 +6,7 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
 
-_BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
+BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
 
 
 def service_level_from_proto(level: gen.ServiceLevel, *, path: str) -> ServiceLevel:
@@ -15,7 +15,7 @@ def service_level_from_proto(level: gen.ServiceLevel, *, path: str) -> ServiceLe
     Whether the bounds fit each other is not looked at. An empty path names the field alone.
     """
     stated = {field.name for field, _ in level.ListFields()}
-    bounds = {name: getattr(level, name) for name in _BOUNDS if name in stated}
+    bounds = {name: getattr(level, name) for name in BOUNDS if name in stated}
     for name, value in bounds.items():
         if not (value > 0.0 and math.isfinite(value)):
             field = f"{path}.{name}" if path else name

@@ -198,10 +198,10 @@ async def test_a_passed_deadline_aborts_the_request(client, stub, executor) -> N
     await client.wait_idle()
 
 
-@pytest.mark.parametrize("rate_tps", [None, 0.01])
-async def test_cancel_by_id_ends_the_stream_as_cancelled(client, stub, executor, rate_tps) -> None:
+@pytest.mark.parametrize("slo_tbt_s", [None, 3_600.0])
+async def test_cancel_by_id_ends_the_stream_as_cancelled(client, stub, executor, slo_tbt_s) -> None:
     executor.script.ending.clear()
-    level = gen.ServiceLevel(consumption_rate_tps=rate_tps)
+    level = gen.ServiceLevel(slo_tbt_s=slo_tbt_s)
     call = stub.Chat(make_chat(service_level=level), metadata=named("r"))
     await call.read()
 

@@ -43,7 +43,7 @@ def text_and_error(body: str) -> tuple[str, dict[str, object] | None]:
 
 async def test_a_dying_executor_ends_each_stream_with_one_error(client, executor) -> None:
     executor.script.ending.clear()
-    paced = {"evenflow": {"consumption_rate_tps": 0.01}}
+    paced = {"evenflow": {"slo_tbt_ms": 3_600_000}}
     streams = [start_stream(client, f"r{k}", **(paced if k % 2 else {})) for k in range(10)]
     await until(lambda: client.num_generated() == [3] * 10)
 

@@ -91,7 +91,7 @@ async def test_only_what_was_written_counts(tracker, executor) -> None:
         async with client.http.stream(
             "POST",
             "/v1/chat/completions",
-            json=stream_body(evenflow={"consumption_rate_tps": 0.01}),
+            json=stream_body(evenflow={"slo_tbt_ms": 3_600_000}),
             headers={"x-request-id": "r"},
         ):
             await tracker.until_delivered("r", 1)

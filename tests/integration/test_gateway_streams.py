@@ -138,7 +138,7 @@ async def test_without_a_rate_nothing_waits_for_the_clock(client, executor) -> N
 
 async def test_a_whole_answer_is_not_paced(client, executor) -> None:
     executor.script = Script(texts=["x"] * 500)
-    body = chat_body(evenflow={"consumption_rate_tps": 0.01, "pace_tail": True})  # 14 hours
+    body = chat_body(evenflow={"slo_tbt_ms": 3_600_000, "pace_tail": True})
 
     response = await client.http.post("/v1/chat/completions", json=body)
 
@@ -147,12 +147,26 @@ async def test_a_whole_answer_is_not_paced(client, executor) -> None:
 
 async def test_the_end_of_generation_releases_what_was_held(client, executor) -> None:
     executor.script = Script(texts=["x"] * 500)
-    body = stream_body(evenflow={"consumption_rate_tps": 0.01})
+    body = stream_body(evenflow={"slo_tbt_ms": 3_600_000})
 
     async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
         got = await read_texts(response)
 
     assert len(got) == 500
+
+
+async def test_a_paced_tail_gives_its_place_back_in_time(executor) -> None:
+    executor.script = Script(texts=["x"] * 3)
+    async with gateway_for(executor, max_live_requests=4, max_pace_tail_s=0.2) as client:
+        await client.wait_ready()
+        body = stream_body(n=4, evenflow={"slo_tbt_ms": 3_600_000, "pace_tail": True})
+        async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            refused = await client.http.post("/v1/chat/completions", json=chat_body())
+            texts = await read_texts(response)
+        taken = await client.http.post("/v1/chat/completions", json=chat_body())
+
+    assert len(texts) == 12
+    assert (refused.status_code, taken.status_code) == (429, 200)
 
 
 async def test_a_hundred_and_fifty_paced_streams_lose_nothing(client, executor) -> None:
@@ -196,7 +210,7 @@ async def test_delivered_counts_come_back_in_batches(client, executor) -> None:
 async def test_tokens_held_back_are_not_delivered(client, executor) -> None:
     executor.script = Script(texts=["x"] * 5)
     executor.script.ending.clear()
-    body = stream_body(evenflow={"consumption_rate_tps": 0.01})
+    body = stream_body(evenflow={"slo_tbt_ms": 3_600_000})
 
     async with client.http.stream(
         "POST", "/v1/chat/completions", json=body, headers={"x-request-id": "held"}
@@ -237,7 +251,7 @@ async def test_a_client_that_leaves_has_its_request_aborted(client, executor, ga
 
 async def test_a_client_that_leaves_while_tokens_are_held_back_is_noticed(client, executor) -> None:
     executor.script.ending.clear()
-    body = stream_body(evenflow={"consumption_rate_tps": 0.01})
+    body = stream_body(evenflow={"slo_tbt_ms": 3_600_000})
     async with client.http.stream(
         "POST", "/v1/chat/completions", json=body, headers={"x-request-id": "gone"}
     ) as response:
@@ -282,7 +296,7 @@ async def test_a_drain_that_takes_too_long_ends_streams_with_an_error(executor) 
         stream = asyncio.create_task(
             client.http.post(
                 "/v1/chat/completions",
-                json=stream_body(evenflow={"consumption_rate_tps": 0.01}),
+                json=stream_body(evenflow={"slo_tbt_ms": 3_600_000}),
                 headers={"x-request-id": "last"},
             )
         )

@@ -21,6 +21,7 @@ from services.gateway.executors.link import ExecutorLink
 from services.gateway.live.generation import Generation
 from services.gateway.live.pacer import Pacer
 from services.gateway.live.placing import LiveRequest, Placing
+from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
 from services.gateway.live.side_by_side import side_by_side
@@ -43,7 +44,7 @@ DRAINING_MESSAGE = "the gateway is shutting down"
 class DispatchLimits:
     max_live_requests: int  # >= 1
     submit_timeout_s: float  # for an executor to accept or reject, > 0
-    max_undelivered_tokens: int  # due and not taken by a reader, from which it is held, >= 1
+    readers: ReaderLimits
     reader_timeout_s: float  # for a reader to take what was handed to it, > 0
 
 
@@ -204,7 +205,7 @@ class Dispatcher:
             pacer=self._pacer,
             clock=self._clock,
             arrived_s=self._clock(),
-            max_undelivered_tokens=self._limits.max_undelivered_tokens,
+            limits=self._limits.readers,
         )
         live = LiveRequest(generation=generation, trace=RequestTrace(request, self.tracing))
         self._live[request.request_id] = live

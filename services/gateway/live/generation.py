@@ -8,7 +8,7 @@ from services.gateway.access.api_keys import current_caller
 from services.gateway.errors import ReaderStoppedError
 from services.gateway.live.delivery import DeliveryRecord
 from services.gateway.live.pacer import DueToken, Pacer
-from services.gateway.live.reader import Reader
+from services.gateway.live.reader import Reader, ReaderLimits
 from services.gateway.types import Delivery, Finish, GenerationRequest, RequestId, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt
@@ -64,9 +64,8 @@ class Generation:
         pacer: Pacer,
         clock: Clock,
         arrived_s: float,
-        max_undelivered_tokens: int,
+        limits: ReaderLimits,
     ) -> None:
-        """Ask for a hold when so many tokens are due and not taken, >= 1."""
         self.request = request
         self.finish: Finish | None = None  # set when `batches` has ended
         self.num_prompt_tokens = 0  # known once it is answered
@@ -79,8 +78,10 @@ class Generation:
         is_paced = request.delivery is Delivery.STREAMED
         interval_s = release_interval_s(request.service_level) if is_paced else 0.0
         self._paced = pacer.open(interval_s, self._release)
+        self._max_pace_tail_s = limits.max_pace_tail_s
         self._reader = Reader(
-            max_undelivered_tokens=max_undelivered_tokens,
+            max_undelivered_tokens=limits.max_undelivered_tokens,
+            max_deposited_tokens=limits.max_deposited_tokens(request.sampling.logprobs),
             on_hold=lambda hold: self._listener.lags(request.request_id, hold),
         )
         self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
@@ -111,6 +112,8 @@ class Generation:
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         self._num_generated += len(tokens)
         self._paced.push(tokens, generated_s)
+        if self._paced.num_held:
+            self._reader.deposited(self._paced.num_held)
 
     def ended(
         self,
@@ -123,7 +126,9 @@ class Generation:
             return
         self._reason, self._num_reasoning_tokens = reason, num_reasoning_tokens
         self._num_cached_tokens, self._stop_string = num_cached_tokens, stop_string
-        if not self.request.service_level.pace_tail:
+        if self.request.service_level.pace_tail:
+            self._paced.hasten(self._clock() + self._max_pace_tail_s)
+        else:
             self._paced.flush()
         self._wake()
 
@@ -273,6 +278,8 @@ class Generation:
 
     def _release(self, tokens: Sequence[DueToken]) -> None:
         """Pass on tokens that are due, which the pacer says from its timer; raises nothing."""
+        if self._reader.is_held:
+            self._reader.deposited(self._paced.num_held)
         outlet = self._outlet
         if outlet is None or self._ready or not outlet.is_open:
             self._ready.extend(tokens)

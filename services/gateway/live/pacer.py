@@ -157,6 +157,14 @@ class PacedStream:
         if due and self._release is not None:
             self._release(due)
 
+    def hasten(self, until_s: float) -> None:
+        """Have all waiting tokens be due by `until_s`, generation having ended."""
+        rest = [DueToken(held.token, min(held.due_s, until_s)) for held in self._waiting]
+        self._forget()
+        if rest:
+            self._waiting.extend(rest)
+            self.release_due(self._pacer.now_s())
+
     def flush(self) -> None:
         """Release all waiting tokens now: they are due, generation having ended."""
         now_s = self._pacer.now_s()

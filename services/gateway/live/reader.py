@@ -1,18 +1,47 @@
 """How one reader keeps up: what is due to it and not yet taken, and since when it takes nothing."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+
+TOKEN_BYTES = 256  # of memory that a token takes while it waits, about
+LOGPROB_BYTES = 160  # and each of its probabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderLimits:
+    """How far a reader may lag."""
+
+    max_undelivered_tokens: int  # due and not taken, from which generation is held, >= 1
+    max_deposit_bytes: int  # of tokens that are not due yet, from which it is held, >= 1
+    max_pace_tail_s: float  # after generation, for which the rest keeps its pace, >= 0
+
+    def max_deposited_tokens(self, num_logprobs: int | None) -> int:
+        """Return how many tokens with so many likely ones beside each (None: no probabilities at
+        all) may wait for their time.
+        """
+        token_bytes = TOKEN_BYTES
+        if num_logprobs is not None:
+            token_bytes += (1 + num_logprobs) * LOGPROB_BYTES
+        return max(1, self.max_deposit_bytes // token_bytes)
 
 
 class Reader:
-    """Has generation held while the reader lags too far behind.
+    """Has generation held while the reader lags too far behind, or too much waits for its time."""
 
-    Tokens that are held back for their pace are not due, and do not count.
-    """
-
-    def __init__(self, *, max_undelivered_tokens: int, on_hold: Callable[[bool], None]) -> None:
-        """Call `on_hold` with True when so many tokens (>= 1) wait, with False when fewer do."""
+    def __init__(
+        self,
+        *,
+        max_undelivered_tokens: int,
+        max_deposited_tokens: int,
+        on_hold: Callable[[bool], None],
+    ) -> None:
+        """Call `on_hold` with True when so many tokens (>= 1) wait for the reader, or for their
+        time, with False when fewer do for the one, and half as many for the other.
+        """
         self._max_undelivered_tokens = max_undelivered_tokens
+        self._max_deposited_tokens = max_deposited_tokens
         self._on_hold = on_hold
+        self._num_deposited = 0  # not due yet
         self._num_undelivered = 0  # due, and not taken
         self.is_held = False  # generation is
         self._waiting_since_s: float | None = None  # for the reader to take what was handed to it
@@ -20,6 +49,11 @@ class Reader:
     def due(self, num_tokens: int) -> None:
         """Note that so many more tokens are the reader's to take."""
         self._num_undelivered += num_tokens
+        self._hold_or_let_go()
+
+    def deposited(self, num_tokens: int) -> None:
+        """Note how many tokens are not due yet."""
+        self._num_deposited = num_tokens
         self._hold_or_let_go()
 
     def handed(self, now_s: float) -> None:
@@ -41,7 +75,12 @@ class Reader:
         self._on_hold = _nobody
 
     def _hold_or_let_go(self) -> None:
-        lags = self._num_undelivered >= self._max_undelivered_tokens
+        most = self._max_deposited_tokens
+        lags = (
+            self._num_undelivered >= self._max_undelivered_tokens
+            or self._num_deposited >= most
+            or (self.is_held and self._num_deposited > most // 2)
+        )
         if lags != self.is_held:
             self.is_held = lags
             self._on_hold(lags)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from services.gateway import types
-from services.gateway.checks import check_reading_rate
+from services.gateway.checks import check_service_level
 from services.gateway.openai.bodies import RequestBody
 from services.gateway.openai.fields import ServiceLevelBody
 from services.gateway.types import GenerationRequest, RequestId
@@ -147,10 +147,13 @@ def service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Servi
         consumption_rate_tps=values["consumption_rate_tps"],
         pace_tail=stated.pace_tail,
     )
-    in_body = stated.consumption_rate_tps is not None
-    check_reading_rate(
-        level, field="evenflow.consumption_rate_tps" if in_body else "x-consumption-rate-tps"
-    )
+    fields = {
+        bound.replace("_ms", "_s"): header
+        if getattr(stated, bound) is None
+        else f"evenflow.{bound}"
+        for bound, header in _HEADER_BY_BOUND.items()
+    }
+    check_service_level(level, fields)
     return level
 
 

@@ -24,6 +24,24 @@ def test_a_bound_out_of_range_is_named(name, value) -> None:
     assert caught.value.field == f"service_level.{name}"
 
 
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("slo_ttft_s", 1e-3, 3_600),
+        ("slo_tpot_s", 1e-3, 3_600),
+        ("slo_tbt_s", 1e-3, 3_600),
+        ("consumption_rate_tps", 0.5, 1_000),
+    ],
+)
+def test_the_range_of_a_bound_has_two_ends(name, low, high) -> None:
+    for value in (low, high):
+        level = gen.ServiceLevel(**{name: value})
+        assert getattr(convert.checked_service_level(level), name) == value
+    for value in (low * 0.999, high * 1.001):
+        with pytest.raises(InvalidRequestError, match=f"service_level.{name}: must be from"):
+            convert.checked_service_level(gen.ServiceLevel(**{name: value}))
+
+
 def test_a_service_level_is_taken_as_it_is() -> None:
     level = gen.ServiceLevel(slo_tbt_s=0.1, consumption_rate_tps=10, pace_tail=True)
 

@@ -4,12 +4,14 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from services.gateway.errors import LinkBrokenError, ReaderStoppedError
 from services.gateway.live.generation import Generation
 from services.gateway.live.pacer import Pacer
+from services.gateway.live.reader import LOGPROB_BYTES, TOKEN_BYTES, ReaderLimits
 from services.gateway.types import Delivery, GenerationRequest, RequestId, Token
 from services.generation.finish import FinishReason
 from services.generation.prompts import TextPrompt
@@ -17,6 +19,11 @@ from services.kit.errors import OverloadedError
 from services.pacing.types import ServiceLevel
 
 MAX_UNDELIVERED_TOKENS = 4
+LIMITS = ReaderLimits(
+    max_undelivered_tokens=MAX_UNDELIVERED_TOKENS,
+    max_deposit_bytes=100 * TOKEN_BYTES,
+    max_pace_tail_s=2.5,
+)
 ONE_A_SECOND = ServiceLevel(consumption_rate_tps=1.0)
 
 
@@ -69,7 +76,7 @@ def make_generation(
         pacer=pacer or Pacer(clock=clock, timer=lambda delay_s, callback: NoTimer()),
         clock=clock,
         arrived_s=0.0,
-        max_undelivered_tokens=MAX_UNDELIVERED_TOKENS,
+        limits=LIMITS,
     )
     generation.accepted(5)
     return generation
@@ -196,9 +203,7 @@ async def test_a_batch_counts_as_delivered_when_the_next_is_asked_for() -> None:
 async def test_a_refusal_is_raised_and_can_be_forgotten() -> None:
     request = GenerationRequest(request_id=RequestId("r"), model="m", prompt=TextPrompt("Hi"))
     pacer = Pacer(clock=Clock(), timer=lambda delay_s, callback: NoTimer())
-    generation = Generation(
-        request, pacer=pacer, clock=Clock(), arrived_s=0.0, max_undelivered_tokens=1
-    )
+    generation = Generation(request, pacer=pacer, clock=Clock(), arrived_s=0.0, limits=LIMITS)
 
     generation.rejected(OverloadedError("full"))
     with pytest.raises(OverloadedError):
@@ -439,12 +444,76 @@ async def test_who_listens_late_hears_that_generation_should_be_held() -> None:
     assert listener.holds == [True]
 
 
-async def test_tokens_that_are_held_back_hold_nothing() -> None:
-    generation = make_generation(ONE_A_SECOND)
+async def test_tokens_that_are_held_back_hold_generation_when_they_are_too_many() -> None:
+    """It goes on when half of what may be held back is left."""
+    timer, clock = Timer(), Clock()
+    generation = make_generation(clock=clock, pacer=Pacer(clock=clock, timer=timer))
     generation.listen(listener := Listener())
-    generation.extended(make_tokens(100), 0.0)  # one is due
-
+    writing = asyncio.create_task(generation.write_to(Outlet()))
+    await turns()
+    tokens = make_tokens(101)
+    generation.extended(tokens[:100], 0.0)  # one is due
     assert listener.holds == []
+
+    generation.extended(tokens[100:], 0.0)
+    assert listener.holds == [True]
+
+    for second in range(1, 50):
+        clock.now_s = second
+        timer.fire()
+    assert listener.holds == [True]
+
+    clock.now_s = 50.0
+    timer.fire()
+    assert listener.holds == [True, False]
+    writing.cancel()
+
+
+def test_fewer_tokens_with_probabilities_may_be_held_back() -> None:
+    limits = replace(LIMITS, max_deposit_bytes=10 * (TOKEN_BYTES + 21 * LOGPROB_BYTES))
+
+    assert limits.max_deposited_tokens(20) == 10
+    assert limits.max_deposited_tokens(None) > 100
+    assert replace(LIMITS, max_deposit_bytes=1).max_deposited_tokens(20) == 1
+
+
+async def test_a_paced_tail_has_an_end() -> None:
+    """Of six tokens a second apart the last three would be due after 2.5 s, at 3, 4 and 5."""
+    timer, clock, outlet = Timer(), Clock(), Outlet()
+    level = ServiceLevel(consumption_rate_tps=1.0, pace_tail=True)
+    generation = make_generation(level, clock=clock, pacer=Pacer(clock=clock, timer=timer))
+    writing = asyncio.create_task(generation.write_to(outlet))
+    await turns()
+    generation.extended(make_tokens(6), 0.0)
+    generation.ended(FinishReason.STOP)
+
+    for clock.now_s in (1.0, 2.0, 2.4):
+        timer.fire()
+    assert [num_tokens for num_tokens, _ in outlet.written] == [1, 1, 1]
+
+    clock.now_s = 2.5
+    timer.fire()
+    await writing
+    assert [num_tokens for num_tokens, _ in outlet.written] == [1, 1, 1, 3]
+
+
+async def test_a_paced_tail_ends_before_a_token_that_is_due_much_later() -> None:
+    clock = Clock()
+    level = ServiceLevel(slo_tbt_s=3_600.0, pace_tail=True)
+    delays_s: list[float] = []
+
+    def call_later(delay_s: float, callback: Callable[[], None]) -> NoTimer:
+        delays_s.append(delay_s)
+        return NoTimer()
+
+    pacer = Pacer(clock=clock, timer=call_later)
+    generation = make_generation(level, clock=clock, pacer=pacer)
+    generation.extended(make_tokens(3), 0.0)
+
+    generation.ended(FinishReason.STOP)
+
+    assert delays_s == [3_600.0, 2.5]
+    pacer.check_integrity()
 
 
 async def test_the_time_without_reading_counts_while_something_is_to_be_taken() -> None:

@@ -491,6 +491,8 @@ def test_what_asks_for_nothing_is_taken_without_a_word(neutral) -> None:
         ({"evenflow": {"slo_tpot_ms": -1}}, "evenflow.slo_tpot_ms"),
         ({"evenflow": {"slo_tbt_ms": float("inf")}}, "evenflow.slo_tbt_ms"),
         ({"evenflow": {"consumption_rate_tps": "5"}}, "evenflow.consumption_rate_tps"),
+        ({"evenflow": {"consumption_rate_tps": 1e-6}}, "evenflow.consumption_rate_tps"),
+        ({"evenflow": {"slo_tbt_ms": 1e-3}}, "evenflow.slo_tbt_ms"),
         ({"evenflow": {"pace_tail": 1}}, "evenflow.pace_tail"),
         ({"evenflow": {"slo": 1}}, "evenflow.slo"),
         (
@@ -584,7 +586,7 @@ def test_the_body_wins_over_headers_bound_by_bound() -> None:
 
 
 @pytest.mark.parametrize("name", HEADERS)
-@pytest.mark.parametrize("value", ["", "fast", "0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("value", ["", "fast", "0", "-1", "nan", "inf", "1e-4", "1e8"])
 def test_a_header_at_fault_is_named(name, value) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         chat({name: value})
