@@ -19,7 +19,7 @@ class ApiKey(BaseModel):
 
     name: str = Field(min_length=1)
     key: SecretStr = Field(min_length=16)
-    max_live_requests: int | None = Field(default=None, ge=1)  # None: as many as the gateway takes
+    max_live_requests: int | None = Field(default=None, ge=1)  # None: half of the gateway's
     tokens_per_minute: int | None = Field(default=None, ge=1)  # prompt and output; None: any number
 
 

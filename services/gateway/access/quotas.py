@@ -19,7 +19,9 @@ class Quotas:
     allowance may exceed it, and the next requests wait for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, default_max_live: int) -> None:
+        """Keys without a limit of their own may have `default_max_live` requests at a time."""
+        self._default_max_live = default_max_live
         self._num_live: Counter[str] = Counter()
         self._windows = FixedWindowRateLimiter(MemoryStorage())
 
@@ -27,8 +29,8 @@ class Quotas:
         """Count new requests of `caller`. Raises KeyLimitError, and then counts none."""
         if caller is None:
             return
-        most = caller.max_live_requests
-        if most is not None and self._num_live[caller.name] + num_requests > most:
+        most = caller.max_live_requests or self._default_max_live
+        if self._num_live[caller.name] + num_requests > most:
             raise KeyLimitError(f"this API key may have {most} requests at a time")
         if caller.tokens_per_minute is not None:
             self._check_tokens(caller.name, caller.tokens_per_minute)

@@ -66,7 +66,8 @@ class Dispatcher:
         self._clock = clock
         self.tracing: Tracing = NO_TRACING  # makes the spans of requests
         self._live: dict[RequestId, LiveRequest] = {}
-        self._quotas = Quotas()
+        # No key alone takes all places, unless it may.
+        self._quotas = Quotas(default_max_live=max(1, limits.max_live_requests // 2))
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
