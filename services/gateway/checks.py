@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from services.gateway.errors import ContextLengthError
-from services.gateway.types import ROLES, GenerationRequest
+from services.gateway.types import MAX_MESSAGES, ROLES, GenerationRequest
 from services.generation.conversation import ChatMessage, ConversationOptions, check_calls
 from services.generation.prompts import ChatPrompt, TokenPrompt
 from services.kit.errors import InvalidRequestError
@@ -11,6 +11,7 @@ from services.pacing.types import ServiceLevel
 
 MIN_RATE_TPS, MAX_RATE_TPS = 0.5, 1_000.0  # of readers
 MIN_SLO_S, MAX_SLO_S = 1e-3, 3_600.0
+MAX_BYTES_OF_ALL_ANSWERS = 4 << 20
 
 
 def check_service_level(level: ServiceLevel, fields: Mapping[str, str]) -> None:
@@ -39,6 +40,16 @@ def _check_reading_rate(level: ServiceLevel, *, field: str) -> None:
         )
 
 
+def check_num_answers(num_answers: int, *, num_bytes: int) -> None:
+    """Raise InvalidRequestError for more answers than a body of so many bytes may ask for: each
+    answer takes all of it to the executor.
+    """
+    most = max(1, MAX_BYTES_OF_ALL_ANSWERS // num_bytes)
+    if num_answers > most:
+        rule = f"at most {most} answers to a body of {num_bytes} bytes"
+        raise InvalidRequestError(f"n: {rule}", field="n")
+
+
 def check_context(request: GenerationRequest, max_model_len: int) -> None:
     """Raise ContextLengthError naming what does not fit into `max_model_len` tokens for sure.
 
@@ -61,6 +72,9 @@ def checked_conversation(turns: Sequence[ChatMessage], options: ConversationOpti
     """
     if not turns:
         raise InvalidRequestError("messages: at least one is required", field="messages")
+    if len(turns) > MAX_MESSAGES or sum(len(turn.tool_calls) for turn in turns) > MAX_MESSAGES:
+        rule = f"at most {MAX_MESSAGES}, and as many calls in them"
+        raise InvalidRequestError(f"messages: {rule}", field="messages")
     for index, turn in enumerate(turns):
         name = f"messages[{index}]"
         if turn.role not in ROLES:

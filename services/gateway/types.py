@@ -18,6 +18,7 @@ from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 RequestId = NewType("RequestId", str)
 
 MAX_ANSWERS = 128  # of one HTTP request
+MAX_MESSAGES = 4_096  # of a conversation, and calls in all of them
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 

@@ -361,6 +361,7 @@ def sampled(**fields: Any) -> dict[str, Any]:
 GRPC_FAULTS: list[tuple[Any, str]] = [
     (make_chat(model=""), "model"),
     (make_chat(messages=[]), "messages"),
+    (make_chat(messages=[gen.ChatMessage(role="user", content="x")] * 4_097), "messages"),
     (make_chat(messages=[gen.ChatMessage(content="Hi")]), "messages[0].role"),
     (make_chat(messages=[gen.ChatMessage(role="wizard", content="Hi")]), "messages[0].role"),
     (

@@ -4,8 +4,8 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 from opentelemetry.trace import Span, SpanKind
@@ -28,6 +28,9 @@ from services.kit.tracing import NO_TRACING, Tracing, bind_parent, context_from,
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
+LARGE_BODY_BYTES = 64 << 10
 QUIET_ROUTES = ("/health", "/ping", "/ready", "/metrics")  # probes would drown the log
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 ANTHROPIC_ID_KEY = "request-id"  # where its clients look for the id
@@ -147,8 +150,8 @@ def allow_origins(app: ASGIApp, origins: str) -> ASGIApp:
     )
 
 
-async def read_json(request: Request, *, max_bytes: int) -> Any:
-    """Return the decoded body. Raises BodyTooLargeError; InvalidRequestError if it is no JSON."""
+async def read_body(request: Request, *, max_bytes: int) -> bytearray:
+    """Return the whole body. Raises BodyTooLargeError."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
@@ -157,6 +160,11 @@ async def read_json(request: Request, *, max_bytes: int) -> Any:
         body += chunk
         if len(body) > max_bytes:
             raise BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
+    return body
+
+
+def decode_json(body: bytearray) -> Any:
+    """Return the decoded body. Raises InvalidRequestError if it is no JSON."""
     try:
         decoded = json.loads(body, parse_constant=_refuse_constant)
         if _SURROGATE_ESCAPE.search(body):  # only a pair of them is a character
@@ -170,6 +178,20 @@ async def read_json(request: Request, *, max_bytes: int) -> Any:
 def _refuse_constant(name: str) -> None:
     """Refuse what Python's JSON has beyond JSON."""
     raise ValueError(f"{name} is no JSON number")
+
+
+class LargeBodies:
+    """Has large bodies read off the event loop: no token goes out while one is read on it."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()  # threads take turns with the loop: one of them is enough
+
+    async def read(self, body: bytearray, checked: Callable[[], T]) -> T:
+        """Return what `checked` makes of `body`, or raise what it raises."""
+        if len(body) < LARGE_BODY_BYTES:
+            return checked()
+        async with self._turn:
+            return await asyncio.to_thread(checked)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

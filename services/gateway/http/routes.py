@@ -1,11 +1,13 @@
 """The HTTP edge: endpoints of OpenAI and of Anthropic, probes and metrics."""
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -14,9 +16,10 @@ from services.gateway.anthropic.events import MessageForm
 from services.gateway.anthropic.objects import MessageHead
 from services.gateway.anthropic.requests import to_generation_request as to_message_request
 from services.gateway.anthropic.requests import to_prompt
+from services.gateway.checks import check_num_answers
 from services.gateway.errors import UnknownModelError
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
-from services.gateway.http.edge import IGNORED_PARAMETERS, read_json
+from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
 from services.gateway.http.faults import error_response, status_response
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.openai import errors as openai_errors
@@ -29,6 +32,7 @@ from services.gateway.openai.bodies import (
     TokenizeBody,
     parse_body,
 )
+from services.gateway.openai.lenient import GeneratingBody
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.openai.responses import AnswerHead, AnswerKind, ChatForm, model_entry
 from services.gateway.responses_api.bodies import ResponsesBody
@@ -37,9 +41,13 @@ from services.gateway.responses_api.objects import response_head
 from services.gateway.responses_api.requests import to_generation_request as to_response_request
 from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.prompts import TokenizeOptions
+from services.generation.sampling_params import SamplingParams
 from services.kit.clock import wall_s
 from services.kit.errors import ServiceError
 from services.kit.rpc import current_request_id
+
+AskingT = TypeVar("AskingT", bound=RequestBody | GeneratingBody)
+MadeT = TypeVar("MadeT")
 
 VERSION = "0.1.0"  # of pyproject.toml
 MIN_BODY_LIMIT_BYTES = 1 << 20
@@ -54,6 +62,7 @@ class ApiRoutes:
         self._dispatcher = dispatcher
         self._keepalive_s = keepalive_s
         self._started_s = int(wall_s())
+        self._large_bodies = LargeBodies()
 
     async def chat_completions(self, request: Request) -> Response:
         return await self._answer(request, ChatCompletionBody, AnswerKind.CHAT)
@@ -62,21 +71,14 @@ class ApiRoutes:
         return await self._answer(request, CompletionBody, AnswerKind.COMPLETION)
 
     async def responses(self, request: Request) -> Response:
-        body = await self._body(request, ResponsesBody)
-        request_id = RequestId(current_request_id())
-        default = self._dispatcher.default_sampling(body.model)
-        asked = to_response_request(body, request.headers, request_id, default)
+        body, asked = await self._asked(request, ResponsesBody, to_response_request)
         head = response_head(body, asked, created_s=int(time.time()))
         return self._answers([asked], ResponseForm(head))
 
     async def messages(self, request: Request) -> Response:
-        body = await self._body(request, MessagesBody)
-        request_id = RequestId(current_request_id())
-        default = self._dispatcher.default_sampling(body.model)
-        asked = to_message_request(body, request.headers, request_id, default)
-        return self._answers(
-            [asked], MessageForm(MessageHead(request_id=request_id, model=body.model))
-        )
+        body, asked = await self._asked(request, MessagesBody, to_message_request)
+        head = MessageHead(request_id=asked.request_id, model=body.model)
+        return self._answers([asked], MessageForm(head))
 
     async def count_tokens(self, request: Request) -> Response:
         body = await self._body(request, CountTokensBody)
@@ -141,13 +143,10 @@ class ApiRoutes:
     async def _answer(
         self, request: Request, body_class: type[RequestBody], kind: AnswerKind
     ) -> Response:
-        body = await self._body(request, body_class)
-        request_id = RequestId(current_request_id())
-        default = self._dispatcher.default_sampling(body.model)
-        requests = to_generation_requests(body, request.headers, request_id, default)
+        body, requests = await self._asked(request, body_class, to_generation_requests)
         head = AnswerHead(
             kind=kind,
-            request_id=request_id,
+            request_id=RequestId(current_request_id()),
             model=body.model,
             created_s=int(time.time()),
             answers_per_prompt=body.n,
@@ -165,11 +164,40 @@ class ApiRoutes:
             return WholeAnswers(self._dispatcher, requests, form)
         return StreamedAnswers(self._dispatcher, requests, form, keepalive_s=self._keepalive_s)
 
+    async def _asked(
+        self,
+        request: Request,
+        body_class: type[AskingT],
+        to_requests: Callable[[AskingT, Headers, RequestId, SamplingParams], MadeT],
+    ) -> tuple[AskingT, MadeT]:
+        """Return the checked body, and what it asks the dispatcher for."""
+        request_id = RequestId(current_request_id())
+
+        def asked(body: AskingT) -> tuple[AskingT, MadeT]:
+            default = self._dispatcher.default_sampling(body.model)
+            return body, to_requests(body, request.headers, request_id, default)
+
+        return await self._read(request, body_class, asked)
+
     async def _body(self, request: Request, body_class: type[BodyT]) -> BodyT:
-        """Return the checked body; names of what it says in vain go to the response's header."""
-        decoded = await read_json(request, max_bytes=self._body_limit())
+        return await self._read(request, body_class, lambda body: body)
+
+    async def _read(
+        self, request: Request, body_class: type[BodyT], made: Callable[[BodyT], MadeT]
+    ) -> MadeT:
+        """Return what is made of the checked body; names of what it says in vain go to the
+        response's header.
+        """
+        content = await read_body(request, max_bytes=self._body_limit())
         ignored: set[str] = request.scope.setdefault(IGNORED_PARAMETERS, set())
-        return parse_body(body_class, decoded, ignored)
+
+        def checked() -> MadeT:
+            body = parse_body(body_class, decode_json(content), ignored)
+            if isinstance(body, RequestBody):
+                check_num_answers(body.n, num_bytes=len(content))
+            return made(body)
+
+        return await self._large_bodies.read(content, checked)
 
     def _body_limit(self) -> int:
         """Return how many bytes a body may have: room for the longest prompt there is."""

@@ -162,7 +162,7 @@ class ChatCompletionBody(RequestBody):
         "tools": [],
     }
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=types.MAX_MESSAGES)
     tools: Tools | None = None
     tool_choice: ChosenTool = None
     parallel_tool_calls: bool = True
@@ -252,7 +252,7 @@ class TokenizeBody(StrictBody):
 
     model: str = Field(min_length=1)
     prompt: Text | None = None
-    messages: list[Message] | None = None
+    messages: list[Message] | None = Field(default=None, max_length=types.MAX_MESSAGES)
     tools: Tools | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
