@@ -99,6 +99,7 @@ class StackSettings:
         defaults = {
             "EVENFLOW_GATEWAY_EXECUTORS": self.address("executor"),
             "EVENFLOW_GATEWAY_TRACKER": self.address("tracker"),
+            "EVENFLOW_GATEWAY_DRAIN_TIMEOUT_S": "10",  # its executor stays no longer
             "EVENFLOW_EXECUTOR_TRACKER": self.address("tracker"),
             "EVENFLOW_EXECUTOR_PLANNER_ADDRESS": self.address("planner"),
             "EVENFLOW_EXECUTOR_SERVED_MODEL_NAME": self.model_id,

@@ -5,6 +5,7 @@ import gc
 import math
 import socket
 import ssl
+from asyncio import sleep
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -107,8 +108,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         )
         pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
         app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
-        guarded = HttpGuard(app, keys)
-        edge = HttpEdge(allow_origins(guarded, settings.cors_origins), tracing)
+        guarded = allow_origins(HttpGuard(app, keys), settings.cors_origins)
+        edge = HttpEdge(guarded, tracing, is_leaving=lambda: dispatcher.is_leaving)
         http_server = _HttpServer(_http_config(edge, settings))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
@@ -120,6 +121,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                 dispatcher=dispatcher, pacer=pacer, http_port=http_port, grpc_port=rpc_server.port
             )
         finally:
+            await _leave(dispatcher, rpc_server, settings.lame_duck_s)
             await _drain(dispatcher, rpc_server, settings.drain_timeout_s)
             http_server.should_exit = True
             await http_serving
@@ -146,6 +148,14 @@ def _key_source(settings: GatewaySettings) -> KeySource | None:
     if settings.api_keys_redis_url is not None:
         return RedisKeys(settings.api_keys_redis_url.get_secret_value())
     return None
+
+
+async def _leave(dispatcher: Dispatcher, rpc_server: ServiceServer, lame_duck_s: float) -> None:
+    """Serve for a while without being ready, so that load balancers notice before calls fail."""
+    dispatcher.start_leaving()
+    await rpc_server.mark_leaving()
+    logger.info("leaving", lame_duck_s=lame_duck_s)
+    await sleep(lame_duck_s)
 
 
 async def _drain(dispatcher: Dispatcher, rpc_server: ServiceServer, timeout_s: float) -> None:

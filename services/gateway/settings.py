@@ -37,6 +37,10 @@ class GatewaySettings(ServiceSettings):
     tracker: str = "127.0.0.1:50053"  # host:port; empty: progress is not recorded
     # Stable name; empty: host name and HTTP port, so give one if that port is 0.
     id: str = Field(default="", pattern=f"^({VALID_REQUEST_ID.pattern})?$")
+    # After SIGTERM: to serve on without being ready, longer than a load balancer takes to notice;
+    # then for live requests to end, which takes as long as they are read.
+    lame_duck_s: float = Field(default=0.0, ge=0)
+    drain_timeout_s: float = Field(default=300.0, ge=0)
     max_live_requests: int = Field(default=1024, ge=1)  # above it: 429
     # Where API keys stand, as TOML; both unset: nobody is asked for a key. A bad file stops the
     # start; later, and from Redis, what cannot be read leaves the keys that are known.

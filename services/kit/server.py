@@ -82,9 +82,13 @@ class ServiceServer:
             await self._health.set(name, SERVING)
         log.info("serving_started", port=self.port)
 
+    async def mark_leaving(self) -> None:
+        """Say NOT_SERVING for good, and go on serving."""
+        await self._health.enter_graceful_shutdown()
+
     async def drain(self, timeout_s: float) -> None:
         """Say NOT_SERVING, refuse new calls, let live ones end; cancel them after `timeout_s`."""
-        await self._health.enter_graceful_shutdown()
+        await self.mark_leaving()
         log.info("drain_started", timeout_s=timeout_s)
         end_s = clock.monotonic_s() + timeout_s
         stopping = asyncio.create_task(self.grpc.stop(grace=timeout_s))

@@ -104,29 +104,33 @@ async def ends_or_says_not_serving(health: Any) -> bool:
     return update is aio.EOF or update.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_sigterm_lets_a_live_stream_end_and_then_exits(executor) -> None:
+async def test_sigterm_lets_live_streams_end_and_then_exits(executor) -> None:
     executor.script.ending.clear()
+    ids = [f"r{k}" for k in range(22)]
     async with (
-        running_gateway(executor, drain_timeout_s=600) as (process, http, grpc_port),
+        running_gateway(executor) as (process, http, grpc_port),
         aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
     ):
         health = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=SERVICE), timeout=TIMEOUT_S
         )
         assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
-        stream = asyncio.create_task(
-            http.post("/v1/chat/completions", json=stream_body(), headers={"x-request-id": "r"})
-        )
-        await executor.until(lambda: executor.delivered.get("r", 0) == 3)
+        streams = [
+            asyncio.create_task(
+                http.post("/v1/chat/completions", json=stream_body(), headers={"x-request-id": id})
+            )
+            for id in ids
+        ]
+        await executor.until(lambda: executor.delivered == dict.fromkeys(ids, 3))
 
         process.send_signal(signal.SIGTERM)
         assert await ends_or_says_not_serving(health)
         ready = await http.get("/ready")
         executor.script.ending.set()
-        answer = await stream
+        answers = await asyncio.gather(*streams)
 
         assert ready.status_code == 503
-        assert answer.text.endswith("data: [DONE]\n\n")
+        assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
         assert await exit_code(process) == 0
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import httpx
 import pytest
 
+from services.gateway import app
 from services.gateway.app import Gateway, run_gateway
 from services.gateway.executors.outbox import DELIVERED_INTERVAL_S
 from services.pacing.deposit import due_times_s
@@ -27,13 +28,13 @@ from tests.slow_reader import ask_and_wait
 
 @asynccontextmanager
 async def client_of_draining(
-    executor: FakeExecutor, *, drain_timeout_s: float
+    executor: FakeExecutor, *, drain_timeout_s: float, **overrides: object
 ) -> AsyncIterator[tuple[Client, asyncio.Event]]:
     """Give a client of a gateway that begins to drain when the event is set."""
     leave, started = asyncio.Event(), asyncio.Future[Gateway]()
 
     async def run() -> None:
-        settings = make_settings(executor, drain_timeout_s=drain_timeout_s)
+        settings = make_settings(executor, drain_timeout_s=drain_timeout_s, **overrides)
         async with run_gateway(settings) as gateway:
             started.set_result(gateway)
             await leave.wait()
@@ -267,6 +268,34 @@ async def test_a_finished_request_is_not_aborted(client, executor) -> None:
         await client.http.post("/v1/chat/completions", json=chat_body(stream=stream))
 
     assert executor.aborted == []
+
+
+async def test_a_gateway_that_leaves_serves_on_until_load_balancers_have_noticed(
+    executor, monkeypatch
+) -> None:
+    noticed, times_s = asyncio.Event(), []
+
+    async def lame_duck(lame_duck_s: float) -> None:
+        times_s.append(lame_duck_s)
+        await noticed.wait()
+
+    monkeypatch.setattr(app, "sleep", lame_duck)
+    async with client_of_draining(executor, drain_timeout_s=30.0, lame_duck_s=7.0) as (
+        client,
+        leave,
+    ):
+        before = await client.http.post("/v1/chat/completions", json=chat_body())
+        leave.set()
+        await until(lambda: not client.gateway.dispatcher.is_ready)
+        ready = await client.http.get("/ready")
+        served = await client.http.post("/v1/chat/completions", json=chat_body())
+        noticed.set()
+        await until(lambda: client.gateway.dispatcher._is_draining)
+
+    assert times_s == [7.0]
+    assert (before.status_code, ready.status_code, served.status_code) == (200, 503, 200)
+    assert "connection" not in before.headers
+    assert (ready.headers["connection"], served.headers["connection"]) == ("close", "close")
 
 
 async def test_a_drain_lets_streams_end_and_refuses_new_ones(executor) -> None:

@@ -58,9 +58,17 @@ class HttpEdge:
     came after the first byte; it is logged.
     """
 
-    def __init__(self, app: ASGIApp, tracing: Tracing = NO_TRACING) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tracing: Tracing = NO_TRACING,
+        *,
+        is_leaving: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """While `is_leaving` says so, each answer is the last of its connection."""
         self._app = app
         self._tracing = tracing
+        self._is_leaving = is_leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,7 +77,7 @@ class HttpEdge:
         claimed = Headers(scope=scope).get(REQUEST_ID_KEY, "")
         request_id = claimed if VALID_REQUEST_ID.fullmatch(claimed) else new_request_id()
         bind_request_id(request_id)
-        exchange = _Exchange(request_id, scope, send)
+        exchange = _Exchange(request_id, scope, send, self._is_leaving)
         span = self._begin_span(scope)
         start_s = time.monotonic()
         try:
@@ -95,10 +103,13 @@ class HttpEdge:
 class _Exchange:
     """Notes the status of one response, gives it its request id, and names what was ignored."""
 
-    def __init__(self, request_id: str, scope: Scope, send: Send) -> None:
+    def __init__(
+        self, request_id: str, scope: Scope, send: Send, is_last: Callable[[], bool]
+    ) -> None:
         self._request_id = request_id
         self._scope = scope
         self._send = send
+        self._is_last = is_last
         self.status = 0  # 0: nothing was sent
 
     async def send(self, message: Message) -> None:
@@ -110,6 +121,8 @@ class _Exchange:
                 headers[ANTHROPIC_ID_KEY] = self._request_id
             if ignored := self._scope.get(IGNORED_PARAMETERS):
                 headers[IGNORED_HEADER] = ", ".join(sorted(ignored))
+            if self._is_last():
+                headers["connection"] = "close"
         await self._send(message)
 
 

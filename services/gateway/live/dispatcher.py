@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import Enum
 
 import structlog
 
@@ -40,6 +41,14 @@ MAX_WATCH_INTERVAL_S = 1.0
 DRAINING_MESSAGE = "the gateway is shutting down"
 
 
+class Phase(Enum):
+    """What becomes of new requests."""
+
+    SERVING = "serving"
+    LEAVING = "leaving"  # they are taken, and should go elsewhere
+    DRAINING = "draining"  # they are refused
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchLimits:
     max_live_requests: int  # >= 1
@@ -70,7 +79,7 @@ class Dispatcher:
         self._quotas = Quotas(default_max_live=max(1, limits.max_live_requests // 2))
         self._idle = asyncio.Event()
         self._idle.set()
-        self._is_draining = False
+        self._phase = Phase.SERVING
 
     @property
     def num_live(self) -> int:
@@ -78,8 +87,13 @@ class Dispatcher:
 
     @property
     def is_ready(self) -> bool:
-        """Say whether a request would be taken now: an executor is connected, no drain runs."""
-        return not self._is_draining and bool(self.models())
+        """Say whether requests should come here: an executor is connected, nobody is leaving."""
+        return not self.is_leaving and bool(self.models())
+
+    @property
+    def is_leaving(self) -> bool:
+        """Say whether the gateway is about to end."""
+        return self._phase is not Phase.SERVING
 
     def models(self) -> list[ModelInfo]:
         """Return one entry per model, sorted, with the largest context that is served."""
@@ -161,9 +175,17 @@ class Dispatcher:
     def _generations(self) -> list[Generation]:
         return [live.generation for live in self._live.values()]
 
+    def start_leaving(self) -> None:
+        """Go on, and not be ready any more: whoever sends requests shall send them elsewhere."""
+        self._phase = Phase.LEAVING
+
     def start_draining(self) -> None:
         """Refuse new requests from now on."""
-        self._is_draining = True
+        self._phase = Phase.DRAINING
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._phase is Phase.DRAINING
 
     async def wait_idle(self) -> None:
         """Wait until no request is live."""
