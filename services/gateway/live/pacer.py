@@ -96,19 +96,25 @@ class Pacer:
         self._armed = self._timer(delay_s, self._wake)
 
     def _wake(self) -> None:
-        """Release what is due in every stream, then arm the timer for the rest."""
+        """Release what is due in every stream, then arm the timer for the rest, also if one of
+        them raises: the others must not stop with it.
+        """
         self._armed, self._armed_for_s = None, float("-inf")  # `enqueue` need not arm meanwhile
-        now_s = self._clock()
+        try:
+            self._release_due(self._clock())
+        finally:
+            while self._heads and not self._heads[0][2].owns(self._heads[0][1]):
+                heapq.heappop(self._heads)
+            self._armed_for_s = float("inf")
+            if self._heads:
+                self._arm()
+
+    def _release_due(self, now_s: float) -> None:
         while self._heads and self._heads[0][0] <= now_s:
             _, ticket, stream = heapq.heappop(self._heads)
             if stream.owns(ticket):
                 self._num_live_heads -= 1
                 stream.release_due(now_s)
-        while self._heads and not self._heads[0][2].owns(self._heads[0][1]):
-            heapq.heappop(self._heads)
-        self._armed_for_s = float("inf")
-        if self._heads:
-            self._arm()
 
 
 class PacedStream:

@@ -172,6 +172,28 @@ def test_an_earlier_token_moves_the_timer(pacer, time) -> None:
     assert slow.got[1] == (1, 10.0)
 
 
+def test_a_release_that_raises_stops_no_other_stream(pacer, time) -> None:
+    def broken(tokens: Sequence[DueToken]) -> None:
+        if tokens[0].token.index:
+            raise KeyError("a bug")
+
+    readers = [Reader(time), broken, Reader(time)]
+    for reader in readers:
+        pacer.open(1.0, reader).push([make_token(k) for k in range(3)], 0.0)
+
+    with pytest.raises(KeyError):
+        time.advance_to(1)
+    pacer.check_integrity()
+    time.advance_to(1)  # the loop goes on after what it logs
+    with pytest.raises(KeyError):
+        time.advance_to(2)
+    time.advance_to(10)
+
+    for reader in (readers[0], readers[2]):
+        assert reader.got == [(0, 0), (1, 1), (2, 2)]
+    pacer.check_integrity()
+
+
 def test_a_flush_releases_the_rest_at_once(pacer, time) -> None:
     reader = Reader(time)
     stream = pacer.open(1.0, reader)
