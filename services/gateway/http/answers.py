@@ -1,5 +1,6 @@
 """HTTP responses that generate: answers as a whole, or as server-sent events."""
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -15,13 +16,18 @@ from services.gateway.http.protocol import BODY
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.generation import Generation
 from services.gateway.live.side_by_side import side_by_side
-from services.gateway.openai.responses import Answer, encode_json
+from services.gateway.openai.responses import Answer, encode_json, encode_large_json
 from services.gateway.types import Finish, GenerationRequest, Token
 from services.generation.finish import FinishReason
-from services.generation.logprobs import EchoedPrompt
-from services.kit.errors import ServiceError
+from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+from services.kit.errors import InvalidRequestError, ServiceError
 
 log = structlog.get_logger()
+
+# Of answers to one call that are not streamed: tokens, and probabilities of any. Kept and written
+# they take some 600 bytes each.
+MAX_WHOLE_ENTRIES = 1 << 18
+LARGE_WHOLE_ENTRIES = 1 << 12  # written off the event loop from here on
 
 
 class AnswerWriter(Protocol):
@@ -82,14 +88,40 @@ class WholeAnswers(_Answers):
     """
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = _WholeSize()
         async with self._dispatcher.generate_all(self._requests) as generations:
-            answers = await side_by_side([_collected(g) for g in generations])
-        body = encode_json(self._form.whole(answers))
+            answers = await side_by_side([_collected(g, size) for g in generations])
+        if size.num_entries < LARGE_WHOLE_ENTRIES:
+            body = encode_json(self._form.whole(answers))
+        else:
+            body = await asyncio.to_thread(self._encoded, answers)
         await Response(body, media_type="application/json")(scope, receive, send)
 
+    def _encoded(self, answers: Sequence[Answer]) -> str:
+        return encode_large_json(self._form.whole(answers))
 
-async def _collected(generation: Generation) -> Answer:
-    tokens = [token async for batch in generation.batches() for token in batch]
+
+class _WholeSize:
+    """Counts what the answers to one call hold: tokens, and probabilities of any."""
+
+    def __init__(self) -> None:
+        self.num_entries = 0
+
+    def add(self, num_tokens: int, logprobs: TokenLogprobs | None) -> None:
+        """Count tokens with probabilities like these. Raises InvalidRequestError above the most."""
+        self.num_entries += num_tokens * (1 if logprobs is None else 2 + len(logprobs.top))
+        if self.num_entries > MAX_WHOLE_ENTRIES:
+            rule = "must be true for answers of this length"
+            raise InvalidRequestError(f"stream: {rule}", field="stream")
+
+
+async def _collected(generation: Generation, size: _WholeSize) -> Answer:
+    tokens: list[Token] = []
+    async for batch in generation.batches():
+        if prompt := generation.prompt if not tokens else None:
+            size.add(len(prompt.logprobs), prompt.logprobs[-1] if prompt.logprobs else None)
+        size.add(len(batch), batch[0].logprobs)
+        tokens += batch
     generation.ending_taken()
     return Answer(tokens=tokens, finish=_uncancelled(generation), prompt=generation.prompt)
 

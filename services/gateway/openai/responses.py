@@ -15,6 +15,7 @@ from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 
 DONE_EVENT = b"data: [DONE]\n\n"
 _END_OF_EVENT = "\n\n"
+MAX_LIST_STEP = 32  # entries that are encoded in one step
 # Legal inside a JSON string, but taken for line ends by some readers of event streams.
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
@@ -52,6 +53,16 @@ def encode_json(value: Any) -> str:
     """Encode compactly, in UTF-8 rather than escapes, on one line by any definition of a line."""
     text = _encode(value)
     return text if text.isascii() else text.translate(_LINE_ENDS)
+
+
+def encode_large_json(value: Any) -> str:
+    """Encode like `encode_json`, in many small steps, so that other threads have their turns."""
+    if isinstance(value, dict):
+        members = (f"{encode_json(key)}:{encode_large_json(v)}" for key, v in value.items())
+        return f"{{{','.join(members)}}}"
+    if isinstance(value, list) and len(value) > MAX_LIST_STEP:
+        return f"[{','.join(map(encode_large_json, value))}]"
+    return encode_json(value)
 
 
 def event(value: Any) -> bytes:
