@@ -30,6 +30,11 @@ HOLDS = Counter(
 )
 LIVE_REQUESTS = Gauge("evenflow_gateway_live_requests", "Requests that are not finished.")
 REQUESTS = Counter("evenflow_gateway_requests_total", "Requests that ended, by how.", ["result"])
+KEY_TOKENS = Counter(
+    "evenflow_gateway_key_tokens_total",
+    "Tokens of ended requests, by the API key's name, prompt and output apart.",
+    ["api_key", "kind"],
+)
 HTTP_SECONDS = Histogram(
     "evenflow_http_request_duration_seconds",
     "Duration of HTTP requests; streams count until they end.",

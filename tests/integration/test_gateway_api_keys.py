@@ -8,7 +8,10 @@ import anthropic
 import grpc
 import pytest
 import redis
+import structlog
 from grpc import aio
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
@@ -19,6 +22,7 @@ from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, NUM_PROMPT_TOKENS, FakeE
 from tests.gateways import Client, chat_body, gateway_for, stream_body
 
 ALICE, BOB, CAROL = "sk-alice-0123456789", "sk-bob-0123456789", "sk-carol-0123456789"
+DAVE = "sk-dave-0123456789"  # comes later
 KEYS = f"""
 [[keys]]
 name = "alice"
@@ -45,11 +49,22 @@ async def models_status(client: Client, key: str) -> int:
     return (await client.http.get("/v1/models", headers=bearer(key))).status_code
 
 
+def counted(kind: str) -> float:
+    """Return how many tokens CAROL has used so far, as the metrics say."""
+    labels = {"api_key": "carol", "kind": kind}
+    return REGISTRY.get_sample_value("evenflow_gateway_key_tokens_total", labels) or 0.0
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "keys.toml"
+    file.write_text(text)
+    return file
+
+
 @pytest.fixture
 async def client(executor: FakeExecutor, tmp_path: Path) -> AsyncIterator[Client]:
-    file = tmp_path / "keys.toml"
-    file.write_text(KEYS)
-    async with gateway_for(executor, api_keys_file=file) as client:
+    file = written(tmp_path, KEYS)
+    async with gateway_for(executor, api_keys_file=file, api_keys_refresh_s=0.1) as client:
         await client.wait_ready()
         await eventually(lambda: models_status(client, CAROL), 200)  # the file was read
         yield client
@@ -178,6 +193,39 @@ async def test_nobody_cancels_what_another_key_has_asked_for(
 
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND
     assert answers[-1].finish.reason == gen.FINISH_REASON_CANCELLED
+
+
+async def test_a_key_whose_limits_change_still_cancels_what_it_has_asked_for(
+    client: Client, executor: FakeExecutor, tmp_path: Path
+) -> None:
+    executor.script.ending.clear()
+    call = chat(client, CAROL, request_id="carols")
+    await executor.until(lambda: len(executor.submits) == 1)
+    dave = f'[[keys]]\nname = "dave"\nkey = "{DAVE}"\n'
+    written(tmp_path, f"{KEYS}max_live_requests = 7\n{dave}")
+    await eventually(lambda: models_status(client, DAVE), 200)  # the file was read again
+    cancel = pb.CancelRequest(request_id="carols")
+    stub = pb_grpc.GatewayServiceStub(client.channel)
+    await stub.Cancel(cancel, metadata=[("authorization", f"Bearer {CAROL}")])
+    answers = [answer async for answer in call]
+
+    assert answers[-1].finish.reason == gen.FINISH_REASON_CANCELLED
+
+
+async def test_log_lines_and_token_counts_name_the_key(client: Client) -> None:
+    before = [counted(kind) for kind in ("prompt", "output")]
+    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
+        await client.http.post(URL, json=chat_body(), headers=bearer(CAROL))
+        assert [answer async for answer in chat(client, CAROL)]
+        await client.wait_idle()
+        await client.http.get("/v1/models", headers=bearer(BOB))
+    after = [counted(kind) for kind in ("prompt", "output")]
+
+    named = {(line["event"], line.get("api_key")) for line in lines}
+    assert {("http_served", "carol"), ("rpc_served", "carol"), ("request_ended", "carol")} <= named
+    assert ("http_served", "bob") in named
+    assert [b - a for a, b in zip(before, after, strict=True)] == [2 * NUM_PROMPT_TOKENS, 2 * 3]
+    assert CAROL not in str(lines)
 
 
 async def test_keys_in_redis_are_followed_and_outlive_it(executor: FakeExecutor) -> None:

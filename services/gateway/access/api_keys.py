@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from contextvars import ContextVar
 
+import structlog
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from services.kit.errors import UnauthenticatedError, UnavailableError
@@ -13,7 +14,7 @@ SCHEME = "bearer"
 
 
 class ApiKey(BaseModel):
-    """One entry of the document. Compared and shown by name only."""
+    """One entry of the document. Compared by name only: a key whose limits change stays itself."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -21,6 +22,12 @@ class ApiKey(BaseModel):
     key: SecretStr = Field(min_length=16)
     max_live_requests: int | None = Field(default=None, ge=1)  # None: half of the gateway's
     tokens_per_minute: int | None = Field(default=None, ge=1)  # prompt and output; None: any number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ApiKey) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
 
 class _KeyDocument(BaseModel):
@@ -89,8 +96,12 @@ _caller: ContextVar[ApiKey | None] = ContextVar("caller", default=None)
 
 
 def bind_caller(key: ApiKey | None) -> None:
-    """Make the rest of this task's work that of `key`."""
+    """Make the rest of this task's work, and its log lines, that of `key`."""
     _caller.set(key)
+    if key is None:
+        structlog.contextvars.unbind_contextvars("api_key")
+    else:
+        structlog.contextvars.bind_contextvars(api_key=key.name)
 
 
 def current_caller() -> ApiKey | None:

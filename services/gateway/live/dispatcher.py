@@ -140,6 +140,7 @@ class Dispatcher:
         self._quotas.leave(generation.caller, generation.num_tokens)
         metrics.LIVE_REQUESTS.dec()
         metrics.REQUESTS.labels(generation.result).inc()
+        _record(generation)
         live.trace.end(generation.result, generation.finish, generation.ttft_s)
         if not self._live:
             self._idle.set()
@@ -255,3 +256,22 @@ class Dispatcher:
             return
         if live.route.link.hold(request_id, hold) and hold:
             metrics.HOLDS.inc()
+
+
+def _record(generation: Generation) -> None:
+    """Write down what an ended request has cost, and whom."""
+    num_prompt = generation.num_prompt_tokens
+    num_output = generation.num_tokens - num_prompt
+    whose: dict[str, str] = {}
+    if generation.caller is not None:
+        whose["api_key"] = name = generation.caller.name
+        metrics.KEY_TOKENS.labels(name, "prompt").inc(num_prompt)
+        metrics.KEY_TOKENS.labels(name, "output").inc(num_output)
+    log.info(
+        "request_ended",
+        request_id=generation.request.request_id,
+        result=generation.result,
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=num_output,
+        **whose,
+    )
