@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cli.client.answer import Piece
 from cli.client.engine_watch import EngineState, Row, followed
+from services.kit.rpc import name_of_request
 
 REFRESHES_PER_S = 10.0
 UPDATES_PER_S = 8.0
@@ -148,7 +149,7 @@ def watched(address: str, request_id: str, see: Callable[[Row | None], None]) ->
     """While the block runs, call `see` with a request's row, from another thread."""
 
     def find(state: EngineState) -> None:
-        rows = {row.request.request_id: row for row in state.rows}
+        rows = {name_of_request(row.request.request_id): row for row in state.rows}
         see(rows.get(request_id))
 
     with followed(address, updates_per_s=UPDATES_PER_S, see=find):

@@ -15,6 +15,7 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as tracker_grpc
 from lab.processes import MODEL, RPC_TIMEOUT_S, Stack
+from services.kit.rpc import name_of_request
 
 CLIENT_TIMEOUT_S = 1_800.0
 EXECUTOR_ID = "executor-0"
@@ -142,7 +143,7 @@ async def grpc_chat(
 
 
 def recorded(stack: Stack) -> dict[str, tracker_pb.RequestRecord]:
-    """Return the tracker's records by request id; none while it is away."""
+    """Return the tracker's records by the clients' ids; none while it is away."""
     with grpc.insecure_channel(stack.address("tracker")) as channel:
         try:
             answer = tracker_grpc.TrackerServiceStub(channel).Snapshot(
@@ -150,4 +151,4 @@ def recorded(stack: Stack) -> dict[str, tracker_pb.RequestRecord]:
             )
         except grpc.RpcError:
             return {}
-    return {record.request_id: record for record in answer.requests}
+    return {name_of_request(record.request_id): record for record in answer.requests}

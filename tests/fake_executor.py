@@ -16,6 +16,7 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.ports import free_port
+from services.kit.rpc import name_of_request
 from services.kit.tls import server_credentials
 from services.kit.transport import PLAIN, Certificates
 
@@ -85,6 +86,7 @@ class Session:
         self.frames: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.running: defaultdict[str, asyncio.Event] = defaultdict(open_gate)  # unless held
+        self.ids: dict[str, str] = {}  # of requests, by what their clients call them
         self.end_code = grpc.StatusCode.OK
         self._sequence = 0
 
@@ -96,7 +98,9 @@ class Session:
         rejected: Sequence[pb.Rejected] = (),
         outputs: Sequence[pb.RequestOutput] = (),
     ) -> None:
-        """Queue one frame; with `sequence` one that is out of order."""
+        """Queue one frame; with `sequence` one that is out of order. Outputs may bear names."""
+        for output in outputs:
+            output.request_id = self.ids.get(output.request_id, output.request_id)
         frame = pb.StreamResponse(
             sequence=self._sequence if sequence is None else sequence,
             accepted=accepted,
@@ -266,10 +270,11 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             case "submit":
                 submit = request.submit
                 self.submits.append(submit)
+                session.ids[name_of_request(submit.request_id)] = submit.request_id
                 playing = _play(session, submit, self.script_for(submit))
                 session.tasks[submit.request_id] = asyncio.create_task(playing)
             case "abort":
-                self.aborted.append(request.abort.request_id)
+                self.aborted.append(name_of_request(request.abort.request_id))
                 session.tasks[request.abort.request_id].cancel()
             case "hold":
                 for request_hold in request.hold.requests:
@@ -277,10 +282,10 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             case "delivered":
                 self.delivered_messages.append(request.delivered)
                 for count in request.delivered.counts:
-                    self.delivered[count.request_id] = count.num_delivered_tokens
+                    self.delivered[name_of_request(count.request_id)] = count.num_delivered_tokens
 
     def _hold(self, hold: pb.RequestHold, session: Session) -> None:
-        self.holds.append((hold.request_id, hold.held))
+        self.holds.append((name_of_request(hold.request_id), hold.held))
         running = session.running[hold.request_id]
         if hold.held:
             running.clear()

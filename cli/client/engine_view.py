@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cli.client.engine_watch import EngineState, Row
 from evenflow.executor.v1 import executor_pb2 as pb
+from services.kit.rpc import name_of_request
 
 BAR_WIDTH = 28
 SECONDS_PER_LINE = 1.0  # off a terminal
@@ -114,7 +115,7 @@ def summary_lines(state: EngineState) -> list[str]:
     for row in state.rows:
         request = row.request
         lines.append(
-            f"  {request.request_id}: {_state(row)[0]}, generated "
+            f"  {name_of_request(request.request_id)}: {_state(row)[0]}, generated "
             f"{request.num_generated_tokens}, delivered {row.num_delivered}, deposit "
             f"{row.num_deposited}, in time {_percent(row.attainment)}"
             + (f", layers {layer_map(request, ASCII)}" if request.residency else "")
@@ -176,7 +177,7 @@ def _table(rows: Sequence[Row], glyphs: Glyphs) -> Table:
     for row in rows:
         request = row.request
         table.add_row(
-            request.request_id,
+            name_of_request(request.request_id),
             Text(*_state(row)),
             str(request.num_generated_tokens),
             str(row.num_delivered),

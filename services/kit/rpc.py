@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from secrets import token_hex
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ Context: TypeAlias = aio.ServicerContext[Any, Any]
 
 REQUEST_ID_KEY = "x-request-id"
 VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+MAX_NAME_LENGTH = 111  # leaves room for a colon and 16 digits
 RECONNECT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -50,6 +52,16 @@ _request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 def new_request_id() -> str:
     return f"req-{uuid4().hex}"
+
+
+def own_request_id(name: str) -> str:
+    """Return an id that no other request has, for one that its client calls `name`; valid too."""
+    return f"{name[:MAX_NAME_LENGTH]}:{token_hex(8)}"
+
+
+def name_of_request(own_id: str) -> str:
+    """Return what the client calls the request with this id of `own_request_id`."""
+    return own_id.rpartition(":")[0] or own_id
 
 
 def status_for(error: errors.ServiceError) -> grpc.StatusCode:

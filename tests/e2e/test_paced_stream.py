@@ -14,6 +14,7 @@ from evenflow.executor.v1 import executor_pb2, executor_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2
 from lab.models import MAX_MODEL_LEN
 from lab.processes import MODEL, RPC_TIMEOUT_S, Stack, wait_until
+from services.kit.rpc import name_of_request
 from tests.clients import (
     CLIENT_TIMEOUT_S,
     Received,
@@ -162,7 +163,7 @@ def is_paused(stack: Stack, request_id: str) -> bool:
         except grpc.RpcError:
             return False
     return any(
-        r.request_id == request_id and r.state == executor_pb2.REQUEST_STATE_PAUSED
+        name_of_request(r.request_id) == request_id and r.state == executor_pb2.REQUEST_STATE_PAUSED
         for r in update.requests
     )
 
@@ -215,6 +216,6 @@ async def test_one_request_id_goes_through_all_services(stack: Stack) -> None:
     for known, where in (
         (lambda: "trace-me" in recorded(stack), "tracker"),
         (lambda: '"request_id": "trace-me"' in stack.log("gateway"), "gateway log"),
-        (lambda: '"request_id": "trace-me"' in stack.log("executor"), "executor log"),
+        (lambda: '"request_id": "trace-me:' in stack.log("executor"), "executor log"),
     ):
         await asyncio.to_thread(wait_until, known, f"the id is in the {where}")

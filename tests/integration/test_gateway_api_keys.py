@@ -195,6 +195,23 @@ async def test_nobody_cancels_what_another_key_has_asked_for(
     assert answers[-1].finish.reason == gen.FINISH_REASON_CANCELLED
 
 
+async def test_tenants_may_give_requests_the_same_name(
+    client: Client, executor: FakeExecutor
+) -> None:
+    executor.script.ending.clear()
+    calls = {key: chat(client, key, request_id="same") for key in (ALICE, CAROL)}
+    await executor.until(lambda: len(executor.submits) == 2)
+    stub = pb_grpc.GatewayServiceStub(client.channel)
+    cancel = pb.CancelRequest(request_id="same")
+    await stub.Cancel(cancel, metadata=[("authorization", f"Bearer {ALICE}")])
+    cancelled = [answer async for answer in calls[ALICE]]
+    executor.script.ending.set()
+    undisturbed = [answer async for answer in calls[CAROL]]
+
+    assert cancelled[-1].finish.reason == gen.FINISH_REASON_CANCELLED
+    assert undisturbed[-1].finish.reason == gen.FINISH_REASON_STOP
+
+
 async def test_a_key_whose_limits_change_still_cancels_what_it_has_asked_for(
     client: Client, executor: FakeExecutor, tmp_path: Path
 ) -> None:

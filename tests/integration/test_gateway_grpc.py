@@ -14,6 +14,7 @@ from evenflow.executor.v1 import executor_pb2
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.kit.rpc import name_of_request
 from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, NUM_PROMPT_TOKENS, Script
 from tests.gateways import Client
 
@@ -193,7 +194,7 @@ async def test_a_passed_deadline_aborts_the_request(client, stub, executor) -> N
             break
 
     await executor.until(
-        lambda: executor.aborted == [submit.request_id for submit in executor.submits] != []
+        lambda: executor.aborted == [name_of_request(s.request_id) for s in executor.submits] != []
     )
     await client.wait_idle()
 
@@ -249,17 +250,17 @@ async def test_cancel_of_nothing_says_so(stub, request_id, code) -> None:
     assert caught.value.code().name == code
 
 
-async def test_a_live_id_is_refused(client, stub, executor) -> None:
+async def test_cancel_ends_all_requests_of_one_name(client, stub, executor) -> None:
     executor.script.ending.clear()
-    first = stub.Chat(make_chat(), metadata=named("twice"))
-    await first.read()
+    calls = [stub.Chat(make_chat(), metadata=named("twice")) for _ in range(2)]
+    for call in calls:
+        await call.read()
 
-    with pytest.raises(aio.AioRpcError) as caught:
-        await read(stub.Chat(make_chat(), metadata=named("twice")))
+    await stub.Cancel(pb.CancelRequest(request_id="twice"))
 
-    assert caught.value.code() is grpc.StatusCode.ABORTED
-    executor.script.ending.set()
-    await read(first)
+    for call in calls:
+        _, finish = await read(call)
+        assert finish.reason == gen.FINISH_REASON_CANCELLED
 
 
 async def test_models_are_listed(stub) -> None:

@@ -12,6 +12,7 @@ from evenflow.executor.v1 import executor_pb2
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.kit.rpc import name_of_request
 from tests.fake_executor import (
     MODEL,
     NUM_PROMPT_TOKENS,
@@ -120,8 +121,13 @@ async def test_every_sampling_field_of_the_grpc_edge_reaches_the_executor(client
         assert token.logprobs == make_logprobs(sent, 4)
 
 
+def is_first(submit: executor_pb2.Submit) -> bool:
+    """Say whether it is the first answer to the request with the name "r"."""
+    return name_of_request(submit.request_id) == "r"
+
+
 async def test_several_answers_are_choices_of_one_response(client, executor) -> None:
-    executor.script_for = lambda submit: Script(texts=[submit.request_id, "!"])
+    executor.script_for = lambda submit: Script(texts=[name_of_request(submit.request_id), "!"])
 
     response = await client.http.post(
         "/v1/completions",
@@ -140,7 +146,7 @@ async def test_several_answers_are_choices_of_one_response(client, executor) -> 
         "total_tokens": 2 * NUM_PROMPT_TOKENS + 8,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
-    submits = {submit.request_id: submit for submit in executor.submits}
+    submits = {name_of_request(submit.request_id): submit for submit in executor.submits}
     assert [submits[id].text for id in ("r", "r.1")] == ["a", "a"]
     assert [list(submits[id].token_ids.ids) for id in ("r.2", "r.3")] == [[1, 2], [1, 2]]
     seeds = [submits[id].sampling.seed for id in ("r", "r.1", "r.2", "r.3")]
@@ -150,7 +156,7 @@ async def test_several_answers_are_choices_of_one_response(client, executor) -> 
 async def test_several_answers_share_one_stream_each_at_its_own_pace(client, executor) -> None:
     slow = Script(texts=["s1", "s2"])
     slow.ending.clear()
-    executor.script_for = lambda submit: slow if submit.request_id == "r" else Script(texts=["f"])
+    executor.script_for = lambda submit: slow if is_first(submit) else Script(texts=["f"])
 
     async with client.http.stream(
         "POST",
@@ -215,7 +221,7 @@ async def test_one_failed_answer_ends_the_stream_and_the_others(client, executor
     failing = Script(failure=executor_pb2.Failure(retryable=True, message="lost a rank"))
     open_ended = Script()
     open_ended.ending.clear()
-    executor.script_for = lambda submit: failing if submit.request_id == "r" else open_ended
+    executor.script_for = lambda submit: failing if is_first(submit) else open_ended
 
     response = await client.http.post(
         "/v1/chat/completions", json=stream_body(n=2), headers={"x-request-id": "r"}

@@ -94,7 +94,7 @@ async def test_of_a_held_request_most_is_not_generated(executor) -> None:
             for _ in range(10):
                 await client.http.get("/health")  # others are served meanwhile
 
-            assert not executor.session.tasks[NAME].done()
+            assert not executor.session.tasks[executor.session.ids[NAME]].done()
             assert executor.delivered.get(NAME, 0) + MAX_UNDELIVERED_TOKENS < NUM_TOKENS
 
 
@@ -129,7 +129,8 @@ async def test_a_reader_that_takes_its_time_is_not_given_up(executor) -> None:
 
 async def read_until_a_batch_is_taken(client: Client, reader: SlowReader) -> None:
     """Read until the gateway has handed over more than before."""
-    generation = client.gateway.dispatcher._live[NAME].generation
+    (live,) = client.gateway.dispatcher._live.values()
+    generation = live.generation
     num_written = generation._record.num_written
     async with asyncio.timeout(EVENT_TIMEOUT_S):
         while generation._record.num_written == num_written:

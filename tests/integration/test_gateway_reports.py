@@ -11,6 +11,7 @@ from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
 from lab.ports import free_port
 from services.kit.clock import wall_s
+from services.kit.rpc import name_of_request
 from services.kit.server import ServiceServer
 from services.reporting import reporter
 from services.reporting.reporter import ReporterOptions
@@ -44,17 +45,18 @@ class Tracker:
     async def kill(self) -> None:
         await self._server.grpc.stop(grace=None)
 
-    async def records(self) -> dict[str, pb.RequestRecord]:
+    async def records(self) -> list[tuple[str, pb.RequestRecord]]:
+        """Return the records, each with what its client calls the request."""
         request = pb.SnapshotRequest(executor_id="executor-0")
         answer = await self._servicer.Snapshot(request, None)
-        return {record.request_id: record for record in answer.requests}
+        return [(name_of_request(record.request_id), record) for record in answer.requests]
 
     async def until_delivered(self, request_id: str, num_tokens: int) -> pb.RequestRecord:
         async with asyncio.timeout(EVENT_TIMEOUT_S):
             while True:
-                record = (await self.records()).get(request_id)
-                if record is not None and record.num_delivered_tokens == num_tokens:
-                    return record
+                for name, record in await self.records():
+                    if name == request_id and record.num_delivered_tokens == num_tokens:
+                        return record
                 await asyncio.sleep(0.02)
 
 
@@ -106,7 +108,7 @@ async def test_a_request_that_was_refused_is_not_recorded(tracker, executor) -> 
         )
         await tracker.until_delivered("r", 3)
 
-        assert list(await tracker.records()) == ["r"]
+        assert [name for name, _ in await tracker.records()] == ["r"]
 
 
 async def test_a_reused_id_starts_a_record_of_its_own(tracker, executor) -> None:
@@ -119,7 +121,8 @@ async def test_a_reused_id_starts_a_record_of_its_own(tracker, executor) -> None
             )
             record = await tracker.until_delivered("r", len(texts))
 
-    assert record.generation == executor.submits[1].generation
+    assert record.request_id == executor.submits[1].request_id
+    assert len(await tracker.records()) == 2
 
 
 async def test_a_tracker_that_is_away_slows_nothing_and_is_told_later(tracker, executor) -> None:
@@ -164,4 +167,5 @@ async def test_the_last_counts_are_sent_at_shutdown(tracker, executor, monkeypat
             "/v1/chat/completions", json=chat_body(), headers={"x-request-id": "r"}
         )
 
-    assert (await tracker.records())["r"].num_delivered_tokens == 3
+    ((name, record),) = await tracker.records()
+    assert (name, record.num_delivered_tokens) == ("r", 3)

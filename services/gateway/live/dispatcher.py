@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import structlog
@@ -13,7 +13,6 @@ from services.gateway.access.api_keys import current_caller
 from services.gateway.access.quotas import Quotas
 from services.gateway.checks import check_context
 from services.gateway.errors import (
-    DuplicateRequestError,
     ReaderStoppedError,
     TooManyRequestsError,
     UnknownRequestError,
@@ -33,6 +32,7 @@ from services.kit.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from services.kit.rpc import own_request_id
 from services.kit.tracing import NO_TRACING, Tracing
 
 log = structlog.get_logger()
@@ -118,8 +118,8 @@ class Dispatcher:
         finished is aborted.
 
         Raises on entry, before anything reaches a client: OverloadedError above the limit of live
-        requests, DuplicateRequestError, UnknownModelError, UnavailableError without an executor,
-        DeadlineError without an answer in time, and what an executor refuses one of them for.
+        requests, UnknownModelError, UnavailableError without an executor, DeadlineError without an
+        answer in time, and what an executor refuses one of them for.
         """
         admitted = self._admit(requests)
         try:
@@ -146,14 +146,14 @@ class Dispatcher:
             self._idle.set()
 
     def cancel(self, request_id: RequestId) -> None:
-        """End a live request of the same caller, all its answers, as cancelled.
+        """End the same caller's live requests of that name, all their answers, as cancelled.
 
         Raises UnknownRequestError if there is none.
         """
         named = [
-            generation
-            for generation in self._generations()
-            if request_id in generation.request.ids and generation.caller == current_caller()
+            live.generation
+            for live in self._live.values()
+            if request_id in live.names and live.generation.caller == current_caller()
         ]
         if not named:
             raise UnknownRequestError(f'no live request has the id "{request_id}"')
@@ -210,9 +210,6 @@ class Dispatcher:
         if len(requests) > num_free:
             raise TooManyRequestsError(limit=limit, num_free=num_free)
         self._check_context(requests)
-        for request in requests:
-            if request.request_id in self._live:
-                raise DuplicateRequestError(request.request_id)
         self._quotas.enter(current_caller(), len(requests))
         return [self._enter(request) for request in requests]
 
@@ -224,6 +221,11 @@ class Dispatcher:
                 check_context(request, lengths[request.model])
 
     def _enter(self, request: GenerationRequest) -> LiveRequest:
+        names = request.ids
+        # Clients' names for requests may meet, here and at other gateways: executors and the
+        # tracker know each request by an id of its own.
+        own_id = RequestId(own_request_id(request.request_id))
+        request = replace(request, request_id=own_id)
         generation = Generation(
             request,
             pacer=self._pacer,
@@ -231,8 +233,9 @@ class Dispatcher:
             arrived_s=self._clock(),
             limits=self._limits.readers,
         )
-        live = LiveRequest(generation=generation, trace=RequestTrace(request, self.tracing))
-        self._live[request.request_id] = live
+        trace = RequestTrace(request, self.tracing)
+        live = LiveRequest(generation=generation, names=names, trace=trace)
+        self._live[own_id] = live
         self._idle.clear()
         metrics.LIVE_REQUESTS.inc()
         return live

@@ -9,13 +9,12 @@ import structlog
 from services.gateway import convert
 from services.gateway.errors import LinkBrokenError, UnknownModelError
 from services.gateway.executors.link import ExecutorLink
-from services.gateway.executors.routing import Candidate, RoutingGenerations, choose_executor
+from services.gateway.executors.routing import Candidate, choose_executor
 from services.gateway.live.generation import Generation
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
 from services.gateway.types import ModelInfo, RequestId
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
-from services.kit import clock as clocks
 from services.kit import rpc
 from services.kit.errors import DeadlineError, OverloadedError, ServiceError, UnavailableError
 from services.reporting.ledger import RequestRef
@@ -38,7 +37,9 @@ class LiveRequest:
     """All that the gateway has of one request, from its admission to its end."""
 
     generation: Generation
+    names: tuple[RequestId | None, ...]  # what its client may call it; others' may be the same
     trace: RequestTrace
+    num_submits: int = 0  # also the number of its last routing
     route: Route | None = None  # once an executor has taken it
 
 
@@ -56,7 +57,6 @@ class Placing:
         self._links = {link.address: link for link in links}
         self._reports = reports
         self._submit_timeout_s = submit_timeout_s
-        self._numbers = RoutingGenerations(clocks.wall_s)
 
     def models(self) -> list[ModelInfo]:
         """Return one entry per model, sorted, with the largest context that is served."""
@@ -105,7 +105,8 @@ class Placing:
         """Submit to `link` and wait for its answer; record the route if it takes the request."""
         generation = live.generation
         request, info = generation.request, link.info
-        number = self._numbers.next(request.request_id)
+        live.num_submits += 1
+        number = live.num_submits
         link.submit(request, number, generation, trace=live.trace.context)
         assert info is not None
         try:

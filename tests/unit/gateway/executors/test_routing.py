@@ -3,13 +3,7 @@
 import pytest
 
 from services.gateway.errors import UnknownModelError
-from services.gateway.executors.routing import (
-    FIRST_GENERATION_AT_S,
-    Candidate,
-    RoutingGenerations,
-    choose_executor,
-)
-from services.gateway.types import RequestId
+from services.gateway.executors.routing import Candidate, choose_executor
 from services.kit.errors import UnavailableError
 
 
@@ -52,20 +46,3 @@ def test_when_all_that_serve_it_are_excluded_it_is_unavailable() -> None:
 
     with pytest.raises(UnavailableError):
         choose_executor(candidates, "m", excluded=["e"])
-
-
-def test_a_routing_is_numbered_by_the_second_and_always_above_the_last_of_its_id() -> None:
-    now_s = float(FIRST_GENERATION_AT_S + 100)
-    generations = RoutingGenerations(lambda: now_s)
-
-    assert [generations.next(RequestId("a")) for _ in range(3)] == [100, 101, 102]
-    assert generations.next(RequestId("b")) == 100
-    now_s += 50
-    assert generations.next(RequestId("a")) == 150
-
-
-def test_a_later_process_numbers_higher_than_an_earlier_one() -> None:
-    earlier = RoutingGenerations(lambda: FIRST_GENERATION_AT_S + 100.0)
-    later = RoutingGenerations(lambda: FIRST_GENERATION_AT_S + 101.0)
-
-    assert later.next(RequestId("a")) > earlier.next(RequestId("a"))
