@@ -91,6 +91,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
                     max_pace_tail_s=settings.max_pace_tail_s,
                 ),
                 reader_timeout_s=settings.reader_timeout_s,
+                slo_floors=settings.slo_floors,
             ),
             clock=clock.monotonic_s,
         )

@@ -8,6 +8,7 @@ from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.gateway.access.api_keys import parse_api_keys
+from services.gateway.access.terms import SloFloors
 from services.kit.redis_url import RedisUrl
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
@@ -47,6 +48,8 @@ class GatewaySettings(ServiceSettings):
     api_keys_file: FilePath | None = None
     api_keys_redis_url: RedisUrl | None = None
     api_keys_refresh_s: float = Field(default=5.0, ge=0.1)  # until a change is seen
+    # The tightest bounds that may be stated, as JSON, by model: {"MODEL": {"min_slo_tbt_s": 0.02}}.
+    slo_floors: dict[str, SloFloors] = Field(default_factory=dict)
     # HTTP connections. Each is given so long to complete a head, and to complete a body beyond what
     # that takes at 16 KiB per second; after an answer it may stay idle so long.
     http_head_timeout_s: float = Field(default=10.0, gt=0)

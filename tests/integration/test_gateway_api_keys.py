@@ -123,6 +123,51 @@ async def test_a_key_may_have_so_many_requests_at_a_time(
     assert (await client.http.post(URL, json=chat_body(), headers=bearer(ALICE))).status_code == 200
 
 
+async def test_a_key_that_states_no_limit_gets_half_of_the_places(
+    executor: FakeExecutor, tmp_path: Path
+) -> None:
+    executor.script.ending.clear()
+    file = written(tmp_path, KEYS)
+    async with gateway_for(executor, api_keys_file=file, max_live_requests=4) as client:
+        await client.wait_ready()
+        await eventually(lambda: models_status(client, CAROL), 200)
+        live = [chat(client, CAROL, request_id=f"r{k}") for k in range(2)]
+        await executor.until(lambda: len(executor.submits) == 2)
+        third = await client.http.post(URL, json=chat_body(), headers=bearer(CAROL))
+        other = asyncio.create_task(client.http.post(URL, json=chat_body(), headers=bearer(BOB)))
+        await executor.until(lambda: len(executor.submits) == 3)
+        executor.script.ending.set()
+
+        assert (await other).status_code == 200
+        for call in live:
+            assert [answer async for answer in call]
+    assert third.status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"evenflow": {"slo_tbt_ms": 19}}, "slo_tbt"),
+        ({"evenflow": {"slo_tbt_ms": 20}}, None),
+        ({"priority": -1}, "priority"),
+    ],
+)
+async def test_what_a_key_may_not_ask_for_is_refused(
+    executor: FakeExecutor, tmp_path: Path, asked: dict[str, object], param: str | None
+) -> None:
+    file = written(tmp_path, KEYS)
+    floors = {MODEL: {"min_slo_tbt_s": 0.02}}
+    async with gateway_for(executor, api_keys_file=file, slo_floors=floors) as client:
+        await client.wait_ready()
+        await eventually(lambda: models_status(client, CAROL), 200)
+        answer = await client.http.post(URL, json=chat_body(**asked), headers=bearer(CAROL))
+
+    if param is None:
+        assert answer.status_code == 200
+        return
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 async def test_a_key_that_has_used_its_tokens_waits_for_the_next_minute(client: Client) -> None:
     first = await client.http.post(URL, json=chat_body(), headers=bearer(BOB))
     second = await client.http.post(URL, json=chat_body(), headers=bearer(BOB))

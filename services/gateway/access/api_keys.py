@@ -1,27 +1,72 @@
 """Who may call, and whose key the current call has shown."""
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Sequence
 from contextvars import ContextVar
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from services.kit.errors import UnauthenticatedError, UnavailableError
+from services.gateway.access.terms import SloFloors
+from services.kit.errors import InvalidRequestError, UnauthenticatedError, UnavailableError
 
 SCHEME = "bearer"
+HASHED = "sha256:"  # before the hash of a key that is not written down itself
+_HASH = re.compile(rf"{HASHED}[0-9a-f]{{64}}")
+MAX_PRIORITY = 2**31 - 1
 
 
-class ApiKey(BaseModel):
+def hashed(key: str) -> str:
+    """Return what may stand in the document instead of `key`, which cannot be had from it."""
+    return HASHED + _digest(key).hex()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+class ApiKey(SloFloors):
     """One entry of the document. Compared by name only: a key whose limits change stays itself."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
     name: str = Field(min_length=1)
-    key: SecretStr = Field(min_length=16)
+    key: SecretStr = Field(min_length=16)  # itself, or `hashed`
     max_live_requests: int | None = Field(default=None, ge=1)  # None: half of the gateway's
     tokens_per_minute: int | None = Field(default=None, ge=1)  # prompt and output; None: any number
+
+    # The least and the greatest that its requests may have; lower is served first.
+    priorities: tuple[int, int] = (0, MAX_PRIORITY)
+
+    @field_validator("key")
+    @classmethod
+    def _check_hash(cls, key: SecretStr) -> SecretStr:
+        secret = key.get_secret_value()
+        if secret.startswith(HASHED) and not _HASH.fullmatch(secret):
+            raise ValueError(f"{HASHED} is not followed by 64 hexadecimal digits")
+        return key
+
+    @field_validator("priorities")
+    @classmethod
+    def _check_priorities(cls, range_: tuple[int, int]) -> tuple[int, int]:
+        if not -MAX_PRIORITY <= range_[0] <= range_[1] <= MAX_PRIORITY:
+            raise ValueError("is not the least and the greatest priority")
+        return range_
+
+    @property
+    def digest(self) -> bytes:
+        """Return the key's SHA-256."""
+        secret = self.key.get_secret_value()
+        if secret.startswith(HASHED):
+            return bytes.fromhex(secret.removeprefix(HASHED))
+        return _digest(secret)
+
+    def check_priority(self, priority: int) -> None:
+        """Raise InvalidRequestError if its requests may not have `priority`."""
+        least, greatest = self.priorities
+        if not least <= priority <= greatest:
+            rule = f"this API key may state {least} to {greatest}"
+            raise InvalidRequestError(f"priority: {rule}", field="priority")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ApiKey) and self.name == other.name
@@ -51,7 +96,7 @@ def parse_api_keys(document: str) -> tuple[ApiKey, ...]:
         raise ValueError(f"{place}: {first['msg']}") from None
     if len({key.name for key in keys}) < len(keys):
         raise ValueError("two keys have the same name")
-    if len({key.key.get_secret_value() for key in keys}) < len(keys):
+    if len({key.digest for key in keys}) < len(keys):
         raise ValueError("two names have the same key")
     return keys
 
@@ -68,7 +113,7 @@ class ApiKeys:
     def replace(self, keys: Sequence[ApiKey]) -> None:
         """Know these keys from now on, and no others; calls that are in go on."""
         # By digest: how long a look-up takes says nothing about a key.
-        self._by_digest = {_digest(key.key.get_secret_value()): key for key in keys}
+        self._by_digest = {key.digest: key for key in keys}
 
     def caller(self, authorization: str) -> ApiKey | None:
         """Return whose key an `Authorization` header shows; None if no keys are asked for.
@@ -86,10 +131,6 @@ class ApiKeys:
         if key is None:
             raise UnauthenticatedError("the API key is not known")
         return key
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
 
 
 _caller: ContextVar[ApiKey | None] = ContextVar("caller", default=None)

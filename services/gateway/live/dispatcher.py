@@ -1,9 +1,9 @@
 """From a checked request to a live one: admission, quotas, progress, ending."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import structlog
@@ -11,6 +11,7 @@ import structlog
 from services.gateway import metrics
 from services.gateway.access.api_keys import current_caller
 from services.gateway.access.quotas import Quotas
+from services.gateway.access.terms import SloFloors
 from services.gateway.checks import check_context
 from services.gateway.errors import (
     ReaderStoppedError,
@@ -55,6 +56,7 @@ class DispatchLimits:
     submit_timeout_s: float  # for an executor to accept or reject, > 0
     readers: ReaderLimits
     reader_timeout_s: float  # for a reader to take what was handed to it, > 0
+    slo_floors: Mapping[str, SloFloors] = field(default_factory=dict)  # by model
 
 
 class Dispatcher:
@@ -210,6 +212,7 @@ class Dispatcher:
         if len(requests) > num_free:
             raise TooManyRequestsError(limit=limit, num_free=num_free)
         self._check_context(requests)
+        self._check_terms(requests)
         self._quotas.enter(current_caller(), len(requests))
         return [self._enter(request) for request in requests]
 
@@ -219,6 +222,18 @@ class Dispatcher:
         for request in requests:
             if request.model in lengths:
                 check_context(request, lengths[request.model])
+
+    def _check_terms(self, requests: Sequence[GenerationRequest]) -> None:
+        """Raise InvalidRequestError for what this caller may not ask for; a key's own floors win
+        over the model's.
+        """
+        caller = current_caller()
+        for request in requests:
+            floors = self._limits.slo_floors.get(request.model, SloFloors())
+            if caller is not None:
+                caller.check_priority(request.priority)
+                floors = caller.over(floors)
+            floors.check(request.service_level)
 
     def _enter(self, request: GenerationRequest) -> LiveRequest:
         names = request.ids

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.gateway.access.api_keys import ApiKeys, parse_api_keys
+from services.gateway.access.api_keys import ApiKeys, hashed, parse_api_keys
 from services.gateway.access.key_sources import KeysUnreadableError, follow
+from services.gateway.access.terms import SloFloors
 from services.gateway.settings import GatewaySettings
-from services.kit.errors import UnauthenticatedError, UnavailableError
+from services.kit.errors import InvalidRequestError, UnauthenticatedError, UnavailableError
 from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load
+from services.pacing.types import ServiceLevel
 from services.tracker.settings import TrackerSettings
 
 SECRET = "sk-very-secret-0123"
@@ -42,6 +44,10 @@ def test_limits_are_optional() -> None:
         GOOD + GOOD,
         GOOD + GOOD.replace("alice", "bob"),
         GOOD.replace('0123"', "0123"),
+        GOOD.replace(SECRET, "sha256:" + "0" * 63),
+        GOOD + GOOD.replace("alice", "bob").replace(SECRET, hashed(SECRET)),
+        GOOD + "min_slo_tbt_s = 0",
+        GOOD + "priorities = [1, 0]",
     ],
 )
 def test_a_bad_file_stops_the_process_and_its_secrets_stay_in_it(
@@ -56,6 +62,55 @@ def test_a_bad_file_stops_the_process_and_its_secrets_stay_in_it(
     assert stopped.value.code == BAD_SETTINGS_EXIT_CODE
     assert said.startswith("EVENFLOW_GATEWAY_API_KEYS_FILE: ")
     assert SECRET[:15] not in said
+
+
+def test_a_hash_stands_for_its_key_and_is_none_itself() -> None:
+    keys = ApiKeys(parse_api_keys(GOOD.replace(SECRET, hashed(SECRET))))
+
+    assert name_of(keys, SECRET) == "alice"
+    with pytest.raises(UnauthenticatedError):
+        keys.caller(f"Bearer {hashed(SECRET)}")
+
+
+@pytest.mark.parametrize(
+    ("level", "at_fault"),
+    [
+        (ServiceLevel(slo_tbt_s=0.1, slo_ttft_s=0.1, consumption_rate_tps=10.0), None),
+        (ServiceLevel(slo_tbt_s=0.099), "slo_tbt"),
+        (ServiceLevel(slo_ttft_s=0.099), "slo_ttft"),
+        (ServiceLevel(slo_tpot_s=0.099), "slo_tpot"),
+        (ServiceLevel(consumption_rate_tps=10.1), "consumption_rate_tps"),  # 1 / rate < 0.1
+        (ServiceLevel(), None),
+    ],
+)
+def test_no_bound_may_be_tighter_than_its_floor(level: ServiceLevel, at_fault: str | None) -> None:
+    floors = SloFloors(min_slo_ttft_s=0.1, min_slo_tpot_s=0.1, min_slo_tbt_s=0.1)
+    if at_fault is None:
+        floors.check(level)
+        return
+
+    with pytest.raises(InvalidRequestError) as refused:
+        floors.check(level)
+    assert refused.value.field == at_fault
+
+
+def test_a_key_s_own_floors_win_over_the_model_s() -> None:
+    (key,) = parse_api_keys(GOOD + "min_slo_tbt_s = 0.01")
+    of_model = SloFloors(min_slo_tbt_s=0.1, min_slo_ttft_s=0.5)
+
+    assert key.over(of_model) == SloFloors(min_slo_tbt_s=0.01, min_slo_ttft_s=0.5)
+
+
+def test_requests_of_a_key_have_a_priority_in_its_range() -> None:
+    (default,) = parse_api_keys(GOOD)
+    (urgent,) = parse_api_keys(GOOD + "priorities = [-2, 3]")
+
+    default.check_priority(0)
+    urgent.check_priority(-2)
+    urgent.check_priority(3)
+    for key, priority in ((default, -1), (urgent, -3), (urgent, 4)):
+        with pytest.raises(InvalidRequestError):
+            key.check_priority(priority)
 
 
 def test_a_file_that_is_not_there_stops_the_process(tmp_path, monkeypatch) -> None:
