@@ -11,6 +11,7 @@ SUBCOMMANDS: Mapping[str, tuple[str, str]] = {
     "chat": ("cli.chat:command", "Talk with a served model, at a reading pace."),
     "watch": ("cli.watch:command", "Show what an engine is doing."),
     "bench": ("cli.bench:command", "vLLM's serving benchmark, with readers."),
+    "keys": ("cli.keys:command", "Add, list and revoke API keys."),
     "down": ("cli.serve:down", "Stop a stack that was left running."),
     "logs": ("cli.serve:logs", "Follow the local stack's logs."),
     "simulate": ("cli.simulator:simulate", "Compare policies in virtual time."),

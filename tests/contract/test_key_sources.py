@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 
+from cli.keys import command
 from lab.redis_server import RedisServer
 from services.gateway.access import key_sources
+from services.gateway.access.api_keys import parse_api_keys
 from services.gateway.access.key_sources import (
     REDIS_KEY,
     FileKeys,
@@ -28,18 +31,24 @@ class Place:
     source: KeySource
     write: Callable[[bytes], Any]
     remove: Callable[[], Any]
+    options: list[str]  # that name it to the command
 
 
 def file_place(tmp_path: Path) -> Place:
     file = tmp_path / "keys.toml"
-    return Place(FileKeys(file), file.write_bytes, file.unlink)
+    return Place(FileKeys(file), file.write_bytes, file.unlink, ["--file", str(file)])
 
 
 def redis_place(server: RedisServer) -> Place:
     client = redis.Redis.from_url(server.url)
     client.flushdb()
     source = RedisKeys(server.url)
-    return Place(source, lambda text: client.set(REDIS_KEY, text), lambda: client.delete(REDIS_KEY))
+    return Place(
+        source,
+        lambda text: client.set(REDIS_KEY, text),
+        lambda: client.delete(REDIS_KEY),
+        ["--redis-url", server.url],
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +117,11 @@ async def test_a_password_is_not_told() -> None:
 
     assert "secret" not in str(unreadable.value)
     assert unreadable.value.__cause__ is None
+
+
+async def test_the_command_changes_what_gateways_read(place: Place) -> None:
+    for arguments in (["add", "alice"], ["add", "bob"], ["revoke", "alice"]):
+        assert CliRunner().invoke(command, [*place.options, *arguments]).exit_code == 0
+
+    (key,) = parse_api_keys(await place.source.read())
+    assert key.name == "bob"
