@@ -2,6 +2,7 @@
 
 import re
 import socket
+from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator
@@ -29,6 +30,13 @@ def _checked_address(address: str) -> str:
     return address
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class GatewaySettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="EVENFLOW_GATEWAY_")
 
@@ -47,6 +55,10 @@ class GatewaySettings(ServiceSettings):
     # start; later, and from Redis, what cannot be read leaves the keys that are known.
     api_keys_file: FilePath | None = None
     api_keys_redis_url: RedisUrl | None = None
+    # The address that clients use, where it is not `host`: a container's port is published.
+    published_host: str = ""
+    # Without keys only this machine may call, unless this says that anybody may.
+    open: bool = Field(default=False, validate_default=True)
     api_keys_refresh_s: float = Field(default=5.0, ge=0.1)  # until a change is seen
     # The tightest bounds that may be stated, as JSON, by model: {"MODEL": {"min_slo_tbt_s": 0.02}}.
     slo_floors: dict[str, SloFloors] = Field(default_factory=dict)
@@ -80,6 +92,11 @@ class GatewaySettings(ServiceSettings):
     edge_key_file: FilePath | None = Field(default=None, validate_default=True)
     edge_ca_file: FilePath | None = Field(default=None, validate_default=True)
 
+    @field_validator("api_keys_file", mode="before")
+    @classmethod
+    def _check_named(cls, file: Path | str | None) -> Path | str | None:
+        return file or None
+
     @field_validator("api_keys_file")
     @classmethod
     def _check_api_keys(cls, file: Path | None) -> Path | None:
@@ -93,6 +110,16 @@ class GatewaySettings(ServiceSettings):
         if url is not None and info.data.get("api_keys_file") is not None:
             raise ValueError("not together with api_keys_file")
         return url
+
+    @field_validator("open")
+    @classmethod
+    def _check_open(cls, is_open: bool, info: ValidationInfo) -> bool:
+        asks = info.data.get("api_keys_file") or info.data.get("api_keys_redis_url")
+        host = info.data.get("published_host") or info.data.get("host", "")
+        if not (is_open or asks or _is_loopback(host)):
+            rule = "set api_keys_file or api_keys_redis_url, or this to true"
+            raise ValueError(f"anybody could call at {host}; {rule}")
+        return is_open
 
     @field_validator("edge_key_file", "edge_ca_file")
     @classmethod

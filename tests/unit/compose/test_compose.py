@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
@@ -29,7 +30,7 @@ THIRD_PARTY_PORTS = {"redis": 6379, "prometheus": 9090, "grafana": 3000}
 
 def filled_in(value: object) -> str:
     """Return `value` as Compose reads it when the user has set no variable."""
-    return re.sub(r"\$\{\w+(?::?-([^}]*))?\}", lambda match: match[1] or "", str(value))
+    return re.sub(r"\$\{\w+(?::\+[^}]*|:?-([^}]*))?\}", lambda match: match[1] or "", str(value))
 
 
 def default(service: str, field: str) -> Any:
@@ -77,6 +78,54 @@ def test_published_ports_are_listened_on_and_reached_from_this_machine_only(serv
         host, _, port = filled_in(published).split(":")
         assert host == "127.0.0.1"
         assert int(port) in ports_of(service)
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_ports_beyond_this_machine_need_keys_or_an_explicit_word(
+    is_keyed, monkeypatch, tmp_path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkey = "sk-0123456789abcdef"\n')
+    for name, value in own_environment("gateway").items():
+        monkeypatch.setenv(name, value)
+    host = SERVICES["gateway"]["environment"]["EVENFLOW_GATEWAY_PUBLISHED_HOST"]
+    assert all(published.startswith(host) for published in SERVICES["gateway"]["ports"])
+    monkeypatch.setenv("EVENFLOW_GATEWAY_PUBLISHED_HOST", "0.0.0.0")
+    if is_keyed:
+        monkeypatch.setenv("EVENFLOW_GATEWAY_API_KEYS_FILE", str(keys))
+        assert GatewaySettings().api_keys_file == keys
+        return
+    with pytest.raises(ValidationError, match="anybody could call"):
+        GatewaySettings()
+    monkeypatch.setenv("EVENFLOW_GATEWAY_OPEN", "true")
+    assert GatewaySettings().open
+
+
+@pytest.mark.parametrize("service", ["gateway", "planner", "tracker", "redis"])
+def test_what_writes_no_files_cannot(service) -> None:
+    assert SERVICES[service]["read_only"] is True
+    assert SERVICES[service]["mem_limit"]
+
+
+def test_only_the_tracker_reaches_redis_and_only_gateways_are_reached_from_outside() -> None:
+    networks = {name: set(SERVICES[name].get("networks", ["default"])) for name in SERVICES}
+    beside_redis = {name for name in SERVICES if networks[name] & networks["redis"]}
+
+    assert beside_redis == {"redis", "tracker"}
+    for name in ("inner", "store"):
+        assert COMPOSE["networks"][name]["internal"] is True
+    published = {name for name in SERVICES if "ports" in SERVICES[name]}
+    assert {name for name in SERVICES if "default" in networks[name]} == published
+
+
+def test_redis_and_grafana_ask_for_passwords() -> None:
+    redis, grafana = SERVICES["redis"], SERVICES["grafana"]
+    password = filled_in(redis["command"][redis["command"].index("--requirepass") + 1])
+
+    assert f":{password}@redis:" in own_environment("tracker")["EVENFLOW_TRACKER_REDIS_URL"]
+    assert filled_in(redis["environment"]["REDISCLI_AUTH"]) == password
+    assert 'test -n "$$GF_SECURITY_ADMIN_PASSWORD"' in grafana["entrypoint"][-1]
+    assert filled_in(grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD"]) == ""
 
 
 @pytest.mark.parametrize("service", [name for name in SERVICES if name not in ONE_SHOT])

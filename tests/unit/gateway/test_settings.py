@@ -74,3 +74,28 @@ def test_the_edge_has_certificates_of_its_own(tmp_path, monkeypatch) -> None:
     assert settings.edge_transport.certificates == Certificates(
         cert_file=str(tmp_path / "cert"), key_file=str(tmp_path / "key")
     )
+
+
+@pytest.mark.parametrize(
+    ("variables", "starts"),
+    [
+        ({"HOST": "::1"}, True),
+        ({"HOST": "localhost"}, True),
+        ({"HOST": "10.0.0.1"}, False),
+        ({"HOST": "0.0.0.0"}, False),
+        ({"HOST": "0.0.0.0", "OPEN": "true"}, True),
+        ({"HOST": "0.0.0.0", "PUBLISHED_HOST": "127.0.0.1"}, True),
+        ({"PUBLISHED_HOST": "10.0.0.1"}, False),
+        ({"HOST": "0.0.0.0", "API_KEYS_REDIS_URL": "redis://host:1/0"}, True),
+        ({"HOST": "0.0.0.0", "API_KEYS_FILE": ""}, False),
+    ],
+)
+def test_other_machines_need_keys_unless_it_is_open(monkeypatch, variables, starts) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"EVENFLOW_GATEWAY_{name}", value)
+    if starts:
+        GatewaySettings()
+        return
+
+    with pytest.raises(ValidationError, match="anybody could call"):
+        GatewaySettings()
