@@ -1,6 +1,7 @@
 """Settings: one frozen class per service, read once from the environment."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +13,11 @@ from services.kit.log import Level
 from services.kit.transport import Certificates, Transport
 
 BAD_SETTINGS_EXIT_CODE = 78  # EX_CONFIG of sysexits.h
+# What Kubernetes tells all processes of each Service: one named `evenflow-gateway` has our prefix.
+SERVICE_LINK = re.compile(
+    r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
+    r"|.*_PORT=(tcp|udp|sctp)://.*"
+)
 
 
 class ServiceSettings(BaseSettings):
@@ -59,14 +65,17 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 def load(settings_class: type[SettingsT]) -> SettingsT:
     """Read settings from the environment, or stop the process naming each bad variable.
 
-    A variable with the class's prefix that no setting has is a bad one: most likely mistyped.
+    A variable with the class's prefix that no setting has is a bad one, most likely mistyped,
+    unless it is one of Kubernetes' service links.
     """
     prefix = settings_class.model_config.get("env_prefix", "")
     known = {f"{prefix}{name}".upper() for name in settings_class.model_fields}
     problems = [
         f"{name}: there is no such setting"
-        for name in sorted(os.environ)
-        if name.startswith(prefix) and name not in known
+        for name, value in sorted(os.environ.items())
+        if name.startswith(prefix)
+        and name not in known
+        and not SERVICE_LINK.fullmatch(f"{name}={value}")
     ]
     try:
         settings = settings_class()

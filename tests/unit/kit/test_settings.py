@@ -41,6 +41,30 @@ def test_a_mistyped_variable_stops_the_process(monkeypatch, capsys) -> None:
     assert "EVENFLOW_EXAMPLE_GRPC_PROT" in capsys.readouterr().err
 
 
+def test_kubernetes_links_to_a_service_of_our_name_are_none_of_ours(monkeypatch) -> None:
+    for name, value in {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "8000",
+        "SERVICE_PORT_HTTP": "8000",
+        "PORT": "tcp://10.0.0.1:8000",
+        "PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "PORT_8000_TCP_PROTO": "tcp",
+        "PORT_8000_TCP_PORT": "8000",
+        "PORT_8000_TCP_ADDR": "10.0.0.1",
+        "CANARY_PORT": "udp://10.0.0.1:8000",
+    }.items():
+        monkeypatch.setenv(f"EVENFLOW_EXAMPLE_{name}", value)
+
+    assert load(ExampleSettings).grpc_port == 50_099
+
+
+def test_a_port_that_is_a_number_is_no_link(monkeypatch) -> None:
+    monkeypatch.setenv("EVENFLOW_EXAMPLE_METRICS_PROT_PORT", "8000")
+
+    with pytest.raises(SystemExit):
+        load(ExampleSettings)
+
+
 def test_settings_do_not_change_after_the_start() -> None:
     settings = load(ExampleSettings)
 
