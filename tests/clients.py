@@ -1,6 +1,7 @@
 """Streaming clients that write down what they got and when, for end-to-end tests."""
 
 import json
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from lab.processes import MODEL, RPC_TIMEOUT_S, Stack
 from services.kit.rpc import name_of_request
 
 CLIENT_TIMEOUT_S = 1_800.0
-EXECUTOR_ID = "executor-0"
+EXECUTOR_ID = socket.gethostname()  # as it is by default
 
 
 @dataclass(kw_only=True)

@@ -4,6 +4,7 @@ Engine options carry vLLM's names and meaning; unset ones are left to vLLM.
 """
 
 import os
+import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,7 +34,8 @@ class ExecutorSettings(ServiceSettings):
 
     grpc_port: int = Field(default=50051, ge=0, le=65535)  # 0 picks a free port
     metrics_port: int = Field(default=9051, ge=0, le=65535)  # 0 picks a free port
-    id: str = Field(default="executor-0", pattern=f"^{VALID_REQUEST_ID.pattern}$")  # stable name
+    # Stable name, by default the host's: two executors on one host each need their own.
+    id: str = Field(default_factory=socket.gethostname, pattern=f"^{VALID_REQUEST_ID.pattern}$")
     advertised_address: str = ""  # "host:port" for gateways; empty: `host` and the gRPC port
     tracker: str = "127.0.0.1:50053"  # "host:port"; empty: report to nobody
     otlp_traces_endpoint: OtlpEndpoint = ""  # where traces go; empty: there are none
@@ -108,6 +110,13 @@ class ExecutorSettings(ServiceSettings):
     plan_max_window: int = Field(default=256, ge=1, le=4096)  # decode steps
     plan_min_pause_s: float = Field(default=1.0, ge=0)
     plan_max_pause_s: float = Field(default=10.0, gt=0, le=60)  # nobody is paused longer for an SLO
+
+    @field_validator("distributed_executor_backend")
+    @classmethod
+    def _check_backend(cls, backend: str | None) -> str | None:
+        if backend == "ray":
+            raise ValueError('"ray" is in no image of Evenflow: engines run on one host')
+        return backend
 
     @property
     def acting_policy(self) -> str:

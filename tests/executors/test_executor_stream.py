@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -613,7 +614,7 @@ async def test_a_stream_of_another_shape_is_ended(
 async def test_the_model_is_described(gateway: GatewayStream) -> None:
     info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
 
-    assert (info.executor_id, info.model) == ("executor-0", MODEL)
+    assert (info.executor_id, info.model) == (socket.gethostname(), MODEL)
     assert (info.max_model_len, info.max_num_seqs) == (MAX_MODEL_LEN, MAX_NUM_SEQS)
     assert (info.num_layers, info.num_kv_heads, info.head_dim) == (8, 2, 32)
     assert (info.tensor_parallel_size, info.pipeline_parallel_size) == (1, 1)

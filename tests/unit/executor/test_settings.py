@@ -1,5 +1,7 @@
 """What the executor can be told."""
 
+import socket
+
 import pytest
 from pydantic import ValidationError
 
@@ -70,3 +72,12 @@ def test_a_bad_choice_of_policy_names_its_setting(wrong: dict[str, object], name
         ExecutorSettings(model="m", **wrong)  # type: ignore[arg-type]
 
     assert [error["loc"] for error in caught.value.errors()] == [(named,)]
+
+
+def test_an_executor_is_named_after_its_host() -> None:
+    assert ExecutorSettings(model="m").id == socket.gethostname()
+
+
+def test_a_backend_that_no_image_has_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match='"ray" is in no image'):
+        ExecutorSettings(model="m", distributed_executor_backend="ray")
