@@ -187,7 +187,7 @@ class ChatCompletionBody(RequestBody):
         return self.max_tokens or self.max_completion_tokens
 
     def num_logprobs(self) -> int | None:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError(
                 "top_logprobs: only allowed with logprobs", field="top_logprobs"
             )

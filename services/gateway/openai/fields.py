@@ -39,11 +39,12 @@ class StrictBody(BaseModel):
             return value
         stated = {name: member for name, member in value.items() if member is not None}
         if isinstance(info.context, set):
-            for name in cls.without_effect & stated.keys():
-                del stated[name]
-                info.context.add(f"{cls.place}{name}")
-            for name in cls.neutral.keys() & stated.keys():
-                if _is_same(stated[name], cls.neutral[name]):
+            if not cls.without_effect.isdisjoint(stated):
+                for name in cls.without_effect & stated.keys():
+                    del stated[name]
+                    info.context.add(f"{cls.place}{name}")
+            for name, nothing in cls.neutral.items():
+                if name in stated and _is_same(stated[name], nothing):
                     del stated[name]
         return stated
 

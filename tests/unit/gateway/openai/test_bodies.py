@@ -173,6 +173,7 @@ def test_biased_and_stopping_tokens_are_taken() -> None:
     [
         ({}, None),
         ({"logprobs": False}, None),
+        ({"top_logprobs": 0}, None),
         ({"logprobs": True}, 0),
         ({"logprobs": True, "top_logprobs": 0}, 0),
         ({"logprobs": True, "top_logprobs": 20}, 20),
