@@ -340,3 +340,37 @@ def test_templates_get_turns_tools_and_variables() -> None:
         "enable_thinking": False,
         "tools": [{"type": "function", "function": {"name": "g", "parameters": None}}],
     }
+
+
+TURNS_TEMPLATE = (
+    "{% for m in messages %}<{{ m.name or m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "rendered"),
+    [
+        ({}, "<ada>Hi</><assistant>Ye</><assistant>"),
+        ({"omits_generation_prompt": True}, "<ada>Hi</><assistant>Ye</>"),
+        (
+            {"omits_generation_prompt": True, "continues_final_message": True},
+            "<ada>Hi</><assistant>Ye",
+        ),
+    ],
+)
+def test_a_template_is_told_of_names_and_of_how_the_prompt_ends(
+    options: dict[str, Any], rendered: str
+) -> None:
+    turns = (
+        ChatMessage(role="user", content="Hi", name="ada"),
+        ChatMessage(role="assistant", content="Ye"),
+    )
+    chat = ChatPrompt(messages=turns, options=ConversationOptions(**options))
+    variables = chat_params(chat.options).chat_template_kwargs
+
+    text = make_tokenizer(TURNS_TEMPLATE).apply_chat_template(
+        messages_of(chat), tokenize=False, **variables
+    )
+
+    assert text == rendered
