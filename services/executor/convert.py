@@ -34,7 +34,7 @@ from services.generation.prompts import (
 )
 from services.generation.sampling_proto import sampling_from_proto, sampling_to_proto
 from services.generation.service_level_proto import service_level_from_proto
-from services.kit.errors import InvalidRequestError
+from services.kit.errors import InvalidRequestError, shortened
 from services.kit.trace_context import TraceContext
 from services.placement.types import RequestPhase
 
@@ -152,7 +152,7 @@ def _rejected(request_id: str, rejection: Rejection) -> pb.Rejected:
         request_id=request_id,
         code=_REJECT_CODES[rejection.code],
         field=rejection.field,
-        message=rejection.message,
+        message=shortened(rejection.message),
     )
 
 

@@ -3,6 +3,16 @@
 Domain code raises these; only `services.kit.rpc` and the gateway's HTTP edge know status codes.
 """
 
+MAX_TEXT_BYTES = 1 << 10  # of what a caller is told; it may repeat what the caller has sent
+
+
+def shortened(text: str) -> str:
+    """Return a text for a caller: in gRPC it is a header."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= MAX_TEXT_BYTES:
+        return text
+    return encoded[: MAX_TEXT_BYTES - 3].decode(errors="ignore") + "..."
+
 
 class ServiceError(Exception):
     """Base. `reason` is a stable UPPER_SNAKE_CASE identifier clients may match on."""

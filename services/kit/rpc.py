@@ -111,7 +111,7 @@ def _enter_call(context: Context) -> None:
 
 async def _fail(context: Context, status: grpc.StatusCode, message: str, reason: str) -> None:
     RPC_ERRORS.labels(reason).inc()
-    await context.abort(status, message, (("error-reason", reason),))
+    await context.abort(status, errors.shortened(message), (("error-reason", reason),))
 
 
 class LiveCalls:

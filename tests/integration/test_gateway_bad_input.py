@@ -396,6 +396,7 @@ GRPC_FAULTS: list[tuple[Any, str]] = [
     (make_chat(**sampled(temperature=2.1)), "sampling.temperature"),
     (make_chat(**sampled(top_p=0)), "sampling.top_p"),
     (make_chat(**sampled(stop=[""])), "sampling.stop"),
+    (make_chat(**sampled(stop=["a" * 257])), "sampling.stop"),
     (
         make_chat(**sampled(structured_outputs=gen.StructuredOutputs())),
         "sampling.structured_outputs",
@@ -458,6 +459,24 @@ async def test_fields_of_a_later_version_are_left_alone(client, executor) -> Non
     assert first is not aio.EOF
     assert len(executor.submits) == 1
     executor.submits.clear()
+
+
+LONG_NAME = "\N{GRINNING FACE}" * 20_000
+
+
+async def test_an_error_repeats_little_of_what_was_sent(client, stub) -> None:
+    unknown_model = json.dumps(chat_body(model=LONG_NAME)).encode()
+    unknown_parameter = json.dumps(chat_body() | {LONG_NAME: 1}).encode()
+    for body in (unknown_model, unknown_parameter):
+        _, error = await post(client, CHAT, body)
+        assert len(error["message"].encode()) <= 1_024
+        assert len((error["param"] or "").encode()) <= 1_024
+
+    with pytest.raises(aio.AioRpcError) as refused:
+        await stub.Chat(make_chat(model=LONG_NAME)).read()
+    assert refused.value.code().name == "NOT_FOUND"
+    assert str(refused.value.details()).startswith('the model "\N{GRINNING FACE}')
+    assert str(refused.value.details()).endswith("...")
 
 
 async def test_too_much_metadata_is_refused(stub) -> None:

@@ -50,6 +50,7 @@ def error_body(
 ) -> dict[str, Any]:
     """Return the body of every failed response; clients tell cases apart by `code`."""
     kind = _TYPE_BY_STATUS.get(status, "invalid_request_error")
+    message, param = errors.shortened(message), param and errors.shortened(param)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
