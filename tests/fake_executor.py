@@ -319,9 +319,7 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
         await script.ending.wait()
     except asyncio.CancelledError:
         if not is_accepted:
-            session.send(
-                accepted=[pb.Accepted(request_id=request_id, num_prompt_tokens=NUM_PROMPT_TOKENS)]
-            )
+            session.send(accepted=[pb.Accepted(request_id=request_id)])
         session.end(request_id, num_tokens, pb.Ending(finish_reason=gen.FINISH_REASON_CANCELLED))
         raise
     if script.failure is not None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from services.generation.conversation import ToolCallPart
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
-from services.generation.prompts import Prompt
+from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.errors import ServiceError
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
@@ -19,6 +19,7 @@ RequestId = NewType("RequestId", str)
 
 MAX_ANSWERS = 128  # of one HTTP request
 MAX_MESSAGES = 4_096  # of a conversation, and calls in all of them
+CHARACTERS_PER_TOKEN = 4  # of common languages and vocabularies
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -42,6 +43,18 @@ class GenerationRequest:
     echo: bool = False  # give the prompt back
     priority: int = 0  # lower is served first
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
+
+    @property
+    def estimated_prompt_tokens(self) -> int:
+        """Return about how many tokens the prompt has, >= 1."""
+        match self.prompt:
+            case TokenPrompt(token_ids):
+                return len(token_ids)
+            case TextPrompt(text):
+                num_characters = len(text)
+            case ChatPrompt(messages):
+                num_characters = sum(len(message.content) for message in messages)
+        return max(1, num_characters // CHARACTERS_PER_TOKEN)
 
     @property
     def ids(self) -> tuple[RequestId | None, ...]:

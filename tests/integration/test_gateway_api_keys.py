@@ -13,6 +13,7 @@ from grpc import aio
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
+from evenflow.executor.v1 import executor_pb2 as pb_executor
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
@@ -176,6 +177,36 @@ async def test_a_key_that_has_used_its_tokens_waits_for_the_next_minute(client: 
     assert 1 <= int(second.headers["retry-after"]) <= 60
     assert second.headers["x-ratelimit-limit-tokens"] == str(NUM_PROMPT_TOKENS + 3)
     assert second.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+async def test_a_prompt_counts_although_its_reader_left_before_it_was_answered(
+    client: Client, executor: FakeExecutor
+) -> None:
+    executor.script.accepting.clear()
+    long = [{"role": "user", "content": "x" * 1_000}]
+    asking = client.http.post(URL, json=chat_body(messages=long), headers=bearer(BOB))
+    leaving = asyncio.create_task(asking)
+    await executor.until(lambda: len(executor.submits) == 1)
+    leaving.cancel()
+    await executor.until(lambda: len(executor.aborted) == 1)
+    await client.wait_idle()
+    executor.script.accepting.set()
+
+    refused = await client.http.post(URL, json=chat_body(), headers=bearer(BOB))
+
+    assert refused.status_code == 429
+
+
+async def test_what_no_executor_takes_counts_for_nothing(
+    client: Client, executor: FakeExecutor
+) -> None:
+    executor.script.reject = pb_executor.Rejected(code=pb_executor.REJECT_CODE_OVERLOADED)
+    long = [{"role": "user", "content": "x" * 1_000}]
+    refused = await client.http.post(URL, json=chat_body(messages=long), headers=bearer(BOB))
+    executor.script.reject = None
+    taken = await client.http.post(URL, json=chat_body(), headers=bearer(BOB))
+
+    assert (refused.status_code, taken.status_code) == (429, 200)
 
 
 async def test_one_token_left_is_enough_for_a_request(

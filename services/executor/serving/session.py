@@ -51,7 +51,6 @@ class LiveRequest:
     submission: Submission
     trace: RequestTrace
     engine_id: str = ""  # empty until the engine knows it
-    is_cancelled: bool = False  # aborted before the engine knew it
     prompt_text: str = ""  # known once it is prepared, if it is to be given back
     num_generated: int = 0
     num_delivered: int = 0
@@ -158,9 +157,6 @@ class Session:
             return
         live.trace.prepared(prepared.num_prompt_tokens)
         self._stream.accept(request_id, num_prompt_tokens=prepared.num_prompt_tokens)
-        if live.is_cancelled:
-            self._on_delta(live, CANCELLED)
-            return
         self._note(live, RequestStatus.QUEUED)
         live.engine_id = prepared.engine_id
         live.prompt_text = prepared.text or ""
@@ -230,8 +226,10 @@ class Session:
             return
         if live.engine_id:
             self._engine.abort([live.engine_id])
-        else:
-            live.is_cancelled = True
+            return
+        self._preparing[request_id].cancel()
+        self._stream.accept(request_id, num_prompt_tokens=0)
+        self._on_delta(live, CANCELLED)
 
     def take_delivered(self, counts: Iterable[tuple[str, int]]) -> None:
         """Note how many tokens of each request its reader has; counts never fall."""

@@ -31,6 +31,7 @@ from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.clock import Clock
 from services.kit.errors import (
     InvalidRequestError,
+    ServiceError,
     UnavailableError,
 )
 from services.kit.rpc import own_request_id
@@ -256,7 +257,11 @@ class Dispatcher:
         return live
 
     async def _place(self, live: LiveRequest) -> None:
-        await self.placing.place(live, is_draining=lambda: self._is_draining)
+        try:
+            await self.placing.place(live, is_draining=lambda: self._is_draining)
+        except ServiceError as error:
+            live.generation.rejected(error)
+            raise
         live.generation.listen(self)
 
     # -- what a generation tells while an executor has it ----------------------------------------

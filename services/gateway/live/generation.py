@@ -238,7 +238,13 @@ class Generation:
 
     @property
     def num_tokens(self) -> int:
-        """Return the prompt's and the output's tokens so far."""
+        """Return the prompt's and the output's tokens so far; about as many as the prompt has if
+        its reader left before they were counted, for they may have been all the same.
+        """
+        answer = self._answer
+        is_refused = answer.done() and not answer.cancelled() and answer.exception() is not None
+        if not self.num_prompt_tokens and not is_refused:
+            return self.request.estimated_prompt_tokens
         return self.num_prompt_tokens + self._num_generated
 
     @property

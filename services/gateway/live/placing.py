@@ -117,6 +117,8 @@ class Placing:
             if isinstance(error, TimeoutError):
                 raise DeadlineError("the executor did not answer in time") from None
             raise
+        if not generation.num_prompt_tokens:
+            return  # cancelled before anything of it was done: it has ended already
         live.route = Route(link, RequestRef(info.executor_id, request.request_id, number))
         self._reports.register(
             convert.registration_to_proto(

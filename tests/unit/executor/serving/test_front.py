@@ -58,6 +58,7 @@ class FakeEngine:
     render_gate: asyncio.Event = field(default_factory=asyncio.Event)
     delivered: dict[str, int] = field(default_factory=dict)
     holds: list[tuple[str, bool]] = field(default_factory=list)
+    num_prepared: int = 0
 
     async def prepare(self, submission: Submission) -> PreparedRequest:
         assert isinstance(submission.prompt, TextPrompt)
@@ -68,6 +69,7 @@ class FakeEngine:
                 raise RejectedError(TOO_LONG)
             case "crash":
                 raise RuntimeError("a bug")
+        self.num_prepared += 1
         return PreparedRequest(
             engine_id=f"{submission.request_id}-x", num_prompt_tokens=7, text="the prompt"
         )
@@ -272,12 +274,29 @@ async def test_abort_while_the_prompt_renders_never_reaches_the_engine(
 ) -> None:
     await submit(session, "slow")
     session.abort("slow")
-    engine.render_gate.set()
     frame = await next_frame(session)
 
-    assert frame.accepted == {"slow": 7}
+    assert frame.accepted == {"slow": 0}
     assert frame.outputs["slow"].ending is FinishReason.CANCELLED
+    assert session.num_live == 0
+    engine.render_gate.set()
+    await settle()
     assert not engine.sinks
+    assert engine.num_prepared == 0
+
+
+async def test_requests_that_are_aborted_in_their_first_moment_cost_nothing(
+    session: Session, engine: FakeEngine
+) -> None:
+    for number in range(3):
+        session.submit(make_submission(f"r{number}"))
+        session.abort(f"r{number}")
+        session.abort(f"r{number}")
+    frame = await next_frame(session)
+    await settle()
+
+    assert [output.ending for output in frame.outputs.values()] == [FinishReason.CANCELLED] * 3
+    assert engine.num_prepared == 0
 
 
 async def test_a_closed_session_leaves_nothing_behind(
