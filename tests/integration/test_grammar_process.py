@@ -49,9 +49,28 @@ async def test_one_process_serves_all_and_each_form_is_compiled_once(check: Gram
     await check.check("regex", "a{1}")  # nobody is there to be asked
     with pytest.raises(GrammarError, match=NO_ANSWER):
         await check.check("grammar", "root ::= root")
-    with pytest.raises(GrammarError, match=DEADLY):
-        await check.check("regex", "b")
     await check.check("regex", "b")  # by a new process
+    assert check._process is not process
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_form_that_two_processes_died_of_is_asked_of_no_third(
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    async def die(process: object, question: object, timeout_s: float) -> str:
+        asked.append(question)
+        raise EOFError
+
+    await check.check("regex", "g")
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "_ask", die)
+        for _ in range(3):
+            with pytest.raises(GrammarError, match=DEADLY):
+                await check.check("regex", "h")
+
+    assert asked == [["regex", "h"]] * 2
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -67,6 +86,9 @@ async def test_a_form_without_end_is_given_up_and_the_next_one_is_compiled(
             await check.check("grammar", ENDLESS)
     assert first is not None
     await first.wait()
+    with pytest.raises(GrammarError, match=TOO_COMPLEX):
+        await check.check("grammar", ENDLESS)  # for which no process was started
+    assert check._process is None
     await check.check("regex", "f")
 
 

@@ -11,15 +11,19 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 
 import structlog
+
+from services.kit.clock import Clock, monotonic_s
 
 log = structlog.get_logger()
 
 START_TIMEOUT_S = 60.0  # imports take seconds, more on a busy machine
 MAX_WAIT_S = 20.0  # for the grammars of other requests
 MAX_REMEMBERED = 4_096
+TIMEOUT_REMEMBERED_S = 600.0  # it may have been the machine's fault
 _LINE_LIMIT_BYTES = 1 << 20
 TOO_COMPLEX = "takes too long to compile"
 DEADLY = "cannot be compiled"
@@ -34,9 +38,17 @@ class GrammarsBusyError(Exception):
 
 
 class GrammarCheck:
-    """Compiles each new grammar once, in a process that is started at the first one."""
+    """Compiles each new grammar once, in a process that is started at the first one. It goes on
+    when who asked has left: to break off costs more.
+    """
 
-    def __init__(self, describe_tokenizer: Callable[[], str], *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        describe_tokenizer: Callable[[], str],
+        *,
+        timeout_s: float,
+        clock: Clock = monotonic_s,
+    ) -> None:
         """`describe_tokenizer` returns xgrammar's serialised tokeniser; it runs in a thread.
 
         A grammar that takes longer than `timeout_s` to compile is refused.
@@ -44,22 +56,37 @@ class GrammarCheck:
         self._describe_tokenizer = describe_tokenizer
         self._timeout_s = timeout_s
         self._process: Process | None = None
+        self._clock = clock
         self._turn = asyncio.Lock()
-        self._faults: OrderedDict[bytes, str] = OrderedDict()  # by digest, newest last
+        self._compiling: dict[bytes, asyncio.Task[str]] = {}  # by digest, as below
+        self._faults: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # and until when
 
     async def check(self, kind: str, text: str) -> None:
         """Raise GrammarError if the engine could not use the grammar, GrammarsBusyError if it was
         not found out in time. `kind` is vLLM's name: json, regex, grammar or structural_tag.
         """
         key = sha256(json.dumps([kind, text]).encode()).digest()
-        fault = self._faults.get(key)
-        if fault is None:
-            fault = await self._compiled(kind, text)
-            self._faults[key] = fault
-            if len(self._faults) > MAX_REMEMBERED:
-                self._faults.popitem(last=False)
+        fault, until_s = self._faults.get(key, ("", 0.0))
+        if until_s <= self._clock():
+            fault = await asyncio.shield(self._compiling.get(key) or self._begin(key, kind, text))
         if fault:
             raise GrammarError(fault)
+
+    def _begin(self, key: bytes, kind: str, text: str) -> asyncio.Task[str]:
+        task = self._compiling[key] = asyncio.create_task(self._compiled(kind, text))
+        task.add_done_callback(partial(self._remember, key))
+        return task
+
+    def _remember(self, key: bytes, task: asyncio.Task[str]) -> None:
+        del self._compiling[key]
+        if task.cancelled() or task.exception() is not None:
+            return
+        fault = task.result()
+        lasts_s = TIMEOUT_REMEMBERED_S if fault == TOO_COMPLEX else float("inf")
+        self._faults[key] = (fault, self._clock() + lasts_s)
+        self._faults.move_to_end(key)
+        if len(self._faults) > MAX_REMEMBERED:
+            self._faults.popitem(last=False)
 
     async def _compiled(self, kind: str, text: str) -> str:
         try:
@@ -68,8 +95,7 @@ class GrammarCheck:
         except TimeoutError:
             raise GrammarsBusyError("too many forms wait to be compiled") from None
         try:
-            process = self._process or await self._start()
-            return await self._fault(process, kind, text)
+            return await self._fault(kind, text)
         finally:
             self._turn.release()
 
@@ -86,15 +112,17 @@ class GrammarCheck:
         await self._ask(process, tokenizer, START_TIMEOUT_S)
         return process
 
-    async def _fault(self, process: Process, kind: str, text: str) -> str:
-        try:
-            return await self._ask(process, [kind, text], self._timeout_s)
-        except TimeoutError:
-            log.warning("grammar_timed_out", kind=kind, num_characters=len(text))
-            raise GrammarError(TOO_COMPLEX) from None
-        except EOFError:
-            log.warning("grammar_compiler_died", kind=kind, num_characters=len(text))
-            raise GrammarError(DEADLY) from None
+    async def _fault(self, kind: str, text: str) -> str:
+        for _ in range(2):  # a process that is found dead has not died of this grammar
+            process = self._process or await self._start()
+            try:
+                return await self._ask(process, [kind, text], self._timeout_s)
+            except TimeoutError:
+                log.warning("grammar_timed_out", kind=kind, num_characters=len(text))
+                return TOO_COMPLEX
+            except EOFError:
+                log.warning("grammar_compiler_died", kind=kind, num_characters=len(text))
+        return DEADLY
 
     async def _ask(self, process: Process, question: object, timeout_s: float) -> str:
         """Return the answer to one line; TimeoutError without one in time, EOFError if the process
@@ -123,6 +151,8 @@ class GrammarCheck:
 
     async def close(self) -> None:
         """End the process, if there is one."""
+        for task in self._compiling.values():
+            task.cancel()
         process = self._process
         self._kill()
         if process is not None:

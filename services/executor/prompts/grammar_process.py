@@ -16,7 +16,9 @@ import xgrammar as xgr
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 NICENESS = 5  # the engine goes first
-MAX_ADDED_BYTES = 4 << 30  # address space beyond what the libraries take
+MAX_ADDED_BYTES = 1 << 30  # address space beyond what the libraries take
+MAX_COMPILED_BYTES = 64 << 20  # which the engine keeps
+TOO_LARGE = "takes too much memory"
 NO_ANSWER = "no answer can have this form"
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # that xgrammar puts before its messages
 
@@ -28,6 +30,8 @@ def fault_of(compiler: xgr.GrammarCompiler, kind: str, text: str) -> str:
         matcher = xgr.GrammarMatcher(compiled)
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
         return _SOURCE_PLACE.sub("", str(error)).strip() or repr(error)
+    if compiled.memory_size_bytes > MAX_COMPILED_BYTES:
+        return TOO_LARGE
     mask = xgr.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
     is_restricted = matcher.fill_next_token_bitmask(mask)
     return NO_ANSWER if is_restricted and not mask.any() else ""

@@ -4,7 +4,13 @@ import pytest
 
 pytest.importorskip("xgrammar")
 
-from services.executor.prompts.grammar_process import NO_ANSWER, fault_of, make_compiler
+from services.executor.prompts import grammar_process
+from services.executor.prompts.grammar_process import (
+    NO_ANSWER,
+    TOO_LARGE,
+    fault_of,
+    make_compiler,
+)
 from tests.byte_tokenizer import describe_tokenizer
 
 
@@ -39,3 +45,9 @@ def test_a_form_that_an_answer_can_have_is_taken(kind: str, text: str) -> None:
 )
 def test_a_form_that_no_answer_can_have_has_a_fault(kind: str, text: str, fault: str) -> None:
     assert fault_of(make_compiler(describe_tokenizer()), kind, text) == fault
+
+
+def test_a_form_that_the_engine_would_keep_much_for_has_a_fault(monkeypatch) -> None:
+    monkeypatch.setattr(grammar_process, "MAX_COMPILED_BYTES", 1)
+
+    assert fault_of(make_compiler(describe_tokenizer()), "regex", "(ab)+") == TOO_LARGE
