@@ -65,6 +65,13 @@ def check_context(request: GenerationRequest, max_model_len: int) -> None:
         raise ContextLengthError(f"max_tokens: {rule}", field="max_tokens")
 
 
+def check_length(num_tokens: int, max_model_len: int) -> None:
+    """Raise ContextLengthError for what is to be tokenised, or was, and is far too long."""
+    most = 2 * max_model_len
+    if num_tokens > most:
+        raise ContextLengthError(f"about {num_tokens} tokens are more than {most}, twice a context")
+
+
 def checked_conversation(turns: Sequence[ChatMessage], options: ConversationOptions) -> ChatPrompt:
     """Make a prompt of at least one turn and checked options.
 

@@ -30,6 +30,18 @@ class Delivery(Enum):
     WHOLE = "whole"  # in one response, never paced
 
 
+def estimated_num_tokens(prompt: Prompt) -> int:
+    """Return about how many tokens a prompt has, >= 1."""
+    match prompt:
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case TextPrompt(text):
+            num_characters = len(text)
+        case ChatPrompt(messages):
+            num_characters = sum(len(message.content) for message in messages)
+    return max(1, num_characters // CHARACTERS_PER_TOKEN)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """What a client asks for, checked."""
@@ -43,18 +55,6 @@ class GenerationRequest:
     echo: bool = False  # give the prompt back
     priority: int = 0  # lower is served first
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
-
-    @property
-    def estimated_prompt_tokens(self) -> int:
-        """Return about how many tokens the prompt has, >= 1."""
-        match self.prompt:
-            case TokenPrompt(token_ids):
-                return len(token_ids)
-            case TextPrompt(text):
-                num_characters = len(text)
-            case ChatPrompt(messages):
-                num_characters = sum(len(message.content) for message in messages)
-        return max(1, num_characters // CHARACTERS_PER_TOKEN)
 
     @property
     def ids(self) -> tuple[RequestId | None, ...]:

@@ -125,7 +125,7 @@ class ApiRoutes:
             add_generation_prompt=body.add_generation_prompt,
             with_texts=body.return_token_strs,
         )
-        tokens = await self._dispatcher.placing.tokenize(body.model, body.checked_prompt(), options)
+        tokens = await self._dispatcher.tokenize(body.model, body.checked_prompt(), options)
         return JSONResponse(
             {
                 "count": len(tokens.ids),
@@ -137,7 +137,7 @@ class ApiRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._body(request, DetokenizeBody)
-        text = await self._dispatcher.placing.detokenize(body.model, body.tokens)
+        text = await self._dispatcher.detokenize(body.model, body.tokens)
         return JSONResponse({"prompt": text})
 
     async def _answer(

@@ -1,8 +1,8 @@
 """From a checked request to a live one: admission, quotas, progress, ending."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -12,7 +12,7 @@ from services.gateway import metrics
 from services.gateway.access.api_keys import current_caller
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.terms import SloFloors
-from services.gateway.checks import check_context
+from services.gateway.checks import check_context, check_length
 from services.gateway.errors import (
     ReaderStoppedError,
     TooManyRequestsError,
@@ -26,7 +26,8 @@ from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
 from services.gateway.live.side_by_side import side_by_side
-from services.gateway.types import GenerationRequest, ModelInfo, RequestId
+from services.gateway.types import GenerationRequest, ModelInfo, RequestId, estimated_num_tokens
+from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.clock import Clock
 from services.kit.errors import (
@@ -40,6 +41,7 @@ from services.kit.tracing import NO_TRACING, Tracing
 log = structlog.get_logger()
 
 MAX_WATCH_INTERVAL_S = 1.0
+MAX_ASIDE = 16  # tokenisations at a time, which prompts of requests wait for
 DRAINING_MESSAGE = "the gateway is shutting down"
 
 
@@ -83,6 +85,7 @@ class Dispatcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._phase = Phase.SERVING
+        self._num_aside = 0
 
     @property
     def num_live(self) -> int:
@@ -131,6 +134,39 @@ class Dispatcher:
         finally:
             for live in admitted:
                 self.drop(live.generation)
+
+    async def tokenize(
+        self, model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
+    ) -> Tokenization:
+        """Like `Placing.tokenize`. Admitted and charged as a request is; raises as `generate_all`
+        does, ContextLengthError for what is far too long for the model.
+        """
+        with self._aside(model, estimated_num_tokens(prompt)):
+            return await self.placing.tokenize(model, prompt, options)
+
+    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+        """Return the text of tokens. Raises as `tokenize` does."""
+        with self._aside(model, len(ids)):
+            return await self.placing.detokenize(model, ids)
+
+    @contextmanager
+    def _aside(self, model: str, num_tokens: int) -> Iterator[None]:
+        """Admit work for about so many tokens that the engine does not see."""
+        if self._is_draining:
+            raise UnavailableError(DRAINING_MESSAGE)
+        if self._num_aside >= MAX_ASIDE:
+            raise TooManyRequestsError(limit=MAX_ASIDE, num_free=0)
+        for info in self.models():
+            if info.model == model:
+                check_length(num_tokens, info.max_model_len)
+        caller = current_caller()
+        self._quotas.enter(caller)
+        self._num_aside += 1
+        try:
+            yield
+        finally:
+            self._num_aside -= 1
+            self._quotas.leave(caller, num_tokens)
 
     def drop(self, generation: Generation) -> None:
         """Have nothing more to do with a request: abort it unless it is finished. Idempotent."""

@@ -9,7 +9,14 @@ from services.gateway.errors import ReaderStoppedError
 from services.gateway.live.delivery import DeliveryRecord
 from services.gateway.live.pacer import DueToken, Pacer
 from services.gateway.live.reader import Reader, ReaderLimits
-from services.gateway.types import Delivery, Finish, GenerationRequest, RequestId, Token
+from services.gateway.types import (
+    Delivery,
+    Finish,
+    GenerationRequest,
+    RequestId,
+    Token,
+    estimated_num_tokens,
+)
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt
 from services.kit.clock import Clock
@@ -244,7 +251,7 @@ class Generation:
         answer = self._answer
         is_refused = answer.done() and not answer.cancelled() and answer.exception() is not None
         if not self.num_prompt_tokens and not is_refused:
-            return self.request.estimated_prompt_tokens
+            return estimated_num_tokens(self.request.prompt)
         return self.num_prompt_tokens + self._num_generated
 
     @property
