@@ -82,9 +82,7 @@ class ApiRoutes:
 
     async def count_tokens(self, request: Request) -> Response:
         body = await self._body(request, CountTokensBody)
-        tokens = await self._dispatcher.placing.tokenize(
-            body.model, to_prompt(body), TokenizeOptions()
-        )
+        tokens = await self._dispatcher.tokenize(body.model, to_prompt(body), TokenizeOptions())
         return JSONResponse({"input_tokens": len(tokens.ids)})
 
     async def list_models(self, request: Request) -> Response:
