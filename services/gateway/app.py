@@ -75,7 +75,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     listener = _listen(settings.host, settings.http_port)
     tracing = Tracing("evenflow-gateway", settings.otlp_traces_endpoint)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
-    links = _links(settings)
+    news = asyncio.Event()  # executors have come or gone
+    links = _links(settings, news)
     async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
         linking = [tasks.create_task(link.run()) for link in links]
         dispatcher = Dispatcher(
@@ -114,7 +115,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         http_server = _HttpServer(_http_config(edge, settings))
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
-        await rpc_server.mark_serving()
+        background.append(tasks.create_task(_follow_readiness(dispatcher, rpc_server, news)))
         http_port = listener.getsockname()[1]
         logger.info("gateway_started", http_port=http_port, grpc_port=rpc_server.port)
         try:
@@ -131,16 +132,30 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             await asyncio.to_thread(tracing.close)
 
 
-def _links(settings: GatewaySettings) -> list[ExecutorLink]:
+def _links(settings: GatewaySettings, news: asyncio.Event) -> list[ExecutorLink]:
     return [
         ExecutorLink(
             address,
             gateway_id=settings.name,
             clock=clock.monotonic_s,
             transport=settings.transport,
+            changed=news.set,
         )
         for address in settings.executor_addresses
     ]
+
+
+async def _follow_readiness(
+    dispatcher: Dispatcher, rpc_server: ServiceServer, news: asyncio.Event
+) -> None:
+    """Have gRPC's health say what `/ready` says, until cancelled."""
+    is_serving = False
+    while True:
+        if dispatcher.is_ready is not is_serving:
+            is_serving = dispatcher.is_ready
+            await rpc_server.mark_serving(is_serving=is_serving)
+        await news.wait()
+        news.clear()
 
 
 def _key_source(settings: GatewaySettings) -> KeySource | None:

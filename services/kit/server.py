@@ -25,7 +25,7 @@ LAST_ANSWERS_S = 1.0  # for answers that are on their way when the last call end
 class ServiceServer:
     """One gRPC server with the standard health service and reflection.
 
-    Health is NOT_SERVING until `mark_serving`, and again from the start of `drain`.
+    Health is NOT_SERVING until `mark_serving` says otherwise, and again from the start of `drain`.
     """
 
     def __init__(
@@ -77,10 +77,11 @@ class ServiceServer:
             await self._health.set(name, NOT_SERVING)
         await self.grpc.start()
 
-    async def mark_serving(self) -> None:
+    async def mark_serving(self, *, is_serving: bool = True) -> None:
+        """Say whether calls would be served from now on; nothing is said once `drain` has begun."""
         for name in self._names:
-            await self._health.set(name, SERVING)
-        log.info("serving_started", port=self.port)
+            await self._health.set(name, SERVING if is_serving else NOT_SERVING)
+        log.info("serving_started" if is_serving else "serving_interrupted", port=self.port)
 
     async def mark_leaving(self) -> None:
         """Say NOT_SERVING for good, and go on serving."""

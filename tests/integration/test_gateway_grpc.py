@@ -269,12 +269,21 @@ async def test_models_are_listed(stub) -> None:
     )
 
 
-async def test_health_speaks_for_the_service(client) -> None:
+async def test_health_says_what_ready_says(client, executor) -> None:
     health = health_pb2_grpc.HealthStub(client.channel)
+    watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=EVENT_TIMEOUT_S)
 
-    answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+    async def status() -> int:
+        return (await watch.read()).status
 
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert await status() == health_pb2.HealthCheckResponse.SERVING
+    await executor.kill()
+    assert await status() == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert (await client.http.get("/ready")).status_code == 503
+    await executor.start()
+    assert await status() == health_pb2.HealthCheckResponse.SERVING
+    assert (await client.http.get("/ready")).status_code == 200
+    watch.cancel()
 
 
 async def test_a_client_built_from_reflection_gets_the_answer(client) -> None:

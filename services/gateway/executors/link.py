@@ -1,7 +1,7 @@
 """The connection to one executor: one multiplexed stream, remade whenever it breaks."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -58,9 +58,17 @@ class ExecutorLink:
     """
 
     def __init__(
-        self, address: str, *, gateway_id: str, clock: Clock, transport: Transport = PLAIN
+        self,
+        address: str,
+        *,
+        gateway_id: str,
+        clock: Clock,
+        transport: Transport = PLAIN,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`changed` is called when the executor has been connected or lost."""
         self.address = address
+        self._changed = changed
         self._transport = transport
         self._gateway_id = gateway_id
         self._clock = clock
@@ -192,6 +200,7 @@ class ExecutorLink:
         call: _Call = stub.Stream()
         session = _Session(info, stub, Outbox(self._gateway_id), InflightRequests())
         self._session = session
+        self._changed()
         CONNECTED.labels(self.address).set(1)
         log.info("executor_connected", address=self.address, model=info.model)
         writer = asyncio.create_task(_write(call, session.outbox))
@@ -206,6 +215,7 @@ class ExecutorLink:
 
     def _lose(self, error: ServiceError) -> None:
         session, self._session = self._session, None
+        self._changed()
         CONNECTED.labels(self.address).set(0)
         if session is not None:
             session.outbox.close()
