@@ -92,8 +92,7 @@ class Stack:
     """Redis, tracker, planner, executor and gateway, each killable and restartable by name."""
 
     SERVICES = ("tracker", "planner", "executor", "gateway")
-    # Endpoints of metrics; the gateway's is that of HTTP.
-    METRICS = ("tracker_metrics", "planner_metrics", "executor_metrics")
+    METRICS = ("tracker_metrics", "planner_metrics", "executor_metrics", "gateway_metrics")
 
     def __init__(self, log_dir: Path, *, keepalive_s: float = KEEPALIVE_S) -> None:
         """A peer that hangs is noticed within two `keepalive_s`."""

@@ -85,6 +85,7 @@ def gateway_settings(port: int, executor_port: int, max_streams: int) -> dict[st
     return {
         "EVENFLOW_GATEWAY_HTTP_PORT": port,
         "EVENFLOW_GATEWAY_GRPC_PORT": 0,
+        "EVENFLOW_GATEWAY_METRICS_PORT": 0,
         "EVENFLOW_GATEWAY_EXECUTORS": f"127.0.0.1:{executor_port}",
         "EVENFLOW_GATEWAY_TRACKER": "",
         "EVENFLOW_GATEWAY_MAX_LIVE_REQUESTS": max_streams,

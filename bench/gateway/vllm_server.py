@@ -100,6 +100,7 @@ def _evenflow(log: IO[str]) -> Iterator[System]:
     gateway = {
         "HTTP_PORT": port,
         "GRPC_PORT": 0,
+        "METRICS_PORT": 0,
         "TRACKER": "",
         "EXECUTORS": f"127.0.0.1:{executor_port}",
     }

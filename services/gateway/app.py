@@ -32,7 +32,7 @@ from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports, NoReports
 from services.gateway.servicer import GatewayServicer
 from services.gateway.settings import GatewaySettings
-from services.kit import clock, log
+from services.kit import clock, log, metrics
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
@@ -255,6 +255,8 @@ def _call_later(delay_s: float, callback: Callable[[], None]) -> TimerHandle:
 async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     stop = stop_event()
+    metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
+    logger.info("metrics_started", port=metrics_port)
     async with run_gateway(settings):
         gc.collect()
         gc.freeze()  # or each full collection walks what was imported, while tokens are due

@@ -42,6 +42,7 @@ class GatewaySettings(ServiceSettings):
 
     http_port: int = Field(default=8000, ge=0, le=65535)  # OpenAI API; 0 picks a free port
     grpc_port: int = Field(default=50050, ge=0, le=65535)  # 0 picks a free port
+    metrics_port: int = Field(default=9050, ge=0, le=65535)  # 0 picks a free port
     executors: str = "127.0.0.1:50051"  # "host:port,host:port", at least one
     tracker: str = "127.0.0.1:50053"  # host:port; empty: progress is not recorded
     # Stable name; empty: host name and HTTP port, so give one if that port is 0.
@@ -168,13 +169,6 @@ class GatewaySettings(ServiceSettings):
     @classmethod
     def _check_tracker(cls, value: str) -> str:
         return value and _checked_address(value)
-
-    @field_validator("metrics_port")
-    @classmethod
-    def _check_metrics_port(cls, value: int) -> int:
-        if value:
-            raise ValueError("the gateway serves /metrics on its HTTP port; leave this unset")
-        return value
 
     @property
     def executor_addresses(self) -> tuple[str, ...]:

@@ -109,6 +109,11 @@ def _enter_call(context: Context) -> None:
     _deadline.set(None if remaining_s is None else time.monotonic() + remaining_s)
 
 
+async def fail(context: Context, error: errors.ServiceError) -> None:
+    """End a call with the status of `error`."""
+    await _fail(context, status_for(error), str(error), error.reason)
+
+
 async def _fail(context: Context, status: grpc.StatusCode, message: str, reason: str) -> None:
     RPC_ERRORS.labels(reason).inc()
     await context.abort(status, errors.shortened(message), (("error-reason", reason),))

@@ -33,8 +33,9 @@ def served(stack: Stack) -> set[str]:
     store once something has happened.
     """
     names = set()
-    for url in (stack.base_url, *(f"http://{stack.address(name)}" for name in stack.METRICS)):
-        metrics = httpx.get(f"{url}/metrics", timeout=RPC_TIMEOUT_S).text
+    for name in stack.METRICS:
+        url = f"http://{stack.address(name)}/metrics"
+        metrics = httpx.get(url, timeout=RPC_TIMEOUT_S).text
         for family in text_string_to_metric_families(metrics):
             names |= {family.name, family.name + SUFFIXES.get(family.type, "")}
     return names

@@ -10,6 +10,8 @@ import pytest
 import redis
 import structlog
 from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
@@ -93,12 +95,14 @@ async def test_with_a_key_there_is_an_answer(client: Client) -> None:
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_probes_need_no_key(client: Client, path: str) -> None:
     assert (await client.http.get(path)).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json", "/no-such-path", "//health"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/openapi.json", "/metrics", "/no-such-path", "//health"]
+)
 async def test_everything_else_needs_one(client: Client, path: str) -> None:
     assert (await client.http.get(path)).status_code == 401
 
@@ -241,6 +245,21 @@ async def test_grpc_asks_for_the_same_keys(client: Client, executor: FakeExecuto
     assert dict(refused.value.trailing_metadata())["error-reason"] == "INVALID_API_KEY"
     assert answers[-1].finish.usage.num_output_tokens == 3
     assert len(executor.submits) == 1
+
+
+async def test_reflection_needs_a_key_and_health_none(client: Client) -> None:
+    reflection = reflection_pb2_grpc.ServerReflectionStub(client.channel)
+    ask = reflection_pb2.ServerReflectionRequest(list_services="")
+    with pytest.raises(aio.AioRpcError) as refused:
+        await reflection.ServerReflectionInfo(iter([ask]), timeout=EVENT_TIMEOUT_S).read()
+    metadata = [("authorization", f"Bearer {CAROL}")]
+    call = reflection.ServerReflectionInfo(iter([ask]), metadata=metadata)
+    listed = (await call.read()).list_services_response.service
+    health = health_pb2_grpc.HealthStub(client.channel)
+
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert "evenflow.gateway.v1.GatewayService" in {service.name for service in listed}
+    assert await health.Check(health_pb2.HealthCheckRequest())
 
 
 async def test_grpc_counts_against_the_same_limits(client: Client) -> None:

@@ -55,7 +55,7 @@ async def running_gateway(
         http_port=http_port,
         grpc_port=grpc_port,
         executors=executor.address,
-        **({"tracker": ""} | settings),
+        **({"tracker": "", "metrics_port": 0} | settings),
     )
     base_url = f"http://127.0.0.1:{http_port}"
     try:
@@ -211,3 +211,14 @@ async def test_no_key_and_no_text_of_a_request_is_logged(executor, tmp_path) -> 
     assert logged.count(b"http_served") == num_asked + 2
     for text in (good, wrong, prompt, "an answer", "of yours"):
         assert text.encode() not in logged
+
+
+async def test_metrics_have_a_port_of_their_own(executor: FakeExecutor) -> None:
+    port = free_port()
+    async with (
+        running_gateway(executor, metrics_port=port),
+        httpx.AsyncClient(timeout=TIMEOUT_S) as client,
+    ):
+        answer = await client.get(f"http://127.0.0.1:{port}/metrics")
+
+    assert "evenflow_gateway_live_requests 0.0" in answer.text

@@ -10,10 +10,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.gateway.access.api_keys import SCHEME, ApiKeys, bind_caller
 from services.gateway.http.faults import error_response
 from services.kit.errors import ServiceError
-from services.kit.rpc import QUIET_METHODS, Context
+from services.kit.rpc import Context, fail
 
 ANTHROPIC_KEY_HEADER = "x-api-key"
-OPEN_PATHS = ("/health", "/ping", "/ready", "/metrics")  # for probes
+OPEN_PATHS = ("/health", "/ping", "/ready")  # for probes
+OPEN_METHODS = "/grpc.health.v1."
 
 
 class HttpGuard:
@@ -40,7 +41,7 @@ def _authorization(headers: Headers) -> str:
 
 
 class GrpcGuard(aio.ServerInterceptor):
-    """Answers UNAUTHENTICATED to whoever shows no good key; health and reflection are open."""
+    """Answers UNAUTHENTICATED to whoever shows no good key; health is open."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
@@ -51,7 +52,7 @@ class GrpcGuard(aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(QUIET_METHODS):
+        if handler is None or handler_call_details.method.startswith(OPEN_METHODS):
             return handler
         metadata = dict(handler_call_details.invocation_metadata or ())
         try:
@@ -62,7 +63,7 @@ class GrpcGuard(aio.ServerInterceptor):
 
 
 def _refusing_handler(error: ServiceError) -> grpc.RpcMethodHandler:
-    async def refuse(request: bytes, context: Context) -> bytes:
-        raise error
+    async def refuse(request: bytes, context: Context) -> None:
+        await fail(context, error)
 
     return grpc.unary_unary_rpc_method_handler(refuse)

@@ -37,7 +37,7 @@ def test_no_tracker_is_a_choice(monkeypatch) -> None:
         ("EXECUTORS", "a:1,a:1"),
         ("TRACKER", "a"),
         ("HTTP_PORT", "65536"),
-        ("METRICS_PORT", "9050"),
+        ("METRICS_PORT", "65536"),
         ("MAX_LIVE_REQUESTS", "0"),
         ("SUBMIT_TIMEOUT_S", "0"),
         ("CORS_ORIGINS", "chat.example"),
