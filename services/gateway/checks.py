@@ -72,6 +72,15 @@ def check_length(num_tokens: int, max_model_len: int) -> None:
         raise ContextLengthError(f"about {num_tokens} tokens are more than {most}, twice a context")
 
 
+def fits_context(request: GenerationRequest, max_model_len: int) -> bool:
+    """Say whether a request may fit into `max_model_len` tokens, as far as that is known here."""
+    try:
+        check_context(request, max_model_len)
+    except ContextLengthError:
+        return False
+    return True
+
+
 def checked_conversation(turns: Sequence[ChatMessage], options: ConversationOptions) -> ChatPrompt:
     """Make a prompt of at least one turn and checked options.
 

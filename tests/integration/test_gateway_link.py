@@ -210,6 +210,65 @@ async def test_requests_spread_over_executors_by_load(pair) -> None:
     assert counts == [3, 3]
 
 
+async def test_idle_executors_are_asked_by_turns(pair) -> None:
+    first, second, client = pair
+    for _ in range(4):
+        await client.http.post("/v1/chat/completions", json=chat_body())
+
+    assert [len(first.submits), len(second.submits)] == [2, 2]
+
+
+async def test_a_silent_executor_passes_the_request_to_the_next() -> None:
+    executors = [FakeExecutor(executor_id=f"executor-{k}") for k in range(2)]
+    executors[0].script.accepting.clear()
+    for executor in executors:
+        await executor.start()
+    async with gateway_for(*executors, submit_timeout_s=1.0) as client:
+        await until(lambda: all(executor.session for executor in executors))
+        await client.wait_ready()
+        answer = await client.http.post("/v1/chat/completions", json=chat_body())
+        await executors[0].until(lambda: len(executors[0].aborted) == 1)
+    for executor in executors:
+        await executor.kill()
+
+    assert answer.status_code == 200
+
+
+TOO_LONG = pb.Rejected(code=pb.REJECT_CODE_CONTEXT_LENGTH, field="prompt", message="too long")
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "rejected_by", "status", "num_submits"),
+    [
+        pytest.param(500, (), 200, [0, 1], id="known-at-the-gateway"),
+        pytest.param(None, (0,), 200, [1, 1], id="counted-by-the-executor"),
+        pytest.param(None, (0, 1), 400, [1, 1], id="too-long-for-all"),
+        pytest.param(9_000, (), 400, [0, 0], id="known-to-be-too-long-for-all"),
+    ],
+)
+async def test_what_is_too_long_for_one_executor_goes_to_a_longer_one(
+    max_tokens, rejected_by, status, num_submits
+) -> None:
+    executors = [
+        FakeExecutor(executor_id=f"executor-{k}", max_model_len=length)
+        for k, length in enumerate((100, 9_000))
+    ]
+    for executor in executors:
+        await executor.start()
+    for k in rejected_by:
+        executors[k].script = Script(reject=TOO_LONG)
+    async with gateway_for(*executors) as client:
+        await until(lambda: all(executor.session for executor in executors))
+        await client.wait_ready()
+        body = chat_body(max_tokens=max_tokens)
+        answer = await client.http.post("/v1/chat/completions", json=body)
+    for executor in executors:
+        await executor.kill()
+
+    assert answer.status_code == status
+    assert [len(executor.submits) for executor in executors] == num_submits
+
+
 async def test_an_unavailable_executor_passes_the_request_to_the_next(pair) -> None:
     first, second, client = pair
     first.script = Script(

@@ -86,6 +86,7 @@ class ExecutorLink:
         return Candidate(
             address=self.address,
             model=self._session.info.model,
+            max_model_len=self._session.info.max_model_len,
             num_inflight=len(self._session.inflight),
         )
 

@@ -1,13 +1,15 @@
 """Which executor takes a live request, and what both then say to each other."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from services.gateway import convert
-from services.gateway.errors import LinkBrokenError, UnknownModelError
+from services.gateway.checks import fits_context
+from services.gateway.errors import ContextLengthError, LinkBrokenError, UnknownModelError
 from services.gateway.executors.link import ExecutorLink
 from services.gateway.executors.routing import Candidate, choose_executor
 from services.gateway.live.generation import Generation
@@ -57,6 +59,7 @@ class Placing:
         self._links = {link.address: link for link in links}
         self._reports = reports
         self._submit_timeout_s = submit_timeout_s
+        self._turns = itertools.count()
 
     def models(self) -> list[ModelInfo]:
         """Return one entry per model, sorted, with the largest context that is served."""
@@ -71,12 +74,18 @@ class Placing:
         return [largest[model] for model in sorted(largest)]
 
     async def place(self, live: LiveRequest, *, is_draining: Callable[[], bool]) -> None:
-        """Find an executor that takes the request; one that is unavailable or full leads to the
-        next, and the last one's refusal counts. A request that two executors were lost over may be
-        what they were lost to: it goes to no third one.
+        """Find an executor that takes the request and has a context for it; one that is
+        unavailable, full or silent leads to the next, one whose context is too short to a longer
+        one. The last one's refusal counts. A request that two executors were lost over may be what
+        they were lost to: it goes to no third one.
         """
-        model = live.generation.request.model
-        tried: set[str] = set()
+        request = live.generation.request
+        model = request.model
+        tried = {
+            candidate.address
+            for candidate in self._candidates()
+            if not fits_context(request, candidate.max_model_len)
+        }
         refusal: ServiceError | None = None
         num_lost = 0
         while True:
@@ -87,19 +96,29 @@ class Placing:
             tried.add(chosen.address)
             try:
                 await self._submit(self._links[chosen.address], live)
-            except (UnavailableError, OverloadedError) as error:
+            except (UnavailableError, OverloadedError, DeadlineError, ContextLengthError) as error:
                 num_lost += isinstance(error, LinkBrokenError)
-                if is_draining() or num_lost >= MAX_LOST_EXECUTORS:
+                is_late = not rpc.timeout_s(self._submit_timeout_s)
+                if is_draining() or is_late or num_lost >= MAX_LOST_EXECUTORS:
                     raise
                 refusal = error
+                if isinstance(error, ContextLengthError):
+                    tried |= {
+                        candidate.address
+                        for candidate in self._candidates()
+                        if candidate.max_model_len <= chosen.max_model_len
+                    }
                 log.info("request_rerouted", address=chosen.address)
                 live.generation.reset()
             else:
                 return
 
     def _choose(self, model: str, tried: set[str]) -> Candidate:
-        candidates = [c for link in self._links.values() if (c := link.candidate())]
-        return choose_executor(candidates, model, excluded=tried)
+        turn = next(self._turns)
+        return choose_executor(self._candidates(), model, excluded=tried, turn=turn)
+
+    def _candidates(self) -> list[Candidate]:
+        return [c for link in self._links.values() if (c := link.candidate())]
 
     async def _submit(self, link: ExecutorLink, live: LiveRequest) -> None:
         """Submit to `link` and wait for its answer; record the route if it takes the request."""

@@ -8,14 +8,13 @@ from services.kit.errors import UnavailableError
 
 
 def make_candidate(address: str, num_inflight: int = 0, model: str = "m") -> Candidate:
-    return Candidate(address=address, model=model, num_inflight=num_inflight)
+    return Candidate(address=address, model=model, num_inflight=num_inflight, max_model_len=1)
 
 
 @pytest.mark.parametrize(
     ("loads", "excluded", "chosen"),
     [
         pytest.param([2, 1, 3], [], "e1", id="the-least-loaded"),
-        pytest.param([1, 1], [], "e0", id="the-first-of-equals"),
         pytest.param([1, 0, 2], ["e1"], "e0", id="not-an-excluded-one"),
     ],
 )
@@ -23,6 +22,13 @@ def test_load_decides(loads, excluded, chosen) -> None:
     candidates = [make_candidate(f"e{k}", load) for k, load in enumerate(loads)]
 
     assert choose_executor(candidates, "m", excluded=excluded).address == chosen
+
+
+def test_equals_come_by_turns() -> None:
+    candidates = [make_candidate(f"e{k}", load) for k, load in enumerate([1, 2, 1, 1])]
+    chosen = [choose_executor(candidates, "m", turn=turn).address for turn in range(4)]
+
+    assert chosen == ["e0", "e2", "e3", "e0"]
 
 
 def test_only_executors_of_the_model_count() -> None:
