@@ -17,13 +17,15 @@ from services.tracker.redis_codec import Call
 from services.tracker.redis_keys import keys_of
 from services.tracker.types import ExecutorId
 
-# No answer, or none yet: the server is away, starts, fails over, or is out of memory.
+# No answer, or none yet: the server is away, starts, fails over, is out of memory, or is a node of
+# a cluster that has moved the keys to another one.
 ABSENCES = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,
     exceptions.OutOfMemoryError,
     exceptions.TryAgainError,
+    exceptions.AskError,  # MovedError too
     exceptions.ClusterDownError,
     OSError,
 )
@@ -76,8 +78,9 @@ def redis_errors() -> Iterator[None]:
         yield
     except ABSENCES as error:
         REDIS_UP.set(0)
-        REDIS_ERRORS.labels(type(error).__name__).inc()
-        raise StoreUnavailableError("the tracker's store does not answer") from error
+        kind = type(error).__name__
+        REDIS_ERRORS.labels(kind).inc()
+        raise StoreUnavailableError(f"the tracker's store does not answer: {kind}") from error
     REDIS_UP.set(1)
 
 
