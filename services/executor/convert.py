@@ -99,6 +99,7 @@ def _submission(submit: pb.Submit) -> Submission:
         echo=submit.echo,
         priority=submit.priority,
         trace=_trace(submit.trace_context),
+        cache_salt=submit.cache_salt,
     )
 
 

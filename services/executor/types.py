@@ -69,6 +69,7 @@ class Submission:
     echo: bool = False  # give the prompt back
     priority: int = 0  # lower is served first
     trace: TraceContext | None = None  # that it belongs to
+    cache_salt: str = ""  # only requests with the same one share cached prefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

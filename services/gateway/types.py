@@ -54,6 +54,7 @@ class GenerationRequest:
     delivery: Delivery = Delivery.STREAMED
     echo: bool = False  # give the prompt back
     priority: int = 0  # lower is served first
+    tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
 
     @property

@@ -303,6 +303,7 @@ async def test_tenants_may_give_requests_the_same_name(
     executor.script.ending.set()
     undisturbed = [answer async for answer in calls[CAROL]]
 
+    assert {submit.cache_salt for submit in executor.submits} == {"alice", "carol"}
     assert cancelled[-1].finish.reason == gen.FINISH_REASON_CANCELLED
     assert undisturbed[-1].finish.reason == gen.FINISH_REASON_STOP
 

@@ -15,6 +15,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers import BaseRenderer
 from vllm.renderers.params import ChatParams, TokenizeParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest, FinishReason
@@ -165,6 +166,13 @@ def test_priorities_reach_the_scheduler() -> None:
     assert "priority" in parameters(InputProcessor.process_inputs)
     assert "priority" in parameters(Request.__init__)
     assert get_args(SchedulerPolicy) == ("fcfs", "priority")
+
+
+def test_a_cache_salt_reaches_the_hashes_of_cached_prefixes() -> None:
+    assert "cache_salt" in EngineCoreRequest.__struct_fields__
+    assert not EngineCoreRequest.__struct_config__.frozen
+    assert "cache_salt=request.cache_salt" in source(Request.from_engine_core_request)
+    assert '("cache_salt", request.cache_salt)' in source(generate_block_hash_extra_keys)
 
 
 def test_a_requests_trace_reaches_vllms_span() -> None:

@@ -85,6 +85,7 @@ class Preparation:
         await self._check_grammar(submission, core_request.sampling_params, parsed)
         if parsed is not None:
             parsed.apply_to_core(core_request)
+        core_request.cache_salt = submission.cache_salt or None
         self._llm.input_processor.assign_request_id(core_request)
         return PreparedRequest(
             engine_id=core_request.request_id,

@@ -277,7 +277,8 @@ class Dispatcher:
         # Clients' names for requests may meet, here and at other gateways: executors and the
         # tracker know each request by an id of its own.
         own_id = RequestId(own_request_id(request.request_id))
-        request = replace(request, request_id=own_id)
+        caller = current_caller()
+        request = replace(request, request_id=own_id, tenant=caller.name if caller else "")
         generation = Generation(
             request,
             pacer=self._pacer,

@@ -325,3 +325,8 @@ def test_a_conversation_keeps_its_options_and_calls() -> None:
             tools=(Tool(name="f"),), tool_choice=ToolChoice.AUTO, reasoning_effort="low"
         ),
     )
+
+
+def test_whose_prefixes_a_request_may_share_is_kept() -> None:
+    assert convert.submission_from_proto(make_submit(cache_salt="alice")).cache_salt == "alice"
+    assert convert.submission_from_proto(make_submit()).cache_salt == ""
