@@ -20,7 +20,13 @@ class Authority:
     def issue(self, name: str) -> Certificates:
         """Return a new certificate for "127.0.0.1" and "localhost", and trust in this CA."""
         issued = self._ca.issue_cert("127.0.0.1", "localhost")
+        files = self.files(name)
+        Path(files.key_file).write_bytes(issued.private_key_pem.bytes())
+        chain = b"".join(part.bytes() for part in issued.cert_chain_pems)
+        Path(files.cert_file).write_bytes(chain)
+        return files
+
+    def files(self, name: str) -> Certificates:
+        """Return where the certificate of that name is."""
         cert_file, key_file = self._folder / f"{name}.pem", self._folder / f"{name}.key"
-        key_file.write_bytes(issued.private_key_pem.bytes())
-        cert_file.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
         return Certificates(cert_file=str(cert_file), key_file=str(key_file), ca_file=self.ca_file)

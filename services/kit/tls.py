@@ -3,16 +3,22 @@
 from pathlib import Path
 
 import grpc
+import structlog
 
 from services.kit.transport import Certificates
 
+log = structlog.get_logger()
+
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Return what a server shows; with a CA, a client without a certificate of it is refused."""
-    return grpc.ssl_server_credentials(
-        [_key_and_chain(certificates)],
-        root_certificates=_authorities(certificates),
-        require_client_auth=bool(certificates.ca_file),
+    """Return what a server shows; with a CA, a client without a certificate of it is refused.
+
+    The files are read again for each connection, so that new ones need no restart.
+    """
+    return grpc.dynamic_ssl_server_credentials(
+        _server_configuration(certificates),
+        lambda: _newest(certificates),
+        require_client_authentication=bool(certificates.ca_file),
     )
 
 
@@ -21,6 +27,21 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
     key, chain = _key_and_chain(certificates)
     return grpc.ssl_channel_credentials(
         root_certificates=_authorities(certificates), private_key=key, certificate_chain=chain
+    )
+
+
+def _newest(certificates: Certificates) -> grpc.ServerCertificateConfiguration | None:
+    """Return what the files hold now; None, which keeps what was read last, if they are away."""
+    try:
+        return _server_configuration(certificates)
+    except OSError as error:
+        log.warning("certificates_not_read", error=type(error).__name__)
+        return None
+
+
+def _server_configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [_key_and_chain(certificates)], root_certificates=_authorities(certificates)
     )
 
 

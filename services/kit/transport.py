@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """PEM files, by path. Read when a server or a channel is made; the key is kept nowhere else."""
+    """PEM files, by path. Read when a channel is made, and for each connection to a gRPC server;
+    the key is kept nowhere else.
+    """
 
     cert_file: str  # own certificate, and those between it and its authority
     key_file: str  # private key of the first of them

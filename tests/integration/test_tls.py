@@ -1,5 +1,6 @@
 """TLS by settings: services show each other certificates, and talk to nobody who has none."""
 
+import shutil
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -85,6 +86,27 @@ async def test_a_server_of_another_ca_is_not_trusted(server, authority, tmp_path
     transport = Transport(certificates=replace(authority.issue("client"), ca_file=theirs.ca_file))
 
     assert await status_of(make_channel(f"127.0.0.1:{server.port}", transport=transport)) == REFUSED
+
+
+async def test_a_server_shows_and_asks_for_what_its_files_hold_now(
+    server, authority, tmp_path
+) -> None:
+    address = f"127.0.0.1:{server.port}"
+    mine = authority.issue("client")
+    mine_still = replace(mine, ca_file=shutil.copy(authority.ca_file, tmp_path / "old-ca.pem"))
+    old = Transport(certificates=mine_still)
+    newer = Authority(tmp_path / "newer")
+    new = Transport(certificates=newer.issue("client"))
+    assert await status_of(make_channel(address, transport=new)) == REFUSED
+    shown, files = newer.issue("server"), authority.files("server")
+    for kind in ("key_file", "cert_file", "ca_file"):
+        shutil.copy(getattr(shown, kind), getattr(files, kind))
+
+    assert await status_of(make_channel(address, transport=new)) == SERVING
+    assert await status_of(make_channel(address, transport=old)) == REFUSED
+
+    shutil.move(files.cert_file, tmp_path / "away")
+    assert await status_of(make_channel(address, transport=new)) == SERVING
 
 
 async def test_the_probe_takes_certificates(server, authority) -> None:
