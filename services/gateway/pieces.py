@@ -3,9 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from io import StringIO
 from itertools import groupby
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from services.gateway.types import Token
 from services.generation.logprobs import TokenLogprobs
@@ -72,28 +74,33 @@ class PieceWriter(ABC):
     """Writes a streamed answer as pieces that open, grow and close one after the other."""
 
     def __init__(self) -> None:
-        self._parts: list[Piece] = []  # of the open piece
+        self._first: Piece | None = None  # part of the open piece
+        self._text = StringIO()  # of it so far; parts would take several times the memory
+        self._logprobs: list[TokenLogprobs] = []  # so far too
 
     def tokens(self, tokens: Sequence[Token], *, as_one: bool = False) -> bytes:
         """Return the events of tokens: an addition for each that says something, or for each
         piece that they form.
         """
-        groups = [tokens] if as_one else [[token] for token in tokens]
-        return b"".join(self._add(part) for group in groups for part in pieces(group))
+        parts = pieces(tokens) if as_one else [part for t in tokens for part in _parts(t)]
+        return b"".join(map(self._add, parts))
 
     def _add(self, part: Piece) -> bytes:
-        before = b""
-        if not self._parts or part.place != self._parts[0].place:
-            before = self._close_last(is_cut=False) + self._open(part)
-        self._parts.append(part)
-        return before + self._extend(part) if part.text else before
+        begun = b""
+        if self._first is None or part.place != self._first.place:
+            begun = self._close_last(is_cut=False) + self._open(part)
+            self._first = part
+        self._text.write(part.text)
+        self._logprobs += part.logprobs
+        return begun + self._extend(part) if part.text else begun
 
     def _close_last(self, *, is_cut: bool) -> bytes:
         """Close the open piece, if any; `is_cut` where the answer ended in the middle of it."""
-        if not self._parts:
+        first, text, logprobs = self._first, self._text.getvalue(), tuple(self._logprobs)
+        if first is None:
             return b""
-        whole, self._parts = _joined(self._parts), []
-        return self._close(whole, is_cut=is_cut)
+        self._first, self._text, self._logprobs = None, StringIO(), []
+        return self._close(replace(first, text=text, logprobs=logprobs), is_cut=is_cut)
 
     @abstractmethod
     def _open(self, part: Piece) -> bytes:

@@ -95,10 +95,10 @@ class ResponseWriter(PieceWriter):
 
     def _extend(self, part: Piece) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
-        text = encode_json(part.text)
-        likely = ""
+        text, likely = encode_json(part.text), ""
         if part.kind is PieceKind.TEXT:
-            likely = f',"logprobs":{encode_json(logprobs(part.logprobs))}'
+            told = encode_json(logprobs(part.logprobs)) if part.logprobs else "[]"
+            likely = f',"logprobs":{told}'
         return (
             f'{self._before_delta},"sequence_number":{number}{likely},"delta":{text}}}\n\n'
         ).encode()
