@@ -17,7 +17,7 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     """
     return grpc.dynamic_ssl_server_credentials(
         _server_configuration(certificates),
-        lambda: _newest(certificates),
+        lambda: _newest(certificates),  # type: ignore[arg-type, return-value] # None: as before
         require_client_authentication=bool(certificates.ca_file),
     )
 
