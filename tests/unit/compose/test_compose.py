@@ -30,7 +30,7 @@ THIRD_PARTY_PORTS = {"redis": 6379, "prometheus": 9090, "grafana": 3000}
 
 def filled_in(value: object) -> str:
     """Return `value` as Compose reads it when the user has set no variable."""
-    return re.sub(r"\$\{\w+(?::\+[^}]*|:?-([^}]*))?\}", lambda match: match[1] or "", str(value))
+    return re.sub(r"\$\{\w+(?::?-([^}]*))?\}", lambda match: match[1] or "", str(value))
 
 
 def default(service: str, field: str) -> Any:
@@ -112,8 +112,7 @@ def test_only_the_tracker_reaches_redis_and_only_gateways_are_reached_from_outsi
     beside_redis = {name for name in SERVICES if networks[name] & networks["redis"]}
 
     assert beside_redis == {"redis", "tracker"}
-    for name in ("inner", "store"):
-        assert COMPOSE["networks"][name]["internal"] is True
+    assert COMPOSE["networks"]["inner"]["internal"] is True
     published = {name for name in SERVICES if "ports" in SERVICES[name]}
     assert {name for name in SERVICES if "default" in networks[name]} == published
 
