@@ -131,7 +131,7 @@ kernels: setup
 test: setup ## everything that must pass (25 minutes on two cores)
 	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels
 	$(MAKE) --jobs=2 --output-sync=line PREPARED=yes test-layerwise test-executors test-e2e test-engines \
-	  test-drawn test-integration test-drawn-failures test-unit test-clients
+	  test-drawn test-integration test-drawn-failures test-unit
 
 .PHONY: product-parallel product-single product-failures
 product-parallel:
@@ -162,6 +162,7 @@ soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 m
 nightly: setup ## what `make test` draws from or leaves out, at length
 	rm -rf .cache/reference
 	$(MAKE) test-product
+	$(MAKE) test-clients
 	$(MAKE) test-fuzz
 	$(MAKE) soak
 	$(MAKE) test-faults
