@@ -158,11 +158,13 @@ async def test_the_end_of_generation_releases_what_was_held(client, executor) ->
 
 async def test_a_paced_tail_gives_its_place_back_in_time(executor) -> None:
     executor.script = Script(texts=["x"] * 3)
+    executor.script.ending.clear()
     async with gateway_for(executor, max_live_requests=4, max_pace_tail_s=0.2) as client:
         await client.wait_ready()
         body = stream_body(n=4, evenflow={"slo_tbt_ms": 3_600_000, "pace_tail": True})
         async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
             refused = await client.http.post("/v1/chat/completions", json=chat_body())
+            executor.script.ending.set()
             texts = await read_texts(response)
         taken = await client.http.post("/v1/chat/completions", json=chat_body())
 
