@@ -154,6 +154,7 @@ class Round:
             events = self._runner.scheduler.block_owner.counters.copy()
         finally:
             self._runner.close()
+        resumes = {way.value: events.num_resumes(way) for way in ResumeWay}
         aborted = {arrival.request_id for arrival in workload if arrival.abort_at is not None}
         ended = {name for name, why in outcome.finish_reasons.items() if why == "error"}
         return {
@@ -161,7 +162,7 @@ class Round:
                 "wrong_tokens": _wrong_tokens(expected, outcome, cut_short=aborted | ended),
                 "errors_without_faults": len(ended) if self._faults is None else 0,
                 "memory_growth_bytes": max(0, self._memory.growth_bytes - MAX_GROWTH_BYTES),
-                "rare_ways": {way: n for way, n in self._resumes().items() if n < MIN_RESUMES},
+                "rare_ways": {way: n for way, n in resumes.items() if n < MIN_RESUMES},
                 **lost,
             },
             "num_requests": len(workload),
@@ -169,7 +170,7 @@ class Round:
             "num_failed": len(ended),
             "num_steps": outcome.num_steps,
             "num_preemptions": outcome.num_preemptions,
-            "resumes": self._resumes(),
+            "resumes": resumes,
             "seconds": round(time.monotonic() - began_s, 1),
             "memory_growth_bytes": self._memory.growth_bytes,
             "events": asdict(events),
@@ -189,12 +190,6 @@ class Round:
         return {
             "lost_blocks": num_blocks - owner.pool.get_num_free_blocks(),
             "lost_slots": owner.host.num_used,
-        }
-
-    def _resumes(self) -> dict[str, int]:
-        return {
-            way.value: self._runner.scheduler.block_owner.counters.num_resumes(way)
-            for way in ResumeWay
         }
 
 
