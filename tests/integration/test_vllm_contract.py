@@ -152,7 +152,12 @@ def test_sampling_parameters_carry_plain_extra_arguments() -> None:
 
 
 def test_sampling_parameters_have_our_names() -> None:
-    names = {field.name for field in dataclasses.fields(OurSamplingParams)}
+    # Off unless asked for, as fields on the wire are.
+    others = {
+        "include_stop": "include_stop_str_in_output",
+        "keep_special_tokens": "skip_special_tokens",  # the opposite
+    }
+    names = {others.get(f.name, f.name) for f in dataclasses.fields(OurSamplingParams)}
     assert names <= set(SamplingParams.__struct_fields__)
     forms = {field.name for field in dataclasses.fields(StructuredOutputsParams)}
     assert {form.value for form in AnswerForm} <= forms
