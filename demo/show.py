@@ -19,6 +19,7 @@ from demo.readers import READERS, Felt, Reader, comparison, show_readers
 from demo.texts import QUESTION
 
 READING_RATE_TPS = 11.0  # some 8 words per second: a quick reader
+LEAST_RATE_TPS = 0.5  # that the gateway takes
 LOOKS_PER_S = 20.0  # of the watch that measures steps
 PLAIN_WIDTH = 100  # columns of a table that goes to no terminal
 
@@ -107,7 +108,10 @@ def _readers(programme: Programme, step_s: float) -> Sequence[Reader]:
         return READERS
     quickest_tps = max(reader.rate_tps for reader in READERS)
     slowing = min(1.0, 1 / (programme.steps_per_token * step_s * quickest_tps))
-    return [replace(reader, rate_tps=slowing * reader.rate_tps) for reader in READERS]
+    return [
+        replace(reader, rate_tps=max(LEAST_RATE_TPS, slowing * reader.rate_tps))
+        for reader in READERS
+    ]
 
 
 def _link_share(settings: StackSettings, resident_step_s: float) -> float:
