@@ -128,7 +128,7 @@ kernels: setup
 	$(BIN)/python -m tests.kernels
 
 # Two suites at a time, the longest first.
-test: setup ## everything that must pass (25 minutes on two cores)
+test: setup ## everything that must pass (half an hour on two cores)
 	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels
 	$(MAKE) --jobs=2 --output-sync=line PREPARED=yes test-layerwise test-executors test-e2e test-engines \
 	  test-drawn test-integration test-drawn-failures test-unit
