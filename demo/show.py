@@ -17,9 +17,9 @@ from demo.long_prompt import LongAnswer, show_long_prompt
 from demo.questions import question
 from demo.readers import READERS, Felt, Reader, comparison, show_readers
 from demo.texts import QUESTION
+from services.gateway.checks import MIN_RATE_TPS
 
 READING_RATE_TPS = 11.0  # some 8 words per second: a quick reader
-LEAST_RATE_TPS = 0.5  # that the gateway takes
 LOOKS_PER_S = 20.0  # of the watch that measures steps
 PLAIN_WIDTH = 100  # columns of a table that goes to no terminal
 
@@ -109,8 +109,7 @@ def _readers(programme: Programme, step_s: float) -> Sequence[Reader]:
     quickest_tps = max(reader.rate_tps for reader in READERS)
     slowing = min(1.0, 1 / (programme.steps_per_token * step_s * quickest_tps))
     return [
-        replace(reader, rate_tps=max(LEAST_RATE_TPS, slowing * reader.rate_tps))
-        for reader in READERS
+        replace(reader, rate_tps=max(MIN_RATE_TPS, slowing * reader.rate_tps)) for reader in READERS
     ]
 
 

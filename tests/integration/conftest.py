@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.fake_executor import FakeExecutor
+from evenflow.gateway.v1 import generation_pb2 as gen
+from tests.fake_executor import FakeExecutor, Script
 from tests.gateways import Client, gateway_for
+from tests.integration.calling import SAID
 
 
 @pytest.fixture
@@ -21,3 +23,12 @@ async def client(executor: FakeExecutor) -> AsyncIterator[Client]:
     async with gateway_for(executor) as client:
         await client.wait_ready()
         yield client
+
+
+@pytest.fixture
+def calling(executor: FakeExecutor) -> FakeExecutor:
+    """Return the executor, whose answers think, speak and call a function."""
+    executor.script = Script(
+        texts=SAID, finish_reason=gen.FINISH_REASON_TOOL_CALLS, num_reasoning_tokens=2
+    )
+    return executor

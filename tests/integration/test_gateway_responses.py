@@ -6,44 +6,14 @@ from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
 
-from evenflow.executor.v1 import executor_pb2
 from evenflow.gateway.v1 import generation_pb2 as gen
-from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script
+from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, Script
 from tests.gateways import Client
+from tests.integration.calling import Weather
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
-
-
-def part(index: int, id: str = "", name: str = "", arguments: str = "") -> executor_pb2.Token:
-    call = gen.ToolCallPart(index=index, id=id, name=name, arguments=arguments)
-    return executor_pb2.Token(tool_calls=[call])
-
-
-SAID: list[str | executor_pb2.Token] = [
-    executor_pb2.Token(reasoning="They ask "),
-    executor_pb2.Token(reasoning="for rain."),
-    "",
-    "One moment.",
-    part(0, "c0", "weather"),
-    part(0, arguments='{"city": '),
-    part(0, arguments='"Oslo"}'),
-]
-
-
-class Weather(BaseModel):
-    city: str
-    is_wet: bool
-
-
-@pytest.fixture
-def calling(executor: FakeExecutor) -> FakeExecutor:
-    executor.script = Script(
-        texts=SAID, finish_reason=gen.FINISH_REASON_TOOL_CALLS, num_reasoning_tokens=2
-    )
-    return executor
 
 
 @pytest.fixture

@@ -82,9 +82,8 @@ class Message(StrictBody):
         )
 
 
-class FunctionBody(StrictBody):
-    place = "tools.function."
-    without_effect = CACHE_HINTS
+class NamedFunction(StrictBody):
+    """A function that a model may call, as OpenAI's APIs describe it."""
 
     name: ToolName
     description: str = ""
@@ -98,6 +97,11 @@ class FunctionBody(StrictBody):
             parameters=json_text(self.parameters, "tools"),
             strict=self.strict,
         )
+
+
+class FunctionBody(NamedFunction):
+    place = "tools.function."
+    without_effect = CACHE_HINTS
 
 
 class ToolBody(StrictBody):

@@ -7,29 +7,17 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from services.gateway.openai.fields import NumLogprobs
 from services.gateway.openai.lenient import GeneratingBody, LenientBody, OtherTool, Part
-from services.gateway.openai.tools import ReasoningEffort, ToolName, json_text
+from services.gateway.openai.tools import NamedFunction, ReasoningEffort, json_text
 from services.gateway.responses_api.items import Input
 from services.generation import sampling_params as limits
-from services.generation.conversation import Tool, ToolChoice
+from services.generation.conversation import ToolChoice
 from services.generation.sampling_params import AnswerForm, StructuredOutputs
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 
 
-class FunctionTool(Part):
+class FunctionTool(NamedFunction, Part):
     type: Literal["function"]
-    name: ToolName
-    description: str = ""
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: bool = False
-
-    def to_tool(self) -> Tool:
-        return Tool(
-            name=self.name,
-            description=self.description,
-            parameters=json_text(self.parameters, "tools"),
-            strict=self.strict,
-        )
 
 
 def _tool_type(value: object) -> str:
