@@ -6,8 +6,8 @@ a function of a seed; its requests are the same under every policy.
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from bench.e2e.replay import DELIVERED_INTERVAL_S
@@ -15,10 +15,13 @@ from bench.e2e.systems import MAX_NUM_SEQS, Device
 from bench.e2e.trace import poisson_trace
 from bench.fidelity.machine import Calibration, machine_of, shape_of
 from bench.fidelity.replayed import WARM_UP_S, warm_up_of
+from bench.papers import layerkv, orbitflow, tokenflow
+from bench.who_runs.cases import Case, Regime
+from bench.who_runs.demo_readers import demo
 from services.pacing.types import ServiceLevel
-from services.placement.types import EngineShape, RequestId
+from services.placement.types import RequestId
 from simulator.deployment import Deployment
-from simulator.engine import Machine
+from simulator.grid import Cell
 from simulator.hardware import assumptions, device, link_rates, model
 from simulator.step import CopyCosts
 from simulator.workload import (
@@ -41,20 +44,6 @@ CALIBRATION = Calibration(
 MEAN_ANSWER_TOKENS = 108
 LOAD = 0.8
 AT_20_TPS = ServiceLevel(slo_tbt_s=0.05)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One seed of a regime."""
-
-    shape: EngineShape
-    machine: Machine
-    requests: Sequence[ArrivingRequest]
-    counted_from_s: float = 0.0  # requests that arrive earlier warm the engine up
-    report_interval_s: float = 0.0
-
-
-Regime = Callable[[int], Case]
 
 
 def emulated(scale: float, link_bytes_per_s: float) -> Regime:
@@ -126,6 +115,7 @@ def arriving(
 
 # Requests per second of ShareGPT's lengths that fill an A5000 with a pool of 8,000 tokens.
 SHAREGPT_CAPACITY = 1.05
+LAYERKV_CONTEXT = 4_096
 READING_RATES: Mapping[str, tuple[float | None, ...]] = MappingProxyType(
     {"unpaced": (None,), "half": (15.0, None), "mixed": (5.0, 10.0, 20.0, 40.0)}
 )
@@ -153,6 +143,37 @@ def sharegpt(readers: str, load: float) -> Callable[[int], list[ArrivingRequest]
         return made
 
     return requests
+
+
+def paper(cell: Cell) -> Regime:
+    """Return one cell of a paper's figures."""
+
+    def case(seed: int) -> Case:
+        level = ServiceLevel(
+            slo_ttft_s=cell.slo_ttft_s, slo_tbt_s=cell.slo_tbt_s, slo_tpot_s=cell.slo_tbt_s
+        )
+        requests = cell.workload.requests(rate_per_s=cell.rate_per_s, seed=seed, level=level)
+        return Case(
+            shape=cell.deployment.shape(), machine=cell.deployment.machine(), requests=requests
+        )
+
+    return case
+
+
+def papers() -> dict[str, Regime]:
+    """Return the regimes of OrbitFlow, TokenFlow and LayerKV in which requests wait for room."""
+    small = replace(orbitflow.FULL, num_requests=32)
+    regimes = {
+        f"OrbitFlow, load 3, S x {point.cell.slo_scale}": paper(point.cell)
+        for point in orbitflow.figures(small)["8"]
+        if point.x == orbitflow.LOAD and point.cell.policy == "vllm"
+    }
+    for name in ("4090 (a)", "4090 (b)"):
+        regimes[f"TokenFlow, {name}"] = paper(tokenflow.figures(tokenflow.QUICK)[name][0].cell)
+    for point in layerkv.figures(layerkv.FULL)["4 llama-2-7b"]:
+        if point.x == LAYERKV_CONTEXT:
+            regimes["LayerKV, L20, 4,096 + 512"] = paper(point.cell)
+    return regimes
 
 
 def one_larger_than_the_pool(seed: int) -> list[ArrivingRequest]:
@@ -192,4 +213,4 @@ def all_regimes() -> dict[str, Regime]:
             regimes[f"ShareGPT, {readers}, load {load}"] = on_gpu(small, sharegpt(readers, load))
     small = deployed("llama-3-8b", "a5000", pool_tokens=12_000, max_num_seqs=256, num_groups=32)
     regimes["one of 13,000 tokens, pool 12,000"] = on_gpu(small, one_larger_than_the_pool)
-    return regimes
+    return regimes | {"demo, four at once": demo} | papers()

@@ -156,6 +156,7 @@ class RunDirector:
             num_parks=entry.num_parks,
             num_computed_tokens=progress.num_computed_tokens,
             decoding_s=0.0 if first_s is None else now_s - first_s,
+            slo_ttft_s=entry.buffer.service_level.slo_ttft_s,
             least_answer_tokens=predicted[0] if predicted else 0,
         )
 

@@ -406,14 +406,19 @@ def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) ->
         max_pause_s=0.3,
     )
 
+    kept_back: list[str] = []
+
     def hook(scheduler: Any, step: int) -> None:
         for request in scheduler.requests.values():
             request.priority = 1
         if step in (30, 50):
             scheduler.hold({"r0": step == 30})
-        if step == 60:  # more than fit the pool again at once
+        if step == 60:  # one of them stays in the queue for a while
+            kept_back.append(scheduler.running[-1].request_id)
             while scheduler.running:
                 scheduler._preempt_request(scheduler.running.pop(), time.monotonic())
+        if kept_back and step in (60, 64):
+            scheduler.hold({kept_back[-1]: step == 60})
 
     def answer(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
         plan = pausing("r2", "s1")(snapshot, context)

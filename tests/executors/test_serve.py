@@ -22,13 +22,22 @@ pytestmark = pytest.mark.timeout(3_600)
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    stack = LocalStack(tmp_path_factory.mktemp("run"))
+    """A stack in the foreground, which Ctrl-C ends with all its processes."""
+    run_dir = tmp_path_factory.mktemp("run")
+    stack, log = LocalStack(run_dir), run_dir / "log"
+    serving = stack.start_in_foreground(f"serve {exactness_model()} {ENGINE}", log)
     try:
-        up = stack.evenflow(f"serve {exactness_model()} {ENGINE} --detach")
-        assert up.returncode == 0, up.stdout + up.stderr
+
+        def is_ready() -> bool:
+            assert serving.poll() is None, log.read_text()
+            return "Ctrl-C stops it" in log.read_text()
+
+        wait_until(is_ready, "serving", START_TIMEOUT_S)
+        assert get(stack, "/ready").status_code == 200
         yield stack
-        down = stack.evenflow("down")
-        assert down.stdout == "stopped\n"
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(timeout=START_TIMEOUT_S) == 0, log.read_text()
+        assert log.read_text().endswith("stopped\n")
         stack.wait_gone()
     finally:
         stack.kill()
@@ -117,27 +126,6 @@ def test_a_taken_port_is_named_with_the_setting_that_moves_it(
     assert stack.environment["EVENFLOW_GATEWAY_HTTP_PORT"] in second.stderr
     assert "EVENFLOW_GATEWAY_HTTP_PORT" in second.stderr
     assert "Traceback" not in second.stderr
-
-
-def test_ctrl_c_ends_a_stack_in_the_foreground_with_all_its_processes(tmp_path: Path) -> None:
-    stack, log = LocalStack(tmp_path / "run"), tmp_path / "log"
-    serving = stack.start_in_foreground(f"serve {exactness_model()} {ENGINE}", log)
-    try:
-
-        def is_ready() -> bool:
-            assert serving.poll() is None, log.read_text()
-            return "Ctrl-C stops it" in log.read_text()
-
-        wait_until(is_ready, "serving", START_TIMEOUT_S)
-        assert get(stack, "/ready").status_code == 200
-
-        serving.send_signal(signal.SIGINT)
-
-        assert serving.wait(timeout=START_TIMEOUT_S) == 0, log.read_text()
-        assert log.read_text().endswith("stopped\n")
-        stack.wait_gone()
-    finally:
-        stack.kill()
 
 
 def test_a_process_that_does_not_start_ends_all_with_its_own_last_words(tmp_path: Path) -> None:

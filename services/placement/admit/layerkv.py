@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from services.placement.run.step_estimate import compute_s
-from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot, StepCosts
+from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,14 @@ def num_admitted(snapshot: RunSnapshot, rules: AdmissionRules = DEFAULT_RULES) -
     allowed = [allow_s(r, step_s) for r in begun if r.rate_tps]
     keepable = [one_s for one_s in allowed if one_s > 0.0 or rules.counts_hopeless]
     under_way = [r for r in snapshot.requests if r.runs and not r.has_begun]
-    left_s = min(keepable, default=math.inf) - sum(prompt_s(costs, r) for r in under_way)
+    begun_s = sum(costs.prompt_s(r.num_prompt_left) for r in under_way)
+    left_s = min(keepable, default=math.inf) - begun_s
     most = len(new)
     if len(keepable) < len(allowed):
         most = 0 if under_way else 1
     count = 0
     for request in new[:most]:
-        left_s -= prompt_s(costs, request)
+        left_s -= costs.prompt_s(request.num_prompt_left)
         if left_s <= 0.0:
             break
         count += 1
@@ -60,13 +61,6 @@ def allow_s(request: RunRequest, step_s: float) -> float:
     num_past = request.num_output_tokens - 1  # the first is no decode
     num_future = max(1, request.least_answer_tokens - request.num_output_tokens)
     return (num_past + num_future) / request.rate_tps - (request.decoding_s + step_s * num_future)
-
-
-def prompt_s(costs: StepCosts, request: RunRequest) -> float:
-    """Return how long what is left of a prompt takes."""
-    return costs.chunk_base_s + costs.chunk_token_s * max(
-        0, request.num_prompt_tokens - request.num_computed_tokens
-    )
 
 
 def with_slo_aware_admission(

@@ -7,7 +7,8 @@ their order (`decide` reads like this list):
 1. outgrown   the batch exceeds the pool: layers leave if nobody pays for it, else a request does
 2. due        parked readers who will lack a token soon come back, and may send others away
 3. new        first come first served: who runs well beside all members, or whose reading the pool
-              can promise; for the latter one reader who has much in hand makes room
+              can promise; for the latter one reader who has much in hand makes room. Beyond
+              vLLM's own test no reader waits for the newcomer's prompt
 4. room left  parked ones by what they have in hand, if they fit for a while
 5. chunk      prompts get what the step has left before the next token is due anywhere
 
@@ -48,7 +49,7 @@ class EvenflowRules:
     blocked_s: float = 0.05  # between decisions while somebody is due and finds no room
     safety_s: float = 0.004  # before the next token is due
     floor_frac: float = 0.25  # of a decode step: less time left is not worth a piece of a prompt
-    min_chunk: int = 32
+    min_chunk: int = 8
     max_chunk: int = 512
     unsaved_blocks: int = 3  # of a victim's newest that need no copy yet
     aside_patience_s: float = 60.0  # after which one that is larger than the pool gets a turn
@@ -104,6 +105,20 @@ def _beside_large(
     return replace(decision, park=decision.park | {r.request_id for r in large if r.runs})
 
 
+def in_line(queue: Sequence[RunRequest]) -> list[RunRequest]:
+    """Return newcomers in the order in which they are taken.
+
+    Those who state a TTFT SLO change places among themselves, so that the earliest deadline is
+    first; whoever states none keeps its place.
+    """
+    by_deadline = sorted(
+        (r for r in queue if r.slo_ttft_s is not None),
+        key=lambda r: (r.slo_ttft_s or 0.0) - r.arrival_age_s,
+    )
+    stated = iter(by_deadline)
+    return [r if r.slo_ttft_s is None else next(stated) for r in queue]
+
+
 def _waited_s(request: RunRequest) -> float:
     return max(0.0, -request.slack_s) if request.has_begun else request.arrival_age_s
 
@@ -129,7 +144,7 @@ class _Draft:
         requests = snapshot.requests
         self.batch = [r for r in requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
         self._parked = [r for r in requests if r.phase is RunPhase.PARKED]
-        self._new = [r for r in requests if r.phase is RunPhase.NEW]
+        self._new = in_line([r for r in requests if r.phase is RunPhase.NEW])
         self._parks: list[RunRequest] = []
         self._comes: list[RunRequest] = []
         members = [*self.batch, *self._parked]
@@ -269,6 +284,8 @@ class _Draft:
         waiting = [request for request in self._parked if request not in self.batch]
         members = [*self.batch, *waiting, *self._parks]
         for request in self._new:
+            if not self._fits([*members, request]) and not self._hides_prompt(request):
+                return
             if self._runs_well([*members, request], request):
                 comes = self._make_room(request, self._above(NO_SPARE))
             elif self._takes_turns and can_promise(self._snapshot, [*members, request]):
@@ -281,6 +298,18 @@ class _Draft:
                 return
             self._comes.append(request)
             members.append(request)
+
+    def _hides_prompt(self, request: RunRequest) -> bool:
+        """Return whether no reader waits while a newcomer's prompt is computed, after others'."""
+        costs = self._snapshot.costs
+        paced = [r for r in self.batch if r.has_begun and r.rate_tps]
+        if not paced:
+            return True
+        if costs is None or not costs.chunk_token_s:
+            return False
+        waiting = [r for r in (*self.batch, request) if not r.has_begun]
+        prompts_s = costs.prompt_s(sum(r.num_prompt_left for r in waiting))
+        return prompts_s <= min(r.spare_s for r in paced)
 
     def _make_room(
         self, request: RunRequest, floor_s: Callable[[RunRequest], float], *, most: int = 1 << 30
@@ -335,10 +364,10 @@ class _Draft:
         interval_s = min(1.0 / request.rate_tps for request in paced)
         left_s = max(min(request.spare_s for request in paced), interval_s)
         left_s -= rules.safety_s + step_s + costs.chunk_base_s
-        if left_s < rules.floor_frac * step_s:
+        num_tokens = int(left_s / costs.chunk_token_s)
+        if left_s < rules.floor_frac * step_s or num_tokens < rules.min_chunk:
             return None  # nothing hides it: as few long steps as possible
-        most = min(rules.max_chunk, self._snapshot.engine.max_num_batched_tokens)
-        return max(rules.min_chunk, min(most, int(left_s / costs.chunk_token_s)))
+        return min(num_tokens, rules.max_chunk, self._snapshot.engine.max_num_batched_tokens)
 
     def decision(self, *, is_blocked: bool) -> RunDecision:
         """Return what has come out."""

@@ -40,11 +40,17 @@ class RunRequest:
     num_parks: int = 0
     num_computed_tokens: int = 0  # of prompt and answer
     decoding_s: float = 0.0  # since its first token
+    slo_ttft_s: float | None = None
     least_answer_tokens: int = 0  # lower bound of the predicted length; 0: nothing is predicted
 
     @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_prompt_left(self) -> int:
+        """Tokens of its prompt that are still to be computed."""
+        return max(0, self.num_prompt_tokens - self.num_computed_tokens)
 
     @property
     def runs(self) -> bool:
@@ -75,6 +81,10 @@ class StepCosts:
     def decode_s(self, num_requests: int, num_context_tokens: float) -> float:
         """Return the length of a decode step that waits for no copy."""
         return self.base_s + self.token_s * num_requests + self.context_s * num_context_tokens
+
+    def prompt_s(self, num_tokens: int) -> float:
+        """Return what so many tokens of prompts take in one step, beside what it decodes."""
+        return self.chunk_base_s + self.chunk_token_s * num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

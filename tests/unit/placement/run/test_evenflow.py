@@ -1,15 +1,18 @@
 """`evenflow`: each rule by a small case, and laws over random engines."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from services.placement.run.evenflow import DEFAULT_RULES, decide
+from services.placement.run.evenflow import DEFAULT_RULES, decide, in_line
 from services.placement.run.promise import can_promise, reading_fracs, sure_ones
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     BLOCK_BYTES,
+    COSTS,
     SLOW,
     ask,
     make_snapshot,
@@ -56,6 +59,31 @@ def test_layers_leave_where_the_step_is_in_time_all_the_same() -> None:
     assert fast.offloads
     assert slow.run == ("a", "b")
     assert not slow.offloads
+
+
+@pytest.mark.parametrize(
+    ("slack_s", "chunk_token_s", "comes"),
+    [(0.07, 1e-4, True), (0.05, 1e-4, False), (9.0, 0.0, False)],
+    ids=["covered", "not covered", "unknown"],
+)
+def test_beyond_the_pool_nobody_waits_for_a_newcomers_prompt(
+    slack_s: float, chunk_token_s: float, comes: bool
+) -> None:
+    # His 600 tokens take 60 ms, if it is known what they take.
+    batch = [runs(name, 600, rate_tps=5.0, slack_s=slack_s) for name in "ab"]
+    costs = replace(COSTS, chunk_token_s=chunk_token_s)
+
+    decision = decide(
+        make_snapshot(*batch, ask("c", 600, rate_tps=5.0), h2d_bytes_per_s=3e7, costs=costs)
+    )
+
+    assert ("c" in decision.run) == comes
+
+
+def test_a_newcomer_who_fits_comes_as_under_vllm_whatever_his_prompt_takes() -> None:
+    reader = runs("a", 600, rate_tps=5.0, slack_s=0.0)
+
+    assert decide(make_snapshot(reader, ask("b", 600, rate_tps=5.0))).run == ("a", "b")
 
 
 def test_who_states_no_rate_waits_for_no_copies() -> None:
@@ -155,7 +183,7 @@ def test_a_resident_batch_fits_the_pool(snapshot: RunSnapshot) -> None:
 
 @given(snapshots())
 def test_nobody_new_overtakes_somebody_new(snapshot: RunSnapshot) -> None:
-    """The bypass bound of newcomers is zero; only one larger than the pool stands aside."""
+    """Without TTFT SLOs the bypass bound is zero; only one larger than the pool stands aside."""
     decision = decide(snapshot)
     new = [
         request.request_id in decision.run
@@ -165,6 +193,24 @@ def test_nobody_new_overtakes_somebody_new(snapshot: RunSnapshot) -> None:
     ]
 
     assert new == sorted(new, reverse=True)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 100.0), st.sampled_from([None, 1.0, 5.0, 60.0]))))
+def test_a_ttft_slo_lets_nobody_pass_but_those_whose_deadline_is_later(
+    asked: list[tuple[float, float | None]],
+) -> None:
+    """So the bypass bound is the difference of two SLOs, and without an SLO it is zero."""
+    in_order = sorted(asked, key=lambda one: -one[0])
+    queue = [
+        ask(f"r{n}", 10, age_s=age_s, slo_ttft_s=slo_s) for n, (age_s, slo_s) in enumerate(in_order)
+    ]
+    line = in_line(queue)
+    stated = [r for r in line if r.slo_ttft_s is not None]
+    deadlines_s = [r.slo_ttft_s - r.arrival_age_s for r in stated]
+
+    assert {r.request_id for r in line} == {r.request_id for r in queue}
+    assert all(line[n] is r for n, r in enumerate(queue) if r.slo_ttft_s is None)
+    assert deadlines_s == sorted(deadlines_s)
 
 
 @given(snapshots(rates=(5.0, 20.0), largest=300))

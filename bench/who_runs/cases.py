@@ -1,0 +1,22 @@
+"""What policies are compared on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from services.placement.types import EngineShape
+from simulator.engine import Machine
+from simulator.workload import ArrivingRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One seed of a regime."""
+
+    shape: EngineShape
+    machine: Machine
+    requests: Sequence[ArrivingRequest]
+    counted_from_s: float = 0.0  # requests that arrive earlier warm the engine up
+    report_interval_s: float = 0.0
+
+
+Regime = Callable[[int], Case]
