@@ -45,7 +45,8 @@ class SaveOrder:
         )
 
     def note(self, job: CopyJob) -> None:
-        """Count a save in."""
+        """Count a save in, and forget those that are over."""
+        self._drop_ended()
         self._num_saves += 1
         self._slot_writers[job.slots] = self._num_saves
         self._block_readers[job.block_ids] = self._num_saves
@@ -53,14 +54,17 @@ class SaveOrder:
 
     def last_before(self, slots: Indices, block_ids: Indices) -> CopyJob | None:
         """Return the last save that a load must follow; None if it is over."""
-        while self._under_way and self._under_way[0].done:
-            self._under_way.popleft()
+        self._drop_ended()
         num_over = self._num_saves - len(self._under_way)
         last = max(
             self._slot_writers[slots].max(initial=0),
             self._block_readers[block_ids].max(initial=0),
         )
         return self._under_way[int(last) - num_over - 1] if last > num_over else None
+
+    def _drop_ended(self) -> None:
+        while self._under_way and self._under_way[0].done:
+            self._under_way.popleft()
 
 
 class CudaCopyEngine:

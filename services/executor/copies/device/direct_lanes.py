@@ -33,6 +33,7 @@ class DirectLoads(QueuedLoads):
             with self.changed:
                 if not self.wait_for_work():
                     return
+                self._drop_passed()
                 if len(self._issued) < MAX_ISSUED_CHUNKS:
                     self._issue(self.waiting.pop(), 1)
                     continue
@@ -48,8 +49,13 @@ class DirectLoads(QueuedLoads):
             if save is not None and save.end is not None and not is_over:
                 self.stream.wait(save.end)
             copies = between_pool_and_host(chunk)
+            self._drop_passed()
             self._issued.append(self.issue(chunk, copies, source_is_stable=is_over))
         job.num_to_issue -= num_chunks
+
+    def _drop_passed(self) -> None:
+        while self._issued and self._issued[0].query():
+            self._issued.popleft()
 
 
 class DirectSaves(IssuingLane):

@@ -316,6 +316,28 @@ def test_stalls_are_what_the_compute_stream_waited_and_are_told_once() -> None:
     rig.finish()
 
 
+def test_saves_that_are_over_are_forgotten_though_nothing_is_ever_loaded() -> None:
+    rig = Rig("pinned")
+    for _ in range(4_000):
+        rig.save([0], [0])
+        rig.device.finish()
+
+    assert len(rig.engine._saves._under_way) == 1
+    rig.finish()
+
+
+def test_loads_that_are_over_are_forgotten_where_waits_issue_them_all() -> None:
+    rig = Rig("pinned")
+    lane: Any = rig.engine._lanes[Direction.H2D]
+    for _ in range(500):
+        with lane.changed:  # the thread comes too late
+            rig.engine.wait(rig.load([0], [0]))
+        rig.device.finish()
+
+    assert len(lane._issued) <= 1
+    rig.finish()
+
+
 def test_closing_ends_what_is_under_way_and_fails_what_is_queued() -> None:
     rig = Rig("pinned")
     rig.device.stall()
