@@ -129,10 +129,12 @@ class TransferRunner:
     def before_group(self, group: int) -> None:
         """Return when the group's KV is in its blocks, or is known not to come."""
         self._num_groups_begun += 1
-        if self._loads[group]:
-            for load in self._loads[group]:
-                self._await(load.request_ids, load.copy)
-            self._loads[group].clear()
+        self._await_loads(group)
+
+    def _await_loads(self, group: int) -> None:
+        for load in self._loads[group]:
+            self._await(load.request_ids, load.copy)
+        self._loads[group].clear()
 
     def after_group(self, group: int) -> None:
         """Start what may follow a group's last layer."""
@@ -147,11 +149,16 @@ class TransferRunner:
             self._free_staging_for(group + 1)
 
     def end_step(self) -> None:
-        """Start copies whose group did not run, as in a step without tokens."""
+        """Start copies whose group did not run, as in a step without tokens.
+
+        Loads that no layer asked for are waited for: their staging may be somebody else's next.
+        """
         for group in range(self._num_groups):
             if self._saves[group]:
                 self._start_saves(group)
         if self._num_groups_begun < self._num_groups:  # layers ran without asking for their KV
+            for group in range(self._num_groups):
+                self._await_loads(group)
             for request_id in self._loading:
                 self._lose(request_id, FailureCause.FAILED)
 

@@ -40,17 +40,20 @@ class LayerwiseWorkerMixin:
 
     def _edit_rows_v1(self, edits: list[RowEdit]) -> None:
         runner = self.model_runner
-        with runner.synchronize_input_prep():  # the last step may still read the rows
-            for edit in edits:
-                state = runner.requests.get(edit.request_id)
-                if state is None:
-                    continue
-                end = edit.start + len(edit.block_ids)
-                state.block_ids[edit.group][edit.start : end] = edit.block_ids
-                row = runner.input_batch.req_id_to_index.get(edit.request_id)
-                if row is not None:
-                    table = runner.input_batch.block_table[edit.group]
-                    table.block_table.np[row, edit.start : end] = edit.block_ids
+        if runner.prepare_inputs_event is not None:
+            # The last step may still read the rows. Not `synchronize_input_prep`: at its end that
+            # puts the event behind the whole last step, and the next one would wait for it.
+            runner.prepare_inputs_event.synchronize()
+        for edit in edits:
+            state = runner.requests.get(edit.request_id)
+            if state is None:
+                continue
+            end = edit.start + len(edit.block_ids)
+            state.block_ids[edit.group][edit.start : end] = edit.block_ids
+            row = runner.input_batch.req_id_to_index.get(edit.request_id)
+            if row is not None:
+                table = runner.input_batch.block_table[edit.group]
+                table.block_table.np[row, edit.start : end] = edit.block_ids
 
     def _edit_rows_v2(self, edits: list[RowEdit], ending: set[str]) -> None:
         """Stage the edits among the step's own writes, which one kernel then carries out.

@@ -128,6 +128,8 @@ def test_class_3_a_step_whose_hooks_are_skipped_loses_the_requests_that_load_in_
     runner.end_step()  # groups 1 to 3 ran as a replayed graph would run them
 
     assert runner.feedback().lost_requests == {"r1": FailureCause.FAILED}
+    runner.watch.sweep()
+    assert runner.watch.is_idle  # nothing writes staging that may be somebody else's next
 
 
 def test_class_5_a_failed_save_is_not_counted_and_is_made_anew() -> None:
