@@ -64,6 +64,7 @@ def engine_bytes_per_s(
     is_ring = form is HostMemoryForm.RING
     host = HostMemory([page_bytes], num_blocks, registrar=None if is_ring else registrar)
     rings = make_rings(KVOptions(), [page_bytes], registrar) if is_ring else {}
+    host.start_pinning()
     host.wait_until_pinned()
     host.slabs[0].fill_(1)  # every page is there
     pages = pair_pages([(pool,)], host.slabs)

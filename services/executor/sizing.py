@@ -1,4 +1,4 @@
-"""How much host memory a rank's slots take."""
+"""How long blocks are, and how much host memory a rank's slots take."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,22 @@ from vllm.platforms import current_platform
 from services.executor.kv_options import HostMemoryForm, KVOptions
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+MIN_PAGE_BYTES = 128 << 10  # smaller pages cost a device's copy engines much of their rate
+TABLE_ENTRY_BYTES = 4
+BLOCK_STEP_TOKENS, MAX_BLOCK_TOKENS = 16, 128
+
+
+def block_size_for_copies(token_bytes: int) -> int:
+    """Return the fewest tokens per block at which a page is large enough for copy engines.
+
+    `token_bytes`: KV of one token in one layer on one rank. A multiple of 16, at most 128.
+    """
+    num_steps = -(-MIN_PAGE_BYTES // (token_bytes * BLOCK_STEP_TOKENS))
+    return min(MAX_BLOCK_TOKENS, num_steps * BLOCK_STEP_TOKENS)
 
 
 def num_host_slots(options: KVOptions, kv_cache_config: "KVCacheConfig") -> int:
@@ -16,9 +31,28 @@ def num_host_slots(options: KVOptions, kv_cache_config: "KVCacheConfig") -> int:
 
 
 def block_bytes(options: KVOptions, kv_cache_config: "KVCacheConfig") -> int:
-    """Return the bytes of one block of one layer group on one rank."""
-    page_bytes = int(kv_cache_config.kv_cache_groups[0].kv_cache_spec.page_size_bytes)
+    """Return the bytes of one block of one layer group on one rank.
+
+    Raises ValueError if groups differ: a pipeline stage may have layers unlike another's.
+    """
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    sizes = {(spec.block_size, int(spec.page_size_bytes)) for spec in specs}
+    if len(sizes) > 1:
+        raise ValueError(
+            "layer-wise KV does not work with layer groups of unlike blocks, (tokens, bytes): "
+            f"{sorted(sizes)}"
+        )
+    ((_, page_bytes),) = sizes
     return page_bytes * options.layers_per_group
+
+
+def block_table_bytes(vllm_config: "VllmConfig") -> int:
+    """Return the bytes of one block table per layer group of a rank."""
+    model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    num_layers = model.get_num_layers(vllm_config.parallel_config)
+    num_groups = num_layers // KVOptions.of(vllm_config).layers_per_group
+    num_blocks = -(-model.max_model_len // vllm_config.cache_config.block_size)
+    return num_groups * scheduler.max_num_seqs * num_blocks * TABLE_ENTRY_BYTES
 
 
 def are_slots_ready_at_start(options: KVOptions) -> bool:

@@ -235,6 +235,9 @@ class CpuCopyEngine:
             raise CopyFailedError(str(ticket.error)) from ticket.error
         return waited_s
 
+    def drain(self, ticket: CpuTicket) -> None:
+        ticket.event.wait()
+
     def cancel(self, ticket: CpuTicket) -> None:
         ticket.cancelled = True
 

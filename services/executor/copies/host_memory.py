@@ -1,15 +1,18 @@
 """Host memory for KV: slabs of slots, pinned little by little while the engine already serves.
 
 Pinning locks memory pages so that a device can read and write them by itself. It takes seconds per
-ten gigabytes, and the driver holds locks meanwhile that other processes of the machine wait for.
-So slots are pinned chunk by chunk in a background thread, only those that are pinned may be used,
-and at the end they are given back chunk by chunk in this process: a process that is killed with
-much pinned memory hangs in the kernel.
+ten gigabytes, the driver holds locks meanwhile that other processes of the machine wait for, and
+while CUDA graphs are captured no thread of the process may pin. So a first chunk is pinned before,
+the others by a background thread afterwards, and only slots that are pinned may be used. At the end
+they are given back chunk by chunk in this process: a process that is killed with much pinned memory
+hangs in the kernel.
 """
 
+import contextlib
 import math
 import mmap
 import resource
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -70,19 +73,26 @@ class HostMemory:
         self.num_slots = num_slots = min((len(slab) for slab in self.slabs), default=0)
         self.num_ready_slots = num_slots if registrar is None else 0  # the first ones
         self._registrar = registrar
-        self._slots_per_chunk = _slots_per_chunk(page_bytes, num_slots)
+        self.slots_per_range = _slots_per_range(page_bytes, num_slots)  # pinned as one
         self._registered: list[int] = []  # addresses
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         if registrar is not None and num_slots:
             check_memlock_limit(num_slots * sum(page_bytes))
-            self._thread = threading.Thread(
-                target=self._pin, args=(registrar,), name="kv-pin", daemon=True
-            )
+
+    def pin_first_chunk(self) -> None:
+        """Pin the first slots now. Does nothing where slots are ready."""
+        if not self.num_ready_slots:
+            self._pin(max_chunks=1)
+
+    def start_pinning(self) -> None:
+        """Pin what is left in the background. No CUDA graph may be captured from now on."""
+        if self.num_ready_slots < self.num_slots:
+            self._thread = threading.Thread(target=self._pin, name="kv-pin", daemon=True)
             self._thread.start()
 
     def wait_until_pinned(self) -> None:
-        """Return when every slot is ready, or pinning has given up."""
+        """Return when every slot is ready, or the pinning that was started has given up."""
         if self._thread is not None:
             self._thread.join()
 
@@ -101,13 +111,16 @@ class HostMemory:
                 duration_s=round(time.monotonic() - begin_s, 3),
             )
 
-    def _pin(self, registrar: Registrar) -> None:
+    def _pin(self, max_chunks: int = sys.maxsize) -> None:
         begin_s = time.monotonic()
         try:
-            while self.num_ready_slots < self.num_slots and not self._stopping.is_set():
-                end = min(self.num_ready_slots + self._slots_per_chunk, self.num_slots)
-                self._pin_slots(registrar, self.num_ready_slots, end)
+            while max_chunks and self.num_ready_slots < self.num_slots:
+                if self._stopping.is_set():
+                    break
+                end = min(self.num_ready_slots + self.slots_per_range, self.num_slots)
+                self._pin_slots(self.num_ready_slots, end)
                 self.num_ready_slots = end
+                max_chunks -= 1
         except PinningError as error:
             log.error(
                 "host_memory_pinning_failed",
@@ -124,14 +137,15 @@ class HostMemory:
             duration_s=round(time.monotonic() - begin_s, 3),
         )
 
-    def _pin_slots(self, registrar: Registrar, begin: int, end: int) -> None:
+    def _pin_slots(self, begin: int, end: int) -> None:
+        assert self._registrar is not None
         for slab in self.slabs:
             rows = slab[begin:end]
             if rows.numel() == 0:
                 continue
             # Faulting pages in here keeps the driver's locks short.
             rows.view(-1).numpy()[::OS_PAGE_BYTES] = 0
-            registrar.register(rows.data_ptr(), rows.numel())
+            self._registrar.register(rows.data_ptr(), rows.numel())
             self._registered.append(rows.data_ptr())
 
 
@@ -160,11 +174,13 @@ def allocate_rows(num_rows: int, row_bytes: int) -> torch.Tensor:
     """Return `[num_rows, row_bytes]` uint8 that begins on an OS page.
 
     Pages are touched when they are first written, so that a slab that is never filled costs
-    address space only.
+    address space only. They are huge where the kernel has such: pinning walks them one by one.
     """
     if num_rows * row_bytes == 0:
         return torch.empty((num_rows, row_bytes), dtype=torch.uint8)
-    pages = mmap.mmap(-1, num_rows * row_bytes)
+    pages = mmap.mmap(-1, num_rows * row_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8).view(num_rows, row_bytes)
 
 
@@ -183,7 +199,7 @@ def check_memlock_limit(num_bytes: int) -> bool:
     return False
 
 
-def _slots_per_chunk(page_bytes: Sequence[int], num_slots: int) -> int:
+def _slots_per_range(page_bytes: Sequence[int], num_slots: int) -> int:
     """Return how many slots to pin at a time: chunks of every slab are whole OS pages.
 
     Two pinned ranges must not share an OS page, and no copy may cross from one range to another.

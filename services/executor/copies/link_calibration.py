@@ -1,5 +1,7 @@
 """Measures an idle link before the first step: copies of one block, and of many at once."""
 
+from typing import Any, Protocol
+
 from services.control.step_timing import CopyTime, LinkCalibration
 from services.executor.copies.copy_engine import Copy, CopyEngine, Direction
 
@@ -7,7 +9,16 @@ NUM_SMALL = 4
 MAX_LARGE_S = 0.02  # what a large copy may take by the small ones' measure
 
 
-def calibrate(engine: CopyEngine, *, num_blocks: int, chunk_blocks: int) -> LinkCalibration | None:
+class MeasurableEngine(CopyEngine, Protocol):
+    """A copy engine whose copies the host can wait for."""
+
+    def drain(self, ticket: Any) -> None:
+        """Block the calling thread until a copy is done, so that `totals` counts it."""
+
+
+def calibrate(
+    engine: MeasurableEngine, *, num_blocks: int, chunk_blocks: int
+) -> LinkCalibration | None:
     """Copy blocks of layer group 0 out and back; None if there is no room for one.
 
     `num_blocks`: in pool and host at least, none of them in use. `chunk_blocks`: blocks that one
@@ -28,7 +39,7 @@ def calibrate(engine: CopyEngine, *, num_blocks: int, chunk_blocks: int) -> Link
 
 
 def _measure(
-    engine: CopyEngine, direction: Direction, *, num_blocks: int, num_copies: int
+    engine: MeasurableEngine, direction: Direction, *, num_blocks: int, num_copies: int
 ) -> CopyTime:
     before = engine.totals()
     for _ in range(num_copies):
@@ -38,7 +49,7 @@ def _measure(
             slots=list(range(num_blocks)),
             block_ids=list(range(1, num_blocks + 1)),  # block 0 is vLLM's null block
         )
-        engine.wait(engine.submit(copy))
+        engine.drain(engine.submit(copy))
     after = engine.totals()
     if direction is Direction.H2D:
         num_bytes, busy_s = after.h2d_bytes - before.h2d_bytes, after.h2d_busy_s - before.h2d_busy_s

@@ -165,6 +165,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             len(self._groups),
             patience=Patience.of(options, block_bytes=pages[0].block_bytes),
         )
+        self._backend.host.pin_first_chunk()
         self._clock = self._calibrated_clock(pages[0].block_bytes)
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
@@ -174,6 +175,10 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             assert isinstance(engine, CpuCopyEngine)
             self._trace = StepTrace(options.trace_path)
             engine.listen(self._trace.add_copy)
+
+    def start_pinning(self) -> None:
+        """Pin the rest of the host memory in the background: everything is captured."""
+        self._backend.host.start_pinning()
 
     def get_handshake_metadata(self) -> HostRoom:
         return HostRoom(self._backend.host.num_slots)

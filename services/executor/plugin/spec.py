@@ -68,13 +68,18 @@ def layer_group_specs(
 
     The index counts from the first layer of the pipeline stage: a block id is spent on every rank,
     so group i is made of one slice of each stage. Raises ValueError for layers that are not full
-    attention, or a number of layers that the groups do not divide.
+    attention or unlike each other, or a number of layers that the groups do not divide.
     """
     for name, spec in specs.items():
         if type(spec) is not FullAttentionSpec:
             raise ValueError(
                 f"layer-wise KV needs full attention, {name} has {type(spec).__name__}"
             )
+    # vLLM would make their pages alike by blocks of unlike lengths: blocks here have one length.
+    if len({(spec.block_size, spec.page_size_bytes) for spec in specs.values()}) > 1:
+        raise ValueError(
+            "layer-wise KV does not work with layers whose KV heads, head sizes or KV dtypes differ"
+        )
     if len(specs) % layers_per_group:
         raise ValueError(
             f"layers_per_group={layers_per_group} does not divide the {len(specs)} layers "

@@ -1,7 +1,9 @@
 """What our workers add to vLLM's: layer groups at start-up, row edits before each step."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from services.executor.kv_options import KVOptions, check_supported
@@ -21,9 +23,16 @@ class LayerwiseWorkerMixin:
         return super().load_model(*args, **kwargs)  # type: ignore[misc]
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
-        options = KVOptions.of(self.vllm_config)  # type: ignore[attr-defined]
+        config = self.vllm_config  # type: ignore[attr-defined]
+        options = KVOptions.of(config)
+        refuse_shared_kv(config.compilation_config.static_forward_context)
         specs = super().get_kv_cache_spec()  # type: ignore[misc]
         return layer_group_specs(specs, options.layers_per_group)
+
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()  # type: ignore[misc]
+        get_kv_transfer_group().start_pinning()
+        return times
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         transfers = scheduler_output.kv_connector_metadata
@@ -67,6 +76,16 @@ class LayerwiseWorkerMixin:
             if row is not None and edit.request_id not in ending:
                 tables = runner.block_tables.block_tables
                 tables[edit.group].stage_write(row, edit.start, edit.block_ids)
+
+
+def refuse_shared_kv(layers: Mapping[str, Any]) -> None:
+    """Raise ValueError for a layer that reads another's KV, which may have left by its turn."""
+    for name, layer in layers.items():
+        if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
+            raise ValueError(
+                f"layer-wise KV does not work with layers that share KV: {name} reads that of "
+                f"{layer.kv_sharing_target_layer_name}"
+            )
 
 
 def rows_of_this_step(scheduler_output: SchedulerOutput) -> set[str]:

@@ -130,6 +130,13 @@ class CudaCopyEngine:
             raise CopyFailedError(str(ticket.error)) from ticket.error
         return self._take_stalls()
 
+    def drain(self, ticket: CopyJob) -> None:
+        self._lanes[ticket.copy.direction].settle(ticket, FOR_EVER)
+        if ticket.end is not None:
+            ticket.end.synchronize()
+        if ticket.num_to_land:
+            ticket.landed.wait()
+
     def cancel(self, ticket: CopyJob) -> None:
         self._lanes[ticket.copy.direction].cancel(ticket)
 

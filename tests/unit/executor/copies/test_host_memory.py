@@ -4,6 +4,7 @@ import itertools
 import resource
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from services.executor.copies.host_memory import (
     OS_PAGE_BYTES,
     HostMemory,
     PinningError,
+    allocate_rows,
     check_memlock_limit,
 )
 from services.executor.copies.host_ring import HostRing
@@ -56,6 +58,7 @@ def test_memory_that_needs_no_pinning_is_ready_at_once() -> None:
 def test_slots_become_ready_chunk_by_chunk_and_only_when_every_slab_has_them() -> None:
     registrar = SteppedRegistrar()
     memory = HostMemory([PAGE_BYTES // 2] * 2, 2 * CHUNK_SLOTS + 3, registrar=registrar)
+    memory.start_pinning()
     seen = []
     for _ in range(6):  # two slabs, two whole chunks and a rest
         assert registrar.asked.acquire(timeout=60)
@@ -70,9 +73,25 @@ def test_slots_become_ready_chunk_by_chunk_and_only_when_every_slab_has_them() -
     assert registrar.ranges == {}
 
 
+def test_nothing_is_pinned_before_it_is_asked_for_and_then_the_first_chunk_at_once() -> None:
+    registrar = SteppedRegistrar()
+    memory = HostMemory([PAGE_BYTES], 3 * CHUNK_SLOTS, registrar=registrar)
+    assert not registrar.asked.acquire(blocking=False)
+
+    registrar.let.release()
+    memory.pin_first_chunk()
+    memory.pin_first_chunk()
+
+    assert memory.num_ready_slots == CHUNK_SLOTS
+    assert len(registrar.ranges) == 1
+    memory.close()
+    assert registrar.ranges == {}
+
+
 def test_closing_while_pinning_stops_after_the_chunk_under_way_and_unpins_it() -> None:
     registrar = SteppedRegistrar()
     memory = HostMemory([PAGE_BYTES], 8 * CHUNK_SLOTS, registrar=registrar)
+    memory.start_pinning()
     assert registrar.asked.acquire(timeout=60)
     closing = threading.Thread(target=memory.close)
     closing.start()
@@ -92,6 +111,7 @@ def test_when_pinning_is_refused_the_slots_before_it_stay_usable() -> None:
     for _ in range(3):
         registrar.let.release()
     memory = HostMemory([PAGE_BYTES], 8 * CHUNK_SLOTS, registrar=registrar)
+    memory.start_pinning()
     memory.wait_until_pinned()
 
     assert memory.num_ready_slots == 2 * CHUNK_SLOTS
@@ -106,6 +126,7 @@ def test_pinned_ranges_are_whole_os_pages_that_no_two_share(page_bytes: list[int
         registrar.let.release()
     num_slots = (40 << 20) // sum(page_bytes)
     memory = HostMemory(page_bytes, num_slots, registrar=registrar)
+    memory.start_pinning()
     memory.wait_until_pinned()
 
     assert memory.num_ready_slots == num_slots
@@ -190,6 +211,28 @@ def test_closing_a_ring_unpins_it() -> None:
     ring.close()
 
     assert registrar.ranges == {}
+
+
+def test_memory_is_the_process_own_and_of_huge_pages_where_there_are_any() -> None:
+    rows = allocate_rows(1 << 10, 1 << 14)
+    flags = flags_of_mapping(rows.data_ptr())
+
+    assert "sh" not in flags  # shared memory has no huge pages
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in flags
+
+
+def flags_of_mapping(address: int) -> list[str]:
+    """Return the kernel's flags of the mapping that holds an address."""
+    is_inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *fields = line.split()
+        if not first.endswith(":"):
+            start, end = (int(part, 16) for part in first.split("-"))
+            is_inside = start <= address < end
+        elif is_inside and first == "VmFlags:":
+            return fields
+    raise AssertionError("no such mapping")
 
 
 def test_memory_that_is_refused_leaves_fewer_slots() -> None:

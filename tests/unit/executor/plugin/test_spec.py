@@ -1,0 +1,69 @@
+"""Layer groups are made of layers that are alike, and refused by name where they are not."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from services.executor.kv_options import KVOptions
+from services.executor.plugin.spec import layer_group_specs
+from services.executor.plugin.worker import refuse_shared_kv
+from services.executor.sizing import block_bytes, block_size_for_copies
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16)
+
+
+def cache_of(*specs: Any) -> Any:
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+
+
+def test_layers_go_to_groups_in_their_order() -> None:
+    specs: Any = layer_group_specs({name: SPEC for name in "abcd"}, 2)
+
+    assert [spec.group_index for spec in specs.values()] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "other", [{"num_kv_heads": 4}, {"head_size": 128}, {"dtype": torch.float32}, {"block_size": 32}]
+)
+def test_layers_that_differ_are_refused_by_name(other: dict[str, Any]) -> None:
+    specs = {"a": SPEC, "b": replace(SPEC, **other)}
+
+    with pytest.raises(ValueError, match="KV heads, head sizes or KV dtypes differ"):
+        layer_group_specs(specs, 1)
+
+
+def test_stages_whose_layers_differ_are_refused_by_name() -> None:
+    options = KVOptions(layers_per_group=2)
+
+    assert block_bytes(options, cache_of(SPEC, SPEC)) == 2 * 16 * 2 * 8 * 64 * 2
+    with pytest.raises(ValueError, match="unlike blocks"):
+        block_bytes(options, cache_of(SPEC, replace(SPEC, block_size=32, num_kv_heads=4)))
+
+
+def test_a_layer_that_reads_anothers_kv_is_refused_by_name() -> None:
+    own = SimpleNamespace(kv_sharing_target_layer_name=None)
+    refuse_shared_kv({"a": own, "norm": SimpleNamespace()})
+
+    sharing = SimpleNamespace(kv_sharing_target_layer_name="a")
+    with pytest.raises(ValueError, match="share KV: b reads that of a"):
+        refuse_shared_kv({"a": own, "b": sharing})
+
+
+@pytest.mark.parametrize(
+    ("token_bytes", "block_size"),
+    [
+        (4096, 32),  # 8 heads of 128, bf16: 128 KiB are 32 tokens
+        (2731, 48),  # 131,072 / 2,731 = 47.99
+        (1024, 128),  # of which each of four ranks has two heads
+        (512, 128),  # 256 tokens would be 128 KiB
+        (1 << 20, 16),
+    ],
+)
+def test_pages_are_large_enough_for_copy_engines(token_bytes: int, block_size: int) -> None:
+    assert block_size_for_copies(token_bytes) == block_size
