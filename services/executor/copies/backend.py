@@ -55,7 +55,7 @@ def make_backend(
     engine = (
         _cpu_engine(options, pages, rings)
         if device.type == "cpu"
-        else _cuda_engine(options, pages, rings, device)
+        else _cuda_engine(options, pages, rings, device, 0 if is_ring else host.slots_per_range)
     )
     return Backend(engine=engine, pages=pages, host=host, rings=rings)
 
@@ -89,10 +89,16 @@ def _cuda_engine(
     pages: list[GroupPages],
     rings: dict[Direction, HostRing],
     device: torch.device,
+    slots_per_range: int,
 ) -> CudaCopyEngine:
     from services.executor.copies.device.cuda_device import CudaDevice
 
-    return CudaCopyEngine(pages, CudaDevice(device), rings=rings, poison_targets=options.poison)
+    return CudaCopyEngine(
+        pages,
+        CudaDevice(device, rows_per_range=slots_per_range),
+        rings=rings,
+        poison_targets=options.poison,
+    )
 
 
 def guard_mode(options: KVOptions, engine: CpuCopyEngine | CudaCopyEngine) -> GuardMode:

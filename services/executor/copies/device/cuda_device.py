@@ -1,10 +1,8 @@
 """Streams, events, copies and pinning of CUDA.
 
-Copies go through vLLM's `swap_blocks_batch`: one driver call for a batch of scattered pages
-(cuMemcpyBatchAsync from CUDA 12.8 on, a loop of cudaMemcpyAsync before). The device's copy engines
-carry them out, so that they take no multiprocessor from the model. Gather kernels pay off below
-about 28 KiB per piece, says vLLM; pages here are larger: 32 tokens of 8 heads of 128 in two bytes
-are 128 KiB.
+The device's copy engines carry batches of copies out, so that they take no multiprocessor from the
+model. Gather kernels pay off below about 28 KiB per piece, says vLLM; pages here are larger: 32
+tokens of 8 heads of 128 in two bytes are 128 KiB.
 """
 
 from collections.abc import Sequence
@@ -12,15 +10,45 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from vllm import _custom_ops as ops
 
+from services.executor.copies.device.batch_copy import (
+    ANY_ORDER,
+    STREAM_ORDER,
+    descriptors,
+    driver_batch_copy,
+)
 from services.executor.copies.host_memory import PinningError
 from services.executor.copies.streams import Event, RowCopy, Stream
 
 
+class EventPool:
+    """Events that nobody holds, to be recorded again: a stream that waits for an event waits for
+    the recording that it saw. Whoever waits on the host sleeps and leaves the driver's lock alone.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[bool, list[torch.cuda.Event]] = {False: [], True: []}  # by timing
+
+    def take(self, *, timing: bool) -> torch.cuda.Event:
+        try:
+            return self._free[timing].pop()
+        except IndexError:
+            return torch.cuda.Event(enable_timing=timing, blocking=True)
+
+    def give_back(self, event: torch.cuda.Event, *, timing: bool) -> None:
+        self._free[timing].append(event)
+
+
 class CudaEvent:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event = event
+    """Goes back to the pool with its last reference."""
+
+    def __init__(self, pool: EventPool, stream: torch.cuda.Stream, *, timing: bool) -> None:
+        self._pool, self._timing = pool, timing
+        self.event = pool.take(timing=timing)
+        self.event.record(stream)
+
+    def __del__(self) -> None:
+        self._pool.give_back(self.event, timing=self._timing)
 
     def query(self) -> bool:
         return bool(self.event.query())
@@ -34,13 +62,12 @@ class CudaEvent:
 
 
 class CudaStream:
-    def __init__(self, stream: torch.cuda.Stream) -> None:
+    def __init__(self, stream: torch.cuda.Stream, events: EventPool) -> None:
         self.stream = stream
+        self._events = events
 
     def record(self, *, timing: bool = False) -> CudaEvent:
-        event = torch.cuda.Event(enable_timing=timing)
-        event.record(self.stream)
-        return CudaEvent(event)
+        return CudaEvent(self._events, self.stream, timing=timing)
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, CudaEvent)
@@ -50,32 +77,28 @@ class CudaStream:
 class CudaDevice:
     """`Device` on one GPU."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, rows_per_range: int = 0) -> None:
+        """`rows_per_range`: slots of a range of host memory that is pinned as one; 0: all."""
         self._device = device
+        self._rows_per_range = rows_per_range
+        self._events = EventPool()
 
     def attach(self) -> None:
         torch.cuda.set_device(self._device)
 
     def compute_stream(self) -> CudaStream:
-        return CudaStream(torch.cuda.current_stream(self._device))
+        return CudaStream(torch.cuda.current_stream(self._device), self._events)
 
     def new_stream(self) -> CudaStream:
-        return CudaStream(torch.cuda.Stream(self._device))
+        return CudaStream(torch.cuda.Stream(self._device), self._events)
 
     def copy(self, stream: Stream, copies: Sequence[RowCopy], *, source_is_stable: bool) -> None:
         assert isinstance(stream, CudaStream)
-        sources = np.concatenate([addresses(c.source, c.source_rows) for c in copies])
-        targets = np.concatenate([addresses(c.target, c.target_rows) for c in copies])
-        sizes = np.repeat(
-            [c.source.shape[1] for c in copies], [len(c.source_rows) for c in copies]
-        ).astype(np.int64)
-        with torch.cuda.stream(stream.stream):
-            ops.swap_blocks_batch(
-                torch.from_numpy(sources),
-                torch.from_numpy(targets),
-                torch.from_numpy(sizes),
-                is_src_access_order_any=source_is_stable,
-            )
+        driver_batch_copy()(
+            *descriptors(copies, rows_per_range=self._rows_per_range),
+            stream=stream.stream.cuda_stream,
+            order=ANY_ORDER if source_is_stable else STREAM_ORDER,
+        )
 
     def copy_on_host(self, copy: RowCopy) -> None:
         copy.target.numpy()[copy.target_rows] = copy.source.numpy()[copy.source_rows]
@@ -99,10 +122,3 @@ class CudaRegistrar:
     def unregister(self, address: int) -> None:
         torch.cuda.set_device(self._device)
         torch.cuda.cudart().cudaHostUnregister(address)
-
-
-def addresses(rows: torch.Tensor, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return where rows begin in memory."""
-    row_bytes = rows.stride(0) * rows.element_size()
-    found: npt.NDArray[np.int64] = indices * row_bytes + rows.data_ptr()
-    return found
