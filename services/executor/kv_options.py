@@ -4,6 +4,7 @@ vLLM hands `additional_config` to the scheduler and to every worker, so that all
 same settings.
 """
 
+from collections import UserDict
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,17 @@ CONFIG_KEY = "evenflow_kv"
 CPU_WORKER = "services.executor.plugin.cpu_worker.LayerwiseCPUWorker"
 GPU_WORKER = "services.executor.plugin.gpu_worker.LayerwiseGPUWorker"
 MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
+
+
+class UncompiledOptions(UserDict[str, Any]):
+    """Options for `additional_config` that change nothing of what vLLM compiles.
+
+    A dict there is part of the compile cache's key: each change of it would compile anew.
+    """
+
+    def compute_hash(self) -> str:
+        """Return what stands for them in that key, whatever they are."""
+        return "evenflow"
 
 
 class HostMemoryForm(StrEnum):
@@ -122,7 +134,7 @@ class KVOptions:
                 "kv_connector_module_path": "services.executor.plugin.connector",
                 "kv_role": "kv_both",
             },
-            "additional_config": {CONFIG_KEY: asdict(self)},
+            "additional_config": UncompiledOptions({CONFIG_KEY: asdict(self)}),
         }
 
 

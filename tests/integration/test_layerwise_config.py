@@ -1,17 +1,23 @@
 """Layer-wise KV is switched on by settings, and refuses by name what does not work with it."""
 
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.config import CUDAGraphMode, SpeculativeConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.v1.worker.gpu_worker import Worker
 
 from lab.models import exactness_model
 from services.control.options import ControllerOptions
-from services.executor.engine.config import CPU_EXECUTOR, make_config
+from services.executor.engine.config import CPU_EXECUTOR, _block_size_for_copies, make_config
+from services.executor.engine.engine import shutdown_timeout_s
 from services.executor.kv_options import CONFIG_KEY, KVOptions, LayerTime, check_supported
+from services.executor.plugin.gpu_worker import LayerwiseGPUWorker
 from services.executor.settings import ExecutorSettings
+from services.executor.sizing import block_size_for_copies
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -149,6 +155,56 @@ def test_a_gpu_gets_its_worker_and_other_devices_are_refused_by_name(
     monkeypatch.setattr(platform, "is_cuda", lambda self: True)
     check_supported(config)
     assert KVOptions().engine_args()["worker_cls"].endswith(".LayerwiseGPUWorker")
+
+
+def test_options_change_nothing_of_what_vllm_compiles(config: Any) -> None:
+    other = make_config(make_settings(kv_layers_per_group=2, kv_host_memory_bytes=2 << 20))
+
+    assert KVOptions.of(other) != KVOptions.of(config)
+    assert other.additional_config.compute_hash() == config.additional_config.compute_hash()
+    assert other.compute_hash() == config.compute_hash()
+
+
+def test_blocks_are_made_for_copy_engines_rank_by_rank() -> None:
+    args = AsyncEngineArgs(model=str(exactness_model()), dtype="bfloat16")
+    model = args.create_model_config()
+    token_bytes = 4 * model.get_total_num_kv_heads() * model.get_head_size()
+
+    assert _block_size_for_copies(args) == block_size_for_copies(token_bytes)
+    args.tensor_parallel_size = 2
+    assert _block_size_for_copies(args) == block_size_for_copies(token_bytes // 2)
+
+
+def test_processes_that_pin_memory_get_the_time_to_unpin_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pinned = make_settings(kv_host_memory_bytes=50 * 10**9, tensor_parallel_size=2)
+    assert shutdown_timeout_s(pinned) == 3.0
+
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    assert shutdown_timeout_s(pinned) == 3.0 + 2 * 10.0
+    assert shutdown_timeout_s(pinned.model_copy(update={"kv_host_memory": "ring"})) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("is_second", "asked_bytes", "num_tables"), [(True, None, 2), (False, None, 1), (True, 1, 0)]
+)
+def test_the_block_tables_of_all_groups_have_room_beside_the_pool(
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    is_second: bool,
+    asked_bytes: int | None,
+    num_tables: int,
+) -> None:
+    """8 layers in groups of 2, each group with a row of blocks of 32 tokens per request."""
+    worker: Any = object.__new__(LayerwiseGPUWorker)
+    worker.vllm_config, worker.use_v2_model_runner = config, is_second
+    worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=asked_bytes)
+    monkeypatch.setattr(Worker, "determine_available_memory", lambda self: 1 << 30)
+    row_bytes = 4 * config.model_config.max_model_len // 32
+
+    table_bytes = 4 * config.scheduler_config.max_num_seqs * row_bytes
+    assert worker.determine_available_memory() == (1 << 30) - num_tables * table_bytes
 
 
 def test_graphs_that_leave_out_our_hooks_are_refused(

@@ -201,7 +201,9 @@ def test_rows_of_running_requests_are_where_edits_go() -> None:
     body = source(GPUModelRunner._update_states)
     assert "req_state.block_ids" in body
     assert "self.input_batch.req_id_to_index" in body
-    assert hasattr(GPUModelRunner, "synchronize_input_prep")
+    assert "self.prepare_inputs_event.synchronize()" in source(
+        GPUModelRunner.synchronize_input_prep
+    )
     assert "stage_write(req_index, start, block_ids)" in source(BlockTables.append_block_ids)
 
 

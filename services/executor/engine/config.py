@@ -11,6 +11,7 @@ from services.control.options import ControllerOptions
 from services.executor.engine.options import read_engine_options
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.settings import ExecutorSettings
+from services.executor.sizing import block_size_for_copies
 from services.placement.types import PolicyParameters
 
 log = structlog.get_logger()
@@ -75,6 +76,8 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         served_model_name=settings.model_id,
         otlp_traces_endpoint=settings.otlp_traces_endpoint or None,
     )
+    if settings.uses_layerwise_kv and args.block_size is None and current_platform.is_cuda():
+        args.block_size = _block_size_for_copies(args)
     config = args.create_engine_config()
     scheduler = config.scheduler_config
     # Afterwards, because only the finished configuration says which kind vLLM would take.
@@ -88,6 +91,15 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     else:
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
     return config
+
+
+def _block_size_for_copies(args: AsyncEngineArgs) -> int:
+    model = args.create_model_config()
+    num_heads = max(1, model.get_total_num_kv_heads() // args.tensor_parallel_size)
+    token_bytes = 2 * num_heads * model.get_head_size() * model.dtype.itemsize  # K and V
+    block_size = block_size_for_copies(token_bytes)
+    log.info("block_size_chosen", block_size=block_size, page_bytes=block_size * token_bytes)
+    return block_size
 
 
 def _further_options(settings: ExecutorSettings) -> dict[str, Any]:

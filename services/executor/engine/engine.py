@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import structlog
+from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -16,7 +17,7 @@ from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting,
 from services.executor.engine.config import make_config
 from services.executor.engine.load_recorder import LoadRecorder
 from services.executor.engine.reader_relay import ReaderRelay
-from services.executor.kv_options import layers_per_group
+from services.executor.kv_options import HostMemoryForm, layers_per_group
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
@@ -37,6 +38,7 @@ from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, To
 log = structlog.get_logger()
 
 SHUTDOWN_TIMEOUT_S = 3.0  # for an orderly end of the processes; nothing in them is worth more
+UNPIN_BYTES_PER_S = 5e9  # at least: a process that is killed before it hangs in the kernel
 
 DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
 
@@ -56,6 +58,7 @@ class Engine:
         self._holds = ReaderRelay[bool](self._call_hold)
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
+        self._shutdown_timeout_s = shutdown_timeout_s(settings)
         self.died = asyncio.Event()
 
     @classmethod
@@ -212,4 +215,13 @@ class Engine:
         if self._background:
             self._llm.output_handler.cancel()
         await self._preparation.close()
-        await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_TIMEOUT_S)
+        await asyncio.to_thread(self._llm.shutdown, self._shutdown_timeout_s)
+
+
+def shutdown_timeout_s(settings: ExecutorSettings) -> float:
+    """Return how long the processes may take to end, unpinning their host memory."""
+    pins = settings.uses_layerwise_kv and settings.kv_host_memory == HostMemoryForm.PINNED
+    if not pins or not current_platform.is_cuda():
+        return SHUTDOWN_TIMEOUT_S
+    num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    return SHUTDOWN_TIMEOUT_S + num_ranks * settings.kv_host_memory_bytes / UNPIN_BYTES_PER_S

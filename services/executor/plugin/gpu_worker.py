@@ -2,10 +2,16 @@
 
 from typing import Any
 
+import structlog
 from vllm.v1.worker.gpu_worker import Worker
 
 from services.executor.plugin.flash_attention import install_memo
 from services.executor.plugin.worker import LayerwiseWorkerMixin
+from services.executor.sizing import block_table_bytes
+
+log = structlog.get_logger()
+
+MAX_TABLE_BYTES_PER_STEP = 16 << 20  # 0.3 ms of a link that loads need
 
 
 class LayerwiseGPUWorker(LayerwiseWorkerMixin, Worker):  # type: ignore[misc]
@@ -14,3 +20,21 @@ class LayerwiseGPUWorker(LayerwiseWorkerMixin, Worker):  # type: ignore[misc]
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         install_memo()
         return super().load_model(*args, **kwargs)
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes that are left for KV; the groups' block tables are made after this."""
+        available_bytes = int(super().determine_available_memory())
+        table_bytes = block_table_bytes(self.vllm_config)
+        if not self.use_v2_model_runner and table_bytes > MAX_TABLE_BYTES_PER_STEP:
+            log.warning(
+                "block_tables_copied_in_every_step",
+                bytes=table_bytes,
+                reason="the first model runner copies them whole",
+                remedy="use the second, longer blocks, more layers per group or fewer requests",
+            )
+        if self.cache_config.kv_cache_memory_bytes:  # asked for, whatever else there is
+            return available_bytes
+        # The second model runner keeps one and gathers the step's rows into another.
+        table_bytes *= 2 if self.use_v2_model_runner else 1
+        log.info("block_tables_kept_free", bytes=table_bytes)
+        return available_bytes - table_bytes
