@@ -1,15 +1,13 @@
 """Settings of layer-wise KV, as they travel in vLLM's `additional_config`, and what they exclude.
 
 vLLM hands `additional_config` to the scheduler and to every worker, so that all of them see the
-same settings.
+same settings. Copies run without vLLM: it is imported where it is needed.
 """
 
 from collections import UserDict
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
-
-from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -127,6 +125,8 @@ class KVOptions:
 
     def engine_args(self) -> dict[str, Any]:
         """Return the engine arguments that switch layer-wise KV on, but for the scheduler class."""
+        from vllm.platforms import current_platform
+
         return {
             "worker_cls": GPU_WORKER if current_platform.is_cuda() else CPU_WORKER,
             "kv_transfer_config": {
@@ -149,6 +149,8 @@ def layers_per_group(vllm_config: "VllmConfig") -> int:
 
 def check_supported(vllm_config: "VllmConfig") -> None:
     """Raise ValueError naming the first option that does not work with layer-wise KV."""
+    from vllm.platforms import current_platform
+
     options = KVOptions.of(vllm_config)
     parallel = vllm_config.parallel_config
     model = vllm_config.model_config
@@ -156,7 +158,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     num_stages = parallel.pipeline_parallel_size
     graphs = vllm_config.compilation_config.cudagraph_mode
     refusals = {
-        **_refusals_on_a_device(options),
+        **({} if current_platform.is_cpu() else _refusals_on_a_device(options)),
         f"the device {current_platform.device_name}, only with CPU and CUDA": not (
             current_platform.is_cpu() or current_platform.is_cuda()
         ),
@@ -184,17 +186,16 @@ def check_supported(vllm_config: "VllmConfig") -> None:
 
 
 def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:
-    """Return what only a CPU can do, and whether it is asked of another device."""
-    is_device = not current_platform.is_cpu()
+    """Return what only a CPU can do, and whether it is asked for."""
     is_modelled = any((options.h2d_bytes_per_s, options.d2h_bytes_per_s, options.copy_latency_s))
     return {
-        "an emulated device on a real one": is_device and options.emulates,
-        "a modelled link on a real one": is_device and is_modelled,
-        "modelled pinning on a real device": is_device and bool(options.pin_bytes_per_s),
-        "trace_path on a real device, whose streams the host does not see": is_device
-        and bool(options.trace_path),
-        "integrity_guard=all on a real device": is_device
-        and options.integrity_guard == GuardMode.ALL,
+        "an emulated device on a real one": options.emulates,
+        "a modelled link on a real one": is_modelled,
+        "modelled pinning on a real device": bool(options.pin_bytes_per_s),
+        "trace_path on a real device, whose streams the host does not see": bool(
+            options.trace_path
+        ),
+        "integrity_guard=all on a real device": options.integrity_guard == GuardMode.ALL,
     }
 
 

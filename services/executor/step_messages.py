@@ -1,18 +1,13 @@
 """What travels with a step: from the scheduler to every rank, and back.
 
 Lists of block ids and slots are sent once, when they change; a rank keeps them. So what a steady
-decode step sends does not grow with the context.
+decode step sends does not grow with the context. To vLLM they are what its connectors' metadata
+are; it asks for no base class, and copies run without vLLM.
 """
 
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
-    KVConnectorWorkerMetadata,
-)
 
 from services.control.step_timing import StepTiming
 from services.executor.transfer_types import FailureCause
@@ -65,7 +60,7 @@ class RestoreOrder:
 
 
 @dataclass(kw_only=True)
-class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
+class StepTransfers:
     """All that a rank does with KV in one step."""
 
     step: int  # grows by one with each step, from 1
@@ -88,14 +83,14 @@ class StepTransfers(KVConnectorMetadata):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
-class HostRoom(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+class HostRoom:
     """What one rank tells the scheduler before the first step."""
 
     num_slots: int  # that the rank has memory for
 
 
 @dataclass(kw_only=True)
-class StepFeedback(KVConnectorWorkerMetadata):  # type: ignore[misc]
+class StepFeedback:
     """What one rank, or several together, have completed, and what went wrong with them."""
 
     step: int

@@ -5,7 +5,7 @@ import inspect
 from typing import Any
 
 import pytest
-from vllm import SamplingParams, _custom_ops
+from vllm import SamplingParams
 from vllm.config import CompilationConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.model_executor.layers.attention.attention import Attention
@@ -244,11 +244,6 @@ def test_a_connector_may_ask_for_a_layout_with_dense_blocks() -> None:
     assert "get_kv_connector_cache_layout(vllm_config)" in source(resolve_kv_cache_layout)
     assert KVCacheLayout["LBNHC"].is_block_compact
     assert KVCacheLayout["LBNHC"].is_layer_compact
-
-
-def test_batches_of_copies_are_one_call() -> None:
-    parameters = inspect.signature(_custom_ops.swap_blocks_batch).parameters
-    assert list(parameters) == ["src_ptrs", "dst_ptrs", "sizes", "is_src_access_order_any"]
 
 
 def test_the_gpu_worker_is_vllms_with_our_parts_before_it() -> None:
