@@ -71,7 +71,7 @@ class FakeEvent:
 class FakeStream:
     device: "FakeDevice"
     number: int
-    time_s: float = 0.0  # copies take it, nothing else does
+    time_s: float = 0.0  # copies take it, and what is said to
     clock: Clock = field(default_factory=dict)
     queue: deque[Operation] = field(default_factory=deque)
     awaits: tuple[FakeEvent, ...] = ()  # by the next operation
@@ -188,6 +188,15 @@ class FakeDevice:
         with self.lock:
             clock = self.compute.enqueue(work)
             self._read(rows, indices, self.compute.number, clock, clock)
+
+    def compute_for(self, seconds: float) -> None:
+        """Keep the compute stream busy."""
+
+        def work() -> None:
+            self.compute.time_s += seconds
+
+        with self.lock:
+            self.compute.enqueue(work)
 
     def finish(self) -> None:
         """Let everything run, and let the host know it."""

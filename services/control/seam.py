@@ -15,6 +15,7 @@ from services.placement.types import EngineShape, Profile, RequestId, Snapshot
 class ScheduledStep:
     """One step as it leaves the scheduler."""
 
+    number: int = 0  # as ranks count steps, from 1; 0: they do not
     scheduled_s: float
     num_tokens: int
     num_context_tokens: int

@@ -18,6 +18,22 @@ from services.placement.types import Profile
 
 PREFILL_HORIZON_S = 20.0  # over which the share of prompts is a mean
 REPREDICT_STEPS = 16  # contexts grow by a token per step: a prediction is good for so many
+MAX_UNTIMED_STEPS = 16  # ended, and what their layers took is not known yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EndedStep:
+    """A step whose output came."""
+
+    step: ScheduledStep
+    predicted_s: float | None
+    step_s: float  # by the host's clock
+    busy: bool  # another one followed at once
+
+    def length_s(self, timing: StepTiming) -> float:
+        """Return the step's length by the device's clock if that tells."""
+        period_s = timing.period_s if self.busy else None
+        return self.step_s if period_s is None else period_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +45,10 @@ class Reading:
 
 
 class StepMeter:
-    """Profile, link rates and predictions. Steps end in the order in which they were scheduled."""
+    """Profile, link rates and predictions. Steps end in the order in which they were scheduled.
+
+    What a device's layers took comes with a later step's output, and is that of its own step.
+    """
 
     def __init__(
         self, engine: EngineSeam, counts: ControllerCounts, *, mismatch_frac: float
@@ -45,6 +64,7 @@ class StepMeter:
         self._prediction_age = 0
         self.predicted_step_s: float | None = None  # of the newest step that ended
         self._in_flight: deque[tuple[ScheduledStep, float | None]] = deque()
+        self._untimed: dict[int, _EndedStep] = {}  # by number
         self._last_end_s: float | None = None  # None: the engine rested
         self.prefill_frac = 0.0  # of the engine's time that prompts took of late
         self._prefill_counted_s: float | None = None
@@ -104,13 +124,34 @@ class StepMeter:
         self._last_end_s = now_s if busy else None
         step_s = now_s - begin_s
         self._count_prompts(step, step_s, now_s)
-        if timing is not None:
-            self._add(step, step_s, timing)
+        ended = _EndedStep(step=step, predicted_s=predicted_s, step_s=step_s, busy=busy)
         mismatch = False
-        if predicted_s is not None:
-            self._counts.predicted(predicted_s=predicted_s, measured_s=step_s)
-            mismatch = self._mismatch.add(measured_s=step_s, predicted_s=predicted_s)
+        if timing is None:
+            mismatch = self._compare(ended, step_s)
+        else:
+            self._add_links(timing)
+            timed = self._timed(ended, timing.step)
+            if timed is not None:
+                length_s = timed.length_s(timing)
+                self._add(timed.step, length_s, timing)
+                mismatch = self._compare(timed, length_s)
         return Reading(step_s=step_s, mismatch=mismatch)
+
+    def _timed(self, ended: _EndedStep, number: int) -> _EndedStep | None:
+        """Return the step that a timing is of; None if it tells of none that is remembered."""
+        if not ended.step.number:
+            return ended
+        self._untimed[ended.step.number] = ended
+        while len(self._untimed) > MAX_UNTIMED_STEPS:
+            del self._untimed[next(iter(self._untimed))]
+        return self._untimed.pop(number, None)
+
+    def _compare(self, ended: _EndedStep, measured_s: float) -> bool:
+        """Return whether steps have become unlike their prediction."""
+        if ended.predicted_s is None:
+            return False
+        self._counts.predicted(predicted_s=ended.predicted_s, measured_s=measured_s)
+        return self._mismatch.add(measured_s=measured_s, predicted_s=ended.predicted_s)
 
     def _count_prompts(self, step: ScheduledStep, step_s: float, now_s: float) -> None:
         """Let the share of prompts follow the newest step."""
@@ -124,13 +165,15 @@ class StepMeter:
         weight = 1.0 - math.exp(-passed_s / PREFILL_HORIZON_S)
         self.prefill_frac += weight * (prompts_s / passed_s - self.prefill_frac)
 
-    def _add(self, step: ScheduledStep, step_s: float, timing: StepTiming) -> None:
+    def _add_links(self, timing: StepTiming) -> None:
         if timing.calibration is not None:
             links = timing.calibration
             self._h2d.calibrate(links.small_h2d, links.large_h2d)
             self._d2h.calibrate(links.small_d2h, links.large_d2h)
         self._h2d.add(timing.h2d)
         self._d2h.add(timing.d2h)
+
+    def _add(self, step: ScheduledStep, step_s: float, timing: StepTiming) -> None:
         self.profile.add(
             StepSample(
                 step_s=step_s,

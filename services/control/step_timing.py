@@ -44,18 +44,29 @@ class LinkCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
-    """One step on one rank, or on several together: bytes are summed, times of the slowest."""
+    """What one rank tells with a step, or several together: bytes are summed, times of the slowest.
 
-    layer_s: float = 0.0  # compute of one layer, mean; 0: no layer ran
+    A device's layers are known a step or two later: their times are of step `step`.
+    """
+
+    step: int = 0  # that the next three are of; 0: of the one that they come with
+    layer_s: float = 0.0  # compute of one layer, mean; 0: no layer ran, or nothing is known
     stall_s: float = 0.0  # in which layers waited for copies
+    period_s: float | None = None  # from step to step on the device; None: the host's clock will do
     h2d: CopyTime = NO_COPIES
     d2h: CopyTime = NO_COPIES
     calibration: LinkCalibration | None = None  # with the first step only
 
     def aggregate(self, other: "StepTiming") -> "StepTiming":
+        # Ranks that read different steps: the one that is behind holds the others up.
+        late = min((t for t in (self, other) if t.layer_s), key=lambda t: t.step, default=self)
+        same = [timing for timing in (self, other) if timing.step == late.step]
+        periods_s = [timing.period_s for timing in same if timing.period_s is not None]
         return StepTiming(
-            layer_s=max(self.layer_s, other.layer_s),
-            stall_s=max(self.stall_s, other.stall_s),
+            step=late.step,
+            layer_s=max(timing.layer_s for timing in same),
+            stall_s=max(timing.stall_s for timing in same),
+            period_s=max(periods_s, default=None),
             h2d=self.h2d.aggregate(other.h2d),
             d2h=self.d2h.aggregate(other.d2h),
             calibration=self.calibration and self.calibration.aggregate(other.calibration),

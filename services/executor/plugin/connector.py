@@ -27,11 +27,13 @@ from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.copies.backend import guard_mode, make_backend
 from services.executor.copies.copy_watch import Patience
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine
+from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.integrity_guard import guarded
 from services.executor.copies.layer_clock import LayerClock
 from services.executor.copies.link_calibration import calibrate
 from services.executor.copies.pages import blocks_per_chunk, fill, view_pools
 from services.executor.copies.rank_stats import RankStats
+from services.executor.copies.step_marks import DeviceMarks, HostMarks
 from services.executor.copies.trace import StepTrace
 from services.executor.copies.transfer_runner import TransferRunner, group_of_layers
 from services.executor.kv_options import KVOptions
@@ -190,8 +192,12 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             num_blocks=min(num_ready, self._kv_cache_config.num_blocks - 1),
             chunk_blocks=blocks_per_chunk(block_bytes),
         )
+        engine = self._backend.engine
         return LayerClock(
             self.runner,
+            DeviceMarks(engine)
+            if isinstance(engine, CudaCopyEngine)
+            else HostMarks(lambda: self.runner.stall_s),
             num_layers=sum(len(names) for names in self._groups),
             chunk_bytes=CHUNK_BYTES,
             calibration=calibration,
@@ -211,8 +217,9 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._trace.begin_step(transfers.step)
         self.runner.begin_step(transfers)
         self._hooks_layers = self.watches_layers or self.runner.has_work_between_layers
-        if forward_context.attn_metadata is not None:  # layers will run
-            self._clock.layer_begins()
+        # The second model runner replays a full graph outside of a forward context.
+        if forward_context.attn_metadata is not None or kwargs.get("attn_metadata") is not None:
+            self._clock.marks.layers_begin(transfers.step)
         if self._device is not None:
             self._device.begin_step(
                 num_tokens=transfers.num_tokens, num_context_tokens=transfers.num_context_tokens
@@ -242,10 +249,14 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._device is not None:
             self._device.resume()
 
+    def finish_forward(self) -> None:
+        """Take in that the layers have run; the first model runner does not say so."""
+        self._clock.marks.layers_end()
+
     def wait_for_save(self) -> None:
         """Leave copies to the host running: blocks are kept until their copies are confirmed."""
         self._hooks_layers = False
-        self._clock.step_ends()
+        self.finish_forward()
         self.runner.end_step()
         if self._trace is not None:
             self._trace.end_step()

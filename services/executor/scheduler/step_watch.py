@@ -28,7 +28,9 @@ class StepWatch:
         self._last_ids = [*cached.req_ids, *(request.req_id for request in new)]
         num_computed = sum(cached.num_computed_tokens) + sum(r.num_computed_tokens for r in new)
         num_prefill = sum(output.num_scheduled_tokens.get(name, 0) for name in self.prefilling)
+        transfers = output.kv_connector_metadata
         return ScheduledStep(
+            number=transfers.step if isinstance(transfers, StepTransfers) else 0,
             scheduled_s=scheduled_s,
             num_tokens=output.total_num_scheduled_tokens,
             num_context_tokens=num_computed + output.total_num_scheduled_tokens,

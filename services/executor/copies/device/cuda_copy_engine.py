@@ -25,6 +25,7 @@ from services.executor.copies.device.lane import Lane
 from services.executor.copies.device.ring_lanes import RingLoads, RingSaves
 from services.executor.copies.host_ring import HostRing
 from services.executor.copies.pages import POISON_BYTE, GroupPages
+from services.executor.copies.step_marks import Mark
 from services.executor.copies.streams import Device, Event
 
 
@@ -94,7 +95,9 @@ class CudaCopyEngine:
         self._saves = SaveOrder(
             num_slots=pages[0].host[0].shape[0], num_blocks=pages[0].pool[0].shape[0]
         )
-        self._waits: deque[tuple[Event, Event]] = deque()  # of the compute stream, not yet passed
+        # Of the compute stream, in its order and not yet passed: waits, and marks.
+        self._points: deque[tuple[Event, Event] | Mark] = deque()
+        self._stall_s = self._told_stall_s = 0.0  # that passed waits took
         self._num_bytes = dict.fromkeys(Direction, 0)
         self._busy_s = dict.fromkeys(Direction, 0.0)
 
@@ -125,7 +128,7 @@ class CudaCopyEngine:
             compute = self._device.compute_stream()
             begin = compute.record(timing=True)
             compute.wait(ticket.end)
-            self._waits.append((begin, compute.record(timing=True)))
+            self._points.append((begin, compute.record(timing=True)))
         if ticket.error is not None:
             raise CopyFailedError(str(ticket.error)) from ticket.error
         return self._take_stalls()
@@ -156,10 +159,30 @@ class CudaCopyEngine:
         has_ended = [lane.close() for lane in self._lanes.values()]
         self.is_idle = all(has_ended)
 
+    def mark(self) -> Mark:
+        """Mark where the compute stream is."""
+        mark = Mark(self._device.compute_stream().record(timing=True))
+        self._points.append(mark)
+        return mark
+
+    def has_passed(self, mark: Mark) -> bool:
+        self._pass_points()
+        return mark.stall_s is not None
+
     def _take_stalls(self) -> float:
         """Return what waits of the compute stream took that have passed since the last call."""
-        stall_s = 0.0
-        while self._waits and self._waits[0][1].query():
-            begin, end = self._waits.popleft()
-            stall_s += begin.elapsed_s(end)
+        self._pass_points()
+        stall_s, self._told_stall_s = self._stall_s - self._told_stall_s, self._stall_s
         return stall_s
+
+    def _pass_points(self) -> None:
+        while self._points:
+            point = self._points[0]
+            end = point.event if isinstance(point, Mark) else point[1]
+            if not end.query():
+                return
+            self._points.popleft()
+            if isinstance(point, Mark):
+                point.stall_s = self._stall_s
+            else:
+                self._stall_s += point[0].elapsed_s(end)

@@ -8,6 +8,7 @@ import pytest
 from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.executor.copies.copy_engine import TransferTotals
 from services.executor.copies.layer_clock import LayerClock
+from services.executor.copies.step_marks import HostMarks
 
 
 class Rank:
@@ -20,23 +21,24 @@ class Rank:
 
     def clock(self, **options: Any) -> LayerClock:
         runner: Any = self
-        return LayerClock(
-            runner, num_layers=4, chunk_bytes=1_000, now_s=lambda: self.now_s, **options
-        )
+        marks = HostMarks(lambda: self.stall_s, now_s=lambda: self.now_s)
+        return LayerClock(runner, marks, num_layers=4, chunk_bytes=1_000, **options)
 
 
 def test_layers_take_the_time_between_the_first_and_the_last_less_stalls() -> None:
     rank = Rank()
     clock = rank.clock()
     rank.stall_s = 0.5  # before the first layer: not within
-    clock.layer_begins()
+    clock.marks.layers_begin(7)
     rank.now_s += 1.0
     rank.stall_s += 0.2
-    clock.layer_begins()  # of a later group
-    clock.step_ends()
+    clock.marks.layers_end()
+    rank.now_s += 1.0
+    clock.marks.layers_end()  # said twice
 
     timing = clock.take()
 
+    assert (timing.step, timing.period_s) == (7, None)
     assert timing.layer_s == pytest.approx((1.0 - 0.2) / 4)
     assert timing.stall_s == pytest.approx(0.7)
 
@@ -44,9 +46,9 @@ def test_layers_take_the_time_between_the_first_and_the_last_less_stalls() -> No
 def test_each_step_is_told_once() -> None:
     rank = Rank()
     clock = rank.clock()
-    clock.layer_begins()
+    clock.marks.layers_begin(1)
     rank.now_s += 1.0
-    clock.step_ends()
+    clock.marks.layers_end()
     rank.totals, rank.num_loads = TransferTotals(h2d_bytes=2_500, h2d_busy_s=0.1), 3
     first = clock.take()
 
@@ -57,7 +59,7 @@ def test_each_step_is_told_once() -> None:
 def test_a_step_without_layers_measures_none() -> None:
     rank = Rank()
     clock = rank.clock()
-    clock.step_ends()
+    clock.marks.layers_end()
 
     assert clock.take().layer_s == 0.0
 
@@ -81,5 +83,16 @@ def test_of_several_ranks_bytes_add_up_and_the_slowest_counts() -> None:
 
     both = first.aggregate(second)
 
-    assert (both.layer_s, both.stall_s) == (1.0, 0.4)
+    assert (both.layer_s, both.stall_s, both.period_s) == (1.0, 0.4, None)
     assert both.h2d == CopyTime(num_bytes=20, busy_s=0.7, num_copies=1)
+
+
+def test_of_ranks_that_read_different_steps_the_later_reader_counts() -> None:
+    early = StepTiming(step=8, layer_s=1.0, stall_s=0.5, period_s=9.0)
+    late = StepTiming(step=7, layer_s=0.4, stall_s=0.1, period_s=3.0)
+    silent = StepTiming()
+
+    for timings in ([early, late, silent], [silent, late, early], [late, silent, early]):
+        one, two, three = timings
+        both = one.aggregate(two).aggregate(three)
+        assert (both.step, both.layer_s, both.stall_s, both.period_s) == (7, 0.4, 0.1, 3.0)
