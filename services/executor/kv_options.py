@@ -168,8 +168,8 @@ def check_supported(vllm_config: "VllmConfig") -> None:
         "enable_dbo": parallel.enable_dbo,
         "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
-        "full CUDA graphs, which leave out the hooks between layers": bool(
-            graphs and graphs.has_full_cudagraphs()
+        "full CUDA graphs alone, for steps with copies need piecewise ones": bool(
+            graphs and graphs.has_full_cudagraphs() and not graphs.has_piecewise_cudagraphs()
         ),
         "an encoder-decoder model": model.is_encoder_decoder,
         "a model with MLA": model.use_mla,

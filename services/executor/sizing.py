@@ -49,10 +49,10 @@ def block_bytes(options: KVOptions, kv_cache_config: "KVCacheConfig") -> int:
 def block_table_bytes(vllm_config: "VllmConfig") -> int:
     """Return the bytes of one block table per layer group of a rank."""
     model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
-    num_layers = model.get_num_layers(vllm_config.parallel_config)
+    num_layers: int = model.get_num_layers(vllm_config.parallel_config)
     num_groups = num_layers // KVOptions.of(vllm_config).layers_per_group
     num_blocks = -(-model.max_model_len // vllm_config.cache_config.block_size)
-    return num_groups * scheduler.max_num_seqs * num_blocks * TABLE_ENTRY_BYTES
+    return int(num_groups * scheduler.max_num_seqs * num_blocks * TABLE_ENTRY_BYTES)
 
 
 def are_slots_ready_at_start(options: KVOptions) -> bool:

@@ -81,6 +81,14 @@ class StepTransfers:
     num_tokens: int = 0  # of the step
     num_context_tokens: int = 0  # that the step's attention reads, over all requests
 
+    @property
+    def needs_hooks(self) -> bool:
+        """Whether layers must be entered one by one: they load, or write staging that is saved.
+
+        Copies of own blocks to the host may as well start after the last layer.
+        """
+        return bool(self.loading) or any(save.from_staging for save in self.saves)
+
 
 @dataclass(frozen=True, slots=True)
 class HostRoom:

@@ -207,15 +207,17 @@ def test_the_block_tables_of_all_groups_have_room_beside_the_pool(
     assert worker.determine_available_memory() == (1 << 30) - num_tables * table_bytes
 
 
-def test_graphs_that_leave_out_our_hooks_are_refused(
-    config: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", [CUDAGraphMode.FULL, CUDAGraphMode.FULL_DECODE_ONLY])
+def test_graphs_that_always_leave_out_our_hooks_are_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch, mode: CUDAGraphMode
 ) -> None:
-    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL)
-    with pytest.raises(ValueError, match="full CUDA graphs"):
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", mode)
+    with pytest.raises(ValueError, match="full CUDA graphs alone"):
         check_supported(config)
 
-    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", CUDAGraphMode.PIECEWISE)
-    check_supported(config)
+    for other in (CUDAGraphMode.FULL_AND_PIECEWISE, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE):
+        monkeypatch.setattr(config.compilation_config, "cudagraph_mode", other)
+        check_supported(config)
 
 
 @pytest.mark.parametrize(

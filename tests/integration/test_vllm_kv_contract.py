@@ -32,6 +32,7 @@ from vllm.v1.request import Request
 from vllm.v1.worker.block_table import MultiGroupBlockTable
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.dp_utils import dispatch_cg_and_sync_dp
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -229,11 +230,13 @@ def test_the_second_model_runner_calls_the_connector_around_the_layers() -> None
     assert "set_disabled(True)" in source(GPUModelRunnerV2._dummy_run)
 
 
-def test_a_connector_that_asks_for_it_gets_piecewise_graphs() -> None:
-    assert LayerwiseConnector.requires_piecewise_for_cudagraph({})
-    body = source(VllmConfig.__post_init__)
-    asked = body.index("requires_piecewise_for_cudagraph(")
-    assert "cudagraph_mode = CUDAGraphMode.PIECEWISE" in body[asked:]
+def test_a_connector_may_have_full_graphs_beside_piecewise_ones() -> None:
+    assert not LayerwiseConnector.requires_piecewise_for_cudagraph({})
+    assert "connector_cls.requires_piecewise_for_cudagraph(" in source(VllmConfig.__post_init__)
+    assert "self.cudagraph_dispatcher.dispatch(" in source(
+        GPUModelRunner._determine_batch_execution_and_padding
+    )
+    assert "cudagraph_manager.dispatch(" in source(dispatch_cg_and_sync_dp)
     assert "vllm::unified_attention_with_output" in CompilationConfig._attention_ops
     assert "self.splitting_ops = list(self._attention_ops)" in source(
         CompilationConfig.set_splitting_ops_for_v1

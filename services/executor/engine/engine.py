@@ -17,7 +17,7 @@ from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting,
 from services.executor.engine.config import make_config
 from services.executor.engine.load_recorder import LoadRecorder
 from services.executor.engine.reader_relay import ReaderRelay
-from services.executor.kv_options import HostMemoryForm, layers_per_group
+from services.executor.kv_options import layers_per_group
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
@@ -220,7 +220,7 @@ class Engine:
 
 def shutdown_timeout_s(settings: ExecutorSettings) -> float:
     """Return how long the processes may take to end, unpinning their host memory."""
-    pins = settings.uses_layerwise_kv and settings.kv_host_memory == HostMemoryForm.PINNED
+    pins = settings.uses_layerwise_kv and settings.kv_host_memory == "pinned"
     if not pins or not current_platform.is_cuda():
         return SHUTDOWN_TIMEOUT_S
     num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size

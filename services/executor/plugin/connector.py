@@ -76,8 +76,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Layers must be left and entered in Python, or the hooks would not be called."""
-        return True
+        """Full graphs leave out the hooks: the worker keeps them from steps that need those."""
+        return False
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:

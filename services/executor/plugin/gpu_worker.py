@@ -3,11 +3,14 @@
 from typing import Any
 
 import structlog
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
 from services.executor.plugin.flash_attention import install_memo
+from services.executor.plugin.full_graphs import forbid_full_graphs_v1, forbid_full_graphs_v2
 from services.executor.plugin.worker import LayerwiseWorkerMixin
 from services.executor.sizing import block_table_bytes
+from services.executor.step_messages import StepTransfers
 
 log = structlog.get_logger()
 
@@ -17,9 +20,25 @@ MAX_TABLE_BYTES_PER_STEP = 16 << 20  # 0.3 ms of a link that loads need
 class LayerwiseGPUWorker(LayerwiseWorkerMixin, Worker):  # type: ignore[misc]
     """vLLM's GPU worker with layer groups."""
 
+    _needs_hooks = False  # this step's layers
+
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         install_memo()
         return super().load_model(*args, **kwargs)
+
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()
+        runner = self.model_runner
+        if not self.use_v2_model_runner:
+            forbid_full_graphs_v1(runner.cudagraph_dispatcher, lambda: self._needs_hooks)
+        elif runner.cudagraph_manager is not None:
+            forbid_full_graphs_v2(runner.cudagraph_manager, lambda: self._needs_hooks)
+        return times
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        transfers = scheduler_output.kv_connector_metadata
+        self._needs_hooks = isinstance(transfers, StepTransfers) and transfers.needs_hooks
+        return super().execute_model(scheduler_output)
 
     def determine_available_memory(self) -> int:
         """Return the bytes that are left for KV; the groups' block tables are made after this."""

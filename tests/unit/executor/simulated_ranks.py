@@ -119,6 +119,7 @@ class SimulatedRank:
         self.engine = (engine or LateEngine)(self.memory, rng)
         self.wrong: set[str] = set()  # KV that was wrong when it was read, or depends on that
         self._may_be_wrong = engine is not None
+        self.replays_full_graphs = False  # where nothing needs the hooks
         self.runner = TransferRunner(self.engine, num_groups)
         self.runner.fill = lambda ids, nan: self.memory.update(dict.fromkeys(ids)) if nan else None
         self._num_groups = num_groups
@@ -134,7 +135,11 @@ class SimulatedRank:
             for row, ids in zip(self.rows[part.request_id], part.new_ids, strict=True):
                 row.extend(ids)
         self.runner.begin_step(transfers)
-        self._are_hooks_called = self.runner.has_work_between_layers
+        self._are_hooks_called = (
+            transfers.needs_hooks
+            if self.replays_full_graphs
+            else self.runner.has_work_between_layers
+        )
         for group in range(self._num_groups if batch else 0):
             self._run_group(group, batch)
             self.engine.progress()

@@ -44,10 +44,13 @@ def drain(sim: Simulation) -> None:
         sim.drain()
 
 
-def run(seed: int, *, form: str, depth: int, num_steps: int = 80) -> list[str]:
+def run(
+    seed: int, *, form: str, depth: int, num_steps: int = 80, full_graphs: bool = False
+) -> list[str]:
     """Run random changes on ranks with streams; return what went wrong."""
     sim = Simulation(seed=seed, depth=depth, num_slots=300, num_ranks=1)
     rank = StreamRank(sim.num_groups, random.Random(seed), form=form)
+    rank.replays_full_graphs = full_graphs
     sim.ranks = [rank]
     try:
         run_at_random(sim, num_steps)
@@ -71,6 +74,11 @@ def cases() -> Iterator[object]:
 @pytest.mark.parametrize(("seed", "depth", "form"), list(cases()))
 def test_every_access_of_random_steps_is_ordered(seed: int, depth: int, form: str) -> None:
     assert run(seed, form=form, depth=depth) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_steps_without_hooks_where_none_are_needed_are_ordered_too(form: str) -> None:
+    assert run(1, form=form, depth=2, full_graphs=True) == []
 
 
 @pytest.mark.parametrize("form", FORMS)
