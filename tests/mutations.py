@@ -55,8 +55,8 @@ MUTATIONS = (
     Mutation(
         "lost wait for a load",
         f"{EXECUTOR}/copies/transfer_runner.py",
-        "                self._await(load.request_ids, load.copy)\n",
-        "                pass\n",
+        "            self._await(load.request_ids, load.copy)\n",
+        "            pass\n",
         ONE_ENGINE,
     ),
     Mutation(
