@@ -364,10 +364,10 @@ class _Draft:
         interval_s = min(1.0 / request.rate_tps for request in paced)
         left_s = max(min(request.spare_s for request in paced), interval_s)
         left_s -= rules.safety_s + step_s + costs.chunk_base_s
-        num_tokens = int(left_s / costs.chunk_token_s)
-        if left_s < rules.floor_frac * step_s or num_tokens < rules.min_chunk:
+        if left_s < max(rules.floor_frac * step_s, rules.min_chunk * costs.chunk_token_s):
             return None  # nothing hides it: as few long steps as possible
-        return min(num_tokens, rules.max_chunk, self._snapshot.engine.max_num_batched_tokens)
+        most = min(rules.max_chunk, self._snapshot.engine.max_num_batched_tokens)
+        return min(most, int(left_s / costs.chunk_token_s))
 
     def decision(self, *, is_blocked: bool) -> RunDecision:
         """Return what has come out."""

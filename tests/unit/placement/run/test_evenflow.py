@@ -146,6 +146,13 @@ def test_where_nothing_hides_a_prompt_it_is_computed_as_vllm_would() -> None:
     assert decide(make_snapshot(reader, ask("b", 400))).chunk_tokens is None
 
 
+def test_a_step_that_nothing_is_known_of_hides_no_prompt() -> None:
+    # What fills the pool to the last blocks would need a link, whose rate is not measured.
+    reader = runs("a", 1_570, rate_tps=5.0, slack_s=1.0)
+
+    assert decide(make_snapshot(reader, h2d_bytes_per_s=0.0)).chunk_tokens is None
+
+
 def test_one_that_is_larger_than_the_pool_stands_beside_the_queue() -> None:
     large = ask("large", 2_000, age_s=50.0)
 
