@@ -50,7 +50,8 @@ class Arrival:
 class Model:
     """A checkpoint that engines load."""
 
-    directory: Callable[[], Path]  # makes it first if it is not there
+    # Makes it first if it is not there. In no fingerprint: its address is another one every time.
+    directory: Callable[[], Path] = field(repr=False)
     num_layers: int
 
 

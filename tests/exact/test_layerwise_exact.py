@@ -22,6 +22,7 @@ from lab.step_runner import (
     StepRunner,
     first_difference,
     make_prompt,
+    stock,
 )
 from lab.workloads import (
     LONGEST,
@@ -44,7 +45,7 @@ from tests.exact import faults, product
 from tests.exact.aborts import STATES, AbortsByState
 from tests.exact.cases import HALVES, LAYERS, SCARCE_FRAC, STANDING, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pool_is_whole
-from tests.exact.reference import answers_to, reference
+from tests.exact.reference import RECIPES, answers_to, reference
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
@@ -88,6 +89,13 @@ def test_every_pool_is_scarce(case: EngineCase) -> None:
     (longest,) = (a for a in long_prompt() if a.request_id == LONGEST)
     num_full_blocks = len(longest.prompt) // case.block_size
     assert num_full_blocks * num_groups(case) > case.num_blocks, "the prompt fits the pool"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_stock_vllm_answers_is_kept_for_other_processes(name: str) -> None:
+    case, _ = RECIPES[name]
+
+    assert " at 0x" not in repr(stock(case)), "the fingerprint is another one in every process"
 
 
 def test_full_residency_is_counted_as_the_engine_counts_it() -> None:
