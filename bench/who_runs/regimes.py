@@ -146,16 +146,19 @@ def sharegpt(readers: str, load: float) -> Callable[[int], list[ArrivingRequest]
 
 
 def paper(cell: Cell) -> Regime:
-    """Return one cell of a paper's figures."""
+    """Return one cell of a paper's figures, without the requests that vLLM refuses."""
 
     def case(seed: int) -> Case:
         level = ServiceLevel(
             slo_ttft_s=cell.slo_ttft_s, slo_tbt_s=cell.slo_tbt_s, slo_tpot_s=cell.slo_tbt_s
         )
         requests = cell.workload.requests(rate_per_s=cell.rate_per_s, seed=seed, level=level)
-        return Case(
-            shape=cell.deployment.shape(), machine=cell.deployment.machine(), requests=requests
-        )
+        shape = cell.deployment.shape()
+        pool_tokens = shape.num_blocks // shape.num_groups * shape.block_size
+        fitting = [
+            one for one in requests if one.num_prompt_tokens + one.num_output_tokens <= pool_tokens
+        ]
+        return Case(shape=shape, machine=cell.deployment.machine(), requests=fitting)
 
     return case
 
