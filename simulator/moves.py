@@ -114,8 +114,10 @@ class CountedMoves:
         return num_slots - self.host.owned.get(request.request_id, 0) - self.host.num_free
 
     def _parked(self, but: LiveRequest) -> list[LiveRequest]:
-        parked = [one for one in self._live() if one.kv.is_parked and one is not but]
-        return sorted(parked, key=lambda one: one.kv.num_tokens)
+        waiting = (one for one in self._live() if not one.num_computed_tokens and one is not but)
+        return sorted(
+            (one for one in waiting if one.kv.is_parked), key=lambda one: one.kv.num_tokens
+        )
 
     def reserve(self, kv: KVState, num_slots: int) -> bool:
         return self.promise(self.requests[RequestId(kv.request_id)], num_slots)

@@ -130,6 +130,21 @@ def test_who_comes_back_takes_host_room_from_parked_ones_shortest_first(
     assert host.owned[first.request_id] == 132
 
 
+def test_a_paused_request_that_is_all_on_the_host_keeps_its_copies() -> None:
+    """It owns no block, as a parked one, but goes on from there."""
+    engine = make(link_bytes_per_s=1e4)
+    scheduler = engine.scheduler
+    first, paused = (parked(engine, name, num_blocks=5) for name in ("a", "paused"))
+    scheduler.waiting.remove(paused)
+    scheduler.running.append(paused)
+    paused.num_computed_tokens = 20
+    rest = scheduler.host.num_free - 100  # 132 - 20 are asked; "paused" has 20
+    assert scheduler.host.set_owned(RequestId("rest"), rest)
+
+    assert not scheduler.moves.promise(first, 132)
+    assert paused.kv.num_host_blocks == 5
+
+
 def test_nothing_is_dropped_where_it_would_not_be_enough() -> None:
     engine = make(link_bytes_per_s=1e4)
     first, other = (parked(engine, name, num_blocks=5) for name in ("a", "b"))
