@@ -17,9 +17,7 @@ class FormulaCheck:
 
     def after_step(self, scheduler: Any) -> None:
         owner = scheduler.block_owner
-        expected = [
-            self._of_request(request, owner.geometry) for request in owner.requests.values()
-        ]
+        expected = [self._of_request(request, owner.geometry) for request in owner.kvs]
         num_orphaned = sum(map(len, owner.restores.orphans.values()))
         num_deferred = sum(len(blocks) for _, blocks in scheduler.deferred_frees)
         num_taken = owner.pool.num_gpu_blocks - 1 - owner.pool.get_num_free_blocks()

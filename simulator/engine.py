@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from services.control.controller import Controller
 from services.control.rates import Rates
+from services.control.request_ledger import RequestLedger
+from services.control.request_record import Stage
 from services.control.run_director import POLICIES, director_of
 from services.control.run_director import Policy as RunDecider
 from services.control.seam import ScheduledStep
@@ -100,10 +102,10 @@ class Engine:
         self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, rates=self._measured_rates)
         options = brain.options.controller
         self._max_pause_s = options.parameters.max_pause_s
-        self._seam = SimulatedSeam(self.scheduler, self.h2d, self.d2h, options)
+        self._ledger = ledger = RequestLedger(self.scheduler.records)
+        self._seam = SimulatedSeam(self.scheduler, self.h2d, self.d2h, ledger, options)
         self._planner = LatePlanner(brain.policy, brain.options.plan_latency_s, self._now)
-        self._controller = Controller(options, self._seam, self._planner, self._now)
-        self._seam.ledger = self._ledger = self._controller.ledger
+        self._controller = Controller(options, self._seam, self._planner, ledger, self._now)
         self.director = director_of(
             options, self._seam, self._controller, self._now, policies=brain.run_policies
         )
@@ -144,7 +146,6 @@ class Engine:
         request = live_request(event.request, self.scheduler.geometry)
         if self.scheduler.fits_alone(request):
             self.scheduler.add(request)
-            self._ledger.arrived(request.request_id, request.reader, event.time_s)
             self._changed()
         else:
             self._leave(request, rejected=True)
@@ -175,7 +176,7 @@ class Engine:
         note, preempted = self._controller.note, self.scheduler.preempted
         note(*[Trigger.ADMITTED] * num_admitted, *[Trigger.PREEMPTED] * len(preempted))
         for request in preempted:
-            self._ledger.preempted(request.request_id, self._seam.now_s)
+            request.record.preempted_s = self._seam.now_s
         preempted.clear()
         for turn in turns:
             if not turn.is_decode and not turn.request.num_left_tokens:
@@ -214,8 +215,9 @@ class Engine:
                 self.scheduler.moves.refresh(request.kv)
             lag = kv.num_full_blocks - kv.num_host_blocks
             decodes = request.num_output_tokens > 0 and request.request_id in running
-            if not request.caught_up and decodes and kv.mirrored and lag <= CAUGHT_UP_BLOCKS:
-                request.caught_up = True
+            caught_up = request.record.stage is Stage.MIRRORED
+            if not caught_up and decodes and kv.mirrored and lag <= CAUGHT_UP_BLOCKS:
+                request.record.stage = Stage.MIRRORED
                 self._controller.note(Trigger.MIRRORED)
 
     def _rest(self, now_s: float) -> list[Event]:
@@ -223,7 +225,8 @@ class Engine:
         if not self.scheduler.running and not self.scheduler.waiting:
             self.residency.add(sample_of(self.scheduler, now_s))
             return []
-        paused_s = [r.paused_s for r in self.scheduler.running if r.paused_s is not None]
+        holds = [request.record.hold for request in self.scheduler.running]
+        paused_s = [hold.since_s for hold in holds if hold is not None]
         if paused_s and not self._seam.num_runnable():
             return [Woke(time_s=now_s)]  # the controller ends a pause
         ends = [end for lane in (self.d2h, self.h2d) if (end := lane.begin(now_s)) is not None]
@@ -305,11 +308,10 @@ class Engine:
 
     def _leave(self, request: LiveRequest, *, rejected: bool = False) -> None:
         request.kv.cancel_copies()
-        self.scheduler.release(request)
-        self.scheduler.guard.forget(request.request_id)
-        self.scheduler.moves.forget(request.request_id)
-        complete = None if rejected else request.num_output_tokens
-        self._ledger.gone(request.request_id, self._seam.now_s, num_output_tokens=complete)
+        if request.request_id in self.scheduler.records:
+            self.scheduler.forget(request)
+            complete = None if rejected else request.num_output_tokens
+            self._ledger.ended(self._seam.now_s, num_output_tokens=complete)
         self.outcomes.append(
             Outcome(
                 request_id=request.request_id,

@@ -183,11 +183,11 @@ class KVState:
             self._assign(num_free=num_free - self.num_staged)
         return True
 
-    def parked(self) -> "KVState":
+    def parked(self) -> "KVState | None":
         """Return what is left of it out of the pool: positions that every group has a copy of."""
         num_kept = self.num_host_blocks
         if not num_kept:
-            return KVState(request_id=self.request_id, geometry=self.geometry)
+            return None
         return KVState(
             request_id=self.request_id,
             geometry=self.geometry,

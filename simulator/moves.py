@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from services.control.moves import Loading
+from services.control.request_record import RequestRecord
 from services.placement.blocks import BlockGeometry
 from services.placement.types import EngineShape, RequestId
 from simulator.blocks import BlockLedger
@@ -43,18 +44,12 @@ class CountedMoves:
     def num_free(self) -> int:
         return self.pool.num_free
 
-    def find(self, request_id: str) -> KVState | None:
-        request = self.requests.get(RequestId(request_id))
-        if request is None or not (request.kv.num_tokens or request_id in self.pool.owned):
-            return None
-        return request.kv
-
     def all(self) -> Iterable[KVState]:
         return (request.kv for request in self.requests.values())
 
-    def idle(self, but: Collection[str]) -> list[KVState]:
-        others = [r for r in self._live() if r.kv.num_owned and r.request_id not in but]
-        others = sorted(reversed(others), key=lambda request: -request.num_deposited_told)
+    def idle(self, but: Collection[RequestRecord[KVState]]) -> list[KVState]:
+        others = [r for r in self._live() if r.kv.num_owned and r.record not in but]
+        others = sorted(reversed(others), key=lambda request: -request.record.num_deposited_tokens)
         return [request.kv for request in others]
 
     def num_new(self, kv: KVState, num_tokens: int) -> int:
@@ -128,7 +123,7 @@ class CountedMoves:
         kv.cancel_copies()
         self.pool.release(request.request_id)
         self.host.release(request.request_id)
-        request.kv = KVState(request_id=request.request_id, geometry=self._geometry)
+        request.record.kv = None
 
     def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_buffers = num_buffers
@@ -151,8 +146,8 @@ class CountedMoves:
         request = self.requests[RequestId(kv.request_id)]
         self._lacking.pop(kv.request_id, None)
         kv.cancel_copies()
-        request.kv = kv.parked()
-        self.refresh(request.kv)
+        request.record.kv = parked = kv.parked()
+        self.refresh(parked or request.nothing)
 
     def forget(self, request_id: RequestId) -> None:
         """Forget a request that has left."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from services.control.capacity_guard import Need
+from services.control.request_record import Hold, HoldKind, RequestRecord, Stage
 from services.pacing.deposit import next_due_s
 from services.pacing.request_buffer import RequestBuffer
 from services.placement.blocks import BlockGeometry
@@ -19,23 +20,29 @@ class LiveRequest:
     """
 
     spec: ArrivingRequest
-    kv: KVState
-    reader: RequestBuffer  # as the scheduler sees it
+    record: RequestRecord[KVState]
+    nothing: KVState  # its KV while it has none
     num_output_tokens: int = 0
     num_computed_tokens: int = 0
     generated_s: list[float] = field(default_factory=list)
     due_s: list[float] = field(default_factory=list)  # of each token, at its reader
     num_told: int = 0  # tokens that the scheduler has heard to be at the reader
-    paused_s: float | None = None  # beginning of the running pause
     pauses_s: list[tuple[float, float]] = field(default_factory=list)  # complete ones
     decode_steps_s: list[float] = field(default_factory=list)  # see `Outcome`
     num_preemptions: int = 0
-    num_deposited_told: int = 0  # tokens in its reader's hand, when the policy was last asked
-    caught_up: bool = False  # its host copy was complete once since its prompt was
 
     @property
     def request_id(self) -> RequestId:
         return self.spec.request_id
+
+    @property
+    def kv(self) -> KVState:
+        return self.record.kv or self.nothing
+
+    @property
+    def reader(self) -> RequestBuffer:
+        """Return its reader as the scheduler sees it."""
+        return self.record.buffer
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -65,7 +72,7 @@ class LiveRequest:
 
     @property
     def is_paused(self) -> bool:
-        return self.paused_s is not None
+        return self.record.is_held
 
     @property
     def is_finished(self) -> bool:
@@ -87,32 +94,32 @@ class LiveRequest:
         return True
 
     def pause(self, now_s: float) -> None:
-        self.paused_s = now_s
+        self.record.hold = Hold(HoldKind.PAUSE, now_s)
 
     def resume(self, now_s: float) -> None:
         """End the pause; without one this changes nothing."""
-        if self.paused_s is not None:
-            self.pauses_s.append((self.paused_s, now_s))
-            self.paused_s = None
+        if self.record.hold is not None:
+            self.pauses_s.append((self.record.hold.since_s, now_s))
+            self.record.hold = None
 
     def preempt(self, now_s: float) -> None:
         """Lose turn and blocks; what has a complete host copy is kept there."""
         self.resume(now_s)
         self.kv.cancel_copies()
-        self.kv = self.kv.parked()
-        self.num_computed_tokens, self.caught_up = 0, False
+        self.record.kv = self.kv.parked()
+        self.record.stage, self.num_computed_tokens = Stage.WAITS, 0
         self.num_preemptions += 1
 
 
-def need_of(request: LiveRequest) -> Need:
+def need_of(request: LiveRequest) -> Need[KVState]:
     """Return what the guard makes room for."""
-    return Need(request_id=request.request_id, num_tokens=request.num_tokens)
+    return Need(request.record, request.num_tokens)
 
 
 def live_request(spec: ArrivingRequest, geometry: BlockGeometry) -> LiveRequest:
     """Return a request that has just arrived."""
-    return LiveRequest(
-        spec=spec,
-        kv=KVState(request_id=spec.request_id, geometry=geometry),
-        reader=RequestBuffer(spec.level),
+    record: RequestRecord[KVState] = RequestRecord(
+        request_id=spec.request_id, buffer=RequestBuffer(spec.level), arrival_s=spec.arrival_s
     )
+    nothing = KVState(request_id=spec.request_id, geometry=geometry)
+    return LiveRequest(spec=spec, record=record, nothing=nothing)

@@ -16,7 +16,8 @@ from itertools import islice
 from services.control.capacity_guard import CapacityGuard, Need
 from services.control.counters import Counters
 from services.control.rates import Rates
-from services.control.resumes import Resumes
+from services.control.request_record import RequestRecord
+from services.control.resumes import Resumes, is_preparing, num_host_tokens
 from services.placement.blocks import (
     RESIDENT,
     BlockGeometry,
@@ -67,9 +68,14 @@ class Scheduler:
         self.running: list[LiveRequest] = []
         self.waiting: deque[LiveRequest] = deque()
         self.counters = Counters()
+        self.records: dict[str, RequestRecord[KVState]] = {}  # of all live requests
         self.moves = CountedMoves(shape, self.pool, self.host, lambda: self.live, h2d)
         self.guard = CapacityGuard(
-            self.moves, self.counters, max_staging=MAX_STAGING, restore_when_free_frac=SPARE_FRAC
+            self.moves,
+            self.records,
+            self.counters,
+            max_staging=MAX_STAGING,
+            restore_when_free_frac=SPARE_FRAC,
         )
         self.resumes = Resumes(self.moves, self.guard, self.counters, block_bytes=shape.block_bytes)
         self._rates = rates
@@ -87,6 +93,7 @@ class Scheduler:
         """Take in a request that has arrived, at the end of the queue."""
         self.waiting.append(request)
         self.moves.requests[request.request_id] = request
+        self.records[request.request_id] = request.record
 
     def line(self) -> Sequence[LiveRequest]:
         """Return the part of the queue that may run, in the order in which it is admitted."""
@@ -134,7 +141,7 @@ class Scheduler:
         staged = sum(r.kv.num_staged * r.kv.num_staging_groups for r in active)
         for request in islice(self.line(), self._num_places):
             self.resumes.prepare(
-                request.request_id,
+                request.record,
                 partial(self._choose, request, tuple(ahead), staged),
                 num_slots=num_host_blocks(self.geometry, request),
                 num_kept_free=self.guard.num_blocks_of_next_step(ahead),
@@ -145,7 +152,7 @@ class Scheduler:
             staged += request.kv.num_staged * request.kv.num_staging_groups
 
     def _choose(
-        self, request: LiveRequest, ahead: Sequence[Need], num_staged: int, kv: KVState
+        self, request: LiveRequest, ahead: Sequence[Need[KVState]], num_staged: int, kv: KVState
     ) -> tuple[ResumeWay, LayerPlacement]:
         rates = self._rates()
         engine = LinkAndStep(
@@ -163,7 +170,7 @@ class Scheduler:
     def _first_ready(self) -> LiveRequest | None:
         """Return who may be admitted first; who is prepared is passed over."""
         for request in self.line():
-            num_tokens = self.resumes.num_host_tokens(request.request_id)
+            num_tokens = num_host_tokens(request.record)
             if num_tokens or (num_tokens == 0 and not self.resumes.is_short_of_blocks):
                 return request
         return None
@@ -188,7 +195,7 @@ class Scheduler:
         line: list[LiveRequest] = []
         for request in self.line() if self._num_places else ():
             line.append(request)
-            if not self.resumes.is_preparing(request.request_id):
+            if not is_preparing(request.record):
                 break
         return line
 
@@ -249,7 +256,7 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         self.running.append(request)
-        self.resumes.admitted([request.request_id])
+        self.resumes.admitted(request.record)
         request.num_computed_tokens = request.kv.num_tokens
         self.num_admitted += 1
         return True
@@ -267,7 +274,7 @@ class Scheduler:
         if is_new and kv.mirrored:
             reserved = self.moves.promise(request, num_host_blocks(self.geometry, request))
             assert reserved
-        request.kv = kv
+        request.record.kv = kv
         return True
 
     def _draft(self, request: LiveRequest) -> KVState:
@@ -308,14 +315,20 @@ class Scheduler:
         """
         preparing = [request for request in self.waiting if request.kv.num_owned]
         if len(preparing) == 1:
-            self.resumes.forget(preparing[0].request_id)
+            preparing[0].record.way = None
             self.moves.drop(preparing[0].kv)
         elif preparing:
-            self.resumes.put_back(preparing[-1].request_id)
+            self.resumes.put_back(preparing[-1].record)
         return bool(preparing)
 
+    def forget(self, request: LiveRequest) -> None:
+        """Forget a request that has left the queues."""
+        self.release(request)
+        self.moves.forget(request.request_id)
+        self.records.pop(request.request_id, None)
+
     def release(self, request: LiveRequest) -> None:
-        self.resumes.forget(request.request_id)
+        request.record.way = None
         self.pool.release(request.request_id)
         self.host.release(request.request_id)
 
@@ -331,4 +344,4 @@ class Scheduler:
             assert self.pool.owned.get(request.request_id, 0) == request.kv.num_owned
             assert (request.request_id in self.host.owned) == request.kv.mirrored
             request.kv.check_integrity()
-        assert self.guard.given.keys() <= ids
+        assert self.records.keys() == ids

@@ -1,16 +1,17 @@
 """`EngineSeam` on the simulated scheduler: what the services' controller reads and orders."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from services.control.link_rate import LinkRate
 from services.control.options import ControllerOptions
 from services.control.prediction import PlacedRequest
 from services.control.request_ledger import RequestLedger
+from services.control.request_record import RequestRecord
 from services.control.request_state import NOTHING, KVView, StateReader, phase_of
-from services.control.run_director import phase_in_queue
+from services.control.resumes import is_preparing
+from services.control.run_director import RunPlace, phase_in_queue
 from services.control.types import Links
 from services.placement.blocks import Residency
-from services.placement.layer_placement import LayerPlacement
 from services.placement.plan_rules import LiveRequest as LivePlace
 from services.placement.run.types import RunDecision, RunPhase
 from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
@@ -26,11 +27,15 @@ class SimulatedSeam:
     """Reads the scheduler and gives it orders, at the instant `now_s`."""
 
     def __init__(
-        self, scheduler: Scheduler, h2d: Lane, d2h: Lane, options: ControllerOptions
+        self,
+        scheduler: Scheduler,
+        h2d: Lane,
+        d2h: Lane,
+        ledger: RequestLedger,
+        options: ControllerOptions,
     ) -> None:
         self._scheduler, self._h2d, self._d2h = scheduler, h2d, d2h
-        self._options = options
-        self.ledger: RequestLedger  # set by whoever makes both
+        self._ledger, self._options = ledger, options
         self.now_s = 0.0
         self.last_scheduled: tuple[RequestId, ...] = ()  # of the newest step
 
@@ -38,15 +43,15 @@ class SimulatedSeam:
     def shape(self) -> EngineShape:
         return self._scheduler.shape
 
-    def _request(self, request_id: str) -> LiveRequest:
-        return self._scheduler.moves.requests[RequestId(request_id)]
+    def _request(self, record: RequestRecord[KVState]) -> LiveRequest:
+        return self._scheduler.moves.requests[RequestId(record.request_id)]
 
     # -- reading -----------------------------------------------------------------------------
 
     def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot:
         scheduler, options, scheduled = self._scheduler, self._options, set(self.last_scheduled)
-        reader = StateReader(self.shape, self.ledger.answer_lengths, self.now_s)
-        completed_s = self.ledger.last_completion_s
+        reader = StateReader(self.shape, self._ledger.answer_lengths, self.now_s)
+        completed_s = self._ledger.last_completion_s
         idle = (r.kv for r in scheduler.running if r.request_id not in scheduled)
         return Snapshot(
             epoch=epoch,
@@ -69,7 +74,7 @@ class SimulatedSeam:
         runs = request in self._scheduler.running
         kv = view_of(request.kv) if runs else NOTHING  # what is brought back is not shown
         phase = phase_of(request, runs=runs, held=request.is_paused)
-        return reader.state(request, self.ledger.entries[request.request_id], kv, phase)
+        return reader.state(request, request.record, kv, phase)
 
     def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
         returning = sum(
@@ -84,26 +89,23 @@ class SimulatedSeam:
     def num_returning_bytes(self) -> int:
         return self._h2d.num_queued_bytes
 
-    def run_places(self) -> Iterator[tuple[LiveRequest, RunPhase, int]]:
+    def run_places(self) -> Iterator[RunPlace]:
         scheduler = self._scheduler
         block_size = self.shape.block_size
         for request in scheduler.running:
-            yield request, RunPhase.RUNNING, request.kv.num_host_blocks * block_size
+            num_tokens = request.kv.num_host_blocks * block_size
+            yield RunPlace(request, request.record, RunPhase.RUNNING, num_tokens)
         queue = sorted(scheduler.waiting, key=lambda one: (one.priority, one.spec.arrival_s))
         for request in queue:
-            is_returning = scheduler.resumes.is_preparing(request.request_id)
-            phase = phase_in_queue(request, is_returning=is_returning)
-            yield request, phase, request.kv.num_tokens
+            phase = phase_in_queue(request, is_returning=is_preparing(request.record))
+            yield RunPlace(request, request.record, phase, request.kv.num_tokens)
 
-    def park(self, request_id: RequestId) -> None:
-        self._scheduler.park(self._request(request_id), self.now_s)
+    def park(self, record: RequestRecord[KVState]) -> None:
+        self._scheduler.park(self._request(record), self.now_s)
 
     def obey(self, decision: RunDecision) -> None:
         self._scheduler.decision = decision
         self._scheduler.resumes.allow(decision.allowed_ways)
-
-    def release_all(self) -> None:
-        self._scheduler.guard.given.clear()
 
     def placed_requests(self) -> list[PlacedRequest]:
         requests = self._scheduler.moves.requests
@@ -135,35 +137,18 @@ class SimulatedSeam:
         num_running = sum(not request.is_paused for request in scheduler.running)
         return num_running if num_running or not self.last_scheduled else len(scheduler.waiting)
 
-    def priority(self, request_id: str) -> int:
-        return self._request(request_id).priority
-
-    def is_paused(self, request_id: str) -> bool:
-        return self._request(request_id).is_paused
+    def priority(self, record: RequestRecord[KVState]) -> int:
+        return self._request(record).priority
 
     # -- orders ------------------------------------------------------------------------------
 
-    def place(self, request_id: str, *, groups: Sequence[int], num_buffers: int) -> None:
-        if self._scheduler.offloads:
-            placement = LayerPlacement(offloaded=frozenset(groups), num_staging=max(1, num_buffers))
-            self._scheduler.guard.give(request_id, placement)
-
-    def release(self, request_id: str) -> None:
-        self._scheduler.guard.forget(request_id)
-
-    def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
-        for request_id, number in num_tokens.items():
-            self._request(request_id).num_deposited_told = number
-
-    def pause(self, request_id: str) -> bool:
-        request = self._request(request_id)
-        runs = request in self._scheduler.running
-        if runs:
+    def pause(self, record: RequestRecord[KVState]) -> None:
+        request = self._request(record)
+        if request in self._scheduler.running:
             request.pause(self.now_s)
-        return runs
 
-    def resume(self, request_id: str) -> None:
-        self._request(request_id).resume(self.now_s)
+    def resume(self, record: RequestRecord[KVState]) -> None:
+        self._request(record).resume(self.now_s)
 
 
 def view_of(kv: KVState) -> KVView:

@@ -5,20 +5,22 @@ guard offloads more when the pool is too small, and brings back what it took on 
 when there is room again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple
 
 from services.control.counters import Counters
-from services.control.moves import KVT, Moves
+from services.control.kv import KVT
+from services.control.moves import Moves
+from services.control.request_record import RequestRecord
 from services.placement.blocks import Residency, num_request_blocks
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement, widened
 from services.placement.place.fewest_offloaded import Demand, fewest_offloaded, spread_order
 
 
-class Need(NamedTuple):
+class Need(NamedTuple, Generic[KVT]):
     """One request in scheduling order, running ones first."""
 
-    request_id: str
+    record: RequestRecord[KVT]
     num_tokens: int  # known tokens, >= 1
 
 
@@ -28,44 +30,38 @@ class CapacityGuard(Generic[KVT]):
     def __init__(
         self,
         moves: Moves[KVT],
+        records: Mapping[str, RequestRecord[KVT]],
         counters: Counters,
         *,
         max_staging: int,
         restore_when_free_frac: float,
     ) -> None:
-        self.given: dict[str, LayerPlacement] = {}
+        """`records`: of all live requests."""
         self.num_spare = int(restore_when_free_frac * moves.num_blocks)
-        self._moves, self._counters = moves, counters
+        self._moves, self._records, self._counters = moves, records, counters
         self._max_staging = max_staging
         self._num_kept_free = 0
         self._spread = spread_order(moves.geometry.num_groups)
-        self._running_ids: set[str] = set()  # at the last adjustment
+        self._running: set[RequestRecord[KVT]] = set()  # at the last adjustment
 
-    def give(self, request_id: str, placement: LayerPlacement) -> None:
-        """Set the placement of a request, admitted or not; it holds from the next step on."""
-        self.given[request_id] = placement
-
-    def forget(self, request_id: str) -> None:
-        self.given.pop(request_id, None)
-
-    def place_new(self, need: Need, others: Sequence[Need]) -> LayerPlacement:
+    def place_new(self, need: Need[KVT], others: Sequence[Need[KVT]]) -> LayerPlacement:
         """Return where a request that asks for its first blocks belongs, beside `others`."""
         needs = [*others, need]
-        idle = self._moves.idle(but={need.request_id for need in needs})
+        idle = self._moves.idle(but={need.record for need in needs})
         answers = self._fewest(needs, num_blocks=self._num_movable(idle))
-        return self._placement(need.request_id, answers[-1])
+        return self._placement(need.record, answers[-1])
 
-    def adjust(self, running: Sequence[Need], waiting: Sequence[Need]) -> None:
+    def adjust(self, running: Sequence[Need[KVT]], waiting: Sequence[Need[KVT]]) -> None:
         """Move layer groups so that the next step fits, and back when there is room.
 
         `running` are those that may run, `waiting` the ones that may be admitted next. The other
         requests that own blocks are idle: theirs are taken before a running one is offloaded.
         """
         needs = [*running, *waiting]
-        self._running_ids = {need.request_id for need in running}
+        self._running = {need.record for need in running}
         if self._is_all_resident_with_room(needs):
             return
-        idle = self._moves.idle(but={need.request_id for need in needs})
+        idle = self._moves.idle(but={need.record for need in needs})
         num_movable = self._num_movable(idle)
         tight = self._fewest(needs, num_blocks=num_movable)
         roomy = self._fewest(needs, num_blocks=num_movable - self.num_spare)
@@ -77,18 +73,18 @@ class CapacityGuard(Generic[KVT]):
         # and begun anew step after step.
         self._num_kept_free = self.num_spare + self.num_blocks_of_next_step(running)
         for need, num_blocks in zip(waiting, num_needed[len(running) :], strict=True):
-            kv = self._moves.find(need.request_id)
+            kv = need.record.kv
             self._num_kept_free += max(0, num_blocks - (0 if kv is None else kv.num_owned))
         for need, least, most in zip(running, tight, roomy, strict=False):
-            kv = self._moves.find(need.request_id)
+            kv = need.record.kv
             if kv is None or not kv.mirrored:
                 continue
             if not kv.offloaded and most is not None and most.num_offloaded == 0:
                 continue  # all of it is in the pool and may stay
             self._move(
                 kv,
-                least=self._placement(need.request_id, least),
-                most=self._placement(need.request_id, most),
+                least=self._placement(need.record, least),
+                most=self._placement(need.record, most),
             )
 
     def relieve(self) -> bool:
@@ -97,28 +93,27 @@ class CapacityGuard(Generic[KVT]):
         Takes from requests that do not run, then gives up restores.
         """
         moves = self._moves
-        idle, num_free = moves.idle(but=self._running_ids), moves.num_free
+        idle, num_free = moves.idle(but=self._running), moves.num_free
         num_expected = sum(kv.num_owned_when_copied for kv in idle)
         took = self._reclaim(idle, num_expected - 2 * moves.geometry.num_groups)
         return moves.num_free > num_free or moves.give_up_restores() or took
 
-    def num_blocks_of_next_step(self, running: Sequence[Need]) -> int:
+    def num_blocks_of_next_step(self, running: Sequence[Need[KVT]]) -> int:
         """Return how many blocks requests take for all their known tokens, those asleep to wake.
 
         `running` may include requests that are about to run.
         """
-        found = ((need, self._moves.find(need.request_id)) for need in running)
         return sum(
             self._moves.num_new(kv, need.num_tokens) + self._moves.num_to_wake(kv)
-            for need, kv in found
-            if kv is not None
+            for need in running
+            if (kv := need.record.kv) is not None
         )
 
     def _num_movable(self, idle: Sequence[KVT]) -> int:
         """Return the blocks that are not kept by idle requests when all that can be taken is."""
         return self._moves.num_blocks - sum(kv.num_unmovable for kv in idle)
 
-    def _num_blocks_of(self, need: Need, residency: Residency | None) -> int:
+    def _num_blocks_of(self, need: Need[KVT], residency: Residency | None) -> int:
         if residency is None:
             return 0
         return num_request_blocks(self._moves.geometry, residency, num_tokens=need.num_tokens + 1)
@@ -149,13 +144,15 @@ class CapacityGuard(Generic[KVT]):
             num_excess -= num_taken
         return took
 
-    def _is_all_resident_with_room(self, needs: Sequence[Need]) -> bool:
+    def _is_all_resident_with_room(self, needs: Sequence[Need[KVT]]) -> bool:
         """Return whether there is nothing to do: the common case, answered without the search."""
         moves = self._moves
         # What is offloaded and awake has buffers.
-        if self.given or any(kv.num_buffers or kv.asleep for kv in moves.all()):
+        if any(kv.num_buffers or kv.asleep for kv in moves.all()):
             return False
-        active = {need.request_id for need in needs}
+        if any(record.floor is not None for record in self._records.values()):
+            return False
+        active = {need.record.request_id for need in needs}
         num_rows = sum(need.num_tokens // moves.geometry.block_size + 1 for need in needs)
         num_rows += sum(kv.num_rows for kv in moves.all() if kv.request_id not in active)
         return num_rows * moves.geometry.num_groups <= moves.num_blocks - self.num_spare
@@ -173,24 +170,25 @@ class CapacityGuard(Generic[KVT]):
         if kv.num_buffers and kv.num_buffers != least.num_staging:
             self._moves.set_staging(kv, least.num_staging)
 
-    def _fewest(self, needs: Sequence[Need], *, num_blocks: int) -> list[Residency | None]:
+    def _fewest(self, needs: Sequence[Need[KVT]], *, num_blocks: int) -> list[Residency | None]:
         demands = [self._demand(need) for need in needs]
         return fewest_offloaded(
             demands, self._moves.geometry, num_blocks=num_blocks, max_staging=self._max_staging
         )
 
-    def _demand(self, need: Need) -> Demand:
-        kv = self._moves.find(need.request_id)
+    def _demand(self, need: Need[KVT]) -> Demand:
+        kv = need.record.kv
         return Demand(
             # The next token of every request must find room, and it opens a block at worst.
             num_tokens=need.num_tokens + 1,
             offloadable=kv is None or kv.mirrored,
-            min_offloaded=len(self._floor(need.request_id).offloaded),
+            min_offloaded=len(_floor(need.record).offloaded),
         )
 
-    def _floor(self, request_id: str) -> LayerPlacement:
-        return self.given.get(request_id, ALL_RESIDENT)
+    def _placement(self, record: RequestRecord[KVT], residency: Residency | None) -> LayerPlacement:
+        """Return which groups: those of its floor, then the ones that spread best."""
+        return widened(_floor(record), residency, self._spread)
 
-    def _placement(self, request_id: str, residency: Residency | None) -> LayerPlacement:
-        """Return which groups: the given ones, then the ones that spread best."""
-        return widened(self._floor(request_id), residency, self._spread)
+
+def _floor(record: RequestRecord[KVT]) -> LayerPlacement:
+    return record.floor or ALL_RESIDENT

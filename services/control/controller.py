@@ -3,13 +3,14 @@
 Nothing here waits: a step without a trigger costs some additions, a step with one a snapshot.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.control.counts import ControllerCounts
 from services.control.options import ControllerOptions
 from services.control.plan_keeper import PlanKeeper
 from services.control.planner import Answer, Planner
 from services.control.request_ledger import RequestLedger
+from services.control.request_record import RequestRecord
 from services.control.seam import EngineSeam, ScheduledStep
 from services.control.step_meter import StepMeter
 from services.control.step_timing import StepTiming
@@ -38,11 +39,12 @@ class Controller:
         options: ControllerOptions,
         engine: EngineSeam,
         planner: Planner | None,
+        ledger: RequestLedger,
         now_s: Clock,
     ) -> None:
         self.options = options
         self.counts = ControllerCounts()
-        self.ledger = RequestLedger()
+        self.ledger = ledger
         self.meter = StepMeter(engine, self.counts, mismatch_frac=options.mismatch_frac)
         self._plans = PlanKeeper(options, engine, self.ledger, self.counts)
         self._engine, self._planner, self._now_s = engine, planner, now_s
@@ -68,9 +70,9 @@ class Controller:
         """Add to the loop's own part of the present step, on the engine's thread."""
         self._own_s += seconds
 
-    def hold(self, request_id: str, *, held: bool) -> None:
+    def hold(self, record: RequestRecord[Any], *, held: bool) -> None:
         """Keep a request from running while its reader has stopped; no plan lets it run."""
-        self.note(*self._plans.hold(request_id, held=held, now_s=self._now_s()))
+        self.note(*self._plans.hold(record, held=held, now_s=self._now_s()))
 
     def before_schedule(self) -> None:
         """Carry out what has come, and end pauses that nobody else ends."""
@@ -119,7 +121,9 @@ class Controller:
         self._epoch += 1
         snapshot = self._engine.snapshot(epoch=self._epoch, profile=profile, links=links)
         self._plans.asked(snapshot, step=self._step, now_s=now_s)
-        self._engine.set_deposits({r.request_id: r.num_deposited_tokens for r in snapshot.requests})
+        for request in snapshot.requests:
+            record = self.ledger.records[request.request_id]
+            record.num_deposited_tokens = request.num_deposited_tokens
         self.counts.asked(dropped=self._planner.post(snapshot))
 
     def after_update(self, timing: StepTiming | None, *, busy: bool) -> None:

@@ -1,69 +1,11 @@
-"""What the capacity guard sees of KV, and what it may order: on the executor's blocks, or counted.
-
-A request's *row* has the same length in every layer group. What an offloaded group has on the host
-is staged in the request's buffers; a group on its way back is offloaded until it is there.
-A request that does not run may be *asleep*: without buffers.
-"""
+"""The moves of KV that the capacity guard and the resumes may order."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
+from services.control.kv import KVT
+from services.control.request_record import RequestRecord
 from services.placement.blocks import BlockGeometry
-
-
-class KV(Protocol):
-    """One request's KV, in blocks of the pool."""
-
-    @property
-    def request_id(self) -> str: ...
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether it has room on the host; without, nothing of it may leave the pool."""
-
-    @property
-    def asleep(self) -> bool: ...
-
-    @property
-    def offloaded(self) -> Sequence[int]:
-        """Layer groups in host memory, ascending; those on their way back are among them."""
-
-    @property
-    def restoring(self) -> Collection[int]:
-        """Layer groups on their way back."""
-
-    @property
-    def is_parked(self) -> bool:
-        """Whether it waits, all of it is on the host, and nothing is on its way back."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that have a place, in the pool or on the host."""
-
-    @property
-    def num_host_blocks(self) -> int:
-        """Leading blocks with a complete host copy in every group."""
-
-    @property
-    def num_rows(self) -> int:
-        """Blocks of a row, the open one included."""
-
-    @property
-    def num_buffers(self) -> int: ...
-
-    @property
-    def num_owned(self) -> int: ...
-
-    @property
-    def num_owned_when_copied(self) -> int:
-        """What it owns once copies to the host that are under way are complete."""
-
-    @property
-    def num_unmovable(self) -> int:
-        """What it keeps even when all that can be taken from it is."""
-
-
-KVT = TypeVar("KVT", bound=KV)
 
 
 class Moves(Protocol[KVT]):
@@ -79,12 +21,9 @@ class Moves(Protocol[KVT]):
     @property
     def num_free(self) -> int: ...
 
-    def find(self, request_id: str) -> KVT | None:
-        """Return a request's KV; None if it has none, in the pool or on the host."""
-
     def all(self) -> Iterable[KVT]: ...
 
-    def idle(self, but: Collection[str]) -> list[KVT]:
+    def idle(self, but: Collection[RequestRecord[KVT]]) -> list[KVT]:
         """Return the KV of all requests `but` some, the likeliest victim of a preemption first."""
 
     def num_new(self, kv: KVT, num_tokens: int) -> int:

@@ -1,14 +1,17 @@
 """Knows what was asked, judges what comes back, and carries it out."""
 
 from collections import deque
+from typing import Any
 
 from services.control.counts import ControllerCounts
 from services.control.options import ControllerOptions
 from services.control.pauses import Pause, pauses_to_end
 from services.control.plan_in_force import PlanInForce
 from services.control.request_ledger import RequestLedger
+from services.control.request_record import RequestRecord
 from services.control.seam import EngineSeam
 from services.control.types import Trigger
+from services.placement.layer_placement import LayerPlacement
 from services.placement.plan_rules import Moment, Question, Verdict, groups_of, judge
 from services.placement.types import Placement, Plan, Snapshot
 
@@ -61,39 +64,39 @@ class PlanKeeper:
         ]
 
     def _carry_out(self, placement: Placement, now_s: float) -> list[Trigger]:
-        request_id = placement.request_id
-        entry = self._ledger.entries.get(request_id)
-        if entry is None:
+        record = self._ledger.records.get(placement.request_id)
+        if record is None:
             return []  # it has ended
         groups = groups_of(placement.offloaded_layers, self._engine.shape)
+        record.floor = None
         if groups:
-            self._engine.place(
-                request_id, groups=groups, num_buffers=placement.num_prefetch_buffers
+            record.floor = LayerPlacement(
+                offloaded=frozenset(groups), num_staging=max(1, placement.num_prefetch_buffers)
             )
-        else:
-            self._engine.release(request_id)
-        if placement.paused and entry.paused_s is None:
-            if self._engine.pause(request_id):
-                self._ledger.paused(request_id, now_s)
-        elif not placement.paused and entry.paused_s is not None and not entry.on_hold:
-            return [self._resume(request_id, now_s)]
+        if placement.paused and record.paused_s is None:
+            self._pause(record, now_s)
+        elif not placement.paused and record.paused_s is not None and not record.reader_stopped:
+            return [self._resume(record, now_s)]
         return []
 
-    def hold(self, request_id: str, *, held: bool, now_s: float) -> list[Trigger]:
+    def hold(self, record: RequestRecord[Any], *, held: bool, now_s: float) -> list[Trigger]:
         """Pause a request for as long as its reader has stopped, whatever plans say."""
-        entry = self._ledger.entries.get(request_id)
-        if entry is None or entry.on_hold == held:
+        if record.reader_stopped == held:
             return []
-        entry.on_hold = held
+        record.reader_stopped = held
         if not held:
-            return [self._resume(request_id, now_s)]
-        if self._engine.pause(request_id):
-            self._ledger.paused(request_id, now_s)
+            return [self._resume(record, now_s)]
+        self._pause(record, now_s)
         return [Trigger.HELD]
 
-    def _resume(self, request_id: str, now_s: float) -> Trigger:
-        self._engine.resume(request_id)
-        self._ledger.resumed(request_id, now_s)
+    def _pause(self, record: RequestRecord[Any], now_s: float) -> None:
+        self._engine.pause(record)
+        if record.is_held:
+            record.pause_began(now_s)
+
+    def _resume(self, record: RequestRecord[Any], now_s: float) -> Trigger:
+        self._engine.resume(record)
+        record.pause_ended(now_s)
         return Trigger.RESUMED
 
     def due(self, step: int) -> list[Trigger]:
@@ -109,33 +112,35 @@ class PlanKeeper:
             return []
         self._in_force = None
         self._counts.plans["dropped_overdue"] += 1
-        for request_id in self._ledger.entries:
-            self._engine.release(request_id)
-        paused = [request_id for request_id, entry, _ in self._ledger.pauses() if not entry.on_hold]
-        return [self._resume(request_id, now_s) for request_id in paused]
+        for record in self._ledger.records.values():
+            record.floor = None
+        paused = [record for record in self._ledger.paused() if not record.reader_stopped]
+        return [self._resume(record, now_s) for record in paused]
 
     def look_after_pauses(self, now_s: float) -> list[Trigger]:
         """End pauses that have lasted too long; say which ones may end."""
         parameters = self._options.parameters
-        due, pauses = [], []
-        for request_id, entry, paused_s in list(self._ledger.pauses()):
-            if not self._engine.is_paused(request_id):
-                self._ledger.resumed(request_id, now_s)  # somebody else has ended it
-                entry.on_hold = False
+        due: list[Trigger] = []
+        pauses = []
+        for record in self._ledger.paused():
+            if not record.is_held:
+                record.pause_ended(now_s)  # something else has ended it
+                record.reader_stopped = False
                 due.append(Trigger.RESUMED)
                 continue
-            if entry.on_hold:
+            if record.reader_stopped or record.paused_s is None:
                 continue
-            age_s = now_s - paused_s
-            priority = self._engine.priority(request_id)
-            pauses.append(Pause(request_id=request_id, age_s=age_s, priority=priority))
-            if age_s >= parameters.min_pause_s and not entry.pause_endable_noted:
-                entry.pause_endable_noted = True
+            age_s = now_s - record.paused_s
+            priority = self._engine.priority(record)
+            pauses.append(Pause(request_id=record.request_id, age_s=age_s, priority=priority))
+            if age_s >= parameters.min_pause_s and not record.pause_endable_noted:
+                record.pause_endable_noted = True
                 due.append(Trigger.PAUSE_ENDABLE)
         if pauses:
             num_running = self._engine.num_runnable()
             ended = pauses_to_end(
                 pauses, num_running=num_running, max_pause_s=parameters.max_pause_s
             )
-            due.extend(self._resume(request_id, now_s) for request_id in ended)
+            records = self._ledger.records
+            due.extend(self._resume(records[request_id], now_s) for request_id in ended)
         return due

@@ -1,10 +1,10 @@
 """One live request in the planner's terms: the same in the engine and in the simulator."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.control.answer_lengths import AnswerLengths
-from services.control.request_ledger import RequestEntry
+from services.control.request_record import RequestRecord
 from services.placement.types import EngineShape, RequestId, RequestPhase, RequestState
 
 
@@ -60,37 +60,37 @@ def phase_of(request: Progress, *, runs: bool, held: bool) -> RequestPhase:
 
 
 class StateReader:
-    """Reads requests at one instant, of the clock that the entries' instants are on."""
+    """Reads requests at one instant, of the clock that the records' instants are on."""
 
     def __init__(self, engine: EngineShape, answer_lengths: AnswerLengths, now_s: float) -> None:
         self._engine, self._answer_lengths, self._now_s = engine, answer_lengths, now_s
 
     def state(
-        self, request: Progress, entry: RequestEntry, kv: KVView, phase: RequestPhase
+        self, request: Progress, record: RequestRecord[Any], kv: KVView, phase: RequestPhase
     ) -> RequestState:
         """Return one request's state."""
         engine, now_s = self._engine, self._now_s
-        level = entry.buffer.service_level
+        level = record.buffer.service_level
         num_output = request.num_output_tokens
         predicted = self._answer_lengths.predict(
             num_output_tokens=num_output, max_tokens=request.max_tokens
         )
         low, high = predicted if predicted is not None else (None, None)
-        paused_s = entry.paused_s if entry.paused_s is not None else now_s
-        preempted_s = entry.preempted_s if entry.preempted_s is not None else now_s
+        paused_s = record.paused_s if record.paused_s is not None else now_s
+        preempted_s = record.preempted_s if record.preempted_s is not None else now_s
         return RequestState(
             request_id=RequestId(request.request_id),
             phase=phase,
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=num_output,
             num_computed_tokens=min(request.num_computed_tokens, request.num_tokens),
-            num_deposited_tokens=min(entry.buffer.num_deposited(now_s), num_output),
-            arrival_age_s=max(0.0, now_s - entry.arrival_s),
-            first_token_age_s=_age(entry.first_token_s, now_s),
-            last_release_age_s=_age(entry.buffer.last_release_s(now_s), now_s),
+            num_deposited_tokens=min(record.buffer.num_deposited(now_s), num_output),
+            arrival_age_s=max(0.0, now_s - record.arrival_s),
+            first_token_age_s=_age(record.first_token_s, now_s),
+            last_release_age_s=_age(record.buffer.last_release_s(now_s), now_s),
             paused_age_s=now_s - paused_s if phase is RequestPhase.PAUSED else None,
-            resumed_age_s=_age(entry.resumed_s, now_s),
-            num_pauses=entry.num_pauses,
+            resumed_age_s=_age(record.resumed_s, now_s),
+            num_pauses=record.num_pauses,
             slo_ttft_s=level.slo_ttft_s,
             slo_tpot_s=level.slo_tpot_s,
             slo_tbt_s=level.slo_tbt_s,
@@ -104,11 +104,11 @@ class StateReader:
             num_prefetch_buffers=kv.num_buffers,
             num_blocks=kv.num_blocks,
             num_host_blocks=kv.num_host_blocks,
-            on_hold=entry.on_hold,
+            on_hold=record.reader_stopped,
             num_preemptions=request.num_preemptions,
             preempted_age_s=now_s - preempted_s if phase is RequestPhase.PREEMPTED else None,
-            last_scheduled_age_s=_age(entry.last_scheduled_s, now_s),
-            delivered_age_sum_s=entry.buffer.delivered_age_sum_s(now_s),
+            last_scheduled_age_s=_age(record.last_scheduled_s, now_s),
+            delivered_age_sum_s=record.buffer.delivered_age_sum_s(now_s),
         )
 
 

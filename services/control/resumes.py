@@ -11,7 +11,9 @@ from typing import Generic
 
 from services.control.capacity_guard import CapacityGuard, Need
 from services.control.counters import Counters
-from services.control.moves import KVT, Returns
+from services.control.kv import KVT
+from services.control.moves import Returns
+from services.control.request_record import RequestRecord
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import (
     RESUME_HORIZON,
@@ -39,27 +41,19 @@ class Resumes(Generic[KVT]):
         self.choose_way: Callable[[ParkedRequest, LinkAndStep], ResumeWay] = cheapest_resume
         self._moves, self.guard, self._counters = moves, guard, counters
         self.block_bytes = block_bytes
-        self._ways: dict[str, ResumeWay] = {}
 
     def allow(self, ways: Collection[ResumeWay]) -> None:
         """Let the cheapest of these ways be taken from now on."""
         self.choose_way = partial(cheapest_resume, ways=ways)
 
-    def forget(self, request_id: str) -> None:
-        self._ways.pop(request_id, None)
-
-    def is_preparing(self, request_id: str) -> bool:
-        return request_id in self._ways and self._moves.find(request_id) is not None
-
-    def num_host_tokens(self, request_id: str) -> int | None:
-        """Return how many tokens a waiting request need not compute; None while it is not ready."""
-        kv = self._moves.find(request_id)
-        if kv is None:
-            return 0
-        return None if kv.asleep else kv.num_tokens
-
     def choose(
-        self, kv: KVT, need: Need, others: Sequence[Need], *, num_left: int, engine: LinkAndStep
+        self,
+        kv: KVT,
+        need: Need[KVT],
+        others: Sequence[Need[KVT]],
+        *,
+        num_left: int,
+        engine: LinkAndStep,
     ) -> tuple[ResumeWay, LayerPlacement]:
         """Return how a request comes back beside `others`, and which of its layers do.
 
@@ -83,7 +77,7 @@ class Resumes(Generic[KVT]):
 
     def prepare(
         self,
-        request_id: str,
+        record: RequestRecord[KVT],
         choose: Callable[[KVT], tuple[ResumeWay, LayerPlacement]],
         *,
         num_slots: int,
@@ -93,15 +87,14 @@ class Resumes(Generic[KVT]):
 
         `num_slots` of host room are asked for; `num_kept_free` blocks are left to running requests.
         """
-        kv = self._moves.find(request_id)
-        if kv is None and self._ways.get(request_id) is not ResumeWay.RECOMPUTE:
-            self.forget(request_id)  # its copies went to others
+        kv, way = record.kv, record.way
+        if kv is None and way is not ResumeWay.RECOMPUTE:
+            record.way = None  # its copies went to others
         if kv is None or not kv.asleep:
             return
-        way = self._ways.get(request_id)
         if way is None or (way is ResumeWay.LOAD and kv.is_parked):  # it was put back
             way, placement = choose(kv)
-            way = self._begin(kv, way, placement, num_slots)
+            record.way = way = self._begin(kv, way, placement, num_slots)
         if way is ResumeWay.RECOMPUTE:
             return
         num_left = self._moves.num_free - num_kept_free
@@ -123,24 +116,33 @@ class Resumes(Generic[KVT]):
             loaded = way is ResumeWay.LOAD
             groups = [g for g in kv.offloaded if loaded and g not in placement.offloaded]
             self._moves.begin_load(kv, groups, num_buffers=placement.num_staging)
-        self._ways[kv.request_id] = way
         return way
 
-    def put_back(self, request_id: str) -> bool:
+    def put_back(self, record: RequestRecord[KVT]) -> bool:
         """Undo a preparation, to choose anew; False if the request owns no block.
 
         Nothing is copied: all that a request in the queue has is on the host.
         """
-        kv = self._moves.find(request_id)
+        kv = record.kv
         if kv is None or not kv.num_owned:
             return False
-        self.forget(request_id)
+        record.way = None
         self._moves.put_back(kv)
         return True
 
-    def admitted(self, request_ids: Sequence[str]) -> None:
-        """Take in which requests run again, prepared or not."""
-        for request_id in request_ids:
-            way = self._ways.pop(request_id, None)
-            if way is not None:
-                self._counters.count_resume(way)
+    def admitted(self, record: RequestRecord[KVT]) -> None:
+        """Take in that a request runs again, prepared or not."""
+        if record.way is not None:
+            self._counters.count_resume(record.way)
+            record.way = None
+
+
+def is_preparing(record: RequestRecord[KVT]) -> bool:
+    return record.way is not None and record.kv is not None
+
+
+def num_host_tokens(record: RequestRecord[KVT]) -> int | None:
+    """Return how many tokens a waiting request need not compute; None while it is not ready."""
+    if record.kv is None:
+        return 0
+    return None if record.kv.asleep else record.kv.num_tokens

@@ -7,10 +7,11 @@ that layers leave the pool.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
+from services.control.request_record import RequestRecord
 from services.control.request_state import Progress
 from services.control.types import Trigger
 from services.placement.admit.layerkv import with_slo_aware_admission
@@ -41,26 +42,29 @@ def phase_in_queue(request: Progress, *, is_returning: bool) -> RunPhase:
     return RunPhase.PARKED if request.num_preemptions else RunPhase.NEW
 
 
+class RunPlace(NamedTuple):
+    """A live request, and where it is."""
+
+    request: Progress
+    record: RequestRecord[Any]
+    phase: RunPhase
+    num_host_tokens: int  # leading ones with a complete host copy
+
+
 class RunSeam(Protocol):
     """What the director needs of the scheduler."""
 
     @property
     def shape(self) -> EngineShape: ...
 
-    def run_places(self) -> Iterable[tuple[Progress, RunPhase, int]]:
-        """Yield live requests, those that run first, then the queue by arrival.
-
-        With each where it is, and how many of its leading tokens have a complete host copy.
-        """
+    def run_places(self) -> Iterable[RunPlace]:
+        """Yield live requests, those that run first, then the queue by arrival."""
 
     def num_returning_bytes(self) -> int:
         """Return what is queued on the way to the pool."""
 
-    def park(self, request_id: RequestId) -> None:
+    def park(self, record: RequestRecord[Any]) -> None:
         """Send a running request to the queue; what is on the host stays there."""
-
-    def release_all(self) -> None:
-        """Leave all placements to the guard."""
 
     def obey(self, decision: RunDecision) -> None:
         """Let a decision hold from the next step on: who comes in, and how much of prompts."""
@@ -108,20 +112,22 @@ class RunDirector:
                 one.request_id for one in snapshot.requests if one.request_id in decision.park
             ]
             for request_id in parked:  # in the order of the batch, the same in every process
-                self._ledger.entries[request_id].num_parks += 1
-                self._engine.park(request_id)
+                record = self._ledger.records[request_id]
+                record.num_parks += 1
+                self._engine.park(record)
             self._engine.obey(decision)
         if not self.wants_layers_away:
-            self._engine.release_all()
+            for record in self._ledger.records.values():
+                record.floor = None  # all placements are the guard's
 
     def snapshot(self) -> RunSnapshot:
         """Return what the policy is asked with."""
         now_s, rates = self._now_s(), self._meter.rates()
         requests, num_new = [], 0
-        for progress, phase, num_host_tokens in self._engine.run_places():
-            num_new += phase is RunPhase.NEW
-            if num_new <= MAX_NEW or phase is not RunPhase.NEW:
-                requests.append(self._request(progress, phase, num_host_tokens, now_s))
+        for place in self._engine.run_places():
+            num_new += place.phase is RunPhase.NEW
+            if num_new <= MAX_NEW or place.phase is not RunPhase.NEW:
+                requests.append(self._request(place, now_s))
         return RunSnapshot(
             requests=tuple(requests),
             engine=self._engine.shape,
@@ -132,31 +138,29 @@ class RunDirector:
             mean_answer_tokens=self._ledger.answer_lengths.mean_tokens,
         )
 
-    def _request(
-        self, progress: Progress, phase: RunPhase, num_host_tokens: int, now_s: float
-    ) -> RunRequest:
-        entry = self._ledger.entries[progress.request_id]
-        interval_s = entry.buffer.interval_s
-        runs = phase is RunPhase.RUNNING and entry.run_since_s is not None
-        first_s = entry.first_token_s
+    def _request(self, place: RunPlace, now_s: float) -> RunRequest:
+        progress, record = place.request, place.record
+        interval_s = record.buffer.interval_s
+        runs = place.phase is RunPhase.RUNNING and record.run_since_s is not None
+        first_s = record.first_token_s
         predicted = self._ledger.answer_lengths.predict(
             num_output_tokens=progress.num_output_tokens, max_tokens=progress.max_tokens
         )
         return RunRequest(
             request_id=RequestId(progress.request_id),
-            phase=phase,
+            phase=place.phase,
             num_prompt_tokens=progress.num_prompt_tokens,
             num_output_tokens=progress.num_output_tokens,
             max_tokens=progress.max_tokens,
-            num_host_tokens=num_host_tokens,
+            num_host_tokens=place.num_host_tokens,
             rate_tps=1.0 / interval_s if interval_s else 0.0,
-            slack_s=entry.buffer.slack_s(now_s),
-            arrival_age_s=now_s - entry.arrival_s,
-            run_age_s=now_s - (entry.run_since_s or 0.0) if runs else math.inf,
-            num_parks=entry.num_parks,
+            slack_s=record.buffer.slack_s(now_s),
+            arrival_age_s=now_s - record.arrival_s,
+            run_age_s=now_s - (record.run_since_s or 0.0) if runs else math.inf,
+            num_parks=record.num_parks,
             num_computed_tokens=progress.num_computed_tokens,
             decoding_s=0.0 if first_s is None else now_s - first_s,
-            slo_ttft_s=entry.buffer.service_level.slo_ttft_s,
+            slo_ttft_s=record.buffer.service_level.slo_ttft_s,
             least_answer_tokens=predicted[0] if predicted else 0,
         )
 

@@ -1,14 +1,14 @@
 """What the controller needs of the scheduler."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.control.link_rate import LinkRate
 from services.control.prediction import PlacedRequest
+from services.control.request_record import RequestRecord
 from services.control.types import Links
 from services.placement.plan_rules import LiveRequest
-from services.placement.types import EngineShape, Profile, RequestId, Snapshot
+from services.placement.types import EngineShape, Profile, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +44,9 @@ class EngineSeam(Protocol):
     def num_runnable(self) -> int:
         """Return how many requests the next step may serve: not paused, running or waiting."""
 
-    def priority(self, request_id: str) -> int: ...
+    def priority(self, record: RequestRecord[Any]) -> int: ...
 
-    def place(self, request_id: str, *, groups: Sequence[int], num_buffers: int) -> None: ...
+    def pause(self, record: RequestRecord[Any]) -> None:
+        """Hold a request, if it can be."""
 
-    def release(self, request_id: str) -> None:
-        """Leave a request's placement to the heuristic."""
-
-    def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
-        """Say how many tokens each reader has in hand."""
-
-    def is_paused(self, request_id: str) -> bool:
-        """Return whether a live request is held back, by whomever."""
-
-    def pause(self, request_id: str) -> bool:
-        """Return whether the request is paused now."""
-
-    def resume(self, request_id: str) -> None: ...
+    def resume(self, record: RequestRecord[Any]) -> None: ...

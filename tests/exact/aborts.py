@@ -5,8 +5,8 @@ from collections import Counter
 from typing import Any
 
 from lab.step_runner import StepRunner
+from services.control.request_record import HoldKind
 from services.executor.blocks.residency import RequestKV
-from services.executor.scheduler.holds import HoldKind
 
 STATES = ("paused", "parked", "loading")
 
@@ -22,19 +22,20 @@ class AbortsByState:
         self._share = share
 
     def __call__(self, scheduler: Any, step: int) -> None:
-        for request_id, kv in list(scheduler.block_owner.requests.items()):
-            state = state_of(scheduler, kv)
+        for kv in list(scheduler.block_owner.kvs):
+            request_id, state = kv.request_id, state_of(kv)
             if state and request_id in scheduler.requests and self._rng.random() < self._share:
                 self.counts[state] += 1
                 self.aborted.add(request_id)
                 self._runner.engine.abort_request([request_id])
 
 
-def state_of(scheduler: Any, kv: RequestKV) -> str:
+def state_of(kv: RequestKV) -> str:
     """Return one of `STATES`, or nothing for a request that is in none of them."""
     if any(group.restore is not None and group.restore.under_way for group in kv.groups):
         return "loading" if kv.waiting else ""
-    held = scheduler.control.holds.kind(kv.request_id)
-    if held is HoldKind.PARK:
+    if kv.record.hold is None:
+        return ""
+    if kv.record.hold.kind is HoldKind.PARK:
         return "parked" if kv.is_parked else ""
-    return "paused" if held is HoldKind.PAUSE else ""
+    return "paused" if kv.record.hold.kind is HoldKind.PAUSE else ""

@@ -39,6 +39,8 @@ from lab.workloads import (
     together,
     with_aborts,
 )
+from services.executor.blocks.host_pool import Promise
+from services.executor.blocks.residency import RequestKV
 from services.executor.copies.cpu_copy_engine import LinkModel
 from services.placement.run.resume import ResumeWay
 from tests.exact import faults, product
@@ -252,12 +254,13 @@ def test_a_full_host_pool_costs_recomputes_and_no_token(
     runner: StepRunner, mixed_outcome: Outcome
 ) -> None:
     owner = runner.scheduler.block_owner
-    assert owner.host.reserve("somebody else", owner.host.num_free - 200)
+    somebody_elses = Promise()
+    assert owner.host.reserve(somebody_elses, owner.host.num_free - 200)
     num_dropped = owner.counters.num_dropped_copies
     try:
         outcome = runner.run(mixed(), hook=together(churn(8, share=0.1), holds(8)))
     finally:
-        owner.host.cancel_reservation("somebody else")
+        owner.host.withdraw(somebody_elses)
 
     assert_same_tokens(runner, mixed_outcome, outcome)
     assert owner.counters.num_dropped_copies > num_dropped
@@ -286,9 +289,9 @@ def test_a_parked_request_whose_copies_are_mixed_up_is_noticed(
     owner, control = runner.scheduler.block_owner, runner.scheduler.control
     park = owner.park
 
-    def park_wrongly(request_id: str) -> Any:
-        blocks = park(request_id)
-        request = owner.requests.get(request_id)
+    def park_wrongly(kv: RequestKV) -> Any:
+        blocks = park(kv)
+        request = kv.record.kv
         if request is not None:  # the order of one layer's blocks would not matter to attention
             one, other = request.groups[2], request.groups[3]
             one.host_slots, other.host_slots = other.host_slots, one.host_slots

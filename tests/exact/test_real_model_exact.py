@@ -114,9 +114,9 @@ class Placements:
         self.seen: dict[str, set[frozenset[int]]] = defaultdict(set)
 
     def __call__(self, scheduler: Any, step: int) -> None:
-        for request_id, kv in scheduler.block_owner.requests.items():
+        for kv in scheduler.block_owner.kvs:
             if kv.num_tokens:
-                self.seen[request_id].add(kv.placement.offloaded)
+                self.seen[kv.request_id].add(kv.placement.offloaded)
 
 
 class MistakesOneBlock(faults.FaultyEngine):

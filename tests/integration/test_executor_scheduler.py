@@ -78,7 +78,7 @@ def test_the_configuration_names_the_scheduler_that_this_platform_takes(config: 
 
 
 def promises(scheduler: Any) -> dict[str, ServiceLevel]:
-    return {request_id: buffer.service_level for request_id, buffer in scheduler.buffers.items()}
+    return {name: record.buffer.service_level for name, record in scheduler.records.items()}
 
 
 def test_a_promise_is_kept_from_arrival_to_end(scheduler: Any) -> None:
@@ -95,11 +95,11 @@ def test_a_promise_is_kept_from_arrival_to_end(scheduler: Any) -> None:
     assert promises(scheduler) == {"plain": NO_SERVICE_LEVEL}
 
 
-def test_a_waiting_request_that_is_aborted_leaves_no_buffer(scheduler: Any) -> None:
+def test_a_waiting_request_that_is_aborted_leaves_no_record(scheduler: Any) -> None:
     scheduler.add_request(make_request("waiting", PROMISE))
     scheduler.finish_requests(["waiting"], RequestStatus.FINISHED_ABORTED)
 
-    assert scheduler.buffers == {}
+    assert scheduler.records == {}
     scheduler.check_integrity()
 
 

@@ -244,14 +244,12 @@ def test_requests_enter_and_leave_the_scheduler_where_we_watch(scheduler: type) 
     assert parameters(scheduler.add_request) == ["self", "request"]  # type: ignore[attr-defined]
     assert parameters(scheduler._free_request)[:2] == ["self", "request"]  # type: ignore[attr-defined]
     for name in (
-        "buffers",
+        "records",
         "step_clock",
         "deliver",
         "observe",
         "hold",
         "hold_back",
-        "is_held",
-        "layer_groups_of",
         "loop",
         "controller",
         "control",

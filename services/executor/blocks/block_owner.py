@@ -10,12 +10,14 @@ Everything here is bookkeeping of the scheduler; the orders that follow from it 
 with the next step, and each rank carries out steps one after the other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.counters import Counters
+from services.control.request_record import RequestRecord
+from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
@@ -36,15 +38,17 @@ class BlockOwner:
         pool: BlockPool,
         host: HostPool,
         geometry: BlockGeometry,
+        records: Mapping[str, RequestRecord[RequestKV]],
         *,
-        orders: StepOrders,
         poison_freed: bool = False,
     ) -> None:
+        """`records`: of all live requests."""
         self.pool = pool
         self.host = host
         self.geometry = geometry
-        self.orders = orders
-        self.requests: dict[str, RequestKV] = {}
+        self.orders = orders = StepOrders()
+        self.records = records
+        self.kvs: dict[RequestKV, None] = {}  # that there are, in the order of admission
         self.counters = Counters()
         self.quarantine = Quarantine(pool, host)
         self._last_generation = 0
@@ -57,11 +61,10 @@ class BlockOwner:
 
     def draft(
         self,
-        request_id: str,
+        record: RequestRecord[RequestKV],
         placement: LayerPlacement,
         *,
         num_slots: int,
-        may_mirror: bool = True,
     ) -> RequestKV:
         """Return a request without blocks, with `num_slots` reserved on the host if they fit.
 
@@ -70,16 +73,16 @@ class BlockOwner:
         A request that gets no room is not mirrored and stays resident, whatever its placement. A
         draft is made real by `adopt`, or thrown away by `discard`.
         """
-        mirrored = may_mirror and self._can_reserve(num_slots)
-        if mirrored:
-            self.host.reserve_unbacked(request_id, num_slots)
+        mirrored = may_mirror(record) and self._can_reserve(num_slots)
         request = RequestKV(
-            request_id=request_id,
+            record=record,
             groups=[GroupKV() for _ in range(self.geometry.num_groups)],
             mirrored=mirrored,
             block_size=self.geometry.block_size,
             wanted_staging=placement.num_staging,
         )
+        if mirrored:
+            self.host.reserve_unbacked(request.promise, num_slots)
         if mirrored and placement.offloaded:
             for index in placement.offloaded:
                 request.groups[index].offloaded = True
@@ -92,12 +95,12 @@ class BlockOwner:
 
     def adopt(self, request: RequestKV) -> None:
         """Take a draft in."""
-        assert request.request_id not in self.requests
+        assert request.record.kv is None
         if request.mirrored:
             dropped = self.drop_parked(-self.host.num_unpromised)
             assert dropped, "parked requests that were to be dropped are gone"
-            self.host.back(request.request_id)
-        self.requests[request.request_id] = request
+            self.host.back(request.promise)
+        self._put(request)
         self._last_generation += 1
         request.generation = self._last_generation
         self.orders.begin(request.request_id, request.generation)
@@ -106,48 +109,50 @@ class BlockOwner:
             for index in request.offloaded:
                 self.orders.replace_table((request.request_id, index), [], [], [])
 
-    def discard(self, request: RequestKV) -> None:
-        self.host.cancel_reservation(request.request_id)
+    def _put(self, request: RequestKV) -> None:
+        request.record.kv = request
+        self.kvs[request] = None
 
-    def pop(self, request_id: str) -> list[KVCacheBlock]:
-        """Forget a request and return its blocks; the caller gives them to the pool.
+    def discard(self, request: RequestKV) -> None:
+        self.host.withdraw(request.promise)
+
+    def pop(self, request: RequestKV) -> list[KVCacheBlock]:
+        """Forget a request's KV and return its blocks; the caller gives them to the pool.
 
         Targets of a running restore are not among them: a rank may still write to them.
         """
-        request = self.requests.pop(request_id, None)
-        if request is None:
-            return []
+        request.record.kv = None
+        del self.kvs[request]
         for index in range(len(request.groups)):
             self.restores.cancel(request, index)
         blocks = request.owned_blocks()
         for group in request.groups:
             self.host.give_back(group.host_slots)
-        self.host.cancel_reservation(request_id)
-        self.orders.drop_request(request_id)
+        self.host.withdraw(request.promise)
+        self.orders.drop_request(request.request_id)
         self.blocks.poison(blocks)
         return blocks
 
-    def forget(self, request_id: str) -> None:
-        """End a request that is not running, and its host copies; unknown ones are ignored."""
-        self.pool.free_blocks(self.pop(request_id))
+    def forget(self, request: RequestKV) -> None:
+        """End the KV of a request that is not running, and its host copies."""
+        self.pool.free_blocks(self.pop(request))
 
-    def park(self, request_id: str) -> list[KVCacheBlock]:
+    def park(self, old: RequestKV) -> list[KVCacheBlock]:
         """Take a request out of the pool and return its blocks, as `pop`; keep its host copies.
 
         What has no complete copy in every group is forgotten; without any copy, all of it is.
         """
-        old = self.requests[request_id]
         num_kept = old.num_host_blocks
         kept = []
         if num_kept:
             for group in old.groups:
                 kept.append(group.host_slots[:num_kept])
                 del group.host_slots[:num_kept]
-        blocks = self.pop(request_id)
+        blocks = self.pop(old)
         if num_kept:
             # A new object: copies under way of the old one, beyond what is kept, mean nothing.
-            self.requests[request_id] = RequestKV(
-                request_id=request_id,
+            parked = RequestKV(
+                record=old.record,
                 groups=[
                     GroupKV(
                         row=[self.blocks.null] * num_kept,
@@ -167,7 +172,8 @@ class BlockOwner:
                 asleep=True,
                 waiting=True,
             )
-            self.orders.begin(request_id, old.generation)
+            self._put(parked)
+            self.orders.begin(parked.request_id, old.generation)
         return blocks
 
     # -- growth -----------------------------------------------------------------------------
@@ -185,22 +191,22 @@ class BlockOwner:
 
     # -- host room --------------------------------------------------------------------------
 
-    def reserve(self, request_id: str, num_slots: int) -> bool:
+    def reserve(self, request: RequestKV, num_slots: int) -> bool:
         """Promise host slots to a request, at the cost of parked ones; False if there are none.
 
         The request itself may be a parked one: it keeps its copies.
         """
         missing = num_slots - self.host.num_unpromised
-        dropped = self.drop_parked(missing, but=request_id)
-        return dropped and self.host.reserve(request_id, num_slots)
+        dropped = self.drop_parked(missing, but=request)
+        return dropped and self.host.reserve(request.promise, num_slots)
 
     def _can_reserve(self, num_slots: int) -> bool:
         """Return whether `reserve` would succeed."""
-        num_parked = sum(r.num_host_blocks for r in self.requests.values() if r.is_parked)
+        num_parked = sum(kv.num_host_blocks for kv in self.kvs if kv.is_parked)
         num_droppable = num_parked * self.geometry.num_groups
         return num_slots <= self.host.num_unpromised + num_droppable
 
-    def drop_parked(self, num_slots: int, *, but: str = "") -> bool:
+    def drop_parked(self, num_slots: int, *, but: RequestKV | None = None) -> bool:
         """Give up host copies of parked requests, shortest first, for at least `num_slots` slots.
 
         False, and nothing changed, if they do not hold as many. The request `but` keeps its own.
@@ -208,8 +214,8 @@ class BlockOwner:
         if num_slots <= 0:
             return True
         parked = sorted(
-            (r for r in self.requests.values() if r.is_parked and r.request_id != but),
-            key=lambda request: request.num_tokens,
+            (kv for kv in self.kvs if kv.is_parked and kv is not but),
+            key=lambda kv: kv.num_tokens,
         )
         num_groups = self.geometry.num_groups
         if sum(request.num_host_blocks for request in parked) * num_groups < num_slots:
@@ -218,14 +224,14 @@ class BlockOwner:
             if num_slots <= 0:
                 break
             num_slots -= request.num_host_blocks * num_groups
-            self.pop(request.request_id)
+            self.pop(request)
             self.counters.num_dropped_copies += 1
         return True
 
     def drop_all_waiting(self) -> None:
         """Give up all KV of requests in the queue: their host copies, and what came back of it."""
-        for request in [r for r in self.requests.values() if r.waiting]:
-            self.forget(request.request_id)
+        for request in [kv for kv in self.kvs if kv.waiting]:
+            self.forget(request)
             self.counters.num_dropped_copies += 1
 
     def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:
@@ -244,7 +250,7 @@ class BlockOwner:
         assert not request.offloaded, f"{request.request_id} is partly on the host only"
         for group in request.groups:
             self.retract_saves(group, 0)
-        self.host.cancel_reservation(request.request_id)
+        self.host.withdraw(request.promise)
         request.mirrored = False
 
     # -- offload ----------------------------------------------------------------------------
@@ -336,14 +342,16 @@ class BlockOwner:
 
     # -- integrity --------------------------------------------------------------------------
 
-    def check_integrity(self, num_deferred: int = 0) -> None:
+    def check_integrity(self, num_deferred: int = 0, drafts: Iterable[RequestKV] = ()) -> None:
         """Assert that every block and slot has one owner, and none is lost.
 
-        `num_deferred` blocks are popped and wait for steps in flight to end.
+        `num_deferred` blocks are popped and wait for steps in flight to end; `drafts` are neither
+        adopted nor discarded yet.
         """
         orphans = self.restores.orphans
         owned: list[KVCacheBlock] = [b for blocks in orphans.values() for b in blocks]
-        for request in self.requests.values():
+        for request in self.kvs:
+            assert request.record.kv is request
             request.check_integrity()
             owned.extend(request.owned_blocks())
         ids = [block.block_id for block in owned]
@@ -358,5 +366,5 @@ class BlockOwner:
             f"{num_usable} blocks: {num_free} free, {len(owned)} owned, {num_deferred} deferred, "
             f"{num_held} in quarantine"
         )
-        slots = [s for r in self.requests.values() for g in r.groups for s in g.host_slots]
-        self.host.check_integrity(slots)
+        slots = [slot for kv in self.kvs for group in kv.groups for slot in group.host_slots]
+        self.host.check_integrity(slots, [kv.promise for kv in (*self.kvs, *drafts)])

@@ -55,7 +55,7 @@ class Growth:
         num_missing = length - len(group.host_slots)
         if num_missing <= 0:
             return True
-        slots = self._host.take(request.request_id, num_missing)
+        slots = self._host.take(request.promise, num_missing)
         if slots is None:
             return False
         group.host_slots.extend(slots)
@@ -85,7 +85,7 @@ class Growth:
         if num_full <= num_have or not staging_groups:
             return num_have
         num_slots = sum(max(0, num_full - len(group.host_slots)) for group in staging_groups)
-        if not self._host.can_take(request.request_id, num_slots):
+        if not self._host.can_take(request.promise, num_slots):
             return num_have
         return num_full
 

@@ -7,6 +7,17 @@ promised a host copy gets it.
 Slots become usable from the first one on, as every rank gets their memory ready.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Promise:
+    """Slots that a request was promised and has not taken yet."""
+
+    num_slots: int = 0
+    backed: bool = True  # False: there may not be as many free
+
 
 class HostPool:
     """Bounded set of slots with reservations. Slots are taken and given back in O(1)."""
@@ -16,9 +27,8 @@ class HostPool:
         self.num_slots = num_slots
         self.num_ready = num_slots if num_ready is None else num_ready
         self._free = list(range(self.num_ready - 1, -1, -1))
-        self._reserved: dict[str, int] = {}  # promised to a request and not yet taken
-        self._num_reserved = 0
-        self._unbacked: set[str] = set()  # whose promise may exceed what is free
+        self._num_reserved = 0  # promised and not yet taken
+        self._num_unbacked = 0  # of these, in promises that are not backed
         self._quarantined: frozenset[int] = frozenset()
         self._held: set[int] = set()  # in quarantine and nobody's
 
@@ -32,7 +42,7 @@ class HostPool:
     def limit(self, num_slots: int) -> None:
         """Have no more slots than these from now on; none may have been taken or promised."""
         assert self.num_used == 0
-        assert not self._reserved
+        assert not self._num_reserved
         self.num_slots = min(self.num_slots, num_slots)
         self.num_ready = min(self.num_ready, self.num_slots)
         self._free = list(range(self.num_ready - 1, -1, -1))
@@ -51,48 +61,47 @@ class HostPool:
     def num_used(self) -> int:
         return self.num_ready - len(self._free)
 
-    def reserve(self, request_id: str, num_slots: int) -> bool:
-        """Promise slots to a request; False, and nothing changed, if there is no room."""
-        assert request_id not in self._reserved
+    def reserve(self, promise: Promise, num_slots: int) -> bool:
+        """Fill an empty promise; False, and nothing changed, if there is no room."""
+        assert not promise.num_slots
         if num_slots > self.num_unpromised:
             return False
-        self._reserved[request_id] = num_slots
+        promise.num_slots = num_slots
         self._num_reserved += num_slots
         return True
 
-    def reserve_unbacked(self, request_id: str, num_slots: int) -> None:
+    def reserve_unbacked(self, promise: Promise, num_slots: int) -> None:
         """Promise slots that may not be free yet. None may be taken before `back`."""
-        assert request_id not in self._reserved
-        self._reserved[request_id] = num_slots
+        assert not promise.num_slots
+        promise.num_slots, promise.backed = num_slots, False
         self._num_reserved += num_slots
-        self._unbacked.add(request_id)
+        self._num_unbacked += num_slots
 
-    def back(self, request_id: str) -> None:
+    def back(self, promise: Promise) -> None:
         """Make an unbacked promise one like all others: what it lacked has become free."""
         assert self.num_unpromised >= 0
-        self._unbacked.discard(request_id)
+        self._num_unbacked -= promise.num_slots
+        promise.backed = True
 
-    def can_take(self, request_id: str, num_slots: int) -> bool:
+    def can_take(self, promise: Promise, num_slots: int) -> bool:
         """Return whether `take` would succeed, now or once an unbacked promise is backed."""
-        num_more = num_slots - min(num_slots, self._reserved.get(request_id, 0))
-        if request_id in self._unbacked:
+        num_more = max(0, num_slots - promise.num_slots)
+        if not promise.backed:
             return num_more <= max(0, self.num_unpromised)
         # Unbacked promises may not break one that is backed; quarantine may.
-        num_unbacked = sum(self._reserved[name] for name in self._unbacked)
-        return num_more <= self.num_unpromised + (0 if num_more else num_unbacked)
+        return num_more <= self.num_unpromised + (0 if num_more else self._num_unbacked)
 
-    def take(self, request_id: str, num_slots: int) -> list[int] | None:
-        """Return slots from the request's promise, then from what nobody was promised.
+    def take(self, promise: Promise, num_slots: int) -> list[int] | None:
+        """Return slots from the promise, then from what nobody was promised.
 
         None, and nothing changed, if there are not enough.
         """
-        assert request_id not in self._unbacked
-        if not self.can_take(request_id, num_slots):
+        assert promise.backed
+        if not self.can_take(promise, num_slots):
             return None
-        promised = min(num_slots, self._reserved.get(request_id, 0))
-        if promised:
-            self._reserved[request_id] -= promised
-            self._num_reserved -= promised
+        promised = min(num_slots, promise.num_slots)
+        promise.num_slots -= promised
+        self._num_reserved -= promised
         return [self._free.pop() for _ in range(num_slots)]
 
     def give_back(self, slots: list[int]) -> None:
@@ -111,18 +120,24 @@ class HostPool:
         self._free.extend(self._held - slots)
         self._held = (self._held & slots) | strays
 
-    def cancel_reservation(self, request_id: str) -> None:
-        """Withdraw what is left of a promise; unknown requests are ignored."""
-        self._num_reserved -= self._reserved.pop(request_id, 0)
-        self._unbacked.discard(request_id)
+    def withdraw(self, promise: Promise) -> None:
+        """Empty what is left of a promise."""
+        if not promise.backed:
+            self._num_unbacked -= promise.num_slots
+        self._num_reserved -= promise.num_slots
+        promise.num_slots, promise.backed = 0, True
 
-    def check_integrity(self, owned: list[int]) -> None:
-        """Assert that free and `owned` slots are all usable ones, each once, and cover promises."""
+    def check_integrity(self, owned: list[int], promises: Iterable[Promise]) -> None:
+        """Assert that free and `owned` slots are all usable ones, each once, and cover promises.
+
+        `promises`: all but empty ones.
+        """
         everything = sorted([*self._free, *self._held, *owned])
         assert everything == list(range(self.num_ready)), "a host slot is lost or owned twice"
-        assert self._num_reserved == sum(self._reserved.values())
+        promises = list(promises)
+        assert self._num_reserved == sum(one.num_slots for one in promises)
+        assert self._num_unbacked == sum(one.num_slots for one in promises if not one.backed)
         num_coming = len(self._free) + len(self._quarantined)
-        num_unbacked = sum(self._reserved[name] for name in self._unbacked)
-        assert 0 <= self._num_reserved - num_unbacked <= num_coming, (
+        assert 0 <= self._num_reserved - self._num_unbacked <= num_coming, (
             "more host slots promised than free"
         )

@@ -9,7 +9,7 @@ from collections import Counter
 import structlog
 
 from services.executor.blocks.block_owner import BlockOwner
-from services.executor.blocks.failures import FailureLedger
+from services.executor.blocks.failures import note_failed_saves
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.blocks.write_through import Retraction
@@ -25,7 +25,6 @@ class Losses:
     """Turns reports of failed copies into requests that must begin anew, and keeps the rest."""
 
     def __init__(self, owner: BlockOwner, transfers: TransferPlanner) -> None:
-        self.ledger = FailureLedger(owner.counters)
         self._owner = owner
         self._transfers = transfers
 
@@ -47,19 +46,20 @@ class Losses:
             feedback.hung_blocks, feedback.hung_slots
         )
         if new_blocks or new_slots:
-            for request in self._owner.requests.values():
+            for request in self._owner.kvs:
                 if request.request_id not in lost and uses(request, new_blocks, new_slots):
                     lost[request.request_id] = FailureCause.HUNG
         return lost
 
     def _has_begun_anew(self, request_id: str, step: int) -> bool:
         """Return whether a request runs, and did not yet use its present blocks in a step."""
-        request = self._owner.requests.get(request_id)
-        return request is not None and not request.waiting and request.first_step > step
+        record = self._owner.records.get(request_id)
+        kv = None if record is None else record.kv
+        return kv is not None and not kv.waiting and kv.first_step > step
 
     def _end_restore(self, restore_id: int, cause: FailureCause) -> dict[str, FailureCause]:
-        self.ledger.note_failed_restore()
-        for request in self._owner.requests.values():
+        self._owner.counters.num_failed_restores += 1
+        for request in self._owner.kvs:
             for index, group in enumerate(request.groups):
                 if group.restore is None or restore_id not in group.restore.under_way:
                     continue
@@ -75,19 +75,22 @@ class Losses:
 
     def _retract_saves(self, feedback: StepFeedback) -> dict[str, FailureCause]:
         lost: dict[str, FailureCause] = {}
-        num_retracted: Counter[str] = Counter()
+        num_retracted: Counter[RequestKV] = Counter()
         for (step, request_id, group), cause in feedback.failed_saves.items():
-            match self._transfers.write_through.retract(step, request_id, group):
+            record = self._owner.records.get(request_id)
+            if record is None or record.kv is None:
+                continue
+            match self._transfers.write_through.retract(step, record.kv, group):
                 case Retraction.ONLY_COPY:
                     lost[request_id] = cause
                 case Retraction.DONE:
-                    num_retracted[request_id] += 1
-        for request_id, num_saves in num_retracted.items():
-            if self.ledger.note_failed_saves(request_id, num_saves) and request_id not in lost:
-                request = self._owner.requests[request_id]
-                log.warning("kv_request_unmirrored", request_id=request_id)
+                    num_retracted[record.kv] += 1
+        for request, num_saves in num_retracted.items():
+            has_enough = note_failed_saves(request.record, self._owner.counters, num_saves)
+            if has_enough and request.request_id not in lost:
+                log.warning("kv_request_unmirrored", request_id=request.request_id)
                 if request.offloaded:  # part of it is on the host only
-                    lost[request_id] = FailureCause.FAILED
+                    lost[request.request_id] = FailureCause.FAILED
                 else:
                     self._transfers.write_through.unmirror(request)
         return lost

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 
 from services.control.moves import Loading
+from services.control.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfer_planner import TransferPlanner
@@ -31,14 +32,11 @@ class BlockMoves:
     def num_free(self) -> int:
         return self._owner.blocks.num_free
 
-    def find(self, request_id: str) -> RequestKV | None:
-        return self._owner.requests.get(request_id)
-
     def all(self) -> Iterable[RequestKV]:
-        return self._owner.requests.values()
+        return self._owner.kvs
 
-    def idle(self, but: Collection[str]) -> list[RequestKV]:
-        others = [kv for name, kv in self._owner.requests.items() if name not in but]
+    def idle(self, but: Collection[RequestRecord[RequestKV]]) -> list[RequestKV]:
+        others = [kv for kv in self._owner.kvs if kv.record not in but]
         return self._transfers.write_through.by_likelihood(others) if others else others
 
     def num_new(self, kv: RequestKV, num_tokens: int) -> int:
@@ -49,7 +47,7 @@ class BlockMoves:
 
     def offload(self, kv: RequestKV, groups: Sequence[int]) -> None:
         self._owner.offload(kv, groups)
-        self._transfers.note_offloaded(kv)
+        self._transfers.write_through.note(kv)
 
     def restore(self, kv: RequestKV, group: int) -> None:
         self._owner.restores.begin(kv, group)
@@ -67,11 +65,11 @@ class BlockMoves:
 
     def reserve(self, kv: RequestKV, num_slots: int) -> bool:
         num_held = sum(len(group.host_slots) for group in kv.groups)
-        self._owner.host.cancel_reservation(kv.request_id)
-        return self._owner.reserve(kv.request_id, max(0, num_slots - num_held))
+        self._owner.host.withdraw(kv.promise)
+        return self._owner.reserve(kv, max(0, num_slots - num_held))
 
     def drop(self, kv: RequestKV) -> None:
-        self._owner.pop(kv.request_id)
+        self._owner.pop(kv)
 
     def begin_load(self, kv: RequestKV, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_staging = num_buffers

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.control.request_record import RequestRecord
+from services.executor.blocks.host_pool import Promise
 from services.placement.layer_placement import LayerPlacement
 
 
@@ -59,11 +61,11 @@ class GroupKV:
         return blocks
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestKV:
     """One request's KV: rows of equal length, one per layer group, and its staging buffers."""
 
-    request_id: str
+    record: RequestRecord["RequestKV"]
     groups: list[GroupKV]
     mirrored: bool  # has room on the host; an unmirrored request stays resident
     block_size: int  # tokens
@@ -74,6 +76,11 @@ class RequestKV:
     num_tokens: int = 0  # whose KV exists once the steps sent so far have run
     asleep: bool = False  # does not run and has no staging
     waiting: bool = False  # was preempted, and has not been admitted again
+    promise: Promise = field(default_factory=Promise)  # of room on the host
+
+    @property
+    def request_id(self) -> str:
+        return self.record.request_id
 
     @property
     def num_rows(self) -> int:

@@ -33,7 +33,7 @@ class TransferPlanner:
         self.owner = owner
         self.write_through = WriteThrough(owner, budget=write_budget)
         self._num_ranks = num_ranks
-        self._unsettled: dict[str, RequestKV] = {}
+        self._unsettled: dict[RequestKV, None] = {}
         self._num_ranks_done: Counter[int] = Counter()
         self._num_stats_asked = 0
         self._count_held = count_held
@@ -44,10 +44,10 @@ class TransferPlanner:
 
         They will if a copy is under way whose completion gives blocks back.
         """
-        for request in self.owner.requests.values():
+        for request in self.owner.kvs:
             for index in range(len(request.groups)):
                 if self.owner.restores.cancel(request, index):
-                    self._unsettled[request.request_id] = request
+                    self._unsettled[request] = None
         return (
             bool(self.owner.restores.orphans or self._unsettled)
             or self.write_through.frees_blocks()
@@ -56,8 +56,8 @@ class TransferPlanner:
     def settle(self) -> None:
         """Act on completed copies: seal blocks, flip restored rows, end cancelled restores."""
         self._complete_restores()
-        for request in self._unsettled.values():
-            if self._is_live(request):
+        for request in self._unsettled:
+            if request in self.owner.kvs:
                 self.owner.seal(request)
         self._unsettled.clear()
 
@@ -69,7 +69,7 @@ class TransferPlanner:
             del self._num_ranks_done[restore_id]
             if restore_id in self.owner.restores.orphans:
                 self.owner.restores.release_orphan(restore_id)
-        for request in self.owner.requests.values():
+        for request in self.owner.kvs:
             for index, group in enumerate(request.groups):
                 if group.restore is not None:
                     self.owner.restores.arrive(request, index, done)
@@ -79,7 +79,7 @@ class TransferPlanner:
         self.owner.host.open_slots(feedback.num_ready_slots)
         self._num_ranks_done.update(feedback.num_ranks_done)
         for request in self.write_through.confirm(feedback.saved_step):
-            self._unsettled[request.request_id] = request
+            self._unsettled[request] = None
 
     def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
         """Return the transfers of the step that was just scheduled.
@@ -89,7 +89,8 @@ class TransferPlanner:
         owner, step = self.owner, self.owner.orders.next_step
         loading = []
         for request_id, num_tokens in num_tokens_after.items():
-            request = owner.requests[request_id]
+            request = owner.records[request_id].kv
+            assert request is not None
             num_full_before = request.num_tokens // owner.geometry.block_size
             request.num_tokens = num_tokens
             if request.first_step == 0 or request.waiting:
@@ -106,10 +107,6 @@ class TransferPlanner:
                 owner.orders.extend_table(save)
         return transfers
 
-    def note_offloaded(self, request: RequestKV) -> None:
-        """Order the copies that newly offloaded groups still lack."""
-        self.write_through.note(request)
-
     @property
     def is_busy(self) -> bool:
         """Whether copies are under way whose completion somebody may act on."""
@@ -124,7 +121,7 @@ class TransferPlanner:
         """Return how many blocks are on their way back in the background."""
         return sum(
             len(blocks)
-            for request in self.owner.requests.values()
+            for request in self.owner.kvs
             for group in request.groups
             if group.restore is not None
             for blocks in group.restore.under_way.values()
@@ -132,10 +129,7 @@ class TransferPlanner:
 
     def num_step_load_blocks(self) -> int:
         """Return how many blocks a step of all requests that are awake loads."""
-        return sum(
-            len(request.offloaded) * request.staging_length
-            for request in self.owner.requests.values()
-        )
+        return sum(len(request.offloaded) * request.staging_length for request in self.owner.kvs)
 
     def stats(self) -> KVStats | None:
         """Return where KV is now, once in a while, and at once when a copy has gone wrong.
@@ -146,14 +140,14 @@ class TransferPlanner:
         owner, failed = self.owner, self.owner.counters.num_failures > self._reported.num_failures
         if self._num_stats_asked % STEPS_PER_STATS and not failed:
             return None
-        groups = [group for request in owner.requests.values() for group in request.groups]
+        groups = [group for request in owner.kvs for group in request.groups]
         num_offloaded = sum(group.offloaded for group in groups)
         state = Residencies(
             num_resident_groups=len(groups) - num_offloaded,
             num_offloaded_groups=num_offloaded,
             num_restoring_groups=sum(group.restore is not None for group in groups),
             num_staging_blocks=sum(
-                len(buffer) for request in owner.requests.values() for buffer in request.staging
+                len(buffer) for request in owner.kvs for buffer in request.staging
             ),
             num_host_blocks=owner.host.num_used,
             num_free_blocks=owner.pool.get_num_free_blocks(),
@@ -165,6 +159,3 @@ class TransferPlanner:
         events = owner.counters.since(self._reported)
         self._reported = owner.counters.copy()
         return KVStats(data={"scheduler": asdict(state), "events": events})
-
-    def _is_live(self, request: RequestKV) -> bool:
-        return self.owner.requests.get(request.request_id) is request

@@ -6,7 +6,7 @@ preemption first: so that it can be parked, or its layers dropped, without a tra
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -44,47 +44,39 @@ class WriteThrough:
         """
         self._owner = owner
         self._budget = budget
-        self._lagging: dict[str, RequestKV] = {}  # full blocks whose copy was not yet ordered
+        self._lagging: dict[RequestKV, None] = {}  # has full blocks whose copy was not yet ordered
         self._under_way: deque[UnderWay] = deque()  # in step order
         self._num_under_way = 0
-        self._deposits: dict[str, int] = {}
-
-    def set_deposits(self, deposits: Mapping[str, int]) -> None:
-        """Say how many tokens each reader has in hand: who has most is preempted first."""
-        self._deposits = dict(deposits)
 
     def note(self, request: RequestKV) -> None:
-        """Take notice of full blocks that lack a copy."""
-        self._lagging[request.request_id] = request
+        """Order the copies that a request's full blocks lack, in the steps that come."""
+        self._lagging[request] = None
 
     def by_likelihood(self, requests: Iterable[RequestKV]) -> list[RequestKV]:
         """Return requests, the likeliest victim first: by deposit, then the last admitted."""
-        age = {name: number for number, name in enumerate(self._owner.requests)}
+        age = {kv: number for number, kv in enumerate(self._owner.kvs)}
         return sorted(
             requests,
-            key=lambda r: (self._deposits.get(r.request_id, 0), age.get(r.request_id, -1)),
+            key=lambda kv: (kv.record.num_deposited_tokens, age.get(kv, -1)),
             reverse=True,
         )
 
     def confirm(self, saved_step: int) -> list[RequestKV]:
         """Count the copies of all steps up to `saved_step` as complete; return whose they are."""
-        touched = {}
+        touched: dict[RequestKV, None] = {}
         while self._under_way and self._under_way[0].step <= saved_step:
             copy = self._under_way.popleft()
             self._num_under_way -= copy.num_blocks
             copy.group.num_host_blocks = max(copy.group.num_host_blocks, copy.end)
-            touched[copy.request.request_id] = copy.request
-        return list(touched.values())
+            touched[copy.request] = None
+        return list(touched)
 
-    def retract(self, step: int, request_id: str, index: int) -> Retraction:
+    def retract(self, step: int, request: RequestKV, index: int) -> Retraction:
         """Take back a save that did not succeed and the group's later ones, to order them anew.
 
         Nothing changes if there is no such save any more, or if blocks are among them that exist
         nowhere else.
         """
-        request = self._owner.requests.get(request_id)
-        if request is None:
-            return Retraction.GONE
         group = request.groups[index]
         copies = [copy for copy in self._under_way if copy.group is group]
         if all(copy.step != step for copy in copies):
@@ -100,7 +92,7 @@ class WriteThrough:
     def unmirror(self, request: RequestKV) -> None:
         """Make no more host copies of a request without offloaded groups, and forget the rest."""
         self._forget(lambda copy: copy.request is request)
-        self._lagging.pop(request.request_id, None)
+        self._lagging.pop(request, None)
         self._owner.unmirror(request)
 
     def _forget(self, is_gone: Callable[[UnderWay], bool]) -> None:
@@ -115,7 +107,7 @@ class WriteThrough:
         if not self._lagging:
             return saves
         num_before = self._num_under_way
-        for request in self._lagging.values():
+        for request in self._lagging:
             for index, group in enumerate(request.groups):
                 if group.offloaded:
                     self._order(step, request, index, request.num_full_blocks, saves)
@@ -125,7 +117,7 @@ class WriteThrough:
         return saves
 
     def _mirror(self, step: int, num_left: int, saves: list[SaveOrder]) -> None:
-        for request in self.by_likelihood(self._lagging.values()):
+        for request in self.by_likelihood(self._lagging):
             for index, group in enumerate(request.groups):
                 if num_left <= 0:
                     return
@@ -157,16 +149,16 @@ class WriteThrough:
         return num_new
 
     def _forget_the_gone(self) -> None:
-        for request in list(self._lagging.values()):
+        for request in list(self._lagging):
             num_full = request.num_full_blocks
-            if not self._is_live(request) or all(
+            if request not in self._owner.kvs or all(
                 group.num_saves_sent >= num_full for group in request.groups
             ):
-                del self._lagging[request.request_id]
+                del self._lagging[request]
 
     def frees_blocks(self) -> bool:
         """Whether a copy is under way whose completion gives blocks back."""
-        return any(copy.group.stages for copy in self._under_way if self._is_live(copy.request))
+        return any(copy.group.stages for copy in self._under_way if copy.request in self._owner.kvs)
 
     @property
     def is_busy(self) -> bool:
@@ -176,13 +168,10 @@ class WriteThrough:
         """Return how many full blocks of mirrored requests have no complete host copy."""
         return sum(
             max(0, request.num_full_blocks - group.num_host_blocks)
-            for request in self._owner.requests.values()
+            for request in self._owner.kvs
             if request.mirrored
             for group in request.groups
         )
-
-    def _is_live(self, request: RequestKV) -> bool:
-        return self._owner.requests.get(request.request_id) is request
 
 
 def _save_orders(request: RequestKV, index: int, end: int) -> list[SaveOrder]:

@@ -9,8 +9,11 @@ from vllm.v1.request import Request, RequestStatus
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
 from services.control.planner import Planner
+from services.control.request_ledger import RequestLedger
+from services.control.request_record import RequestRecord, Stage
 from services.control.run_director import director_of
 from services.control.types import Trigger
+from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.kv_view import has_caught_up
 from services.executor.scheduler.planner_client import PlannerClient
 from services.executor.scheduler.run_control import RunControl
@@ -21,7 +24,6 @@ from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.stats.kv_stats import KVStats
 from services.executor.step_messages import StepFeedback
 from services.kit import log
-from services.pacing.request_buffer import RequestBuffer
 from services.placement.batch import SEALING_STEPS
 from services.placement.types import EngineShape
 
@@ -41,14 +43,14 @@ class ControlLoop:
     ) -> None:
         if multiprocessing.parent_process() is not None:
             log.configure("executor-engine", "info")
-        self.seam = SchedulerSeam(scheduler, control, options, shape, now_s=time.monotonic)
-        self.controller = Controller(options, self.seam, planner, time.monotonic)
-        self.seam.ledger = self.controller.ledger
+        self._records = control.transfers.owner.records
+        self._ledger = ledger = RequestLedger(self._records)
+        self.seam = SchedulerSeam(scheduler, control, ledger, options, shape)
+        self.controller = Controller(options, self.seam, planner, ledger, time.monotonic)
         self.line = RunLine(scheduler, control, shape)
         self.director = director_of(options, self.line, self.controller, time.monotonic)
-        self._scheduler, self._owner = scheduler, control.transfers.owner
-        self._watch = StepWatch()
-        self._lagging: dict[str, None] = {}  # decode, and their host copy is not complete yet
+        self._scheduler = scheduler
+        self._watch = StepWatch(self._records)
         self._num_steps_unreported = 0
         self._called_s = self._begin_s = 0.0  # of the present step
 
@@ -62,7 +64,7 @@ class ControlLoop:
             self.director.before_schedule()
         self._begin_s = time.monotonic()
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
         """Have the run policy asked before the next step."""
         if self.director is not None:
             self.director.changed()
@@ -72,32 +74,34 @@ class ControlLoop:
         end_s = time.monotonic()
         step = self._watch.scheduled(output, self._begin_s)
         self.seam.last_scheduled = tuple(output.num_scheduled_tokens)
-        self.controller.ledger.scheduled(output.num_scheduled_tokens, self._begin_s)
+        self._ledger.scheduled(output.num_scheduled_tokens, self._begin_s)
         self._note_progress(output)
         self.controller.after_schedule(step)
         self.controller.spent(self._begin_s - self._called_s + time.monotonic() - end_s)
 
     def _note_progress(self, output: SchedulerOutput) -> None:
         """Tell the controller who was admitted, who begins to decode, whose copy is complete."""
-        note, owner = self.controller.note, self._owner
+        note = self.controller.note
         admitted = len(output.scheduled_new_reqs) + len(
             output.scheduled_cached_reqs.resumed_req_ids
         )
         note(*[Trigger.ADMITTED] * admitted)
-        for request_id in list(self._watch.prefilling):
-            request = self._scheduler.requests[request_id]
-            if request.num_computed_tokens >= request.num_tokens:
-                self._watch.gone(request_id)
-                self._lagging[request_id] = None
+        for request in self._scheduler.running:
+            record = self._records[request.request_id]
+            if record.stage is Stage.PREFILL and request.num_computed_tokens >= request.num_tokens:
+                record.stage = Stage.DECODES
                 note(Trigger.PREFILLED)
-                self._changed()
-        for request_id in list(self._lagging):
-            kv = owner.requests.get(request_id)
-            if kv is None or not kv.mirrored:
-                del self._lagging[request_id]
-            elif has_caught_up(kv, slack_blocks=SEALING_STEPS):
-                del self._lagging[request_id]
-                note(Trigger.MIRRORED)
+                self.changed()
+            if record.stage is Stage.DECODES:
+                self._note_copy(record)
+
+    def _note_copy(self, record: RequestRecord[RequestKV]) -> None:
+        kv = record.kv
+        if kv is None or not kv.mirrored:
+            record.stage = Stage.MIRRORED
+        elif has_caught_up(kv, slack_blocks=SEALING_STEPS):
+            record.stage = Stage.MIRRORED
+            self.controller.note(Trigger.MIRRORED)
 
     def after_update(self, feedback: StepFeedback | None) -> None:
         """Take in how the oldest step in flight went."""
@@ -108,29 +112,16 @@ class ControlLoop:
 
     # -- a request's life --------------------------------------------------------------------
 
-    def arrived(self, request: Request, buffer: RequestBuffer) -> None:
-        waited_s = max(0.0, time.time() - request.arrival_time)
-        self.controller.ledger.arrived(request.request_id, buffer, time.monotonic() - waited_s)
-        self._changed()
-
     def preempted(self, request: Request) -> None:
-        self._forget_progress(request.request_id)
-        self.controller.ledger.preempted(request.request_id, time.monotonic())
+        record = self._records[request.request_id]
+        record.stage, record.preempted_s = Stage.WAITS, time.monotonic()
         self.controller.note(Trigger.PREEMPTED)
 
     def ended(self, request: Request) -> None:
         aborted = request.status == RequestStatus.FINISHED_ABORTED
-        self._forget_progress(request.request_id)
-        self.controller.ledger.gone(
-            request.request_id,
-            time.monotonic(),
-            num_output_tokens=None if aborted else request.num_output_tokens,
-        )
+        num_output_tokens = None if aborted else request.num_output_tokens
+        self._ledger.ended(time.monotonic(), num_output_tokens=num_output_tokens)
         self.controller.note(Trigger.ABORTED if aborted else Trigger.FINISHED)
-
-    def _forget_progress(self, request_id: str) -> None:
-        self._watch.gone(request_id)
-        self._lagging.pop(request_id, None)
 
     # -- figures -----------------------------------------------------------------------------
 
@@ -141,12 +132,6 @@ class ControlLoop:
             return None
         self._num_steps_unreported = 0
         return KVStats(data={"controller": self.controller.counts.take()})
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError if the controller and vLLM differ about who is here."""
-        known = self.controller.ledger.entries.keys()
-        alive = self._scheduler.requests.keys()
-        assert known == alive, f"the controller's requests differ: {sorted(known ^ alive)}"
 
 
 def make_planner(options: ControllerOptions) -> PlannerClient | None:

@@ -14,11 +14,12 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
+from services.control.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
 
 # Returns a draft of a request that asks for its first blocks, given the tokens to make room for.
-Draft = Callable[[str, int], RequestKV]
+Draft = Callable[[RequestRecord[RequestKV], int], RequestKV]
 
 
 class NoBlocks(KVCacheBlocks):  # type: ignore[misc]
@@ -61,7 +62,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         super().__init__(*args, **kwargs)
         self._block_size = self.single_type_managers[0].block_size
         self._nothing: tuple[list[KVCacheBlock], ...] = tuple([] for _ in self.single_type_managers)
-        self._drafts: dict[str, RequestKV] = {}
+        self.drafts: list[RequestKV] = []
         self._kept: str | None = None  # the request that keeps its host copies when freed
 
     @contextmanager
@@ -75,9 +76,9 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
 
     def discard_drafts(self) -> None:
         """Forget requests that were looked at and not admitted; they are drafted anew."""
-        for request in self._drafts.values():
+        for request in self.drafts:
             self.owner.discard(request)
-        self._drafts.clear()
+        self.drafts.clear()
 
     def get_num_blocks_to_allocate(
         self,
@@ -87,7 +88,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         *args: Any,
         **kwargs: Any,
     ) -> int:
-        request = self.owner.requests.get(request_id)
+        request = self._kv(request_id)
         if request is None:
             request = self._drafted(request_id, num_tokens)
         elif num_tokens <= request.num_rows * self._block_size:
@@ -97,31 +98,37 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any
     ) -> tuple[list[KVCacheBlock], ...]:
-        request = self.owner.requests.get(request_id)
+        request = self._kv(request_id)
         if request is None:
             request = self._drafted(request_id, num_tokens)
-            del self._drafts[request_id]
+            self.drafts.remove(request)
             self.owner.adopt(request)
         elif num_tokens <= request.num_rows * self._block_size:
             return self._nothing
         return self.owner.grow(request, num_tokens=num_tokens)
 
+    def _kv(self, request_id: str) -> RequestKV | None:
+        return self.owner.records[request_id].kv
+
     def _drafted(self, request_id: str, num_tokens: int) -> RequestKV:
-        request = self._drafts.get(request_id)
-        if request is None:
-            request = self._drafts[request_id] = self.draft(request_id, num_tokens)
-        return request
+        record = self.owner.records[request_id]
+        drafted = next((one for one in self.drafts if one.record is record), None)
+        if drafted is None:
+            drafted = self.draft(record, num_tokens)
+            self.drafts.append(drafted)
+        return drafted
 
     def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:
-        request = self.owner.requests.get(request_id)
+        request = self._kv(request_id)
         if request is None:
             return self._nothing
         return tuple(group.row for group in request.groups)
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        if request_id == self._kept and request_id in self.owner.requests:
-            return self.owner.park(request_id)
-        return self.owner.pop(request_id)
+        request = self._kv(request_id)
+        if request is None:
+            return []
+        return (self.owner.park if request_id == self._kept else self.owner.pop)(request)
 
     def free(self, request_id: str) -> None:
         self.block_pool.free_blocks(reversed(self.pop_blocks_for_free(request_id)))

@@ -6,10 +6,11 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from services.control.request_record import RequestRecord
 from services.control.request_state import phase_of
 from services.control.step_clock import StepClock
 from services.executor import engine_calls
-from services.executor.blocks.residency import GroupKV
+from services.executor.blocks.residency import GroupKV, RequestKV
 from services.executor.observation import (
     EngineObservation,
     RequestObservation,
@@ -25,25 +26,32 @@ engine_calls.install()
 
 
 class ReaderStateMixin(VllmScheduler):
-    """Over any of vLLM's schedulers: a `RequestBuffer` per request, from arrival to end."""
+    """Over any of vLLM's schedulers: a `RequestRecord` per request, from arrival to end."""
 
     predicted_step_s: float | None = None  # of the newest step, by whoever predicts it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.buffers: dict[str, RequestBuffer] = {}
+        self.records: dict[str, RequestRecord[RequestKV]] = {}
         self.step_clock = StepClock()
         end_with_parent()
 
     def add_request(self, request: Request) -> None:
-        super().add_request(request)
         params = request.sampling_params
         level = from_extra_args(params and params.extra_args)
-        self.buffers.setdefault(request.request_id, RequestBuffer(level))
+        waited_s = max(0.0, time.time() - request.arrival_time)
+        record: RequestRecord[RequestKV] = RequestRecord(
+            request_id=request.request_id,
+            buffer=RequestBuffer(level),
+            arrival_s=time.monotonic() - waited_s,
+        )
+        self.records.setdefault(request.request_id, record)
+        super().add_request(request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self.buffers.pop(request.request_id, None)
-        return super()._free_request(request, *args, **kwargs)
+        freed = super()._free_request(request, *args, **kwargs)
+        del self.records[request.request_id]
+        return freed
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self.step_clock.begin(time.monotonic())
@@ -54,9 +62,9 @@ class ReaderStateMixin(VllmScheduler):
         now_s = time.monotonic()
         self.step_clock.end(now_s, ran=scheduler_output.total_num_scheduled_tokens > 0)
         for request_id in scheduler_output.num_scheduled_tokens:
-            buffer = self.buffers.get(request_id)
-            if buffer is not None:
-                buffer.generated(self.requests[request_id].num_output_tokens, now_s)
+            record = self.records.get(request_id)
+            if record is not None:
+                record.buffer.generated(self.requests[request_id].num_output_tokens, now_s)
         return outputs
 
     def deliver(self, counts: dict[str, tuple[int, float]]) -> None:
@@ -67,9 +75,9 @@ class ReaderStateMixin(VllmScheduler):
         Ids of requests that are gone or were never here are ignored.
         """
         for request_id, (num_delivered, counted_s) in counts.items():
-            buffer = self.buffers.get(request_id)
-            if buffer is not None:
-                buffer.deliver(num_delivered, counted_s)
+            record = self.records.get(request_id)
+            if record is not None:
+                record.buffer.deliver(num_delivered, counted_s)
 
     def hold(self, holds: dict[str, bool]) -> None:
         """Hold requests whose readers have stopped, or let them go on; by the engine's ids.
@@ -77,12 +85,12 @@ class ReaderStateMixin(VllmScheduler):
         Ids of requests that are gone or were never here are ignored.
         """
         for request_id, held in holds.items():
-            buffer = self.buffers.get(request_id)
-            if buffer is not None:
-                buffer.on_hold = held
-                self.hold_back(request_id, held=held)
+            record = self.records.get(request_id)
+            if record is not None:
+                record.buffer.on_hold = held
+                self.hold_back(record, held=held)
 
-    def hold_back(self, request_id: str, *, held: bool) -> None:
+    def hold_back(self, record: RequestRecord[RequestKV], *, held: bool) -> None:
         """Keep a live request from running from the next step on, or let it run again."""
         raise NotImplementedError
 
@@ -93,8 +101,8 @@ class ReaderStateMixin(VllmScheduler):
         return to_plain(
             EngineObservation(
                 requests=tuple(
-                    self._observe_request(self.requests[request_id], buffer, now_s)
-                    for request_id, buffer in self.buffers.items()
+                    self._observe_request(self.requests[request_id], record, now_s)
+                    for request_id, record in self.records.items()
                 ),
                 num_steps=self.step_clock.num_steps,
                 observed_step_s=self.step_clock.last_step_s,
@@ -105,14 +113,16 @@ class ReaderStateMixin(VllmScheduler):
         )
 
     def _observe_request(
-        self, request: Request, buffer: RequestBuffer, now_s: float
+        self, request: Request, record: RequestRecord[RequestKV], now_s: float
     ) -> RequestObservation:
+        buffer = record.buffer
+        groups = [] if record.kv is None else record.kv.groups
         return RequestObservation(
             request_id=request.request_id,
             phase=phase_of(
                 request,
                 runs=request.status == RequestStatus.RUNNING,
-                held=self.is_held(request),
+                held=record.is_held,
             ),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=request.num_computed_tokens,
@@ -122,21 +132,13 @@ class ReaderStateMixin(VllmScheduler):
             num_late_tokens=buffer.num_late,
             interval_s=buffer.interval_s,
             pace_tail=buffer.service_level.pace_tail,
-            residency="".join(residency_of(group).value for group in self.layer_groups_of(request)),
+            residency="".join(residency_of(group).value for group in groups),
         )
 
-    def is_held(self, request: Request) -> bool:
-        """Return whether a request that runs is kept from running."""
-        raise NotImplementedError
-
-    def layer_groups_of(self, request: Request) -> list[GroupKV]:
-        """Return the KV of each layer group; nothing while there is none, or all move together."""
-        return []
-
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every buffer belongs to a request that vLLM still has."""
-        left_over = self.buffers.keys() - self.requests.keys()
-        assert not left_over, f"buffers of requests that are gone: {sorted(left_over)}"
+        """Raise AssertionError unless every live request has a record, and none besides."""
+        strays = self.records.keys() ^ self.requests.keys()
+        assert not strays, f"requests without records, or records without: {sorted(strays)}"
 
 
 def residency_of(group: GroupKV) -> Residency:

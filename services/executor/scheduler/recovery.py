@@ -10,11 +10,9 @@ import structlog
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
-from services.control.resumes import Resumes
 from services.executor.blocks.block_owner import BlockOwner
-from services.executor.blocks.failures import Verdict
+from services.executor.blocks.failures import Verdict, may_mirror, note_loss
 from services.executor.blocks.losses import Losses
-from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.step_messages import StepFeedback
 
@@ -29,11 +27,9 @@ class Recovery:
         scheduler: VllmScheduler,
         owner: BlockOwner,
         losses: Losses,
-        resumes: Resumes[RequestKV],
     ) -> None:
         self.losses = losses
         self._scheduler = scheduler
-        self._resumes = resumes
         self._owner = owner
 
     def recover(self, feedback: StepFeedback) -> list[Request]:
@@ -46,8 +42,11 @@ class Recovery:
             request = self._scheduler.requests.get(request_id)
             if request is None or request.is_finished():
                 continue
-            verdict = self.losses.ledger.note_loss(
-                request_id, cause, may_run_again=self._may_run_again(request)
+            verdict = note_loss(
+                self._owner.records[request_id],
+                self._owner.counters,
+                cause,
+                may_run_again=self._may_run_again(request),
             )
             log.warning("kv_lost", request_id=request_id, cause=cause.value, verdict=verdict.value)
             self._begin_anew(request)
@@ -69,12 +68,14 @@ class Recovery:
         # Preempted already: its last tokens may still be under way, its copies on the host.
         if request.num_stale_output_tokens:
             request.drop_stale_output = True
-        self._resumes.forget(request.request_id)
-        self._owner.forget(request.request_id)
+        record = self._owner.records[request.request_id]
+        record.way = None
+        if record.kv is not None:
+            self._owner.forget(record.kv)
 
     def _may_run_again(self, request: Request) -> bool:
         """Return whether a request fits the pool in full, if it cannot have copies any more."""
-        if self.losses.ledger.may_mirror(request.request_id):
+        if may_mirror(self._owner.records[request.request_id]):
             return True
         num_tokens = min(
             request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len

@@ -1,4 +1,4 @@
-"""Which requests run: pause, park, and coming back. Between vLLM's scheduler and their blocks."""
+"""Which requests run: held, parked, and coming back. Between vLLM's scheduler and their blocks."""
 
 import itertools
 import threading
@@ -9,17 +9,15 @@ from functools import partial
 from vllm.v1.request import Request
 
 from services.control.capacity_guard import Need
+from services.control.holds import Holds
 from services.control.rates import Rates
-from services.control.resumes import Resumes
+from services.control.request_record import HoldKind, RequestRecord
+from services.control.resumes import Resumes, is_preparing, num_host_tokens
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfer_planner import TransferPlanner
-from services.executor.scheduler.holds import IDLE_WAIT_S, NEVER, HoldKind, Holds
-from services.executor.scheduler.vllm_scheduler import VllmScheduler
+from services.executor.scheduler.vllm_scheduler import IDLE_WAIT_S, NEVER, VllmScheduler
 from services.placement.layer_placement import LayerPlacement
-from services.placement.run.resume import (
-    LinkAndStep,
-    ResumeWay,
-)
+from services.placement.run.resume import LinkAndStep, ResumeWay
 
 
 class RunControl:
@@ -38,51 +36,20 @@ class RunControl:
         self.resumes = resumes
         self._scheduler = scheduler
         self.transfers, self._owner = transfers, transfers.owner
+        self._records = transfers.owner.records
         self.guard = resumes.guard
         self._rates = rates
         self.line: Callable[[], Iterable[Request]] = lambda: scheduler.waiting  # who may come in
-        self._stopped: set[str] = set()  # running requests that vLLM was told to skip
         self._is_stuck = False
         self._wake = threading.Event()
 
-    # -- orders -----------------------------------------------------------------------------
+    def resume(self, record: RequestRecord[RequestKV]) -> None:
+        """End a hold: the request runs again as soon as there is room."""
+        record.hold = None
+        self._wake.set()
 
-    def place(self, request_id: str, placement: LayerPlacement) -> None:
-        """Say where a request's layer groups belong, from the next step on."""
-        if self.knows(request_id):
-            self.guard.give(request_id, placement)
-
-    def pause(self, request_id: str) -> None:
-        """Keep a request from running; it keeps its place, others may take its blocks."""
-        if self.knows(request_id):
-            self.holds.pause(request_id)
-
-    def park(self, request_id: str) -> None:
-        """Send a request to the queue, with its KV on the host, as soon as its copies are there."""
-        if self.knows(request_id):
-            self.holds.park(request_id)
-
-    def leave(self, request_id: str) -> None:
-        """Send a request to the queue at once, with what of its KV is on the host already."""
-        if self.knows(request_id):
-            self.holds.leave(request_id)
-
-    def resume(self, request_id: str) -> None:
-        """End a pause or park: the request runs again as soon as there is room."""
-        if self.knows(request_id):
-            self.holds.release(request_id)
-            self._wake.set()
-
-    def knows(self, request_id: str) -> bool:
-        """Whether an order is about somebody who is there; counts those that are not."""
-        known = request_id in self._scheduler.requests
-        self._owner.counters.num_unknown_ids += not known
-        return known
-
-    def forget(self, request_id: str) -> None:
-        self.holds.release(request_id)
-        self.resumes.forget(request_id)
-        self._stopped.discard(request_id)
+    def record_of(self, request: Request) -> RequestRecord[RequestKV]:
+        return self._records[request.request_id]
 
     # -- each step --------------------------------------------------------------------------
 
@@ -91,19 +58,17 @@ class RunControl:
         self.holds.release_overdue()
         if self._is_stuck and not self._preempt_idle():
             self._put_back_last()
-        if not self.holds and not self._stopped:
-            return
         for request in list(self._scheduler.running):
-            if request.request_id in self.holds:
-                self._stop(request)
-            elif request.request_id in self._stopped:
-                self._start(request)
+            record = self.record_of(request)
+            if record.hold is not None:
+                self._stop(request, record, record.hold.kind)
+            elif record.skipped:
+                self._start(request, record)
 
-    def _stop(self, request: Request) -> None:
-        self._stopped.add(request.request_id)
+    def _stop(self, request: Request, record: RequestRecord[RequestKV], kind: HoldKind) -> None:
+        record.skipped, kv = True, record.kv
         request.next_decode_eligible_step = NEVER
-        kv = self._owner.requests.get(request.request_id)
-        match self.holds.kind(request.request_id):
+        match kind:
             case HoldKind.PARK:
                 if kv is not None and kv.mirrored:
                     self._drain(kv)
@@ -111,13 +76,13 @@ class RunControl:
                     self._preempt(request)
             case HoldKind.LEAVE if request.num_in_flight_tokens == 0:
                 self._preempt(request)
-                self.holds.release(request.request_id)
+                record.hold = None
 
-    def _start(self, request: Request) -> None:
-        kv = self._owner.requests.get(request.request_id)
+    def _start(self, request: Request, record: RequestRecord[RequestKV]) -> None:
+        kv = record.kv
         # Wait for its token in flight: the scheduler would read it from the previous step.
         if request.num_in_flight_tokens == 0 and (kv is None or self._owner.staging.take(kv)):
-            self._stopped.discard(request.request_id)
+            record.skipped = False
             request.next_decode_eligible_step = 0
             self._owner.counters.num_resumes_in_place += 1
 
@@ -127,7 +92,7 @@ class RunControl:
         if resident or not kv.asleep:
             self._owner.staging.drop(kv)
             self._owner.offload(kv, resident)
-            self.transfers.note_offloaded(kv)
+            self.transfers.write_through.note(kv)
 
     def _is_drained(self, kv: RequestKV) -> bool:
         """Whether waiting longer would not save another block."""
@@ -137,49 +102,52 @@ class RunControl:
         if any(group.num_host_blocks < group.num_saves_sent for group in kv.groups):
             return False
         num_missing = sum(num_full - len(group.host_slots) for group in kv.groups)
-        return not self._owner.host.can_take(kv.request_id, num_missing)
+        return not self._owner.host.can_take(kv.promise, num_missing)
 
     def _preempt_idle(self) -> bool:
-        """Preempt the youngest request that is stopped: nobody runs for want of what it holds.
+        """Preempt the youngest request that is skipped: the others lack what it holds.
 
-        False if nobody is stopped.
+        False if none is skipped.
         """
-        stopped = [r for r in self._scheduler.running if r.request_id in self._stopped]
-        if stopped and stopped[-1].num_in_flight_tokens == 0:
-            self._preempt(stopped[-1])
-        return bool(stopped)
+        skipped = [r for r in self._scheduler.running if self.record_of(r).skipped]
+        if skipped and skipped[-1].num_in_flight_tokens == 0:
+            self._preempt(skipped[-1])
+        return bool(skipped)
 
     def _put_back_last(self) -> None:
         """Take back the blocks of the last request in line that has some: those ahead lack them."""
-        preparing = [r for r in self._eligible() if self.resumes.is_preparing(r.request_id)]
-        for request in reversed(preparing):
-            if self.resumes.put_back(request.request_id):
+        preparing = [one for one in map(self.record_of, self._eligible()) if is_preparing(one)]
+        for record in reversed(preparing):
+            if self.resumes.put_back(record):
                 return
 
     def _preempt(self, request: Request) -> None:
         self._scheduler.running.remove(request)
         self._scheduler._preempt_request(request, time.monotonic())
 
-    def admitted(self, request_ids: Sequence[str]) -> None:
+    def admitted(self, request_ids: Iterable[str]) -> None:
         """Take in which requests run again after a preemption; they own blocks."""
         for request_id in request_ids:
-            self._owner.requests[request_id].waiting = False
-        self.resumes.admitted(request_ids)
+            record = self._records[request_id]
+            assert record.kv is not None
+            record.kv.waiting = False
+            self.resumes.admitted(record)
 
     def preempted(self, request: Request) -> None:
         """A running request has gone back to the queue."""
-        self._stopped.discard(request.request_id)
+        self.record_of(request).skipped = False
         request.next_decode_eligible_step = 0
 
     # -- the queue --------------------------------------------------------------------------
 
     def num_host_tokens(self, request: Request) -> int | None:
         """Return how many tokens a waiting request need not compute; None: pass over it now."""
-        if request.request_id in self.holds:
+        record = self.record_of(request)
+        if record.is_held:
             return None
-        if request.request_id not in self._owner.requests and self.resumes.is_short_of_blocks:
-            return None  # nobody overtakes a request that has yet to find room
-        return self.resumes.num_host_tokens(request.request_id)
+        if record.kv is None and self.resumes.is_short_of_blocks:
+            return None  # no request overtakes one that has yet to find room
+        return num_host_tokens(record)
 
     def next_in_line(self) -> list[Request]:
         """Return the requests to make room for: those being prepared, and the first of the rest.
@@ -191,7 +159,7 @@ class RunControl:
             return line
         for request in self._eligible():
             line.append(request)
-            if not self.resumes.is_preparing(request.request_id):
+            if not is_preparing(self.record_of(request)):
                 break
         return line
 
@@ -202,15 +170,16 @@ class RunControl:
             return
         ahead = self.active_needs()  # who is served before the request at hand
         for request in itertools.islice(self._eligible(), self._num_places()):
+            record = self.record_of(request)
             self.resumes.prepare(
-                request.request_id,
+                record,
                 partial(self._choose, request, tuple(ahead)),
                 num_slots=num_predicted_slots(request),
                 num_kept_free=self.guard.num_blocks_of_next_step(ahead),
             )
-            if self.resumes.is_short_of_blocks or request.request_id not in self._owner.requests:
+            if self.resumes.is_short_of_blocks or record.kv is None:
                 break
-            ahead.append(need_of(request))
+            ahead.append(need_of(request, record))
 
     def _num_places(self) -> int:
         """Return how many more requests may run."""
@@ -218,14 +187,14 @@ class RunControl:
         return max(0, num_places)
 
     def _eligible(self) -> Iterator[Request]:
-        return (request for request in self.line() if request.request_id not in self.holds)
+        return (request for request in self.line() if not self.record_of(request).is_held)
 
     def _choose(
-        self, request: Request, ahead: Sequence[Need], kv: RequestKV
+        self, request: Request, ahead: Sequence[Need[RequestKV]], kv: RequestKV
     ) -> tuple[ResumeWay, LayerPlacement]:
         return self.resumes.choose(
             kv,
-            need_of(request),
+            need_of(request, kv.record),
             ahead,
             num_left=request.max_tokens - request.num_output_tokens,
             engine=self._link_and_step(len(ahead)),
@@ -242,47 +211,47 @@ class RunControl:
             num_running=num_running,
         )
 
-    def active_needs(self) -> list[Need]:
+    def active_needs(self) -> list[Need[RequestKV]]:
         """Return what the running requests that are not held need, in scheduling order."""
-        running, holds = self._scheduler.running, self.holds
-        if not holds:
-            return [need_of(request) for request in running]
-        return [need_of(request) for request in running if request.request_id not in holds]
+        both = ((request, self.record_of(request)) for request in self._scheduler.running)
+        return [need_of(request, record) for request, record in both if not record.is_held]
+
+    def needs_in_line(self) -> list[Need[RequestKV]]:
+        return [need_of(request, self.record_of(request)) for request in self.next_in_line()]
 
     # -- idle steps -------------------------------------------------------------------------
 
     def after_step(self, *, num_scheduled: int) -> None:
-        """Slow down after a step in which nobody ran, if somebody is held, until a resume.
+        """Slow down after a step in which no request ran, if one is held, until a resume.
 
-        If somebody wants to run and no copy is under way that would let it, blocks are missing.
+        If a request wants to run and no copy is under way that would let it, blocks are missing.
         """
         self._is_stuck = False
         running = self._scheduler.running
         in_flight = any(request.num_in_flight_tokens for request in running)
         if num_scheduled == 0 and not in_flight and not self.transfers.is_busy:
-            wants = any(request.request_id not in self.holds for request in running)
-            wants = wants or any(True for _ in self._eligible())
-            self._is_stuck = wants and (bool(self._stopped) or self._is_anybody_preparing())
-            if self.holds:
+            run = [self.record_of(request) for request in running]
+            line = [self.record_of(request) for request in self._eligible()]
+            wants = bool(line) or not all(record.is_held for record in run)
+            in_the_way = any(one.skipped for one in run) or any(map(is_preparing, line))
+            self._is_stuck = wants and in_the_way
+            if any(record.is_held for record in self._records.values()):
                 self._wake.wait(IDLE_WAIT_S)
         self._wake.clear()
 
-    def _is_anybody_preparing(self) -> bool:
-        return any(self.resumes.is_preparing(r.request_id) for r in self._eligible())
-
     def check_integrity(self) -> None:
-        """Assert that who is asleep does not run, and that nothing is known of who is gone."""
+        """Assert that a request that is asleep does not run, and only running ones are skipped."""
         running = {request.request_id for request in self._scheduler.running}
-        assert self._stopped <= running, "a request is stopped that does not run"
-        gone = self.holds.known - self._scheduler.requests.keys()
-        assert not gone, f"holds of requests that are gone: {sorted(gone)}"
-        for request_id, kv in self._owner.requests.items():
-            assert not kv.asleep or kv.waiting or request_id in self._stopped, (
-                f"{request_id} is asleep and may run"
-            )
+        for request_id, record in self._records.items():
+            assert not record.skipped or request_id in running, f"{request_id} does not run"
+            kv = record.kv
+            if kv is None:
+                continue
+            may_run = not (kv.waiting or record.skipped)
+            assert not (kv.asleep and may_run), f"{request_id} is asleep and may run"
             assert kv.waiting == (request_id not in running), f"{request_id} is in the wrong queue"
 
 
-def need_of(request: Request) -> Need:
+def need_of(request: Request, record: RequestRecord[RequestKV]) -> Need[RequestKV]:
     """Return what vLLM makes room for: tokens that are sampled and not yet known count."""
-    return Need(request.request_id, request.num_tokens + request.num_output_placeholders)
+    return Need(record, request.num_tokens + request.num_output_placeholders)

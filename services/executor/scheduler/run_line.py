@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from services.control.run_director import phase_in_queue
-from services.executor.scheduler.holds import HoldKind
+from services.control.request_record import HoldKind, RequestRecord
+from services.control.resumes import is_preparing
+from services.control.run_director import RunPlace, phase_in_queue
+from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.placement.run.types import RunDecision, RunPhase
-from services.placement.types import EngineShape, RequestId
+from services.placement.types import EngineShape
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -24,7 +26,6 @@ class RunLine:
 
     def __init__(self, scheduler: VllmScheduler, control: RunControl, shape: EngineShape) -> None:
         self._scheduler, self._control, self._shape = scheduler, control, shape
-        self._owner = control.transfers.owner
         self._decision: RunDecision | None = None
         control.line = lambda: scheduler.waiting  # until somebody decides
         self._budget = scheduler.max_num_scheduled_tokens  # vLLM's own, per step
@@ -35,37 +36,34 @@ class RunLine:
 
     # -- reading -----------------------------------------------------------------------------
 
-    def run_places(self) -> "Iterator[tuple[Request, RunPhase, int]]":
+    def run_places(self) -> Iterator[RunPlace]:
         """Requests whose reader has stopped are left out: whatever is decided, they do not run."""
-        holds = self._control.holds
         for request in self._scheduler.running:
-            kind = holds.kind(request.request_id)
-            if kind is not HoldKind.PAUSE:
-                phase = RunPhase.RUNNING if kind is None else RunPhase.PARKED
-                yield request, phase, self._num_host_tokens(request)
+            record = self._control.record_of(request)
+            phase = RunPhase.PARKED if record.is_held else RunPhase.RUNNING
+            if not _is_paused(record):
+                yield self._place(request, record, phase)
         waiting = self._scheduler.waiting
         for request in sorted(waiting, key=lambda one: (one.priority, one.arrival_time)):
-            if holds.kind(request.request_id) is not HoldKind.PAUSE:
-                is_returning = self._control.resumes.is_preparing(request.request_id)
-                phase = phase_in_queue(request, is_returning=is_returning)
-                yield request, phase, self._num_host_tokens(request)
+            record = self._control.record_of(request)
+            phase = phase_in_queue(request, is_returning=is_preparing(record))
+            if not _is_paused(record):
+                yield self._place(request, record, phase)
 
-    def _num_host_tokens(self, request: "Request") -> int:
-        kv = self._owner.requests.get(request.request_id)
-        if kv is None or not kv.mirrored:
-            return 0
-        return kv.num_host_blocks * self._shape.block_size
+    def _place(
+        self, request: "Request", record: RequestRecord[RequestKV], phase: RunPhase
+    ) -> RunPlace:
+        kv = record.kv
+        num_blocks = 0 if kv is None or not kv.mirrored else kv.num_host_blocks
+        return RunPlace(request, record, phase, num_blocks * self._shape.block_size)
 
     def num_returning_bytes(self) -> int:
         return self._control.transfers.num_restoring_blocks() * self._shape.block_bytes
 
     # -- orders ------------------------------------------------------------------------------
 
-    def park(self, request_id: RequestId) -> None:
-        self._control.leave(request_id)
-
-    def release_all(self) -> None:
-        self._control.guard.given.clear()
+    def park(self, record: RequestRecord[RequestKV]) -> None:
+        self._control.holds.leave(record)
 
     def obey(self, decision: RunDecision) -> None:
         """Let a decision hold from the next step on."""
@@ -76,7 +74,7 @@ class RunLine:
         leaving = self._control.holds.ids(HoldKind.LEAVE)
         for request_id in decision.run:
             if request_id in leaving:  # it had tokens in flight, and has not left yet
-                self._control.resume(request_id)
+                self._control.resume(self._control.transfers.owner.records[request_id])
         self._control.line = self.line
 
     def line(self) -> "Sequence[Request]":
@@ -111,6 +109,10 @@ class RunLine:
             scheduler.max_num_scheduled_tokens = self._budget
             for request in others:
                 queue.add_request(request)
+
+
+def _is_paused(record: RequestRecord[RequestKV]) -> bool:
+    return record.hold is not None and record.hold.kind is HoldKind.PAUSE
 
 
 def _is_prompt(request: "Request") -> bool:

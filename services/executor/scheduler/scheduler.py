@@ -17,26 +17,26 @@ from vllm.v1.request import Request
 
 from services.control.capacity_guard import CapacityGuard, Need
 from services.control.controller import Controller
+from services.control.holds import Holds
 from services.control.options import ControllerOptions
 from services.control.planner import Planner
 from services.control.rates import Rates, write_budget_blocks
+from services.control.request_record import HoldKind, RequestRecord
 from services.control.resumes import Resumes
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.losses import Losses
 from services.executor.blocks.moves import BlockMoves
-from services.executor.blocks.residency import GroupKV, RequestKV
-from services.executor.blocks.step_orders import StepOrders
+from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.control_loop import ControlLoop, make_planner
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
 from services.executor.scheduler.engine_shape import engine_shape
-from services.executor.scheduler.holds import HoldKind, Holds
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.recovery import Recovery, error_output
-from services.executor.scheduler.run_control import RunControl, need_of
+from services.executor.scheduler.run_control import RunControl
 from services.executor.sizing import are_slots_ready_at_start, num_host_slots
 from services.executor.step_messages import StepFeedback
 from services.placement.blocks import BlockGeometry
@@ -61,7 +61,9 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             num_blocks=owner.pool.num_gpu_blocks - 1,  # one is vLLM's null block
             num_host_blocks=owner.host.num_slots,
         )
-        holds = Holds(owner.counters, clock=time.monotonic, max_hold_s=options.max_pause_s)
+        holds = Holds(
+            self.records, owner.counters, clock=time.monotonic, max_hold_s=options.max_pause_s
+        )
         self.transfers = TransferPlanner(
             owner,
             num_ranks=config.parallel_config.world_size,
@@ -71,13 +73,14 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         moves = BlockMoves(owner, self.transfers, overlap=options.overlap_load_evict)
         self.capacity_guard = CapacityGuard(
             moves,
+            self.records,
             owner.counters,
             max_staging=options.max_staging_buffers,
             restore_when_free_frac=options.restore_when_free_frac,
         )
         resumes = Resumes(moves, self.capacity_guard, owner.counters, block_bytes=shape.block_bytes)
         self.control = RunControl(self, self.transfers, holds, resumes, self._rates)
-        self.recovery = Recovery(self, owner, Losses(owner, self.transfers), resumes)
+        self.recovery = Recovery(self, owner, Losses(owner, self.transfers))
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._connect(manager)
         controller_options = ControllerOptions.of(config)
@@ -112,7 +115,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             manager.block_pool,
             HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
             geometry,
-            orders=StepOrders(),
+            self.records,
             poison_freed=self.kv_options.poison,
         )
         self._check_room(owner, num_slots)
@@ -152,9 +155,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
 
     def adjust_placements(self) -> None:
         """Let the capacity guard make room for the next step and the next admission."""
-        self.capacity_guard.adjust(
-            self.control.active_needs(), [need_of(r) for r in self.control.next_in_line()]
-        )
+        self.capacity_guard.adjust(self.control.active_needs(), self.control.needs_in_line())
 
     def _resumed(self, output: SchedulerOutput) -> list[str]:
         """Return the requests that run again after a preemption."""
@@ -199,19 +200,15 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         # vLLM hashes the blocks of every request wherever there is a connector; nobody asks here.
         request._block_hasher = None
         super().add_request(request)
-        self.loop.arrived(request, self.buffers[request.request_id])
+        self.loop.changed()
 
-    def _draft(self, request_id: str, num_tokens: int) -> RequestKV:
+    def _draft(self, record: RequestRecord[RequestKV], num_tokens: int) -> RequestKV:
         """Draft a request that asks for its first blocks."""
-        request = self.requests[request_id]
-        need = Need(request_id=request_id, num_tokens=max(num_tokens, request.num_tokens))
+        request = self.requests[record.request_id]
+        need = Need(record, max(num_tokens, request.num_tokens))
         placement = self.capacity_guard.place_new(need, self.control.active_needs())
-        return self.block_owner.draft(
-            request_id,
-            placement,
-            num_slots=self._num_predicted_slots(request),
-            may_mirror=self.recovery.losses.ledger.may_mirror(request_id),
-        )
+        num_slots = self._num_predicted_slots(request)
+        return self.block_owner.draft(record, placement, num_slots=num_slots)
 
     def _num_predicted_slots(self, request: Request) -> int:
         geometry = self.block_owner.geometry
@@ -237,9 +234,6 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.loop.ended(request)
-        self.capacity_guard.forget(request.request_id)
-        self.control.forget(request.request_id)
-        self.recovery.losses.ledger.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     # -- orders -----------------------------------------------------------------------------
@@ -249,7 +243,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
 
         An id that is not known any more is counted and ignored.
         """
-        self.control.place(request_id, placement)
+        if record := self._known(request_id):
+            record.floor = placement
 
     def pause(self, request_id: str) -> None:
         """Let a request keep its place, and not run; others may take its blocks meanwhile.
@@ -257,18 +252,26 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         Like `park` and `resume`: holds from the next step on, idempotent; an id that is not known
         any more is counted and ignored. A hold ends by itself after `max_pause_s`.
         """
-        self.control.pause(request_id)
+        if record := self._known(request_id):
+            self.control.holds.pause(record)
 
     def park(self, request_id: str) -> None:
         """Send a request back to the queue with its KV on the host, until `resume`."""
-        self.control.park(request_id)
+        if record := self._known(request_id):
+            self.control.holds.park(record)
 
     def resume(self, request_id: str) -> None:
         """Let a paused or parked request run again as soon as there is room."""
-        self.control.resume(request_id)
+        if record := self._known(request_id):
+            self.control.resume(record)
 
-    def hold_back(self, request_id: str, *, held: bool) -> None:
-        self.controller.hold(request_id, held=held)
+    def _known(self, request_id: str) -> RequestRecord[RequestKV] | None:
+        record = self.records.get(request_id)
+        self.block_owner.counters.num_unknown_ids += record is None
+        return record
+
+    def hold_back(self, record: RequestRecord[RequestKV], *, held: bool) -> None:
+        self.controller.hold(record, held=held)
 
     # -- what others see --------------------------------------------------------------------
 
@@ -279,13 +282,6 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     @property
     def parked(self) -> frozenset[str]:
         return self.control.holds.ids(HoldKind.PARK)
-
-    def is_held(self, request: Request) -> bool:
-        return request.request_id in self.control.holds
-
-    def layer_groups_of(self, request: Request) -> list[GroupKV]:
-        kv = self.block_owner.requests.get(request.request_id)
-        return [] if kv is None else kv.groups
 
     def make_stats(
         self, spec: Any = None, kv_stats: KVConnectorStats | None = None, *args: Any, **kwargs: Any
@@ -303,8 +299,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         """Raise AssertionError if a block or host slot is lost, or owned twice."""
         super().check_integrity()
         self.control.check_integrity()
-        self.block_owner.check_integrity(sum(len(blocks) for _, blocks in self.deferred_frees))
-        self.loop.check_integrity()
+        num_deferred = sum(len(blocks) for _, blocks in self.deferred_frees)
+        self.block_owner.check_integrity(num_deferred, self._coordinator.drafts)
 
 
 class LayerwiseScheduler(LayerwiseSchedulerMixin, Scheduler):  # type: ignore[misc]

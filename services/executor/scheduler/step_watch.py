@@ -1,7 +1,9 @@
 """Describes each step as it leaves vLLM's scheduler, at a cost that does not grow with contexts."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from services.control.request_record import RequestRecord, Stage
 from services.control.seam import ScheduledStep
 from services.executor.step_messages import StepFeedback, StepTransfers
 
@@ -10,24 +12,27 @@ if TYPE_CHECKING:
 
 
 class StepWatch:
-    """Remembers what the step before was like, prompts under way, and restores under way."""
+    """Remembers what the step before was like, and restores under way."""
 
-    def __init__(self) -> None:
-        self.prefilling: dict[str, None] = {}  # admitted, and not all of their tokens computed
+    def __init__(self, records: Mapping[str, RequestRecord[Any]]) -> None:
+        """`records`: of all live requests."""
+        self._records = records
         self._last_ids: list[str] = []
         self._restores: set[int] = set()
 
     def scheduled(self, output: "SchedulerOutput", scheduled_s: float) -> ScheduledStep:
         """Take in a step; requests it admits are prefilling from now on."""
         cached, new = output.scheduled_cached_reqs, output.scheduled_new_reqs
-        for request in new:
-            self.prefilling[request.req_id] = None
-        for request_id in cached.resumed_req_ids:
-            self.prefilling[request_id] = None
+        for request_id in (*(request.req_id for request in new), *cached.resumed_req_ids):
+            self._records[request_id].stage = Stage.PREFILL
         same_batch = not new and not self._moves(output) and cached.req_ids == self._last_ids
         self._last_ids = [*cached.req_ids, *(request.req_id for request in new)]
         num_computed = sum(cached.num_computed_tokens) + sum(r.num_computed_tokens for r in new)
-        num_prefill = sum(output.num_scheduled_tokens.get(name, 0) for name in self.prefilling)
+        num_prefill = sum(
+            num_tokens
+            for name, num_tokens in output.num_scheduled_tokens.items()
+            if self._records[name].stage is Stage.PREFILL
+        )
         transfers = output.kv_connector_metadata
         return ScheduledStep(
             number=transfers.step if isinstance(transfers, StepTransfers) else 0,
@@ -57,7 +62,3 @@ class StepWatch:
         """Take in which restores are complete, or have failed, on some rank."""
         self._restores.difference_update(feedback.num_ranks_done)
         self._restores.difference_update(feedback.failed_restores)
-
-    def gone(self, request_id: str) -> None:
-        """Forget a request that ended or was preempted."""
-        self.prefilling.pop(request_id, None)

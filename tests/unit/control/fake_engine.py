@@ -1,11 +1,12 @@
 """An engine in memory, as the controller sees one."""
 
-from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lab.snapshots import make_engine, make_request, make_snapshot
 from services.control.link_rate import LinkRate
 from services.control.planner import Answer
 from services.control.prediction import PlacedRequest
+from services.control.request_record import Hold, HoldKind, RequestRecord
 from services.control.types import Links
 from services.placement.blocks import RESIDENT
 from services.placement.plan_rules import LiveRequest
@@ -18,6 +19,7 @@ from services.placement.types import (
     RequestId,
     Snapshot,
 )
+from tests.unit.records import make_record
 
 LINK = Link(bytes_per_s=1e9)
 
@@ -33,12 +35,23 @@ def place(name: str, *layers: int, paused: bool = False) -> Placement:
 
 
 class FakeEngine:
-    """Requests by name; records where each was placed and who is paused."""
+    """Requests by name: where each was placed, and which are paused."""
 
     def __init__(self, *names: str) -> None:
-        self.names = list(names)
-        self.placed: dict[str, tuple[int, ...]] = {}
-        self.paused: set[str] = set()
+        self.records = {name: make_record(name, arrival_s=1_000.0) for name in names}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.records)
+
+    @property
+    def placed(self) -> dict[str, tuple[int, ...]]:
+        floors = {name: record.floor for name, record in self.records.items()}
+        return {name: tuple(sorted(floor.offloaded)) for name, floor in floors.items() if floor}
+
+    @property
+    def paused(self) -> set[str]:
+        return {name for name, record in self.records.items() if record.is_held}
 
     @property
     def shape(self) -> EngineShape:
@@ -69,27 +82,14 @@ class FakeEngine:
     def num_runnable(self) -> int:
         return len(set(self.names) - self.paused)
 
-    def priority(self, request_id: str) -> int:
+    def priority(self, record: RequestRecord[Any]) -> int:
         return 0
 
-    def place(self, request_id: str, *, groups: Sequence[int], num_buffers: int) -> None:
-        self.placed[request_id] = tuple(groups)
+    def pause(self, record: RequestRecord[Any]) -> None:
+        record.hold = Hold(HoldKind.PAUSE, 0.0)
 
-    def release(self, request_id: str) -> None:
-        self.placed.pop(request_id, None)
-
-    def set_deposits(self, num_tokens: Mapping[RequestId, int]) -> None:
-        self.deposits = dict(num_tokens)
-
-    def is_paused(self, request_id: str) -> bool:
-        return request_id in self.paused
-
-    def pause(self, request_id: str) -> bool:
-        self.paused.add(request_id)
-        return True
-
-    def resume(self, request_id: str) -> None:
-        self.paused.discard(request_id)
+    def resume(self, record: RequestRecord[Any]) -> None:
+        record.hold = None
 
 
 class FakePlanner:

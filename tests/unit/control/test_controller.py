@@ -7,11 +7,10 @@ import pytest
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
 from services.control.planner import Answer
+from services.control.request_ledger import RequestLedger
 from services.control.seam import ScheduledStep
 from services.control.step_timing import StepTiming
 from services.control.types import Trigger
-from services.pacing.request_buffer import RequestBuffer
-from services.pacing.types import NO_SERVICE_LEVEL
 from services.placement.types import Placement, Plan, PlanStatus, Quality
 from tests.unit.control.fake_engine import PARAMETERS, FakeEngine, FakePlanner, place
 
@@ -24,10 +23,15 @@ class Loop:
         self.engine, self.planner = FakeEngine(*names), FakePlanner()
         values = {"planner_address": "x", "parameters": PARAMETERS} | options
         self.controller = Controller(
-            ControllerOptions(**values), self.engine, self.planner, lambda: self.now_s
+            ControllerOptions(**values),
+            self.engine,
+            self.planner,
+            RequestLedger(self.engine.records),
+            lambda: self.now_s,
         )
-        for name in names:
-            self.controller.ledger.arrived(name, RequestBuffer(NO_SERVICE_LEVEL), self.now_s)
+
+    def hold(self, name: str, *, held: bool) -> None:
+        self.controller.hold(self.engine.records[name], held=held)
 
     def step(self, *, step_s: float = 0.02, same_batch: bool = True) -> None:
         self.controller.before_schedule()
@@ -233,9 +237,9 @@ def test_a_pause_is_carried_out_and_ended_by_plans() -> None:
     loop.answer(place("a"), place("b"))
     loop.step()
 
-    entry = loop.controller.ledger.entries["b"]
+    record = loop.engine.records["b"]
     assert loop.engine.paused == set()
-    assert (entry.paused_s, entry.num_pauses) == (None, 1)
+    assert (record.paused_s, record.num_pauses) == (None, 1)
     assert loop.triggers["resumed"] == 1
 
 
@@ -269,7 +273,7 @@ def test_of_a_batch_that_is_all_paused_one_runs_at_once() -> None:
 
 def test_a_reader_that_has_stopped_is_not_resumed() -> None:
     loop = planned(place("a"), place("b", paused=True))
-    loop.controller.hold("b", held=True)
+    loop.hold("b", held=True)
     loop.controller.note(Trigger.FINISHED)
     loop.step()
 
@@ -283,8 +287,8 @@ def test_a_hold_stops_a_request_that_the_plan_lets_run_and_asks() -> None:
     loop = planned(place("a"), place("b"))
     asked = len(loop.planner.asked)
 
-    loop.controller.hold("b", held=True)
-    loop.controller.hold("b", held=True)
+    loop.hold("b", held=True)
+    loop.hold("b", held=True)
     loop.step()
 
     assert loop.engine.paused == {"b"}
@@ -294,42 +298,33 @@ def test_a_hold_stops_a_request_that_the_plan_lets_run_and_asks() -> None:
 
 def test_who_is_let_go_runs_again_though_a_plan_has_paused_it() -> None:
     loop = planned(place("a"), place("b", paused=True))
-    loop.controller.hold("b", held=True)
+    loop.hold("b", held=True)
     loop.step()
 
-    loop.controller.hold("b", held=False)
+    loop.hold("b", held=False)
     loop.step()
 
     assert loop.engine.paused == set()
-    assert not loop.controller.ledger.entries["b"].on_hold
+    assert not loop.engine.records["b"].reader_stopped
 
 
 def test_a_hold_that_the_engine_has_ended_is_over() -> None:
     """Its author may have died: the engine ends every hold after a while."""
     loop = planned(place("a"), place("b"))
-    loop.controller.hold("b", held=True)
+    loop.hold("b", held=True)
     loop.step()
 
-    loop.engine.resume("b")
+    loop.engine.resume(loop.engine.records["b"])
     loop.step()
-    loop.controller.hold("b", held=True)
+    loop.hold("b", held=True)
 
     assert loop.engine.paused == {"b"}
-
-
-def test_a_hold_of_a_request_that_is_gone_changes_nothing() -> None:
-    loop = planned(place("a"), place("b"))
-    loop.controller.hold("never here", held=True)
-
-    assert loop.engine.paused == set()
-    assert "held" not in loop.triggers
 
 
 def test_requests_that_ended_meanwhile_are_skipped() -> None:
     loop = Loop("a", "b")
     loop.steps(6)
-    loop.engine.names.remove("b")
-    loop.controller.ledger.gone("b", loop.now_s, num_output_tokens=5)
+    del loop.engine.records["b"]
 
     loop.answer(place("a", 3), place("b", 3))
     loop.step()

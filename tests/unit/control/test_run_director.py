@@ -8,13 +8,16 @@ from services.control.answer_lengths import AnswerLengths
 from services.control.options import ControllerOptions
 from services.control.rates import NO_RATES
 from services.control.request_ledger import RequestLedger
-from services.control.run_director import MAX_NEW, RunDirector, director_of
+from services.control.request_record import RequestRecord
+from services.control.run_director import MAX_NEW, RunDirector, RunPlace, director_of
 from services.control.types import Trigger
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel
+from services.placement.layer_placement import ALL_RESIDENT
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
 from services.placement.types import EngineShape, PolicyParameters, RequestId
 from tests.unit.placement.run.snapshots import make_engine
+from tests.unit.records import make_record
 
 
 def progress(name: str, *, num_output_tokens: int = 0) -> Any:
@@ -34,22 +37,18 @@ class Engine:
     shape: EngineShape = make_engine()
 
     def __init__(self) -> None:
-        self.places: list[tuple[Any, RunPhase, int]] = []
+        self.places: list[RunPlace] = []
         self.parked: list[str] = []
         self.obeyed: list[RunDecision] = []
-        self.num_released = 0
 
-    def run_places(self) -> Iterator[tuple[Any, RunPhase, int]]:
+    def run_places(self) -> Iterator[RunPlace]:
         yield from self.places
 
     def num_returning_bytes(self) -> int:
         return 7
 
-    def park(self, request_id: RequestId) -> None:
-        self.parked.append(request_id)
-
-    def release_all(self) -> None:
-        self.num_released += 1
+    def park(self, record: RequestRecord[Any]) -> None:
+        self.parked.append(record.request_id)
 
     def obey(self, decision: RunDecision) -> None:
         self.obeyed.append(decision)
@@ -60,7 +59,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.engine, self.ledger = Engine(), RequestLedger()
+        self.records: dict[str, RequestRecord[Any]] = {}
+        self.engine, self.ledger = Engine(), RequestLedger(self.records)
         self.asked: list[RunSnapshot] = []
         self.answer = RunDecision(run=(), valid_for_s=0.25)
         self.noted: list[Trigger] = []
@@ -75,10 +75,10 @@ class Bench:
         return self.answer
 
     def add(self, name: str, phase: RunPhase, **reader: Any) -> RequestBuffer:
-        buffer = RequestBuffer(ServiceLevel(**reader))
-        self.ledger.arrived(name, buffer, self.now_s - 5.0)
-        self.engine.places.append((progress(name), phase, 4))
-        return buffer
+        record = make_record(name, arrival_s=self.now_s - 5.0, level=ServiceLevel(**reader))
+        self.records[name] = record
+        self.engine.places.append(RunPlace(progress(name), record, phase, 4))
+        return record.buffer
 
 
 def test_a_decision_holds_as_long_as_it_says_and_no_longer_than_anything_changes() -> None:
@@ -103,7 +103,7 @@ def test_who_is_parked_is_told_to_the_engine_once_and_counted() -> None:
     bench.director.before_schedule()
 
     assert bench.engine.parked == ["a"]
-    assert bench.ledger.entries["a"].num_parks == 1
+    assert bench.records["a"].num_parks == 1
 
 
 def test_several_are_parked_in_the_same_order_in_every_process() -> None:
@@ -120,16 +120,19 @@ def test_several_are_parked_in_the_same_order_in_every_process() -> None:
 
 def test_the_placement_policy_is_asked_only_while_layers_leave() -> None:
     bench = Bench()
+    bench.add("a", RunPhase.RUNNING)
+    bench.records["a"].floor = ALL_RESIDENT
     bench.director.before_schedule()
     assert not bench.controller.director.wants_layers_away
-    assert bench.engine.num_released == 1
+    assert bench.records["a"].floor is None
 
     bench.answer = RunDecision(run=(), offloads=True)
     bench.director.changed()
+    bench.records["a"].floor = ALL_RESIDENT
     bench.director.before_schedule()
     assert bench.controller.director.wants_layers_away
     assert bench.noted == [Trigger.LAYERS_LEAVE]
-    assert bench.engine.num_released == 1
+    assert bench.records["a"].floor is ALL_RESIDENT
 
 
 def test_a_policy_sees_readers_as_they_are() -> None:

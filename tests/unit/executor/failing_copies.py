@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
-from services.executor.blocks.failures import Verdict
+from services.executor.blocks.failures import Verdict, note_loss
 from services.executor.blocks.losses import Losses
 from services.executor.copies.copy_engine import (
     FOR_EVER,
@@ -140,7 +140,9 @@ class FailingSimulation(Simulation):
     def take_in(self, feedback: StepFeedback, batch: list[Slice]) -> None:
         for request_id, cause in self.losses.absorb(feedback).items():
             if request_id in self.lengths:
-                verdict = self.losses.ledger.note_loss(request_id, cause, may_run_again=True)
+                verdict = note_loss(
+                    self.records[request_id], self.owner.counters, cause, may_run_again=True
+                )
                 self.begin_anew(request_id, verdict)
         self.planner.absorb(feedback)
         self.owner.check_integrity()
@@ -158,14 +160,12 @@ class FailingSimulation(Simulation):
         self.beginnings[request_id] += 1
         self.end(request_id)
         if verdict is Verdict.GIVE_UP:
-            self.losses.ledger.forget(request_id)
             return
         groups = frozenset(g for g in range(self.num_groups) if self.rng.random() < 0.5)
         request = self.owner.draft(
-            request_id,
+            self.records[request_id],
             LayerPlacement(offloaded=groups, num_staging=self.rng.choice((1, 2))),
             num_slots=200,
-            may_mirror=self.losses.ledger.may_mirror(request_id),
         )
         self.owner.adopt(request)
         self.lengths[request_id] = 0

@@ -9,5 +9,7 @@ from tests.unit.executor.simulated_ranks import Simulation
 
 def resumes_of(sim: Simulation) -> Resumes[RequestKV]:
     moves = BlockMoves(sim.owner, sim.planner)
-    guard = CapacityGuard(moves, sim.owner.counters, max_staging=2, restore_when_free_frac=0.0)
+    guard = CapacityGuard(
+        moves, sim.records, sim.owner.counters, max_staging=2, restore_when_free_frac=0.0
+    )
     return Resumes(moves, guard, sim.owner.counters, block_bytes=1)

@@ -38,7 +38,8 @@ class SchedulerWithoutEngine(LayerwiseSchedulerMixin, VllmScheduler):
         self.capacity_guard = inner.capacity_guard
         self.control = inner.control
         self.requests = inner.requests
-        self.buffers = {}
+        self.records = inner.records
+        self.block_owner = inner.block_owner
         self.step_clock = StepClock()
         self.loop = Mock()  # nobody measures or asks
         self._coordinator: Any = SimpleNamespace(keeping=self.keeping)

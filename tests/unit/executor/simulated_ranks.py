@@ -13,16 +13,17 @@ from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 
+from services.control.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.step_orders import StepOrders
 from services.executor.blocks.transfer_planner import TransferPlanner
 from services.executor.copies.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.step_messages import StepFeedback, StepTransfers
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
+from tests.unit.records import make_record
 
 Content = tuple[str, int, int] | None  # request, layer group, position; None: poison
 BLOCK_SIZE = 4
@@ -198,11 +199,12 @@ class Simulation:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.pool = BlockPool(self.num_blocks, False, BLOCK_SIZE)
+        self.records: dict[str, RequestRecord[RequestKV]] = {}
         self.owner = BlockOwner(
             self.pool,
             HostPool(self.num_slots),
             BlockGeometry(num_groups=self.num_groups, block_size=BLOCK_SIZE),
-            orders=StepOrders(),
+            self.records,
             poison_freed=True,
         )
         self.planner = TransferPlanner(
@@ -210,6 +212,12 @@ class Simulation:
         )
         self.ranks = [self.make_rank(number) for number in range(self.num_ranks)]
         self.num_requests = 0
+
+    def kv(self, request_id: str) -> RequestKV:
+        """Return the KV of a request that has some."""
+        kv = self.records[request_id].kv
+        assert kv is not None
+        return kv
 
     def make_rank(self, number: int) -> SimulatedRank:
         return SimulatedRank(self.num_groups, self.rng)
@@ -231,7 +239,7 @@ class Simulation:
 
     def _schedule(self, request_id: str, num_tokens: int) -> Slice | None:
         start = self.lengths[request_id]
-        request = self.owner.requests[request_id]
+        request = self.kv(request_id)
         wanted = start + num_tokens
         num_free = self.pool.get_num_free_blocks()
         num_new = self.owner.num_new_blocks(request, num_tokens=wanted)
@@ -262,37 +270,40 @@ class Simulation:
 
     def admit(self, placement: LayerPlacement, num_slots: int = 200) -> RequestKV:
         self.num_requests += 1
-        request = self.owner.draft(f"r{self.num_requests}", placement, num_slots=num_slots)
+        record = make_record(f"r{self.num_requests}")
+        self.records[record.request_id] = record
+        request = self.owner.draft(record, placement, num_slots=num_slots)
         self.owner.adopt(request)
         self.lengths[request.request_id] = 0
         return request
 
     def sleep(self, request_id: str, groups: Iterable[int]) -> None:
         """Take the staging and some groups of a request that does not run."""
-        request = self.owner.requests[request_id]
+        request = self.kv(request_id)
         self.owner.staging.drop(request)
         self.owner.offload(request, groups)
-        self.planner.note_offloaded(request)
+        self.planner.write_through.note(request)
         self.owner.check_integrity()
 
     def park(self, request_id: str) -> int:
         """Preempt a request, keeping its host copies; return how many tokens they hold."""
         del self.lengths[request_id]
-        self.pool.free_blocks(reversed(self.owner.park(request_id)))
+        self.pool.free_blocks(reversed(self.owner.park(self.kv(request_id))))
         self.owner.check_integrity()
-        request = self.owner.requests.get(request_id)
-        return request.num_tokens if request else 0
+        kept = self.records[request_id].kv
+        return kept.num_tokens if kept else 0
 
     def come_back(self, request_id: str) -> None:
         """Admit a parked request that is awake."""
-        request = self.owner.requests[request_id]
+        request = self.kv(request_id)
         assert not request.asleep
         self.lengths[request_id] = request.num_tokens
         self.returning.add(request_id)
 
     def end(self, request_id: str) -> None:
         self.lengths.pop(request_id, None)
-        self.pool.free_blocks(reversed(self.owner.pop(request_id)))
+        if (kv := self.records[request_id].kv) is not None:
+            self.pool.free_blocks(reversed(self.owner.pop(kv)))
 
     def settle(self) -> None:
         self.planner.settle()

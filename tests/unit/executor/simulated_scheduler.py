@@ -9,14 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from services.control.capacity_guard import CapacityGuard, Need
+from services.control.holds import Holds
 from services.control.rates import NO_RATES
 from services.control.resumes import Resumes
 from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import KVOptions
-from services.executor.scheduler.holds import Holds
-from services.executor.scheduler.run_control import RunControl, need_of
+from services.executor.scheduler.run_control import RunControl
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, Slice
+from tests.unit.records import make_record
 
 
 class SimulatedRequest(SimpleNamespace):
@@ -64,9 +65,11 @@ class SimulatedScheduler:
         """`num_placeholders` is of each request that runs: 1 as under asynchronous scheduling."""
         self.sim = Simulation(seed=1, depth=0, num_blocks=num_blocks, num_slots=num_slots)
         self.block_owner, self.transfers = self.sim.owner, self.sim.planner
+        self.records = self.sim.records
         self.options = KVOptions(predicted_output_tokens=num_predicted)
         self.capacity_guard = CapacityGuard(
             BlockMoves(self.block_owner, self.transfers),
+            self.records,
             self.block_owner.counters,
             max_staging=2,
             restore_when_free_frac=free_frac,
@@ -76,6 +79,7 @@ class SimulatedScheduler:
         self.requests: dict[str, Any] = {}
         self.max_num_running_reqs = 16
         holds = Holds(
+            self.records,
             self.block_owner.counters,
             clock=time.monotonic,
             max_hold_s=self.options.max_pause_s,
@@ -85,26 +89,26 @@ class SimulatedScheduler:
         vllm: Any = self
         self.control = RunControl(vllm, self.transfers, holds, resumes, lambda: NO_RATES)
         self._num_placeholders = num_placeholders
-        self._drafts: dict[str, RequestKV] = {}
+        self._drafts: list[RequestKV] = []
         self._num_steps = 0
         self._batch: list[Slice] = []
 
     def add(self, request_id: str, num_tokens: int) -> Any:
         request = SimulatedRequest(request_id, num_tokens, self._num_placeholders)
         self.requests[request_id] = request
+        self.records[request_id] = make_record(request_id)
         self.waiting.append(request)
         return request
 
     def finish(self, request_id: str) -> None:
         request = self.requests.pop(request_id)
-        self.control.forget(request_id)
-        self.capacity_guard.forget(request_id)
         (self.running if request in self.running else self.waiting).remove(request)
         self.sim.end(request_id)
+        del self.records[request_id]
 
     def park(self, request_id: str) -> None:
         """Park a request, and step until nobody runs."""
-        self.control.park(request_id)
+        self.control.holds.park(self.records[request_id])
         while any(request.request_id == request_id for request in self.running):
             self.step()
 
@@ -113,19 +117,18 @@ class SimulatedScheduler:
         self._num_steps += 1
         self._batch = []
         self.transfers.settle()
-        for draft in self._drafts.values():
+        for draft in self._drafts:
             self.block_owner.discard(draft)
         self._drafts.clear()
         self.control.stop_and_start()
-        in_line = [need_of(request) for request in self.control.next_in_line()]
-        self.capacity_guard.adjust(self.control.active_needs(), in_line)
+        self.capacity_guard.adjust(self.control.active_needs(), self.control.needs_in_line())
         self.control.prepare_resumes(self._num_predicted_slots)
         if self._schedule_running():
             self._admit()
         self._run()
         self.control.after_step(num_scheduled=len(self._batch))
         self.control.check_integrity()
-        self.block_owner.check_integrity()
+        self.block_owner.check_integrity(drafts=self._drafts)
         return frozenset(part.request_id for part in self._batch)
 
     def _schedule_running(self) -> bool:
@@ -151,7 +154,7 @@ class SimulatedScheduler:
         return not preempted
 
     def _has_room(self, request: Any) -> bool:
-        kv = self.block_owner.requests[request.request_id]
+        kv = self.sim.kv(request.request_id)
         num_new = self.block_owner.num_new_blocks(kv, num_tokens=request.num_known_or_not)
         num_free: int = self.sim.pool.get_num_free_blocks()
         return num_new <= num_free
@@ -179,16 +182,19 @@ class SimulatedScheduler:
 
     def _admit_one(self, request: Any, num_host_tokens: int) -> bool:
         owner, name = self.block_owner, request.request_id
-        kv = owner.requests.get(name)
+        record = self.records[name]
+        kv, draft = record.kv, None
         if kv is None:
-            need = Need(request_id=name, num_tokens=request.num_tokens)
+            need = Need(record, request.num_tokens)
             placement = self.capacity_guard.place_new(need, self.control.active_needs())
-            kv = owner.draft(name, placement, num_slots=self._num_predicted_slots(request))
-            self._drafts[name] = kv
+            num_slots = self._num_predicted_slots(request)
+            kv = draft = owner.draft(record, placement, num_slots=num_slots)
+            self._drafts.append(draft)
         if owner.num_new_blocks(kv, num_tokens=request.num_tokens) > owner.blocks.num_free:
             return False
-        if self._drafts.pop(name, None):
-            owner.adopt(kv)
+        if draft is not None:
+            self._drafts.remove(draft)
+            owner.adopt(draft)
         else:
             self.sim.returning.add(name)
         self.running.append(self.waiting.pop(0))
@@ -215,7 +221,7 @@ class SimulatedScheduler:
         transfers = self.transfers.plan_step(lengths)
         self.sim.lengths.update(lengths)
         self.sim.in_flight.append((transfers, self._batch))
-        self.block_owner.check_integrity()
+        self.block_owner.check_integrity(drafts=self._drafts)
         self.sim.run_oldest()
         self.progress()
         for request in self.running:

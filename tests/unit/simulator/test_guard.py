@@ -2,15 +2,18 @@
 
 from services.control.capacity_guard import CapacityGuard, Need
 from services.control.counters import Counters
+from services.control.request_record import RequestRecord
 from services.pacing.types import ServiceLevel
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 from services.placement.types import EngineShape, RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
+from simulator.kv import KVState
 from simulator.moves import CountedMoves
 from simulator.requests import LiveRequest, live_request, need_of
 from simulator.workload import ArrivingRequest
+from tests.unit.records import make_record
 
 GEOMETRY = BlockGeometry(num_groups=4, block_size=4)
 SHAPE = EngineShape(
@@ -34,7 +37,7 @@ def running(pool: BlockLedger, name: str, *, num_tokens: int) -> LiveRequest:
         level=ServiceLevel(),
     )
     request = live_request(spec, GEOMETRY)
-    request.kv.mirrored = True
+    request.record.kv = KVState(request_id=name, geometry=GEOMETRY, mirrored=True)
     request.kv.grow(num_tokens)
     request.kv.num_sent_blocks = request.kv.num_host_blocks = request.kv.num_full_blocks
     request.num_computed_tokens = num_tokens
@@ -55,8 +58,10 @@ class Bench:
             lambda: list(self.moves.requests.values()),
             self.h2d,
         )
+        self.records: dict[str, RequestRecord[KVState]] = {}
         self.guard = CapacityGuard(
             self.moves,
+            self.records,
             Counters(),
             max_staging=2,
             restore_when_free_frac=num_spare / num_blocks,
@@ -65,9 +70,10 @@ class Bench:
     def running(self, name: str, *, num_tokens: int) -> LiveRequest:
         request = running(self.pool, name, num_tokens=num_tokens)
         self.moves.requests[request.request_id] = request
+        self.records[name] = request.record
         return request
 
-    def adjust(self, active: list[LiveRequest], waiting: tuple[Need, ...] = ()) -> None:
+    def adjust(self, active: list[LiveRequest], waiting: tuple[Need[KVState], ...] = ()) -> None:
         self.guard.adjust([need_of(one) for one in active], waiting)
 
 
@@ -84,7 +90,7 @@ def test_the_newest_gives_way_to_the_first_in_line() -> None:
     # Two of 4 x 6 blocks fit 50 with their next tokens; a third needs 5 + 4 at least.
     bench = Bench(num_blocks=50)
     a, b = bench.running("a", num_tokens=20), bench.running("b", num_tokens=20)
-    bench.adjust([a, b], (Need(request_id="c", num_tokens=20),))
+    bench.adjust([a, b], (Need(make_record("c"), 20),))
 
     assert a.kv.offloaded == ()
     assert b.kv.offloaded
@@ -94,11 +100,11 @@ def test_the_newest_gives_way_to_the_first_in_line() -> None:
 def test_a_plans_placement_is_a_floor_and_what_is_beyond_it_comes_back() -> None:
     bench = Bench(num_blocks=200)
     a = bench.running("a", num_tokens=20)
-    bench.guard.give("a", LayerPlacement(offloaded=frozenset({1, 2}), num_staging=1))
+    a.record.floor = LayerPlacement(offloaded=frozenset({1, 2}), num_staging=1)
     bench.adjust([a])
     assert a.kv.offloaded == (1, 2)
 
-    bench.guard.give("a", LayerPlacement(offloaded=frozenset({1}), num_staging=1))
+    a.record.floor = LayerPlacement(offloaded=frozenset({1}), num_staging=1)
     bench.adjust([a])
     assert set(a.kv.restoring) == {2}
     bench.h2d.advance(100.0)
@@ -122,7 +128,7 @@ def test_paused_requests_lose_theirs_first() -> None:
     bench = Bench(num_blocks=50)
     a, b = bench.running("a", num_tokens=20), bench.running("b", num_tokens=20)
     b.pause(0.0)
-    bench.adjust([a], (Need(request_id="c", num_tokens=28),))
+    bench.adjust([a], (Need(make_record("c"), 28),))
 
     assert a.kv.offloaded == ()
     assert b.kv.asleep

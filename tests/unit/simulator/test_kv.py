@@ -6,11 +6,11 @@ from vllm.v1.core.block_pool import BlockPool
 
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
-from services.executor.blocks.step_orders import StepOrders
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 from simulator.kv import KVState
 from tests.fuzz import examples
+from tests.unit.records import make_record
 
 GEOMETRY = BlockGeometry(num_groups=4, block_size=4)
 NUM_BLOCKS = 1_000
@@ -21,9 +21,10 @@ class Pair:
 
     def __init__(self, offloaded: frozenset[int], num_buffers: int) -> None:
         pool = BlockPool(NUM_BLOCKS + 1, enable_caching=False, hash_block_size=4)
-        self.owner = BlockOwner(pool, HostPool(NUM_BLOCKS), GEOMETRY, orders=StepOrders())
+        record = make_record("a")
+        self.owner = BlockOwner(pool, HostPool(NUM_BLOCKS), GEOMETRY, {"a": record})
         placement = LayerPlacement(offloaded=offloaded, num_staging=num_buffers)
-        self.real = self.owner.draft("a", placement, num_slots=200)
+        self.real = self.owner.draft(record, placement, num_slots=200)
         self.owner.adopt(self.real)
         self.ours = KVState(
             request_id="a", geometry=GEOMETRY, mirrored=True, wanted_buffers=num_buffers
@@ -155,9 +156,11 @@ def test_what_is_kept_of_a_preempted_request_is_what_the_executor_keeps() -> Non
     pair.save()
     pair.grow(27)  # two more full blocks, not on the host
 
-    pair.owner.pool.free_blocks(reversed(pair.owner.park("a")))
-    kept, parked = pair.owner.requests["a"], pair.ours.parked()
+    pair.owner.pool.free_blocks(reversed(pair.owner.park(pair.real)))
+    kept, parked = pair.owner.records["a"].kv, pair.ours.parked()
 
+    assert kept is not None
+    assert parked is not None
     assert (parked.num_tokens, parked.num_host_blocks) == (kept.num_tokens, kept.num_host_blocks)
     assert (parked.num_tokens, parked.num_owned, parked.is_parked) == (16, 0, True)
     assert parked.num_to_wake == pair.owner.staging.num_to_wake(kept) == 4

@@ -6,6 +6,7 @@ from services.placement.types import EngineShape, RequestId
 from simulator.compose import make_engine
 from simulator.costs import LinearCosts
 from simulator.engine import Engine, Machine
+from simulator.kv import KVState
 from simulator.planning import PlanningOptions
 from simulator.records import RunRecord
 from simulator.requests import LiveRequest, live_request
@@ -97,10 +98,10 @@ def parked(engine: Engine, name: str, *, num_blocks: int) -> LiveRequest:
     """Return a request at the end of the queue that has so many blocks per layer on the host."""
     scheduler = engine.scheduler
     request = live_request(asked(name, num_prompt_tokens=90), scheduler.geometry)
-    request.kv.mirrored = True
-    request.kv.grow(4 * num_blocks)
-    request.kv.num_sent_blocks = request.kv.num_host_blocks = num_blocks
-    request.kv = request.kv.parked()
+    kv = KVState(request_id=name, geometry=scheduler.geometry, mirrored=True)
+    kv.grow(4 * num_blocks)
+    kv.num_sent_blocks = kv.num_host_blocks = num_blocks
+    request.record.kv = kv.parked()
     assert scheduler.host.set_owned(request.request_id, 4 * num_blocks)
     scheduler.add(request)
     return request

@@ -29,12 +29,12 @@ def change_at_random(sim: Simulation) -> None:
     if sim.lengths and rng.random() < 0.05:
         sim.end(rng.choice(list(sim.lengths)))
     for request_id in list(sim.lengths):
-        request = sim.owner.requests[request_id]
+        request = sim.kv(request_id)
         if not request.mirrored or rng.random() > 0.3:
             continue
         wanted = random_placement(rng, sim.num_groups)
         sim.owner.offload(request, wanted.offloaded)
-        sim.planner.note_offloaded(request)
+        sim.planner.write_through.note(request)
         for index in set(request.offloaded) - wanted.offloaded:
             sim.owner.restores.begin(request, index)
             if rng.random() < 0.2:

@@ -7,6 +7,7 @@ from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.simulated_ranks import Simulation
+from tests.unit.records import make_record
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -16,14 +17,15 @@ def make_guard(
 ) -> CapacityGuard[RequestKV]:
     return CapacityGuard(
         BlockMoves(sim.owner, sim.planner),
+        sim.records,
         sim.owner.counters,
         max_staging=max_staging,
         restore_when_free_frac=restore_when_free_frac,
     )
 
 
-def needs_of(sim: Simulation) -> list[Need]:
-    return [Need(request_id=name, num_tokens=length + 1) for name, length in sim.lengths.items()]
+def needs_of(sim: Simulation) -> list[Need[RequestKV]]:
+    return [Need(sim.records[name], length + 1) for name, length in sim.lengths.items()]
 
 
 def run(sim: Simulation, num_tokens: dict[str, int]) -> None:
@@ -54,7 +56,7 @@ def test_nothing_is_offloaded_while_everything_fits() -> None:
 def test_a_waiting_request_makes_room_for_itself_among_running_ones() -> None:
     sim = Simulation(seed=1, depth=0, num_blocks=60)
     request = grown(sim, 40)
-    waiting = Need(request_id="next", num_tokens=80)  # 20 full blocks: at least 20 + 4 open
+    waiting = Need(make_record("next"), 80)  # 20 full blocks: at least 20 + 4 open
 
     guard = make_guard(sim)
     guard.adjust(needs_of(sim), [waiting])
@@ -69,7 +71,7 @@ def test_layers_come_back_when_there_is_room_again() -> None:
     sim = Simulation(seed=1, depth=0, num_blocks=60)
     request = grown(sim, 40)
     guard = make_guard(sim)
-    guard.adjust(needs_of(sim), [Need(request_id="next", num_tokens=80)])
+    guard.adjust(needs_of(sim), [Need(make_record("next"), 80)])
     run(sim, {})
     assert request.offloaded
 
@@ -84,7 +86,7 @@ def test_restores_leave_room_for_the_next_step() -> None:
     sim = Simulation(seed=1, depth=0, num_blocks=60)
     request = grown(sim, 40)  # the next token opens a block in each of 4 groups
     sim.owner.offload(request, range(4))
-    sim.planner.note_offloaded(request)
+    sim.planner.write_through.note(request)
     run(sim, {})
     num_free = sim.pool.get_num_free_blocks()
     hoarder = sim.pool.get_new_blocks(num_free - 13)  # 13 free: a restore takes 10
@@ -103,13 +105,13 @@ def test_a_given_placement_is_a_floor_that_the_guard_adds_to() -> None:
     sim = Simulation(seed=1, depth=0, num_blocks=60)
     request = grown(sim, 40)
     guard = make_guard(sim)
-    guard.give(request.request_id, LayerPlacement(offloaded=frozenset({0, 1})))
+    request.record.floor = LayerPlacement(offloaded=frozenset({0, 1}))
 
     guard.adjust(needs_of(sim), [])
     run(sim, {})
     assert request.offloaded == [0, 1]
 
-    guard.adjust(needs_of(sim), [Need(request_id="next", num_tokens=100)])
+    guard.adjust(needs_of(sim), [Need(make_record("next"), 100)])
     run(sim, {})
     assert {0, 1} < set(request.offloaded)
 
@@ -119,7 +121,7 @@ def test_a_request_without_room_on_the_host_is_left_alone() -> None:
     request = sim.admit(LayerPlacement(), num_slots=1)
     run(sim, {request.request_id: 40})
 
-    make_guard(sim).adjust(needs_of(sim), [Need(request_id="next", num_tokens=80)])
+    make_guard(sim).adjust(needs_of(sim), [Need(make_record("next"), 80)])
 
     assert request.offloaded == []
 
@@ -129,9 +131,9 @@ def test_a_request_that_does_not_run_gives_way_before_a_running_one_is_offloaded
     paused = grown(sim, 20)  # 20 of 59 blocks
     running = grown(sim, 20)
     guard = make_guard(sim)
-    waiting = Need(request_id="next", num_tokens=20)  # 24 with room for its next token
+    waiting = Need(make_record("next"), 20)  # 24 with room for its next token
 
-    guard.adjust([Need(request_id=running.request_id, num_tokens=21)], [waiting])
+    guard.adjust([Need(running.record, 21)], [waiting])
     run(sim, {})
 
     assert running.offloaded == []
@@ -145,7 +147,7 @@ def test_what_a_request_that_does_not_run_holds_is_left_to_it_while_there_is_roo
     paused = grown(sim, 20)
     running = grown(sim, 20)
 
-    make_guard(sim).adjust([Need(request_id=running.request_id, num_tokens=21)], [])
+    make_guard(sim).adjust([Need(running.record, 21)], [])
 
     assert not paused.asleep
     assert paused.offloaded == []
@@ -156,7 +158,7 @@ def test_a_running_request_without_blocks_is_relieved_by_one_that_does_not_run()
     paused = grown(sim, 20)
     running = grown(sim, 20)
     guard = make_guard(sim)
-    guard.adjust([Need(request_id=running.request_id, num_tokens=21)], [])
+    guard.adjust([Need(running.record, 21)], [])
     num_free = sim.pool.get_num_free_blocks()
 
     assert guard.relieve()

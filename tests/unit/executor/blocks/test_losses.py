@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from services.control.counters import Counters
-from services.executor.blocks.failures import MAX_FAILED_SAVES, MAX_LOSSES, FailureLedger, Verdict
+from services.control.resumes import num_host_tokens
+from services.executor.blocks.failures import (
+    MAX_FAILED_SAVES,
+    MAX_LOSSES,
+    Verdict,
+    may_mirror,
+    note_failed_saves,
+    note_loss,
+)
 from services.executor.blocks.losses import STEPS_BEFORE_RETRY
 from services.executor.copies.copy_engine import BACKGROUND, Copy, Direction
 from services.executor.step_messages import StepFeedback
@@ -21,6 +29,7 @@ from tests.unit.executor.failing_copies import (
 )
 from tests.unit.executor.resumes import resumes_of
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, LateEngine
+from tests.unit.records import make_record
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -99,12 +108,12 @@ def test_class_1_and_2_what_a_copy_reads_too_early_or_too_late_never_reaches_a_r
     """A save that hangs reads its blocks when somebody else has them: it is never loaded."""
     sim = one_request(rates=FaultRates(hangs=1.0))  # resident: blocks saved by write-through
     idle(sim)
-    request = sim.owner.requests["r1"]
+    request = sim.kv("r1")
     assert request.num_host_blocks == 0
 
     set_rates(sim, FaultRates())
     sim.owner.offload(request, [0, 1])
-    sim.planner.note_offloaded(request)
+    sim.planner.write_through.note(request)
     for _ in range(30):
         sim.settle()
         sim.step({"r1": 1})
@@ -136,7 +145,7 @@ def test_class_5_a_failed_save_is_not_counted_and_is_made_anew() -> None:
     sim = one_request(rates=FaultRates(fails=1.0))
     while not sim.owner.counters.num_failed_saves:
         idle(sim, 1)
-    request = sim.owner.requests["r1"]
+    request = sim.kv("r1")
     assert request.num_host_blocks == 0
 
     set_rates(sim, FaultRates())
@@ -171,7 +180,7 @@ def test_saves_of_several_requests_share_a_copy_until_one_goes_wrong() -> None:
 
     assert saves
     assert all(len(whose) == 1 for whose in saves)
-    assert all(sim.owner.requests[name].num_host_blocks == 2 for name in names)
+    assert all(sim.kv(name).num_host_blocks == 2 for name in names)
     assert_whole_after_end(sim)
 
 
@@ -234,7 +243,7 @@ def test_a_request_whose_saves_keep_failing_runs_on_without_host_copies() -> Non
         sim.settle()
         sim.step({"r1": 1})
 
-    assert not sim.owner.requests["r1"].mirrored
+    assert not sim.kv("r1").mirrored
     assert sim.num_lost == 0
     assert sim.owner.host.num_free == sim.num_slots
     assert sim.owner.counters.num_unmirrored_requests == 1
@@ -243,7 +252,7 @@ def test_a_request_whose_saves_keep_failing_runs_on_without_host_copies() -> Non
 def test_a_restore_that_fails_leaves_the_group_where_it_is_and_is_tried_again_later() -> None:
     sim = one_request(1, 3)
     idle(sim)
-    request = sim.owner.requests["r1"]
+    request = sim.kv("r1")
     set_rates(sim, FaultRates(fails=1.0))
     assert sim.owner.restores.begin(request, 3)
     idle(sim, 4)
@@ -272,12 +281,15 @@ def test_a_parked_request_whose_loads_fail_runs_from_its_staging_buffers() -> No
 
     for _ in range(6):
         resumes.prepare(
-            "r1", lambda _: (ResumeWay.LOAD, LayerPlacement()), num_slots=24, num_kept_free=0
+            sim.records["r1"],
+            lambda _: (ResumeWay.LOAD, LayerPlacement()),
+            num_slots=24,
+            num_kept_free=0,
         )
         idle(sim, 2)
 
-    assert resumes.num_host_tokens("r1") == 20
-    assert len(sim.owner.requests["r1"].offloaded) == 4
+    assert num_host_tokens(sim.records["r1"]) == 20
+    assert len(sim.kv("r1").offloaded) == 4
     assert sim.owner.counters.num_failed_restores == 4  # once for each group
 
 
@@ -285,7 +297,7 @@ def test_a_restore_that_brings_back_other_bytes_costs_the_request_its_kv() -> No
     sim = one_request(1, 3)
     idle(sim)
     set_rates(sim, FaultRates(changes=1.0))
-    assert sim.owner.restores.begin(sim.owner.requests["r1"], 3)
+    assert sim.owner.restores.begin(sim.kv("r1"), 3)
 
     idle(sim)
 
@@ -316,7 +328,7 @@ def test_targets_of_a_hung_load_are_nobodys_until_it_has_ended() -> None:
 def test_who_got_a_block_before_its_hang_was_known_begins_anew_too() -> None:
     sim = one_request(0, 1, 2, 3)
     idle(sim)
-    hung = {block.block_id for buffer in sim.owner.requests["r1"].staging for block in buffer}
+    hung = {block.block_id for buffer in sim.kv("r1").staging for block in buffer}
     sim.end("r1")
     other = sim.admit(LayerPlacement())
     sim.step({other.request_id: 40})
@@ -367,9 +379,10 @@ def test_if_hung_targets_were_reused_a_wrong_token_would_leave(
 
 
 def test_the_last_of_three_losses_ends_a_request() -> None:
-    ledger = FailureLedger(counters := Counters())
+    record, counters = make_record("r"), Counters()
     verdicts = [
-        ledger.note_loss("r", FailureCause.HUNG, may_run_again=True) for _ in range(MAX_LOSSES)
+        note_loss(record, counters, FailureCause.HUNG, may_run_again=True)
+        for _ in range(MAX_LOSSES)
     ]
 
     assert verdicts == [Verdict.RECOMPUTE, Verdict.RECOMPUTE, Verdict.GIVE_UP]
@@ -379,21 +392,20 @@ def test_the_last_of_three_losses_ends_a_request() -> None:
 
 
 def test_a_request_that_cannot_run_without_copies_and_may_have_none_ends_at_once() -> None:
-    ledger = FailureLedger(Counters())
+    verdict = note_loss(make_record("r"), Counters(), FailureCause.FAILED, may_run_again=False)
 
-    assert ledger.note_loss("r", FailureCause.FAILED, may_run_again=False) is Verdict.GIVE_UP
+    assert verdict is Verdict.GIVE_UP
 
 
-def test_a_new_request_of_the_same_name_starts_with_a_clean_slate() -> None:
-    ledger = FailureLedger(Counters())
-    for _ in range(MAX_FAILED_SAVES):
-        ledger.note_failed_saves("r", 1)
-    assert not ledger.may_mirror("r")
+def test_a_request_has_no_copies_after_the_last_failed_save_and_that_is_said_once() -> None:
+    record, counters = make_record("r"), Counters()
+    has_enough = [note_failed_saves(record, counters, 2) for _ in range(MAX_FAILED_SAVES + 1)]
 
-    ledger.forget("r")
-
-    assert ledger.may_mirror("r")
-    assert ledger.note_loss("r", FailureCause.FAILED, may_run_again=True) is Verdict.RECOMPUTE
+    assert has_enough == [False] * (MAX_FAILED_SAVES - 1) + [True, False]
+    assert not may_mirror(record)
+    assert counters == Counters(
+        num_failed_saves=2 * (MAX_FAILED_SAVES + 1), num_unmirrored_requests=1
+    )
 
 
 def assert_whole_after_end(sim: FailingSimulation) -> None:

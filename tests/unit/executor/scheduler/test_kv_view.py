@@ -10,6 +10,7 @@ from services.executor.scheduler.kv_view import (
     num_returning_blocks,
     view_of,
 )
+from tests.unit.records import make_record
 
 
 def block(number: int) -> Any:
@@ -18,7 +19,7 @@ def block(number: int) -> Any:
 
 def make_kv(*groups: GroupKV, staging: int = 0) -> RequestKV:
     return RequestKV(
-        request_id="a",
+        record=make_record("a"),
         groups=list(groups),
         mirrored=True,
         block_size=16,

@@ -5,11 +5,13 @@ from collections import Counter
 
 import pytest
 
+from services.control.resumes import num_host_tokens
 from services.executor.blocks.residency import RequestKV
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
 from tests.unit.executor.resumes import resumes_of
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation
+from tests.unit.records import make_record
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -59,7 +61,7 @@ class Drill:
 
     def reclaim(self) -> None:
         for name in self.paused:
-            request = self.sim.owner.requests[name]
+            request = self.sim.kv(name)
             if request.mirrored:
                 groups = range(self.sim.num_groups)
                 some = [g for g in groups if self.sim.rng.random() < 0.4]
@@ -68,7 +70,7 @@ class Drill:
 
     def wake(self) -> None:
         for name, length in list(self.paused.items()):
-            if self.sim.owner.staging.take(self.sim.owner.requests[name]):
+            if self.sim.owner.staging.take(self.sim.kv(name)):
                 self.sim.lengths[name] = length
                 del self.paused[name]
 
@@ -81,22 +83,23 @@ class Drill:
 
     def prepare(self) -> None:
         for name in list(self.parked):
-            ready = self.resumes.num_host_tokens(name)
+            record = self.sim.records[name]
+            ready = num_host_tokens(record)
             if ready is None:
                 self.resumes.prepare(
-                    name, self.choose, num_slots=self.sim.rng.choice((0, 100)), num_kept_free=0
+                    record, self.choose, num_slots=self.sim.rng.choice((0, 100)), num_kept_free=0
                 )
             elif ready > 0:
-                self.sim.owner.requests[name].waiting = False
-                self.resumes.admitted([name])
+                self.sim.kv(name).waiting = False
+                self.resumes.admitted(record)
                 self.parked.remove(name)
                 self.sim.come_back(name)
             else:  # nothing is on the host any more: all of it is recomputed
                 self.parked.remove(name)
-                self.sim.owner.adopt(self.sim.owner.draft(name, RESIDENT, num_slots=0))
+                self.sim.owner.adopt(self.sim.owner.draft(record, RESIDENT, num_slots=0))
                 self.sim.lengths[name] = 0
-                self.sim.owner.requests[name].waiting = False
-                self.resumes.admitted([name])
+                self.sim.kv(name).waiting = False
+                self.resumes.admitted(record)
 
     def choose(self, request: RequestKV) -> tuple[ResumeWay, LayerPlacement]:
         way = self.sim.rng.choice(list(ResumeWay))
@@ -109,7 +112,7 @@ class Drill:
             self.paused.pop(name, None)
             if name in self.parked:
                 self.parked.remove(name)
-            self.resumes.forget(name)
+            self.sim.records[name].way = None
             self.sim.end(name)
 
 
@@ -184,7 +187,7 @@ def test_what_is_not_yet_copied_is_forgotten_by_a_preemption() -> None:
     request = grown(sim, 21)
 
     assert sim.park(request.request_id) == 0
-    assert request.request_id not in sim.owner.requests
+    assert request.record.kv is None
     assert sim.owner.host.num_used == 0
 
 
@@ -197,7 +200,7 @@ def test_copies_of_the_old_request_that_complete_late_do_not_count_for_the_parke
     settled(sim)
 
     assert num_tokens == 20
-    assert sim.owner.requests[request.request_id].num_host_blocks == 5
+    assert sim.kv(request.request_id).num_host_blocks == 5
 
 
 def test_loads_of_one_request_begin_while_the_blocks_of_another_still_drain() -> None:
@@ -213,8 +216,8 @@ def test_loads_of_one_request_begin_while_the_blocks_of_another_still_drain() ->
         return ResumeWay.LOAD, RESIDENT
 
     sim.sleep(second.request_id, range(4))
-    resumes.prepare(first.request_id, load, num_slots=24, num_kept_free=0)
-    loading = [g.restore for g in sim.owner.requests[first.request_id].groups if g.restore]
+    resumes.prepare(first.record, load, num_slots=24, num_kept_free=0)
+    loading = [g.restore for g in sim.kv(first.request_id).groups if g.restore]
 
     assert loading, "not a single load has begun"
     assert any(group.own for group in second.groups)  # not all of it has gone
@@ -224,12 +227,12 @@ def test_loads_of_one_request_begin_while_the_blocks_of_another_still_drain() ->
 
     for _ in range(40):
         sim.settle()
-        resumes.prepare(first.request_id, load, num_slots=24, num_kept_free=0)
+        resumes.prepare(first.record, load, num_slots=24, num_kept_free=0)
         sim.step({})
         for rank in sim.ranks:
             rank.engine.progress()
     assert not any(group.own for group in second.groups)
-    assert resumes.num_host_tokens(first.request_id) == 24
+    assert num_host_tokens(first.record) == 24
 
 
 def test_a_parked_request_does_not_wake_up_on_blocks_that_are_kept_for_running_ones() -> None:
@@ -245,8 +248,8 @@ def test_a_parked_request_does_not_wake_up_on_blocks_that_are_kept_for_running_o
     def prepare(num_left: int) -> int | None:
         num_kept = sim.pool.get_num_free_blocks() - num_left
         resumes.is_short_of_blocks = False
-        resumes.prepare(parked.request_id, leave_on_host, num_slots=24, num_kept_free=num_kept)
-        return resumes.num_host_tokens(parked.request_id)
+        resumes.prepare(parked.record, leave_on_host, num_slots=24, num_kept_free=num_kept)
+        return num_host_tokens(parked.record)
 
     assert prepare(4) is None  # one staging buffer of 5 blocks
     assert resumes.is_short_of_blocks
@@ -262,7 +265,7 @@ def test_a_parked_request_gives_way_to_one_that_needs_room_on_the_host() -> None
     request = sim.admit(RESIDENT, num_slots=8)
 
     assert request.mirrored
-    assert parked.request_id not in sim.owner.requests
+    assert parked.record.kv is None
     assert sim.owner.counters.num_dropped_copies == 1
 
 
@@ -274,7 +277,7 @@ def test_parked_requests_stay_if_dropping_them_would_not_make_enough_room() -> N
     request = sim.admit(RESIDENT, num_slots=25)
 
     assert not request.mirrored
-    assert parked.request_id in sim.owner.requests
+    assert parked.record.kv is not None
 
 
 def test_the_request_with_the_largest_deposit_is_mirrored_first_and_then_the_last_one() -> None:
@@ -283,7 +286,7 @@ def test_the_request_with_the_largest_deposit_is_mirrored_first_and_then_the_las
     write_through = sim.planner.write_through
 
     assert write_through.by_likelihood(requests) == requests[::-1]
-    write_through.set_deposits({requests[0].request_id: 7, requests[1].request_id: 3})
+    requests[0].record.num_deposited_tokens, requests[1].record.num_deposited_tokens = 7, 3
     assert write_through.by_likelihood(requests) == [requests[0], requests[1], requests[2]]
 
     sim.max_mirrored = 8  # one request's worth
@@ -317,11 +320,11 @@ def test_who_comes_back_gets_room_to_grow_into_at_the_cost_of_those_who_stay_par
     sim.park(second.request_id)  # 24
 
     resumes = resumes_of(sim)
-    resumes.prepare(first.request_id, load, num_slots=28, num_kept_free=0)
+    resumes.prepare(first.record, load, num_slots=28, num_kept_free=0)
 
-    assert first.request_id in sim.owner.requests
-    assert second.request_id not in sim.owner.requests
-    assert sim.owner.host.can_take(first.request_id, 8)
+    assert first.record.kv is not None
+    assert second.record.kv is None
+    assert sim.owner.host.can_take(sim.kv(first.request_id).promise, 8)
     assert sim.owner.host.num_unpromised == 20
 
 
@@ -331,9 +334,9 @@ def test_who_would_come_back_without_room_to_grow_into_is_recomputed() -> None:
     sim.park(request.request_id)
 
     resumes = resumes_of(sim)
-    resumes.prepare(request.request_id, load, num_slots=28, num_kept_free=0)
+    resumes.prepare(request.record, load, num_slots=28, num_kept_free=0)
 
-    assert resumes.num_host_tokens(request.request_id) == 0
+    assert num_host_tokens(request.record) == 0
     assert sim.owner.host.num_free == 24
 
 
@@ -343,13 +346,13 @@ def test_a_draft_that_is_not_admitted_costs_nobody_its_host_copies() -> None:
     sim.park(parked.request_id)  # 20 of 24 slots
 
     offloaded = LayerPlacement(offloaded=frozenset(range(4)))
-    draft = sim.owner.draft("never", offloaded, num_slots=8)
+    draft = sim.owner.draft(make_record("never"), offloaded, num_slots=8)
     assert draft.mirrored
     num_new = sim.owner.num_new_blocks(draft, num_tokens=8)
-    sim.owner.check_integrity()
+    sim.owner.check_integrity(drafts=[draft])
     sim.owner.discard(draft)
 
-    assert parked.request_id in sim.owner.requests
+    assert parked.record.kv is not None
     assert sim.owner.counters.num_dropped_copies == 0
     assert num_new == 2  # as many as it would take: a staging block per position
     assert sim.owner.host.num_unpromised == 4
@@ -365,8 +368,8 @@ def test_a_recompute_that_waits_for_room_counts_once_it_runs() -> None:
         return ResumeWay.RECOMPUTE, RESIDENT
 
     for _ in range(3):
-        resumes.prepare(request.request_id, recompute, num_slots=24, num_kept_free=0)
-        assert resumes.num_host_tokens(request.request_id) == 0
-    resumes.admitted([request.request_id])
+        resumes.prepare(request.record, recompute, num_slots=24, num_kept_free=0)
+        assert num_host_tokens(request.record) == 0
+    resumes.admitted(request.record)
 
     assert sim.owner.counters.num_resumes_recompute == 1

@@ -26,8 +26,8 @@ def with_parked(num_tokens: dict[str, int], *, num_blocks: int = 41) -> Simulate
 
 def test_the_first_of_two_that_come_back_gets_what_it_needs_before_the_second() -> None:
     scheduler = with_parked({"a": 14, "b": 22})
-    scheduler.control.resume("b")
-    scheduler.control.resume("a")
+    scheduler.control.resume(scheduler.records["b"])
+    scheduler.control.resume(scheduler.records["a"])
 
     ran = [scheduler.step() for _ in range(40)]
 
@@ -62,10 +62,11 @@ def test_room_is_made_for_one_in_line_only_while_one_more_may_run() -> None:
 
 def load_without_regard_to_others(scheduler: SimulatedScheduler, request_id: str) -> None:
     """Fill all blocks of a parked request, and do not admit it."""
-    scheduler.control.resume(request_id)
-    while scheduler.block_owner.requests[request_id].asleep:
+    record = scheduler.records[request_id]
+    scheduler.control.resume(record)
+    while scheduler.sim.kv(request_id).asleep:
         scheduler.control.resumes.prepare(
-            request_id,
+            record,
             lambda kv: (ResumeWay.LOAD, LayerPlacement()),
             num_slots=0,
             num_kept_free=0,
@@ -94,7 +95,7 @@ def test_an_empty_step_slows_the_engine_down_only_when_no_other_is_in_flight(
     for _ in range(3):
         scheduler.step()
     scheduler.transfers.settle()
-    scheduler.control.pause("a")
+    scheduler.control.holds.pause(scheduler.records["a"])
     event = scheduler.control._wake = CountedEvent()
 
     request.num_in_flight_tokens = num_in_flight
@@ -109,7 +110,8 @@ def test_a_token_that_is_sampled_and_not_yet_known_needs_room_too() -> None:
     for _ in range(3):
         scheduler.step()
 
-    assert need_of(request).num_tokens == request.num_tokens + 1 == request.num_known_or_not
+    need = need_of(request, scheduler.records["a"])
+    assert need.num_tokens == request.num_tokens + 1 == request.num_known_or_not
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
@@ -117,18 +119,18 @@ def test_a_reset_drops_the_kv_of_a_request_that_is_coming_back(num_steps: int) -
     """Without a step its loads are not under way yet; with one they are, or it is awake."""
     scheduler = with_parked({"a": 14})
     owner = scheduler.block_owner
-    scheduler.control.resume("a")
+    scheduler.control.resume(scheduler.records["a"])
     scheduler.progress = lambda: None  # type: ignore[method-assign]
     scheduler.max_num_running_reqs = 1
     scheduler.control.prepare_resumes(lambda request: 0)
-    assert owner.requests["a"].owned_blocks()
+    assert scheduler.sim.kv("a").owned_blocks()
     for _ in range(num_steps):
         scheduler._batch = []
         scheduler._run()
 
     owner.drop_all_waiting()
 
-    assert "a" not in owner.requests
+    assert scheduler.records["a"].kv is None
     owner.check_integrity()
     scheduler.progress = SimulatedScheduler.progress.__get__(scheduler)  # type: ignore[method-assign]
     assert any("a" in scheduler.step() for _ in range(10))

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
-from services.executor.scheduler.holds import HoldKind
 from services.executor.scheduler.run_line import RunLine
 from services.placement.run.types import RunDecision, RunPhase
 from services.placement.types import RequestId
 from tests.unit.executor.simulated_scheduler import SimulatedScheduler
 from tests.unit.placement.run.snapshots import make_engine
+from tests.unit.records import make_record
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -36,6 +36,7 @@ def make(names: str) -> tuple[Any, RunLine]:
     queue = FCFSRequestQueue()
     for number, name in enumerate(names):
         queue.add_request(Waiting(name, float(number)))
+        inner.records[name] = make_record(name)
     scheduler: Any = SimpleNamespace(waiting=queue, running=[], max_num_scheduled_tokens=512)
     return scheduler, RunLine(scheduler, inner.control, make_engine())
 
@@ -53,7 +54,7 @@ def test_before_anybody_decides_the_queue_is_vllms() -> None:
 
     with line.admitting():
         assert names_of(scheduler.waiting) == "abc"
-    assert [place[1] for place in line.run_places()] == [RunPhase.NEW] * 3
+    assert [place.phase for place in line.run_places()] == [RunPhase.NEW] * 3
 
 
 def test_while_vllm_schedules_the_queue_is_the_decisions_and_then_whole_again() -> None:
@@ -104,7 +105,7 @@ def test_the_queue_is_shown_by_arrival_whatever_its_order() -> None:
     scheduler, line = make("abc")
     scheduler.waiting.prepend_request(scheduler.waiting.pop())
 
-    assert [place[0].request_id for place in line.run_places()] == ["a", "b", "c"]
+    assert [place.request.request_id for place in line.run_places()] == ["a", "b", "c"]
 
 
 def test_who_is_sent_away_leaves_at_once_and_comes_back_without_being_asked() -> None:
@@ -114,14 +115,15 @@ def test_who_is_sent_away_leaves_at_once_and_comes_back_without_being_asked() ->
     scheduler.step()
     assert {one.request_id for one in scheduler.running} == {"a", "b"}
 
-    scheduler.control.leave("b")
-    assert scheduler.control.holds.kind("b") is HoldKind.LEAVE
+    record = scheduler.records["b"]
+    scheduler.control.holds.leave(record)
+    assert record.is_held
     scheduler.control.stop_and_start()
 
     assert [one.request_id for one in scheduler.running] == ["a"]
     assert request.num_preemptions == 1
     assert scheduler.block_owner.counters.num_parks == 1
-    assert "b" not in scheduler.control.holds
+    assert not record.is_held
     assert "b" in scheduler.step()
 
 
@@ -131,11 +133,11 @@ def test_who_has_a_token_in_flight_leaves_when_it_is_known_unless_called_back() 
     scheduler.step()
     request.num_in_flight_tokens = 1
 
-    scheduler.control.leave("a")
+    scheduler.control.holds.leave(scheduler.records["a"])
     scheduler.control.stop_and_start()
     assert [one.request_id for one in scheduler.running] == ["a"]
 
     request.num_in_flight_tokens = 0
-    scheduler.control.resume("a")
+    scheduler.control.resume(scheduler.records["a"])
     assert scheduler.step() == {"a"}
     assert request.num_preemptions == 0

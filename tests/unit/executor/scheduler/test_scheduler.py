@@ -24,7 +24,8 @@ def test_a_placement_of_a_request_that_is_gone_is_counted_and_not_kept() -> None
     scheduler.place("gone", LayerPlacement())
     scheduler.place("here", LayerPlacement())
 
-    assert scheduler.capacity_guard.given.keys() == {"here"}
+    assert scheduler.records["here"].floor == LayerPlacement()
+    assert scheduler.records.keys() == {"here"}
     assert scheduler.inner.block_owner.counters.num_unknown_ids == 1
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from services.control.request_record import Stage
 from services.control.seam import ScheduledStep
 from services.executor.scheduler.step_watch import StepWatch
 from services.executor.step_messages import (
@@ -12,6 +13,11 @@ from services.executor.step_messages import (
     StepFeedback,
     StepTransfers,
 )
+from tests.unit.records import make_record
+
+
+def make_watch() -> StepWatch:
+    return StepWatch({name: make_record(name) for name in ("a", "b", "new")})
 
 
 def run(watch: StepWatch, scheduled: dict[str, int], **options: Any) -> ScheduledStep:
@@ -33,7 +39,7 @@ def run(watch: StepWatch, scheduled: dict[str, int], **options: Any) -> Schedule
 
 
 def test_a_decode_step_reads_every_context_and_writes_one_token_each() -> None:
-    watch = StepWatch()
+    watch = make_watch()
     run(watch, {"a": 1, "b": 1})
 
     step = run(watch, {"a": 1, "b": 1})
@@ -44,7 +50,7 @@ def test_a_decode_step_reads_every_context_and_writes_one_token_each() -> None:
 
 
 def test_prompt_tokens_are_those_of_requests_that_are_not_complete() -> None:
-    watch = StepWatch()
+    watch = make_watch()
     step = run(watch, {"a": 1, "new": 50}, new=("new",))
     assert (step.num_prefill_tokens, step.num_context_tokens) == (50, 151)
     assert not step.same_batch
@@ -52,18 +58,18 @@ def test_prompt_tokens_are_those_of_requests_that_are_not_complete() -> None:
     second_chunk = run(watch, {"a": 1, "new": 20})
     assert second_chunk.num_prefill_tokens == 20
 
-    watch.gone("new")
+    watch._records["new"].stage = Stage.DECODES
     assert run(watch, {"a": 1, "new": 1}).num_prefill_tokens == 0
 
 
 def test_a_resumed_request_computes_its_tokens_again() -> None:
-    step = run(StepWatch(), {"a": 70}, resumed=("a",))
+    step = run(make_watch(), {"a": 70}, resumed=("a",))
 
     assert step.num_prefill_tokens == 70
 
 
 def test_another_batch_or_another_placement_is_another_composition() -> None:
-    watch = StepWatch()
+    watch = make_watch()
     run(watch, {"a": 1, "b": 1})
     assert not run(watch, {"a": 1}).same_batch
     assert run(watch, {"a": 1}).same_batch
@@ -79,7 +85,7 @@ def test_another_batch_or_another_placement_is_another_composition() -> None:
 
 
 def test_restores_disturb_until_they_are_complete_or_cancelled() -> None:
-    watch = StepWatch()
+    watch = make_watch()
     orders = [RestoreOrder(number, "a", 0, [0], [1], [1]) for number in (1, 2)]
     assert not run(watch, {"a": 1}, transfers=StepTransfers(step=1, restores=orders)).undisturbed
 
