@@ -11,12 +11,10 @@ newest gives way and goes to the head of the queue:
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from services.placement.run.resume import ResumeWay
 from services.placement.run.types import IDLE, RunDecision, RunRequest, RunSnapshot
-from services.placement.types import RequestId
 
 PIECE_TOKENS = 512
 # SGLang begins at 0.7, and comes down to 0.1 for as long as nobody has to give way.
@@ -59,20 +57,23 @@ def _in_order(snapshot: RunSnapshot, reserved_frac: float = 0.0) -> RunDecision:
     now = {r.request_id: snapshot.num_blocks(r, growth=1) for r in snapshot.requests}
     batch = sorted((r for r in snapshot.requests if r.runs), key=lambda r: -r.arrival_age_s)
     leave: list[RunRequest] = []
-    while len(batch) > 1 and _sum(now, batch) > num_blocks:
+    num_taken = sum(now[r.request_id] for r in batch)
+    while len(batch) > 1 and num_taken > num_blocks:
         leave.append(batch.pop())
+        num_taken -= now[leave[-1].request_id]
     later = {
         r.request_id: snapshot.num_blocks(r, growth=1 + int(reserved_frac * _num_left(r)))
         for r in snapshot.requests
     }
+    num_taken = sum(later[r.request_id] for r in batch)
     for request in snapshot.requests:
         if request.runs:
             continue
-        grown = [*batch, request]
-        fits = len(grown) <= num_seats and _sum(later, grown) <= num_blocks
+        num_taken += later[request.request_id]
+        fits = len(batch) < num_seats and num_taken <= num_blocks
         if leave or (batch and not fits):
             break
-        batch = grown
+        batch.append(request)
     return RunDecision(
         run=tuple(r.request_id for r in batch), park=frozenset(r.request_id for r in leave)
     )
@@ -80,7 +81,3 @@ def _in_order(snapshot: RunSnapshot, reserved_frac: float = 0.0) -> RunDecision:
 
 def _num_left(request: RunRequest) -> int:
     return max(0, request.max_tokens - request.num_output_tokens)
-
-
-def _sum(need: Mapping[RequestId, int], batch: list[RunRequest]) -> int:
-    return sum(need[request.request_id] for request in batch)
