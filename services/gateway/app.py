@@ -78,41 +78,17 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     news = asyncio.Event()  # executors have come or gone
     links = _links(settings, news)
     async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
-        linking = [tasks.create_task(link.run()) for link in links]
+        background = [tasks.create_task(link.run()) for link in links]
         dispatcher = Dispatcher(
-            links,
-            pacer=pacer,
-            reports=reports,
-            limits=DispatchLimits(
-                max_live_requests=settings.max_live_requests,
-                submit_timeout_s=settings.submit_timeout_s,
-                readers=ReaderLimits(
-                    max_undelivered_tokens=settings.max_undelivered_tokens,
-                    max_deposit_bytes=settings.max_deposit_bytes,
-                    max_pace_tail_s=settings.max_pace_tail_s,
-                ),
-                reader_timeout_s=settings.reader_timeout_s,
-                slo_floors=settings.slo_floors,
-            ),
-            clock=clock.monotonic_s,
+            links, pacer=pacer, reports=reports, limits=_limits(settings), clock=clock.monotonic_s
         )
         dispatcher.tracing = tracing
-        background = [*linking, tasks.create_task(dispatcher.watch_readers())]
+        background.append(tasks.create_task(dispatcher.watch_readers()))
         if key_source is not None:
             following = follow(key_source, keys, interval_s=settings.api_keys_refresh_s)
             background.append(tasks.create_task(following))
-        rpc_server = ServiceServer(
-            f"{settings.host}:{settings.grpc_port}",
-            [SERVICE_NAME],
-            transport=settings.edge_transport,
-            interceptors=[GrpcGuard(keys)],
-            max_calls=CALLS_PER_LIVE_REQUEST * settings.max_live_requests,
-        )
-        pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), rpc_server.grpc)
-        app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
-        guarded = allow_origins(HttpGuard(app, keys), settings.cors_origins)
-        edge = HttpEdge(guarded, tracing, is_leaving=lambda: dispatcher.is_leaving)
-        http_server = _HttpServer(_http_config(edge, settings))
+        rpc_server = _rpc_server(settings, dispatcher, keys)
+        http_server = _http_server(settings, dispatcher, keys, tracing)
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
         background.append(tasks.create_task(_follow_readiness(dispatcher, rpc_server, news)))
@@ -130,6 +106,41 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             for task in background:
                 task.cancel()
             await asyncio.to_thread(tracing.close)
+
+
+def _limits(settings: GatewaySettings) -> DispatchLimits:
+    return DispatchLimits(
+        max_live_requests=settings.max_live_requests,
+        submit_timeout_s=settings.submit_timeout_s,
+        readers=ReaderLimits(
+            max_undelivered_tokens=settings.max_undelivered_tokens,
+            max_deposit_bytes=settings.max_deposit_bytes,
+            max_pace_tail_s=settings.max_pace_tail_s,
+        ),
+        reader_timeout_s=settings.reader_timeout_s,
+        slo_floors=settings.slo_floors,
+    )
+
+
+def _rpc_server(settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys) -> ServiceServer:
+    server = ServiceServer(
+        f"{settings.host}:{settings.grpc_port}",
+        [SERVICE_NAME],
+        transport=settings.edge_transport,
+        interceptors=[GrpcGuard(keys)],
+        max_calls=CALLS_PER_LIVE_REQUEST * settings.max_live_requests,
+    )
+    pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), server.grpc)
+    return server
+
+
+def _http_server(
+    settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys, tracing: Tracing
+) -> _HttpServer:
+    app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
+    guarded = allow_origins(HttpGuard(app, keys), settings.cors_origins)
+    edge = HttpEdge(guarded, tracing, is_leaving=lambda: dispatcher.is_leaving)
+    return _HttpServer(_http_config(edge, settings))
 
 
 def _links(settings: GatewaySettings, news: asyncio.Event) -> list[ExecutorLink]:
