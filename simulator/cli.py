@@ -16,7 +16,7 @@ from simulator.cache import CellCache
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
 from simulator.figures import DEFINITIONS
-from simulator.grid import Arrivals, Cell, Workload
+from simulator.grid import Arrivals, Cell, CellResult, Workload
 from simulator.hardware import (
     assumptions,
     data_file,
@@ -133,8 +133,6 @@ def simulate(
         ),
         link,
     )
-    base_s = deployment.base_tbt_s()
-    slos_s = [(tbt_ms / 1e3, None)] if tbt_ms else [(s * base_s, s) for s in slo_scale]
     requests = _read_trace(trace, trace_step_ms / 1e3, num_requests) if trace else []
     workload = Workload(
         lengths=None if trace else published_lengths(lengths.value),
@@ -142,37 +140,46 @@ def simulate(
         num_requests=num_requests or DEFAULT_NUM_REQUESTS,
         arrivals=Arrivals(cv=cv, burst=burst),
     )
-    rates = rate or [mean_rate_per_s(requests) if trace else DEFAULT_RATE_PER_S]
     cells = [
         Cell(
             deployment=deployment,
             workload=workload,
             policy=one.value,
             rate_per_s=per_s,
-            slo_tbt_s=slo_s,
+            slo_tbt_s=tbt_ms / 1e3 if scale is None else scale * deployment.base_tbt_s(),
             slo_scale=scale,
             seed=seed,
         )
-        for slo_s, scale in slos_s
-        for per_s in rates
+        for scale in ([None] if tbt_ms else slo_scale)
+        for per_s in rate or [mean_rate_per_s(requests) if trace else DEFAULT_RATE_PER_S]
         for one in policy
     ]
     console = Console()
+    results = _swept(cells, console, jobs, cache)
+    rows = [cell.row(result) for cell, result in zip(cells, results, strict=True)]
+    title = _title(deployment)
+    print_rows(rows, title, console)
+    _write(json_path, deployment, {"base_slo_s": deployment.base_tbt_s(), "cells": rows})
+    if html is not None:
+        runs = [Run(row=row, view=r.view) for row, r in zip(rows, results, strict=True)]
+        _write_report(html, title, f"{workload.name(trace)}; {SIMULATED}", runs)
+
+
+def _title(deployment: Deployment | MeasuredDeployment) -> str:
+    shape, base_s = deployment.shape(), deployment.base_tbt_s()
+    tokens = shape.num_blocks // shape.num_groups * deployment.block_size
+    return f"{deployment.title}, pool of {tokens} tokens, base SLO {1e3 * base_s:.1f} ms"
+
+
+def _swept(cells: list[Cell], console: Console, jobs: int, cache: Path | None) -> list[CellResult]:
+    """Return what came of each cell; `jobs` 0: a process per core."""
     with progress_bar(len(cells), console) as finished:
-        results = sweep(
+        return sweep(
             cells,
             jobs=jobs or os.cpu_count() or 1,
             cache=CellCache(cache) if cache else None,
             finished=finished,
         )
-    rows = [cell.row(result) for cell, result in zip(cells, results, strict=True)]
-    tokens = deployment.shape().num_blocks // deployment.shape().num_groups * deployment.block_size
-    title = f"{deployment.title}, pool of {tokens} tokens, base SLO {1e3 * base_s:.1f} ms"
-    print_rows(rows, title, console)
-    _write(json_path, deployment, {"base_slo_s": base_s, "cells": rows})
-    if html is not None:
-        runs = [Run(row=row, view=r.view) for row, r in zip(rows, results, strict=True)]
-        _write_report(html, title, f"{workload.name(trace)}; {SIMULATED}", runs)
 
 
 def _chosen(
