@@ -15,7 +15,7 @@ from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.placement.run.types import RunDecision, RunPhase
-from services.placement.types import EngineShape
+from services.placement.types import EngineShape, RequestId
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -27,6 +27,7 @@ class RunLine:
     def __init__(self, scheduler: VllmScheduler, control: RunControl, shape: EngineShape) -> None:
         self._scheduler, self._control, self._shape = scheduler, control, shape
         self._decision: RunDecision | None = None
+        self._ranks: dict[RequestId, int] = {}  # of the requests that it lets run
         control.line = lambda: scheduler.waiting  # until somebody decides
         self._budget = scheduler.max_num_scheduled_tokens  # vLLM's own, per step
 
@@ -70,6 +71,7 @@ class RunLine:
         if decision is self._decision:
             return
         self._decision = decision
+        self._ranks = {name: number for number, name in enumerate(decision.run)}
         self._control.resumes.allow(decision.allowed_ways)
         leaving = self._control.holds.ids(HoldKind.LEAVE)
         for request_id in decision.run:
@@ -79,9 +81,9 @@ class RunLine:
 
     def line(self) -> "Sequence[Request]":
         """Return who may be admitted, in order."""
-        assert self._decision is not None
-        waiting = {request.request_id: request for request in self._scheduler.waiting}
-        return [waiting[name] for name in self._decision.run if name in waiting]
+        ranks = self._ranks
+        named = (request for request in self._scheduler.waiting if request.request_id in ranks)
+        return sorted(named, key=lambda request: ranks[request.request_id])
 
     @contextmanager
     def admitting(self) -> Iterator[None]:
