@@ -288,8 +288,6 @@ class Engine:
         for turn in step.turns:
             request = turn.request
             first = not request.generated_s
-            if first:
-                self._changed()
             if request.step_ended(now_s) and not first and turn.is_decode and not step.load.chunks:
                 request.decode_steps_s.append(now_s - step.start_s)
             self._save(turn, now_s)

@@ -4,8 +4,10 @@ from services.control.types import Trigger
 from services.placement.presets import REPLAN, Replan, with_axes
 from services.placement.types import PolicyParameters
 
-# Who runs has changed.
-OF_THE_BATCH = frozenset({Trigger.ADMITTED, Trigger.PREEMPTED, Trigger.FINISHED, Trigger.ABORTED})
+# Who runs has changed, or what those who run do.
+OF_THE_BATCH = frozenset(
+    {Trigger.ADMITTED, Trigger.PREFILLED, Trigger.PREEMPTED, Trigger.FINISHED, Trigger.ABORTED}
+)
 NOT_OF_THE_BATCH = frozenset({Trigger.WINDOW_END, Trigger.MISMATCH})
 
 

@@ -91,7 +91,6 @@ class ControlLoop:
             if record.stage is Stage.PREFILL and request.num_computed_tokens >= request.num_tokens:
                 record.stage = Stage.DECODES
                 note(Trigger.PREFILLED)
-                self.changed()
             if record.stage is Stage.DECODES:
                 self._note_copy(record)
 

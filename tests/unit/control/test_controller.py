@@ -1,5 +1,6 @@
 """The loop on an engine in memory: when it asks, what it carries out, how it lives without."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,15 @@ def test_without_a_trigger_nobody_is_asked() -> None:
     loop.steps(30)
 
     assert len(loop.planner.asked) == asked
+
+
+def test_who_runs_is_decided_anew_when_a_prompt_is_complete() -> None:
+    loop, changes = Loop("a"), []
+    loop.controller.director = SimpleNamespace(changed=lambda: changes.append("changed"))
+
+    loop.controller.note(Trigger.PREFILLED)
+
+    assert changes == ["changed"]
 
 
 def test_several_reasons_in_one_step_make_one_question() -> None:
