@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from services.control.link_rate import LinkRate
 from services.control.options import ControllerOptions
 from services.control.prediction import PlacedRequest
+from services.control.rates import MAX_MIRRORED_BLOCKS
 from services.control.request_ledger import RequestLedger
 from services.control.request_record import RequestRecord
 from services.control.request_state import NOTHING, KVView, StateReader, phase_of
@@ -19,8 +20,6 @@ from simulator.copies import Lane
 from simulator.kv import KVState
 from simulator.requests import LiveRequest
 from simulator.scheduler import Scheduler
-
-MAX_MIRRORED_BLOCKS = 1024  # of resident groups that a step copies to the host: the executor's
 
 
 class SimulatedSeam:

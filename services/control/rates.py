@@ -13,7 +13,7 @@ class Rates:
     prefill_tokens_per_s: float | None = None
 
 
-NO_RATES = Rates()
+MAX_MIRRORED_BLOCKS = 1024  # of resident groups, that a step copies to the host
 
 
 def write_budget_blocks(

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from services.control.rates import MAX_MIRRORED_BLOCKS
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -71,7 +73,8 @@ class KVOptions:
     host_ring_bytes: int = 64 << 20  # pinned by the ring, both directions, >= MIN_RING_BYTES
     pin_bytes_per_s: float = 0.0  # CPU only: speed of modelled pinning; 0: ready at once
     predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
-    max_mirrored_blocks_per_step: int = 1024  # write-through of resident groups; 0: none
+    # Write-through of resident groups; 0: none.
+    max_mirrored_blocks_per_step: int = MAX_MIRRORED_BLOCKS
     restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
     overlap_load_evict: bool = True  # loads of one request begin while another's blocks drain
     max_pause_s: float = 60.0  # a pause or park ends by itself after this, > 0

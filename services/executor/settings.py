@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.control.rates import MAX_MIRRORED_BLOCKS
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 from services.kit.tracing import OtlpEndpoint
@@ -83,7 +84,8 @@ class ExecutorSettings(ServiceSettings):
     # "pinned": all of it, in the background; "ring": copies pass through a small pinned ring.
     kv_host_memory: Literal["pinned", "ring"] = "pinned"
     kv_host_ring_bytes: int = Field(default=64 << 20, ge=16 << 20)  # pinned by the ring, per worker
-    kv_mirrored_blocks_per_step: int = Field(default=1024, ge=0)  # at most; 0: no write-through
+    # At most; 0: no write-through.
+    kv_mirrored_blocks_per_step: int = Field(default=MAX_MIRRORED_BLOCKS, ge=0)
     kv_max_pause_s: float = Field(default=60.0, gt=0)  # a pause or park ends by itself after this
     kv_link_bytes_per_s: float = Field(default=0.0, ge=0)  # modelled link on a CPU; 0: memory speed
     # Which blocks are checked when they come back from the host.

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.control.answer_lengths import AnswerLengths
 from services.control.options import ControllerOptions
-from services.control.rates import NO_RATES
+from services.control.rates import Rates
 from services.control.request_ledger import RequestLedger
 from services.control.request_record import RequestRecord
 from services.control.run_director import MAX_NEW, RunDirector, RunPlace, director_of
@@ -64,7 +64,7 @@ class Bench:
         self.asked: list[RunSnapshot] = []
         self.answer = RunDecision(run=(), valid_for_s=0.25)
         self.noted: list[Trigger] = []
-        meter = SimpleNamespace(rates=lambda: NO_RATES, costs=lambda: None, prefill_frac=0.1)
+        meter = SimpleNamespace(rates=Rates, costs=lambda: None, prefill_frac=0.1)
         self.controller: Any = SimpleNamespace(
             ledger=self.ledger, meter=meter, note=self.noted.append
         )

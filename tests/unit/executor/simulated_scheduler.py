@@ -10,7 +10,7 @@ from typing import Any
 
 from services.control.capacity_guard import CapacityGuard, Need
 from services.control.holds import Holds
-from services.control.rates import NO_RATES
+from services.control.rates import Rates
 from services.control.resumes import Resumes
 from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
@@ -87,7 +87,7 @@ class SimulatedScheduler:
         moves = BlockMoves(self.block_owner, self.transfers)
         resumes = Resumes(moves, self.capacity_guard, self.block_owner.counters, block_bytes=1)
         vllm: Any = self
-        self.control = RunControl(vllm, self.transfers, holds, resumes, lambda: NO_RATES)
+        self.control = RunControl(vllm, self.transfers, holds, resumes, Rates)
         self._num_placeholders = num_placeholders
         self._drafts: list[RequestKV] = []
         self._num_steps = 0
