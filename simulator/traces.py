@@ -62,21 +62,6 @@ def _from_object(row: dict[str, Any], number: int) -> ArrivingRequest:
     return request
 
 
-def write_jsonl(requests: Iterable[ArrivingRequest], path: Path) -> None:
-    """Write our own format."""
-    with path.open("w") as file:
-        for request in requests:
-            row = {
-                **{name: getattr(request, name) for name in OWN_FIELDS},
-                **{
-                    name: getattr(request.level, name)
-                    for name in ServiceLevel.__dataclass_fields__
-                    if getattr(request.level, name) not in (None, False)
-                },
-            }
-            file.write(json.dumps(row) + "\n")
-
-
 # -- published -------------------------------------------------------------------------------------
 
 

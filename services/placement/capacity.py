@@ -1,10 +1,8 @@
-"""How many pool blocks a placement needs, with what is in transit, and by OrbitFlow's Eq. 1."""
+"""How many pool blocks a placement needs, with what is in transit."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
-from services.placement.patterns import Pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,33 +31,6 @@ def blocks_needed(demand: Demand, *, num_offloaded: int, num_buffers: int) -> in
     residency = Residency(num_offloaded=num_offloaded, num_staging=num_buffers)
     own = num_request_blocks(geometry, residency, num_tokens=demand.num_tokens)
     return own + num_offloaded * demand.num_extra_blocks
-
-
-def blocks_while_restoring(demand: Demand, *, present: Pattern, target: Pattern) -> int:
-    """Return the pool blocks of one request while it moves from `present` to `target`.
-
-    A layer that comes back keeps its staging until its own blocks are filled, so a request whose
-    buffers shrink needs the difference until then.
-    """
-    needed = blocks_needed(
-        demand, num_offloaded=target.num_offloaded, num_buffers=target.num_buffers
-    )
-    comes_back = not set(present.offloaded) <= set(target.offloaded)
-    spare = max(0, present.num_buffers - target.num_buffers)
-    return needed + (spare * demand.num_full_blocks if comes_back else 0)
-
-
-def eq1_blocks(num_groups: int, placed: Sequence[tuple[Pattern, int]]) -> int:
-    """Return the blocks of OrbitFlow's Eq. 1 for (pattern, blocks per layer) of each request.
-
-    Resident blocks plus one shared buffer, as large as the largest demand of any one layer.
-    """
-    resident = sum((num_groups - pattern.num_offloaded) * blocks for pattern, blocks in placed)
-    buffer = max(
-        sum(blocks for pattern, blocks in placed if layer in pattern.offloaded)
-        for layer in range(num_groups)
-    )
-    return resident + buffer
 
 
 def prefill_reread_blocks(num_prompt_tokens: int, chunk_tokens: int, block_size: int) -> int:

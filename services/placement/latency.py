@@ -81,18 +81,3 @@ def _flow(work: list[float], first: int, seconds: float) -> None:
         if waiting:
             work[layer] = 0.0
             seconds -= waiting
-
-
-def longest_path_s(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> float:
-    """Return the step's length by the closed form."""
-    num_layers = len(compute_s)
-    jobs = [job for fetch in fetches for job in jobs_of(fetch)]
-    ends = [0.0]
-    for layer in range(1, num_layers + 1):
-        start = ends[layer - 1]
-        for i in range(layer):
-            demand = sum(job.work_s for job in jobs if job.release >= i and job.needed <= layer)
-            if demand > 0.0:
-                start = max(start, ends[i] + demand)
-        ends.append(start + compute_s[layer - 1])
-    return ends[-1]

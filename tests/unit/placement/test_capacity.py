@@ -5,10 +5,10 @@ import pytest
 from services.placement.capacity import (
     Demand,
     blocks_needed,
-    blocks_while_restoring,
     prefill_reread_blocks,
 )
 from services.placement.patterns import RESIDENT, Pattern
+from tests.unit.placement.closed_forms import blocks_while_restoring
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.placement.capacity import eq1_blocks
-from services.placement.latency import Fetch, longest_path_s, step_timing
+from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import RESIDENT, Pattern, PatternSpace, pattern_space
 from tests.fuzz import examples
+from tests.unit.placement.closed_forms import eq1_blocks, longest_path_s
 from tests.unit.placement.other_readings import algorithm_1_s, equal_sharing_s
 
 # Fig. 3: 9 layers, a pool of 70 blocks, 3 blocks copied in the time of one layer. In units of one

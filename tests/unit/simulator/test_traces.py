@@ -1,13 +1,14 @@
 """Recorded traces: small files in each format."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
-from simulator.traces import at_rate, mean_rate_per_s, read_jsonl, read_trace, write_jsonl
+from simulator.traces import at_rate, mean_rate_per_s, read_jsonl, read_trace
 from simulator.workload import ArrivingRequest
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -114,7 +115,10 @@ def test_our_own_format_goes_out_and_in(tmp_path) -> None:
             request_id=RequestId("y"), arrival_s=2.0, num_prompt_tokens=1, num_output_tokens=1
         ),
     ]
-    write_jsonl(requests, tmp_path / "trace.jsonl")
+    rows = [asdict(request) for request in requests]
+    levels = [{name: v for name, v in row.pop("level").items() if v} for row in rows]
+    lines = [json.dumps(row | level) for row, level in zip(rows, levels, strict=True)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(lines))
 
     assert read_jsonl(tmp_path / "trace.jsonl") == requests
 

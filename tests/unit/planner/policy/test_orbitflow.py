@@ -12,7 +12,6 @@ from services.placement.batch import (
     pool_need,
     predicted_step_s,
 )
-from services.placement.capacity import blocks_while_restoring
 from services.placement.patterns import PatternSpace
 from services.placement.slo import late_tokens, promise_of
 from services.placement.types import (
@@ -31,6 +30,7 @@ from services.planner.solver.budget import DeadlineBudget
 from services.planner.solver.solver import warm_solver
 from tests.fuzz import examples
 from tests.planning import GOOD, blocks_needed, optimiser, paused, plan_of
+from tests.unit.placement.closed_forms import blocks_while_restoring
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 

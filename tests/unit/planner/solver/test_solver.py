@@ -5,7 +5,7 @@ import pytest
 
 from lab.exhaustive import by_milp, exhaustive
 from lab.instances import HARDWARE, realistic_instance, small_instance
-from services.placement.latency import Fetch, longest_path_s, step_timing
+from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.solver.budget import NodeBudget
@@ -16,6 +16,7 @@ from services.planner.solver.kernels.step import objective_s, step_s
 from services.planner.solver.library import pattern_library
 from services.planner.solver.search import Incumbent, Problem
 from services.planner.solver.solver import Solver
+from tests.unit.placement.closed_forms import longest_path_s
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
