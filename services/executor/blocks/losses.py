@@ -11,7 +11,7 @@ import structlog
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import note_failed_saves
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.blocks.transfers import Transfers
 from services.executor.blocks.write_through import Retraction
 from services.executor.step_messages import StepFeedback
 from services.executor.transfer_types import FailureCause
@@ -24,7 +24,7 @@ STEPS_BEFORE_RETRY = 16  # of a restore that failed; twice as many after each fu
 class Losses:
     """Turns reports of failed copies into requests that must begin anew, and keeps the rest."""
 
-    def __init__(self, owner: BlockOwner, transfers: TransferPlanner) -> None:
+    def __init__(self, owner: BlockOwner, transfers: Transfers) -> None:
         self._owner = owner
         self._transfers = transfers
 

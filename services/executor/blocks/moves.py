@@ -6,16 +6,14 @@ from services.control.moves import Loading
 from services.control.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.blocks.transfers import Transfers
 from services.placement.blocks import BlockGeometry
 
 
 class BlockMoves:
     """`Returns` over a `BlockOwner`."""
 
-    def __init__(
-        self, owner: BlockOwner, transfers: TransferPlanner, *, overlap: bool = True
-    ) -> None:
+    def __init__(self, owner: BlockOwner, transfers: Transfers, *, overlap: bool = True) -> None:
         """With `overlap`, loads begin with the first blocks that are free; else with all."""
         self._owner, self._transfers, self._overlap = owner, transfers, overlap
 

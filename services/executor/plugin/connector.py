@@ -1,7 +1,7 @@
 """The KV connector: where vLLM calls us around steps and layers.
 
 vLLM makes one in the scheduler's process and one in every worker. The scheduler's hands over to
-`TransferPlanner`; the worker's puts a rank's copies together when the KV memory is there
+`Transfers`; the worker's puts a rank's copies together when the KV memory is there
 (`register_kv_caches`), and hands over to `TransferRunner`. In a step vLLM calls, on the scheduler's
 side, `get_num_new_matched_tokens` of who waits, `has_pending_block_frees` where blocks are missing,
 `build_connector_meta`, and at the end `update_connector_output`; on a rank `start_load_kv`, around
@@ -23,7 +23,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.blocks.transfers import Transfers
 from services.executor.copies.backend import guard_mode, make_backend
 from services.executor.copies.copy_watch import Patience
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    planner: TransferPlanner  # scheduler side; set by the scheduler, as are the next three
+    transfers: Transfers  # scheduler side; set by the scheduler, as are the next three
     limit_host: Callable[[int], None]
     relieve: Callable[[], bool]
     num_host_tokens: "Callable[[Request], int | None]"
@@ -128,7 +128,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             request_id: num_computed[request_id] + num_tokens
             for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
         }
-        transfers = self.planner.plan_step(num_tokens_after)
+        transfers = self.transfers.plan_step(num_tokens_after)
         if self._device is not None:
             transfers.num_tokens = scheduler_output.total_num_scheduled_tokens
             transfers.num_context_tokens = sum(num_tokens_after.values())
@@ -137,11 +137,11 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         feedback = connector_output.kv_connector_worker_meta
         if isinstance(feedback, StepFeedback):
-            self.planner.absorb(feedback)
+            self.transfers.absorb(feedback)
 
     def reset_cache(self) -> bool:
         """Forget all KV of requests in the queue: the weights may have changed."""
-        self.planner.owner.drop_all_waiting()
+        self.transfers.owner.drop_all_waiting()
         return True
 
     def set_xfer_handshake_metadata_pp_aware(
@@ -270,7 +270,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_kv_connector_stats(self) -> KVStats | None:
         """Return what has happened since the last call, on either side."""
         if self._role == KVConnectorRole.SCHEDULER:
-            return self.planner.stats()
+            return self.transfers.stats()
         return self._stats.take()
 
     @classmethod

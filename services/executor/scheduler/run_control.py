@@ -14,7 +14,7 @@ from services.control.rates import Rates
 from services.control.request_record import HoldKind, RequestRecord
 from services.control.resumes import Resumes, is_preparing, num_host_tokens
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.blocks.transfers import Transfers
 from services.executor.scheduler.vllm_scheduler import IDLE_WAIT_S, NEVER, VllmScheduler
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import LinkAndStep, ResumeWay
@@ -26,7 +26,7 @@ class RunControl:
     def __init__(
         self,
         scheduler: VllmScheduler,
-        transfers: TransferPlanner,
+        transfers: Transfers,
         holds: Holds,
         resumes: Resumes[RequestKV],
         rates: Callable[[], Rates],

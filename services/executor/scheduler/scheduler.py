@@ -28,7 +28,7 @@ from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.losses import Losses
 from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.blocks.transfers import Transfers
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.control_loop import ControlLoop, make_planner
@@ -64,7 +64,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         holds = Holds(
             self.records, owner.counters, clock=time.monotonic, max_hold_s=options.max_pause_s
         )
-        self.transfers = TransferPlanner(
+        self.transfers = Transfers(
             owner,
             num_ranks=config.parallel_config.world_size,
             write_budget=self._write_budget,
@@ -89,7 +89,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     def _connect(self, manager: Any) -> None:
         connector = self.connector
         assert isinstance(connector, LayerwiseConnector)
-        connector.planner = self.transfers
+        connector.transfers = self.transfers
         connector.limit_host = self._limit_host
         connector.relieve = self.capacity_guard.relieve
         connector.num_host_tokens = self.control.num_host_tokens

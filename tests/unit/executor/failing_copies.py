@@ -124,7 +124,7 @@ class FailingSimulation(Simulation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.losses = Losses(self.owner, self.planner)
+        self.losses = Losses(self.owner, self.transfers)
 
     def make_rank(self, number: int) -> SimulatedRank:
         rank = SimulatedRank(self.num_groups, self.rng, FailingEngine)
@@ -144,7 +144,7 @@ class FailingSimulation(Simulation):
                     self.records[request_id], self.owner.counters, cause, may_run_again=True
                 )
                 self.begin_anew(request_id, verdict)
-        self.planner.absorb(feedback)
+        self.transfers.absorb(feedback)
         self.owner.check_integrity()
         wrong = set().union(*(rank.wrong for rank in self.ranks))
         for part in batch:

@@ -8,7 +8,7 @@ from tests.unit.executor.simulated_ranks import Simulation
 
 
 def resumes_of(sim: Simulation) -> Resumes[RequestKV]:
-    moves = BlockMoves(sim.owner, sim.planner)
+    moves = BlockMoves(sim.owner, sim.transfers)
     guard = CapacityGuard(
         moves, sim.records, sim.owner.counters, max_staging=2, restore_when_free_frac=0.0
     )

@@ -1,6 +1,6 @@
 """Ranks without a model: memory that remembers which block of whose KV was written where.
 
-Everything but the model and the bytes is the real thing: `BlockOwner`, `TransferPlanner` and
+Everything but the model and the bytes is the real thing: `BlockOwner`, `Transfers` and
 `TransferRunner`. Copies are carried out as late as waiting allows, or at random before, and read
 their source only then, so that a missing wait shows.
 """
@@ -17,7 +17,7 @@ from services.control.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfer_planner import TransferPlanner
+from services.executor.blocks.transfers import Transfers
 from services.executor.copies.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.step_messages import StepFeedback, StepTransfers
@@ -207,7 +207,7 @@ class Simulation:
             self.records,
             poison_freed=True,
         )
-        self.planner = TransferPlanner(
+        self.transfers = Transfers(
             self.owner, num_ranks=self.num_ranks, write_budget=lambda _: self.max_mirrored
         )
         self.ranks = [self.make_rank(number) for number in range(self.num_ranks)]
@@ -229,7 +229,7 @@ class Simulation:
             part = self._schedule(request_id, num_tokens)
             if part is not None:
                 batch.append(part)
-        transfers = self.planner.plan_step({p.request_id: p.start + p.num_tokens for p in batch})
+        transfers = self.transfers.plan_step({p.request_id: p.start + p.num_tokens for p in batch})
         for part in batch:
             self.lengths[part.request_id] = part.start + part.num_tokens
         self.in_flight.append((transfers, batch))
@@ -266,7 +266,7 @@ class Simulation:
         self.take_in(feedback, batch)
 
     def take_in(self, feedback: StepFeedback, batch: list[Slice]) -> None:
-        self.planner.absorb(feedback)
+        self.transfers.absorb(feedback)
 
     def admit(self, placement: LayerPlacement, num_slots: int = 200) -> RequestKV:
         self.num_requests += 1
@@ -282,7 +282,7 @@ class Simulation:
         request = self.kv(request_id)
         self.owner.staging.drop(request)
         self.owner.offload(request, groups)
-        self.planner.write_through.note(request)
+        self.transfers.write_through.note(request)
         self.owner.check_integrity()
 
     def park(self, request_id: str) -> int:
@@ -306,7 +306,7 @@ class Simulation:
             self.pool.free_blocks(reversed(self.owner.pop(kv)))
 
     def settle(self) -> None:
-        self.planner.settle()
+        self.transfers.settle()
         self.owner.check_integrity()
 
     def drain(self) -> None:

@@ -64,7 +64,7 @@ class SimulatedScheduler:
     ) -> None:
         """`num_placeholders` is of each request that runs: 1 as under asynchronous scheduling."""
         self.sim = Simulation(seed=1, depth=0, num_blocks=num_blocks, num_slots=num_slots)
-        self.block_owner, self.transfers = self.sim.owner, self.sim.planner
+        self.block_owner, self.transfers = self.sim.owner, self.sim.transfers
         self.records = self.sim.records
         self.options = KVOptions(predicted_output_tokens=num_predicted)
         self.capacity_guard = CapacityGuard(

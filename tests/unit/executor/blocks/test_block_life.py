@@ -34,7 +34,7 @@ def change_at_random(sim: Simulation) -> None:
             continue
         wanted = random_placement(rng, sim.num_groups)
         sim.owner.offload(request, wanted.offloaded)
-        sim.planner.write_through.note(request)
+        sim.transfers.write_through.note(request)
         for index in set(request.offloaded) - wanted.offloaded:
             sim.owner.restores.begin(request, index)
             if rng.random() < 0.2:
@@ -57,7 +57,7 @@ def run_at_random(sim: Simulation, num_steps: int) -> None:
         sim.settle()
         change_at_random(sim)
         if sim.rng.random() < 0.1:
-            sim.planner.relieve()
+            sim.transfers.relieve()
         sim.step(random_tokens(sim))
 
 
@@ -91,7 +91,7 @@ def test_the_pool_loses_exactly_what_the_block_formula_says(
 
     for num_tokens in (1, 3, 4, 5, 9, 1, 1, 1, 1, 1):  # also chunks that end within a block
         sim.settle()
-        before = sim.planner.owner.pool.get_num_free_blocks()
+        before = sim.transfers.owner.pool.get_num_free_blocks()
         sim.step({request.request_id: num_tokens})
         assert before >= sim.pool.get_num_free_blocks()
         in_transit = request.num_blocks_in_transit()
@@ -140,14 +140,14 @@ def test_a_row_flips_only_when_every_rank_has_restored_the_group() -> None:
     one = first.run_step(order, [])
     restore_id = order.restores[0].restore_id
     first.engine.wait(first.runner._restores[restore_id].ticket)
-    sim.planner.absorb(one.aggregate(first.runner.feedback()))
+    sim.transfers.absorb(one.aggregate(first.runner.feedback()))
 
     sim.settle()
     assert request.groups[3].offloaded  # the second rank has not even begun
 
     other = second.run_step(order, [])
     second.engine.wait(second.runner._restores[restore_id].ticket)
-    sim.planner.absorb(other.aggregate(second.runner.feedback()))
+    sim.transfers.absorb(other.aggregate(second.runner.feedback()))
     sim.settle()
     assert not request.groups[3].offloaded
 
@@ -203,7 +203,7 @@ def test_while_a_group_is_restored_the_others_seal_only_what_fills_every_buffer(
 
     for _ in range(6):  # fills a block in both groups; only group 0 may give its own up
         sim.step({request.request_id: 1})
-        sim.planner.settle()
+        sim.transfers.settle()
         if request.groups[3].restore is None:
             break
         sim.owner.check_integrity()

@@ -16,7 +16,7 @@ def make_guard(
     sim: Simulation, *, max_staging: int = 1, restore_when_free_frac: float = 0.0
 ) -> CapacityGuard[RequestKV]:
     return CapacityGuard(
-        BlockMoves(sim.owner, sim.planner),
+        BlockMoves(sim.owner, sim.transfers),
         sim.records,
         sim.owner.counters,
         max_staging=max_staging,
@@ -86,7 +86,7 @@ def test_restores_leave_room_for_the_next_step() -> None:
     sim = Simulation(seed=1, depth=0, num_blocks=60)
     request = grown(sim, 40)  # the next token opens a block in each of 4 groups
     sim.owner.offload(request, range(4))
-    sim.planner.write_through.note(request)
+    sim.transfers.write_through.note(request)
     run(sim, {})
     num_free = sim.pool.get_num_free_blocks()
     hoarder = sim.pool.get_new_blocks(num_free - 13)  # 13 free: a restore takes 10

@@ -113,7 +113,7 @@ def test_class_1_and_2_what_a_copy_reads_too_early_or_too_late_never_reaches_a_r
 
     set_rates(sim, FaultRates())
     sim.owner.offload(request, [0, 1])
-    sim.planner.write_through.note(request)
+    sim.transfers.write_through.note(request)
     for _ in range(30):
         sim.settle()
         sim.step({"r1": 1})
@@ -128,7 +128,7 @@ def test_class_3_a_step_whose_hooks_are_skipped_loses_the_requests_that_load_in_
     sim.settle()
     part = sim._schedule("r1", 1)
     assert part is not None
-    transfers = sim.planner.plan_step({"r1": 22})
+    transfers = sim.transfers.plan_step({"r1": 22})
     runner = sim.ranks[0].runner
 
     runner.begin_step(transfers)
@@ -226,7 +226,7 @@ def test_a_step_that_moves_nothing_needs_no_hooks_between_its_layers() -> None:
 
     sim.step({"r1": 1})  # 22 tokens: no block is full
     assert not runner.has_work_between_layers
-    runner.begin_step(sim.planner.plan_step({"r1": 24}))  # the sixth block is
+    runner.begin_step(sim.transfers.plan_step({"r1": 24}))  # the sixth block is
     assert runner.has_work_between_layers
 
 

@@ -168,7 +168,7 @@ def test_a_group_whose_copies_are_complete_leaves_at_once_and_without_a_transfer
     sim.sleep(request.request_id, [2])
 
     assert sim.pool.get_num_free_blocks() == num_free + 5
-    assert not sim.planner.write_through.is_busy
+    assert not sim.transfers.write_through.is_busy
 
 
 def test_a_parked_request_owns_no_block_and_keeps_its_full_blocks_on_the_host() -> None:
@@ -283,7 +283,7 @@ def test_parked_requests_stay_if_dropping_them_would_not_make_enough_room() -> N
 def test_the_request_with_the_largest_deposit_is_mirrored_first_and_then_the_last_one() -> None:
     sim = Simulation(seed=1, depth=0, max_mirrored=0, num_blocks=200, num_slots=400)
     requests = [grown(sim, 2 * BLOCK_SIZE) for _ in range(3)]
-    write_through = sim.planner.write_through
+    write_through = sim.transfers.write_through
 
     assert write_through.by_likelihood(requests) == requests[::-1]
     requests[0].record.num_deposited_tokens, requests[1].record.num_deposited_tokens = 7, 3

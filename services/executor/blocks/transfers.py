@@ -18,7 +18,7 @@ from services.executor.step_messages import StepFeedback, StepTransfers
 STEPS_PER_STATS = 32
 
 
-class TransferPlanner:
+class Transfers:
     """Decides what is copied in each step, and knows what has been."""
 
     def __init__(
