@@ -1,6 +1,6 @@
 """The life of every KV block: where blocks begin, move between uses, and end.
 
-A block begins in `grow` (a token needs room), in `StagingBuffers` (a second buffer) or in
+A block begins in `Growth.grow` (a token needs room), in `StagingBuffers` (a second buffer) or in
 `Restores.begin` (a target). It moves in `seal`, when the host copy of an offloaded group's full
 block is complete: the block becomes staging, or is given back. It ends in `PoolBlocks.release`
 (sealed, trimmed), or when its request is freed. `PoolBlocks` is how blocks are taken and
@@ -175,19 +175,6 @@ class BlockOwner:
             self._put(parked)
             self.orders.begin(parked.request_id, old.generation)
         return blocks
-
-    # -- growth -----------------------------------------------------------------------------
-
-    def num_new_blocks(self, request: RequestKV, *, num_tokens: int) -> int:
-        """Return how many blocks `grow` will take from the pool."""
-        return self.growth.num_new_blocks(request, num_tokens=num_tokens)
-
-    def grow(self, request: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:
-        """Make room for `num_tokens` tokens; return what each group's row gains.
-
-        The pool must have `num_new_blocks`: otherwise it raises, and some of them are taken.
-        """
-        return self.growth.grow(request, num_tokens=num_tokens)
 
     # -- host room --------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class Growth:
     def grow(self, request: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:
         """Make room for `num_tokens` tokens; return what each group's row gains.
 
+        The pool must have `num_new_blocks`: otherwise it raises, and some of them are taken.
         Blocks that the step fills completely go straight to staging in offloaded groups: the
         prefill of a prompt never holds more than its placement does.
         """

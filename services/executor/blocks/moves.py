@@ -38,7 +38,7 @@ class BlockMoves:
         return self._transfers.write_through.by_likelihood(others) if others else others
 
     def num_new(self, kv: RequestKV, num_tokens: int) -> int:
-        return self._owner.num_new_blocks(kv, num_tokens=num_tokens)
+        return self._owner.growth.num_new_blocks(kv, num_tokens=num_tokens)
 
     def num_to_wake(self, kv: RequestKV) -> int:
         return self._owner.staging.num_to_wake(kv)

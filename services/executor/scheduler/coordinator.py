@@ -93,7 +93,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
             request = self._drafted(request_id, num_tokens)
         elif num_tokens <= request.num_rows * self._block_size:
             return 0
-        return self.owner.num_new_blocks(request, num_tokens=num_tokens)
+        return self.owner.growth.num_new_blocks(request, num_tokens=num_tokens)
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any
@@ -105,7 +105,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
             self.owner.adopt(request)
         elif num_tokens <= request.num_rows * self._block_size:
             return self._nothing
-        return self.owner.grow(request, num_tokens=num_tokens)
+        return self.owner.growth.grow(request, num_tokens=num_tokens)
 
     def _kv(self, request_id: str) -> RequestKV | None:
         return self.owner.records[request_id].kv

@@ -242,10 +242,10 @@ class Simulation:
         request = self.kv(request_id)
         wanted = start + num_tokens
         num_free = self.pool.get_num_free_blocks()
-        num_new = self.owner.num_new_blocks(request, num_tokens=wanted)
+        num_new = self.owner.growth.num_new_blocks(request, num_tokens=wanted)
         if num_new > num_free:
             return None
-        gained = self.owner.grow(request, num_tokens=wanted)
+        gained = self.owner.growth.grow(request, num_tokens=wanted)
         assert num_free - self.pool.get_num_free_blocks() == num_new, (
             "took what it did not announce"
         )

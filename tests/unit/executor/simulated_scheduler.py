@@ -155,7 +155,7 @@ class SimulatedScheduler:
 
     def _has_room(self, request: Any) -> bool:
         kv = self.sim.kv(request.request_id)
-        num_new = self.block_owner.num_new_blocks(kv, num_tokens=request.num_known_or_not)
+        num_new = self.block_owner.growth.num_new_blocks(kv, num_tokens=request.num_known_or_not)
         num_free: int = self.sim.pool.get_num_free_blocks()
         return num_new <= num_free
 
@@ -190,7 +190,7 @@ class SimulatedScheduler:
             num_slots = self._num_predicted_slots(request)
             kv = draft = owner.draft(record, placement, num_slots=num_slots)
             self._drafts.append(draft)
-        if owner.num_new_blocks(kv, num_tokens=request.num_tokens) > owner.blocks.num_free:
+        if owner.growth.num_new_blocks(kv, num_tokens=request.num_tokens) > owner.blocks.num_free:
             return False
         if draft is not None:
             self._drafts.remove(draft)

@@ -32,11 +32,11 @@ class Pair:
         self.ours.offload(sorted(offloaded), num_free=0)
 
     def grow(self, num_tokens: int) -> None:
-        assert self.ours.num_new(num_tokens) == self.owner.num_new_blocks(
+        assert self.ours.num_new(num_tokens) == self.owner.growth.num_new_blocks(
             self.real, num_tokens=num_tokens
         )
         self.ours.grow(num_tokens)
-        self.owner.grow(self.real, num_tokens=num_tokens)
+        self.owner.growth.grow(self.real, num_tokens=num_tokens)
         self.real.num_tokens = num_tokens
 
     def save(self) -> None:
@@ -164,5 +164,5 @@ def test_what_is_kept_of_a_preempted_request_is_what_the_executor_keeps() -> Non
     assert (parked.num_tokens, parked.num_host_blocks) == (kept.num_tokens, kept.num_host_blocks)
     assert (parked.num_tokens, parked.num_owned, parked.is_parked) == (16, 0, True)
     assert parked.num_to_wake == pair.owner.staging.num_to_wake(kept) == 4
-    assert parked.num_new(27) == pair.owner.num_new_blocks(kept, num_tokens=27)
+    assert parked.num_new(27) == pair.owner.growth.num_new_blocks(kept, num_tokens=27)
     parked.check_integrity()

@@ -98,7 +98,7 @@ def test_restores_leave_room_for_the_next_step() -> None:
     sim.pool.free_blocks(hoarder[:1])  # 14 free: 10 for the restore, 4 for the next token
     make_guard(sim).adjust(needs_of(sim), [])
     assert sum(group.restore is not None for group in request.groups) == 1
-    assert sim.owner.num_new_blocks(request, num_tokens=41) <= sim.pool.get_num_free_blocks()
+    assert sim.owner.growth.num_new_blocks(request, num_tokens=41) <= sim.pool.get_num_free_blocks()
 
 
 def test_a_given_placement_is_a_floor_that_the_guard_adds_to() -> None:
