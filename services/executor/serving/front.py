@@ -12,7 +12,7 @@ import structlog
 from services.executor.metrics import DEPOSITED_TOKENS, LIVE_REQUESTS, STREAMS
 from services.executor.observation import EngineObservation
 from services.executor.serving.progress import NoProgress, ProgressSink
-from services.executor.serving.session import GenerationEngine, Session
+from services.executor.serving.session import Admission, GenerationEngine, Session
 from services.executor.serving.watch import watch
 from services.executor.types import (
     EngineLoad,
@@ -146,10 +146,9 @@ class Front:
             engine,
             gateway_id=gateway_id,
             progress=self._progress,
-            admit=self._why_not,
-            on_request_end=self._request_ended.set,
+            admission=Admission(self._why_not, self._request_ended.set),
+            tracing=self._tracing,
         )
-        session.tracing = self._tracing
         self._sessions.add(session)
         STREAMS.set(len(self._sessions))
         log.info("gateway_connected", gateway_id=gateway_id)

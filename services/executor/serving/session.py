@@ -27,7 +27,7 @@ from services.generation.finish import FinishReason
 from services.generation.lifecycle import RequestStatus
 from services.generation.logprobs import EchoedPrompt
 from services.kit.rpc import bind_request_id
-from services.kit.tracing import NO_TRACING, Tracing
+from services.kit.tracing import Tracing
 
 log = structlog.get_logger()
 
@@ -68,6 +68,14 @@ class LiveRequest:
         return EchoedPrompt(self.prompt_text, delta.prompt_logprobs)
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The front's hand on the requests of all gateways."""
+
+    why_not: Callable[[Submission], Rejection | None]  # None: the request may come in
+    ended: Callable[[], None]  # called for each one that came in
+
+
 class Session:
     """Moves requests of one gateway into the engine and their tokens out, as frames.
 
@@ -81,16 +89,14 @@ class Session:
         *,
         gateway_id: str,
         progress: ProgressSink,
-        admit: Callable[[Submission], Rejection | None],
-        on_request_end: Callable[[], None],
+        admission: Admission,
+        tracing: Tracing,
     ) -> None:
-        """`admit` says why a request may not come in; `on_request_end` is called for each one."""
+        """`tracing` makes the spans of requests."""
         self.gateway_id = gateway_id
         self._engine = engine
         self._progress = progress
-        self._admit = admit
-        self._on_request_end = on_request_end
-        self.tracing: Tracing = NO_TRACING  # makes the spans of requests
+        self._admission, self._tracing = admission, tracing
         self._stream = StepStream()
         self._live: dict[str, LiveRequest] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
@@ -126,7 +132,7 @@ class Session:
         if self._is_taken(request_id):
             message = f"a live request has the id {request_id!r}"
             self.reject(request_id, Rejection(code=RejectCode.DUPLICATE, message=message))
-        elif rejection := self._admit(submission):
+        elif rejection := self._admission.why_not(submission):
             self.reject(request_id, rejection)
         else:
             live = self._live[request_id] = self._enter(submission)
@@ -135,7 +141,7 @@ class Session:
             task.add_done_callback(partial(self._on_started, live))
 
     def _enter(self, submission: Submission) -> LiveRequest:
-        trace = RequestTrace(submission, self.tracing)
+        trace = RequestTrace(submission, self._tracing)
         return LiveRequest(submission=replace(submission, trace=trace.context), trace=trace)
 
     def _is_taken(self, request_id: str) -> bool:
@@ -215,7 +221,7 @@ class Session:
 
     def _forget(self, live: LiveRequest) -> None:
         del self._live[live.submission.request_id]
-        self._on_request_end()
+        self._admission.ended()
         if self._input_ended and not self._live:
             self._stream.end()
 
