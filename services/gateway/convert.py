@@ -112,7 +112,7 @@ def finish_to_proto(finish: types.Finish) -> pb.Finish:
     )
 
 
-def model_to_proto(model: types.ModelInfo) -> pb.Model:
+def model_to_proto(model: types.ServedModel) -> pb.Model:
     return pb.Model(id=model.model, max_model_len=model.max_model_len)
 
 
@@ -202,8 +202,8 @@ def token_from_proto(token: executor_pb2.Token, index: int) -> types.Token:
     return types.Token(index, token.id, token.text, logprobs, token.reasoning, calls)
 
 
-def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ModelInfo:
-    return types.ModelInfo(
+def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ServedModel:
+    return types.ServedModel(
         executor_id=info.executor_id,
         model=info.model,
         max_model_len=info.max_model_len,

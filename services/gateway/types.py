@@ -89,7 +89,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
+class ServedModel:
     """What one executor serves."""
 
     executor_id: str

@@ -17,7 +17,7 @@ from services.gateway.errors import BodyTooLargeError, LinkBrokenError
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.executors.outbox import Outbox
 from services.gateway.executors.routing import Candidate
-from services.gateway.types import GenerationRequest, ModelInfo, RequestId, RequestSink
+from services.gateway.types import GenerationRequest, RequestId, RequestSink, ServedModel
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit.clock import Clock
 from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
@@ -44,7 +44,7 @@ _Call: TypeAlias = "aio.StreamStreamCall[pb.StreamRequest, pb.StreamResponse]"
 class _Session:
     """One life of the stream."""
 
-    info: ModelInfo
+    info: ServedModel
     stub: "pb_grpc.ExecutorServiceAsyncStub"
     outbox: Outbox
     inflight: InflightRequests
@@ -75,7 +75,7 @@ class ExecutorLink:
         self._session: _Session | None = None
 
     @property
-    def info(self) -> ModelInfo | None:
+    def info(self) -> ServedModel | None:
         """Return what the executor serves; None while it is not connected."""
         return self._session.info if self._session else None
 
@@ -196,7 +196,7 @@ class ExecutorLink:
             log.debug("executor_unreachable", address=self.address, detail=detail)
         return was_connected
 
-    async def _serve(self, stub: "pb_grpc.ExecutorServiceAsyncStub", info: ModelInfo) -> None:
+    async def _serve(self, stub: "pb_grpc.ExecutorServiceAsyncStub", info: ServedModel) -> None:
         """Carry one stream until it ends."""
         call: _Call = stub.Stream()
         session = _Session(info, stub, Outbox(self._gateway_id), InflightRequests())

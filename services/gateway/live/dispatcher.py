@@ -26,7 +26,7 @@ from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
 from services.gateway.live.side_by_side import side_by_side
-from services.gateway.types import GenerationRequest, ModelInfo, RequestId, estimated_num_tokens
+from services.gateway.types import GenerationRequest, RequestId, ServedModel, estimated_num_tokens
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.clock import Clock
@@ -101,7 +101,7 @@ class Dispatcher:
         """Say whether the gateway is about to end."""
         return self._phase is not Phase.SERVING
 
-    def models(self) -> list[ModelInfo]:
+    def models(self) -> list[ServedModel]:
         """Return one entry per model, sorted, with the largest context that is served."""
         return self.placing.models()
 

@@ -15,7 +15,7 @@ from services.gateway.executors.routing import Candidate, choose_executor
 from services.gateway.live.generation import Generation
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
-from services.gateway.types import ModelInfo, RequestId
+from services.gateway.types import RequestId, ServedModel
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit import rpc
 from services.kit.errors import DeadlineError, OverloadedError, ServiceError, UnavailableError
@@ -61,9 +61,9 @@ class Placing:
         self._submit_timeout_s = submit_timeout_s
         self._turns = itertools.count()
 
-    def models(self) -> list[ModelInfo]:
+    def models(self) -> list[ServedModel]:
         """Return one entry per model, sorted, with the largest context that is served."""
-        largest: dict[str, ModelInfo] = {}
+        largest: dict[str, ServedModel] = {}
         for link in self._links.values():
             info = link.info
             if info is None:

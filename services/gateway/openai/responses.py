@@ -9,7 +9,7 @@ from typing import Any
 from services.gateway.openai.errors import body_of
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.messages import delta, is_plain, message, says_something
-from services.gateway.types import Finish, ModelInfo, RequestId, Token
+from services.gateway.types import Finish, RequestId, ServedModel, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 
@@ -299,7 +299,7 @@ class ChatForm:
         return event(body_of(error))
 
 
-def model_entry(model: ModelInfo, created_s: int) -> dict[str, Any]:
+def model_entry(model: ServedModel, created_s: int) -> dict[str, Any]:
     return {
         "id": model.model,
         "object": "model",
