@@ -162,8 +162,7 @@ class Engine:
         num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
         turns = scheduler.schedule(now_s)
         self._note_progress(turns, scheduler.num_admitted - num_admitted)
-        self._seam.last_scheduled = tuple(turn.request.request_id for turn in turns)
-        self._ledger.scheduled(self._seam.last_scheduled, now_s)
+        self._ledger.scheduled([turn.request.request_id for turn in turns], now_s)
         self._controller.after_schedule(self._scheduled(turns, now_s))
         if not turns:
             self._controller.after_update(None, busy=False)

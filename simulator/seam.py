@@ -36,7 +36,6 @@ class SimulatedSeam:
         self._scheduler, self._h2d, self._d2h = scheduler, h2d, d2h
         self._ledger, self._options = ledger, options
         self.now_s = 0.0
-        self.last_scheduled: tuple[RequestId, ...] = ()  # of the newest step
 
     @property
     def shape(self) -> EngineShape:
@@ -48,7 +47,8 @@ class SimulatedSeam:
     # -- reading -----------------------------------------------------------------------------
 
     def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot:
-        scheduler, options, scheduled = self._scheduler, self._options, set(self.last_scheduled)
+        scheduler, options = self._scheduler, self._options
+        scheduled = set(self._ledger.last_scheduled)
         reader = StateReader(self.shape, self._ledger.answer_lengths, self.now_s)
         completed_s = self._ledger.last_completion_s
         idle = (r.kv for r in scheduler.running if r.request_id not in scheduled)
@@ -108,7 +108,8 @@ class SimulatedSeam:
 
     def placed_requests(self) -> list[PlacedRequest]:
         requests = self._scheduler.moves.requests
-        kvs = [requests[name].kv for name in self.last_scheduled if name in requests]
+        names = map(RequestId, self._ledger.last_scheduled)
+        kvs = [requests[name].kv for name in names if name in requests]
         return [
             PlacedRequest(
                 num_tokens=kv.num_tokens, offloaded=tuple(kv.offloaded), num_buffers=kv.num_buffers
@@ -134,7 +135,9 @@ class SimulatedSeam:
     def num_runnable(self) -> int:
         scheduler = self._scheduler
         num_running = sum(not request.is_paused for request in scheduler.running)
-        return num_running if num_running or not self.last_scheduled else len(scheduler.waiting)
+        if num_running or not self._ledger.last_scheduled:
+            return num_running
+        return len(scheduler.waiting)
 
     def priority(self, record: RequestRecord[KVState]) -> int:
         return self._request(record).priority

@@ -13,6 +13,7 @@ class RequestLedger:
     def __init__(self, records: Mapping[str, RequestRecord[Any]]) -> None:
         """`records`: of all live requests."""
         self.records = records
+        self.last_scheduled: tuple[str, ...] = ()  # of the newest step
         self.last_completion_s: float | None = None
         self.answer_lengths = AnswerLengths()
 
@@ -24,7 +25,8 @@ class RequestLedger:
 
     def scheduled(self, request_ids: Iterable[str], now_s: float) -> None:
         """Record who is part of a step."""
-        for request_id in request_ids:
+        self.last_scheduled = tuple(request_ids)
+        for request_id in self.last_scheduled:
             record = self.records[request_id]
             if record.run_since_s is None or record.preempted_s is not None:
                 record.run_since_s = now_s

@@ -344,7 +344,7 @@ def test_a_held_request_is_not_scheduled_and_goes_on_with_the_same_tokens(
         elif step > 11 and len(held) < 20:
             buffer = scheduler.records["s1"].buffer
             held.append((buffer.num_generated, buffer.num_deposited(time.monotonic())))
-            assert "s1" not in scheduler.loop.seam.last_scheduled
+            assert "s1" not in scheduler.controller.ledger.last_scheduled
             if len(held) == 20:
                 scheduler.hold({"s1": False})
 

@@ -73,7 +73,6 @@ class ControlLoop:
         """Predict the step, and ask for a plan while it runs if there is a reason to."""
         end_s = time.monotonic()
         step = self._watch.scheduled(output, self._begin_s)
-        self.seam.last_scheduled = tuple(output.num_scheduled_tokens)
         self._ledger.scheduled(output.num_scheduled_tokens, self._begin_s)
         self._note_progress(output)
         self.controller.after_schedule(step)

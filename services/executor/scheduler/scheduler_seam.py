@@ -44,7 +44,6 @@ class SchedulerSeam:
         self._kv_options = KVOptions.of(scheduler.vllm_config)
         self._options, self._shape = options, shape
         self._ledger, self._records = ledger, ledger.records
-        self.last_scheduled: tuple[str, ...] = ()  # of the newest step
 
     @property
     def shape(self) -> EngineShape:
@@ -61,7 +60,7 @@ class SchedulerSeam:
             yield request, self._records[request.request_id], False
 
     def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot:
-        now_s, scheduled = time.monotonic(), set(self.last_scheduled)
+        now_s, scheduled = time.monotonic(), set(self._ledger.last_scheduled)
         reader = StateReader(self._shape, self._ledger.answer_lengths, now_s)
         states: list[RequestState] = []
         num_idle_staging = 0
@@ -102,7 +101,7 @@ class SchedulerSeam:
         )
 
     def placed_requests(self) -> list[PlacedRequest]:
-        records = map(self._records.get, self.last_scheduled)
+        records = map(self._records.get, self._ledger.last_scheduled)
         return [
             PlacedRequest(
                 num_tokens=kv.num_tokens, offloaded=tuple(kv.offloaded), num_buffers=len(kv.staging)
@@ -126,7 +125,7 @@ class SchedulerSeam:
     def num_runnable(self) -> int:
         places = [runs for _, record, runs in self._requests() if not record.is_held]
         num_running = sum(places)
-        return num_running if num_running or not self.last_scheduled else len(places)
+        return num_running if num_running or not self._ledger.last_scheduled else len(places)
 
     def priority(self, record: RequestRecord[RequestKV]) -> int:
         priority: int = self._scheduler.requests[record.request_id].priority
