@@ -18,7 +18,7 @@ from cli.local.settings import BadSettingError
 from cli.parser import NearestNameParser
 from services.executor.engine.options import OURS as NOT_THE_USERS
 from services.executor.settings import ExecutorSettings
-from services.placement.presets import PRESETS
+from services.placement.presets import ENGINE_PRESETS
 
 DESCRIPTION = """\
 Serve MODEL, a checkpoint's directory or a hub id: executor, planner, tracker, gateway and Redis,
@@ -130,7 +130,7 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         type=human_readable_int,
         help="bytes of host memory for KV, of each worker; 4G",
     )
-    ours.add_argument("--policy", choices=sorted(PRESETS), help="what decides where KV is")
+    ours.add_argument("--policy", choices=sorted(ENGINE_PRESETS), help="what decides where KV is")
     ours.add_argument("--tool-call-parser", help="vLLM's name of the model's form of calls")
     ours.add_argument(
         "--detach", action="store_true", help="return when ready; `evenflow down` stops the stack"

@@ -3,16 +3,18 @@
 The policies are the planner's: the rest of the simulator knows them by their interface only.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from services.control.run_director import POLICIES
 from services.placement.presets import PRESETS, RunPolicy
-from services.placement.run import tokenflow
+from services.placement.run import ellm, tokenflow
 from services.placement.types import EngineShape, Plan, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan
 from services.planner.solver.budget import NodeBudget
 from services.planner.solver.solver import warm_solver
+from simulator import hcache
 from simulator.deployment import Deployment
 from simulator.engine import Brain, Engine, Machine
 from simulator.measured import MeasuredDeployment
@@ -50,6 +52,7 @@ def make_engine(
             run_policies={
                 **POLICIES,
                 RunPolicy.TOKENFLOW: partial(tokenflow.decide, rules=options.tokenflow),
+                RunPolicy.ELLM: partial(ellm.decide, rules=options.ellm),
             },
         ),
         offloads=options.uses_host,
@@ -64,6 +67,14 @@ def run_policy(
     *,
     seed: int = 0,
 ) -> RunRecord:
-    """Return what one policy does with a workload."""
-    engine = make_engine(deployment.shape(), deployment.machine(), options, seed=seed)
+    """Return what one policy does with a workload.
+
+    Raises ValueError for `hcache` on a measured engine: its projections have not been measured.
+    """
+    machine = deployment.machine()
+    if options.policy == hcache.PRESET:
+        if not isinstance(deployment, Deployment):
+            raise ValueError(f"{hcache.PRESET} needs a model and a device")
+        machine = replace(machine, way_back=hcache.way_back(deployment))
+    engine = make_engine(deployment.shape(), machine, options, seed=seed)
     return simulate(engine, requests)

@@ -14,10 +14,17 @@ class StepLoad:
     num_decodes: int = 0  # requests that compute one token, >= 0
     num_context_tokens: int = 0  # KV tokens that these read, over all of them, >= 0
     chunks: Sequence[tuple[int, int]] = ()  # of prompts: (tokens computed, tokens before them)
+    recomputed: Sequence[int] = ()  # tokens at the start of requests that decode, computed anew
+
+    @property
+    def prefixes(self) -> Sequence[tuple[int, int]]:
+        """All that is computed beside decodes, as chunks."""
+        return [*self.chunks, *((number, 0) for number in self.recomputed)]
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(chunk for chunk, _ in self.chunks)
+        """Tokens of prompts, and those computed anew."""
+        return sum(chunk for chunk, _ in self.prefixes)
 
     @property
     def num_tokens(self) -> int:
@@ -50,7 +57,7 @@ class LinearCosts:
     outside_step_s: float = 0.0  # >= 0
 
     def layer_s(self, load: StepLoad) -> float:
-        read = load.num_context_tokens + sum(chunk + before for chunk, before in load.chunks)
+        read = load.num_context_tokens + sum(chunk + before for chunk, before in load.prefixes)
         tokens_s = self.per_token_s * load.num_tokens
         return self.layer_base_s + tokens_s + self.per_context_token_s * read
 
@@ -80,7 +87,7 @@ class Roofline:
         products_s = self._products_s(model.num_layer_parameters, load.num_tokens)
         pairs = load.num_context_tokens
         read_tokens = load.num_context_tokens
-        for chunk, before in load.chunks:
+        for chunk, before in load.prefixes:
             pairs += chunk * before + chunk * (chunk + 1) // 2
             read_tokens += before + chunk
         flops = 4 * pairs * model.num_attention_heads * model.head_dim
@@ -89,8 +96,8 @@ class Roofline:
         return products_s + attention_s + reduce_s + self.assumptions.layer_overhead_s
 
     def outside_s(self, load: StepLoad) -> float:
-        """Return the head, for one token per request, and the fixed part."""
-        num_rows = load.num_decodes + len(load.chunks)
+        """Return the head, for one token per request and per prefix, and the fixed part."""
+        num_rows = load.num_decodes + len(load.prefixes)
         head_s = self._products_s(self.model.num_head_parameters, num_rows)
         return self.assumptions.outside_s + head_s
 

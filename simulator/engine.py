@@ -25,6 +25,7 @@ from simulator.copies import Lane, LaneCounts
 from simulator.costs import Costs, StepLoad
 from simulator.events import Arrived, Event, PlanCame, StepEnded, Woke
 from simulator.mirroring import order_saves
+from simulator.moves import WHOLE_KV, WayBack
 from simulator.planning import LatePlanner, PlanningOptions, Policy
 from simulator.reader_reports import ReaderReports
 from simulator.records import Outcome, Totals
@@ -49,6 +50,7 @@ class Machine:
     copies: CopyCosts = NO_COSTS
     compute_noise_frac: float = 0.0  # standard deviation, per step
     link_noise_frac: float = 0.0  # standard deviation, per step
+    way_back: WayBack = WHOLE_KV
 
     def lane(self) -> Lane:
         return Lane(
@@ -100,6 +102,7 @@ class Engine:
         self.residency = ResidencyLog()
         self.h2d, self.d2h = machine.lane(), machine.lane()
         self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, rates=self._measured_rates)
+        self.scheduler.moves.way_back = machine.way_back
         options = brain.options.controller
         self._max_pause_s = options.parameters.max_pause_s
         self._ledger = ledger = RequestLedger(self.scheduler.records)
@@ -115,6 +118,7 @@ class Engine:
         self._step: _StepUnderWay | None = None
         self._last_batch: list[tuple[object, ...]] = []  # who was where in the newest step
         self._counted = (LaneCounts(), LaneCounts())  # of both lanes, at the newest step's end
+        self._restored_s = 0.0  # compute of restores that steps have paid for
         self._reduced_bytes = 0  # that all-reduces sent over the lane to the GPU
 
     def _now(self) -> float:
@@ -192,7 +196,7 @@ class Engine:
         return ScheduledStep(
             scheduled_s=now_s,
             num_tokens=load.num_tokens,
-            num_context_tokens=load.num_context_tokens + sum(map(sum, load.chunks)),
+            num_context_tokens=load.num_context_tokens + sum(map(sum, load.prefixes)),
             num_prefill_tokens=load.num_prefill_tokens,
             num_output_tokens=len(turns),
             same_batch=same_batch,
@@ -264,7 +268,7 @@ class Engine:
         layer_s = self.machine.costs.layer_s(load) * noise
         work = StepWork(
             compute_s=[size * layer_s for size in self._group_sizes],
-            outside_s=self.machine.costs.outside_s(load) * noise,
+            outside_s=self.machine.costs.outside_s(load) * noise + self._way_back_s(),
             staged=staged_of(turns, self.shape),
             num_reduces=[2 * size for size in self._group_sizes],
             reduce_bytes=self.machine.costs.reduce_bytes(load),
@@ -273,6 +277,11 @@ class Engine:
         times = run.run(now_s)
         self._step = _StepUnderWay(turns=turns, load=load, start_s=now_s, times=times)
         return times.end_s
+
+    def _way_back_s(self) -> float:
+        """Return what the engine computes for tokens whose way back began since the last step."""
+        before_s, self._restored_s = self._restored_s, self.scheduler.moves.restored_s
+        return self._restored_s - before_s
 
     def _noise(self, frac: float) -> float:
         """Return a lognormal factor of mean 1."""
@@ -355,6 +364,7 @@ class Engine:
         totals.compute_s += step.times.compute_s
         totals.stall_s += sum(step.times.stalls_s)
         totals.num_loads += step.times.num_loads
+        totals.num_recomputed_tokens += sum(step.load.recomputed)
         self._reduced_bytes += step.times.reduced_bytes
         now = sample_of(scheduler, now_s)
         totals.pool_used_s += seconds * now.pool_used_frac
@@ -388,6 +398,7 @@ def load_of(turns: Sequence[Turn]) -> StepLoad:
         num_decodes=len(decodes),
         num_context_tokens=sum(turn.num_before + 1 for turn in decodes),
         chunks=tuple((t.num_tokens, t.num_before) for t in turns if not t.is_decode),
+        recomputed=tuple(t.num_recomputed for t in turns if t.num_recomputed),
     )
 
 

@@ -37,6 +37,7 @@ DEFINITIONS: Mapping[str, str] = {
     "pool, host, offloaded, paused": "used share of the pool, of the host pool, share of running "
     "requests' layer groups on the host, number of paused requests; means over busy time",
     "stall": "share of busy time in which layers waited for copies",
+    "recomputed": "tokens of uncached KV that a step computes anew, mean over steps",
 }
 
 
@@ -197,6 +198,7 @@ def _totals(run: RunRecord) -> dict[str, float]:
         "offloaded": totals.offloaded_s / busy_s,
         "paused": totals.paused_s / busy_s,
         "stall": totals.stall_s / busy_s,
+        "recomputed": totals.num_recomputed_tokens / max(1, totals.num_steps),
         "h2d_bytes": totals.h2d_bytes,
         "d2h_bytes": totals.d2h_bytes,
         "pauses": sum(outcome.num_pauses for outcome in run.outcomes),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.pacing.types import ServiceLevel
+from services.placement.run.ellm import EllmRules
 from services.placement.run.tokenflow import TokenflowRules
 from services.placement.types import PolicyParameters
 from simulator.compose import run_policy
@@ -94,6 +95,7 @@ class Cell:
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
     slo_ttft_s: float | None = None
     tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
+    ellm: EllmRules = field(default_factory=EllmRules)
 
     @property
     def name(self) -> str:
@@ -111,6 +113,7 @@ class Cell:
             parameters=self.parameters,
             seed=self.seed,
             tokenflow=self.tokenflow,
+            ellm=self.ellm,
         )
         record = run_policy(self.deployment, requests, options, seed=self.seed)
         cpu_s = time.process_time() - began_s

@@ -6,7 +6,8 @@ which takes new tokens, and full blocks that await their copy; the others are st
 the request's offloaded groups take turns in. Full blocks that a chunk of a prompt fills go straight
 to the buffers. A group on its way back owns its whole row already; one that leaves meanwhile may be
 counted with a block more than the executor has. A request that does not run may be *asleep*:
-without buffers.
+without buffers. Leading positions of one with nothing offloaded may be *uncached*: all groups share
+one block each, and every step computes them anew.
 """
 
 from collections import deque
@@ -29,6 +30,7 @@ class KVState:
     num_buffers: int = 0  # staging buffers; 0 where nothing is offloaded, and asleep
     buffer_length: int = 0  # positions that a buffer has a block for
     wanted_buffers: int = 1  # that the placement asks for
+    num_uncached: int = 0  # leading positions that all groups share a block for
     asleep: bool = False  # does not run, and has no buffers
     mirrored: bool = False  # has room on the host
     num_host_blocks: int = 0  # per group, complete copies
@@ -63,7 +65,12 @@ class KVState:
         """Blocks of the pool."""
         staging = self.num_staging_groups
         own = (self.geometry.num_groups - staging) * self.num_rows + staging * len(self.own)
-        return own + self.num_buffers * self.buffer_length
+        return own + self.num_buffers * self.buffer_length - self.num_saved
+
+    @property
+    def num_saved(self) -> int:
+        """Blocks that it would own more if nothing were uncached."""
+        return (self.geometry.num_groups - 1) * self.num_uncached
 
     @property
     def num_owned_when_copied(self) -> int:
@@ -71,7 +78,7 @@ class KVState:
         staging = self.num_staging_groups
         num_open = self.num_rows - self.num_full_blocks
         own = (self.geometry.num_groups - staging) * self.num_rows + staging * num_open
-        return own + self.num_buffers * self.buffer_length
+        return own + self.num_buffers * self.buffer_length - self.num_saved
 
     @property
     def num_unmovable(self) -> int:
@@ -122,6 +129,15 @@ class KVState:
                 self.buffer_length = max(self.buffer_length, direct)
             self.own = (*self.own, *range(direct, rows))
         self.num_tokens = max(self.num_tokens, num_tokens)
+
+    def uncache(self, num_blocks: int, *, num_free: int) -> None:
+        """Let so many leading positions be uncached, more where too few blocks are free for less.
+
+        Offloaded requests keep what they have.
+        """
+        wanted = 0 if self.offloaded else min(num_blocks, self.num_full_blocks)
+        num_kept = min(self.num_uncached - wanted, num_free // (self.geometry.num_groups - 1 or 1))
+        self.num_uncached = wanted if num_kept < 0 else self.num_uncached - num_kept
 
     # -- moving groups ---------------------------------------------------------------------------
 
@@ -246,6 +262,8 @@ class KVState:
         assert self.num_host_blocks <= self.num_sent_blocks <= self.num_full_blocks
         assert set(self.restoring) <= set(self.offloaded)
         assert self.mirrored or not self.offloaded
+        assert not (self.num_uncached and self.offloaded)
+        assert 0 <= self.num_uncached <= self.num_full_blocks
         if self.asleep:
             assert not self.num_buffers
         else:

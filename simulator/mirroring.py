@@ -14,8 +14,8 @@ def order_saves(
 
     `num_sent` blocks of them are in the queue already.
     """
-    if not kv.mirrored:
-        return
+    if not kv.mirrored or kv.num_uncached > kv.num_sent_blocks:
+        return  # what is uncached is in no block for long
     position_bytes = block_bytes * kv.geometry.num_groups
     at_once = max(1, MAX_JOB_BYTES // position_bytes)
     sent_bytes = num_sent * block_bytes

@@ -1,6 +1,7 @@
 """The moves of layer groups that the capacity guard orders, on counted blocks."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from services.control.moves import Loading
 from services.control.request_record import RequestRecord
@@ -10,6 +11,17 @@ from simulator.blocks import BlockLedger
 from simulator.copies import Lane
 from simulator.kv import KVState
 from simulator.requests import LiveRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayBack:
+    """What one token of KV costs on its way from the host, of all layers."""
+
+    link_frac: float = 1.0  # of the time that its KV would hold the link, (0, 1]
+    compute_s: float = 0.0  # that the step under way takes more, >= 0
+
+
+WHOLE_KV = WayBack()
 
 
 class CountedMoves:
@@ -29,6 +41,8 @@ class CountedMoves:
         self.pool, self.host, self.h2d = pool, host, h2d
         self._geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
         self._live, self._block_bytes = live, shape.block_bytes
+        self.way_back = WHOLE_KV
+        self.restored_s = 0.0  # compute that restores have cost so far
         # Groups that come back and whose load has not begun.
         self._lacking: dict[str, list[int]] = {}
 
@@ -38,7 +52,8 @@ class CountedMoves:
 
     @property
     def num_blocks(self) -> int:
-        return self.pool.num_blocks
+        """What uncached prefixes save counts as room: requests are counted as if they had none."""
+        return self.pool.num_blocks + sum(kv.num_saved for kv in self.all())
 
     @property
     def num_free(self) -> int:
@@ -64,7 +79,10 @@ class CountedMoves:
         self.refresh(kv)
 
     def restore(self, kv: KVState, group: int) -> None:
-        self.h2d.submit(kv.begin_restore(group, self._block_bytes), self.h2d.now_s)
+        block_bytes = round(self._block_bytes * self.way_back.link_frac)
+        self.h2d.submit(kv.begin_restore(group, block_bytes), self.h2d.now_s)
+        num_tokens = kv.num_staged * self._geometry.block_size
+        self.restored_s += num_tokens * self.way_back.compute_s / self._geometry.num_groups
         self.refresh(kv)
 
     def set_staging(self, kv: KVState, num_buffers: int) -> None:

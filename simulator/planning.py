@@ -8,6 +8,7 @@ from typing import TypeAlias
 from services.control.options import ControllerOptions
 from services.control.planner import Answer
 from services.placement.presets import PlacementPolicy, RunPolicy, with_axes
+from services.placement.run.ellm import EllmRules
 from services.placement.run.tokenflow import TokenflowRules
 from services.placement.types import Plan, PolicyParameters, Snapshot
 from simulator.events import PlanCame
@@ -22,6 +23,7 @@ class PlanningOptions:
     policy: str  # a preset
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
     tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
+    ellm: EllmRules = field(default_factory=EllmRules)
     seed: int = 0
     plan_latency_s: float = 0.005  # from the snapshot to the plan, >= 0
     report_interval_s: float = 0.0  # of what readers have, see `reader_reports`; 0: known at once

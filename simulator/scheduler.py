@@ -27,7 +27,7 @@ from services.placement.blocks import (
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import LinkAndStep, ResumeWay
 from services.placement.run.types import RunDecision
-from services.placement.types import EngineShape
+from services.placement.types import EngineShape, RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
 from simulator.kv import KVState
@@ -47,6 +47,7 @@ class Turn:
     num_before: int  # computed before the step
     num_staged: int  # blocks of each offloaded group that the step copies in
     num_direct: int  # blocks of each offloaded group that the step fills in a staging buffer
+    num_recomputed: int = 0  # leading tokens whose KV the step computes anew
 
     @property
     def is_decode(self) -> bool:
@@ -80,6 +81,7 @@ class Scheduler:
         self.resumes = Resumes(self.moves, self.guard, self.counters, block_bytes=shape.block_bytes)
         self._rates = rates
         self._num_left_of_prompts: int | None = None  # tokens, of this step; None: no limit
+        self._num_recomputed: dict[RequestId, int] = {}  # blocks, of this step
         self.decision: RunDecision | None = None  # of a run policy; None: everybody may run
         self.num_admitted = 0
         self.preempted: list[LiveRequest] = []  # since the caller last emptied it
@@ -107,6 +109,7 @@ class Scheduler:
     def schedule(self, now_s: float) -> list[Turn]:
         """Return the next step, with the blocks for it taken. Empty: nobody can run now."""
         self._wake_up()
+        self._uncache()
         if self.offloads:
             active, line = self._active(), self._next_in_line()
             self.guard.adjust([need_of(r) for r in active], [need_of(r) for r in line])
@@ -182,6 +185,18 @@ class Scheduler:
             if woken and request.kv.wake(num_free=self.pool.num_free):
                 self.moves.refresh(request.kv)
 
+    def _uncache(self) -> None:
+        """Let KV be computed anew that the decision says; what is kept from now on is, too."""
+        self._num_recomputed.clear()
+        wanted = self.decision.uncached_blocks if self.decision else {}
+        for request in self.running:
+            kv, before = request.kv, request.kv.num_uncached
+            number = wanted.get(request.request_id, 0)
+            if number != before and request.num_output_tokens:
+                kv.uncache(number, num_free=self.pool.num_free)
+                self.moves.refresh(kv)
+            self._num_recomputed[request.request_id] = max(before, kv.num_uncached)
+
     @property
     def _num_places(self) -> int:
         """How many more requests may run."""
@@ -226,6 +241,7 @@ class Scheduler:
             num_before=before,
             num_staged=staged,
             num_direct=direct,
+            num_recomputed=self.shape.block_size * self._num_recomputed.get(request.request_id, 0),
         )
 
     def _chunk(self, num_left: int, budget: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from services.placement.presets import PRESETS
+from services.placement.presets import ENGINE_PRESETS
 
 BLOCK_SIZE = 32
 NUM_LAYERS = 8
@@ -48,7 +48,7 @@ RESIDENT: Mapping[str, object] = MappingProxyType(
 SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "vllm": RESIDENT,
-        **{name: {"POLICY": name} for name in PRESETS if name != "vllm"},
+        **{name: {"POLICY": name} for name in ENGINE_PRESETS if name != "vllm"},
         # No violation is planned for; by default one request of a batch may miss in each step.
         "orbitflow-strict": {"POLICY": "orbitflow", "PLAN_ALPHA": 0},
     }

@@ -16,7 +16,7 @@ from services.control.request_state import Progress
 from services.control.types import Trigger
 from services.placement.admit.layerkv import with_slo_aware_admission
 from services.placement.presets import AdmissionPolicy, RunPolicy, with_axes
-from services.placement.run import andes, evenflow, fcfs, layerkv_park, tokenflow
+from services.placement.run import andes, ellm, evenflow, fcfs, layerkv_park, tokenflow
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 
@@ -31,6 +31,7 @@ POLICIES: Mapping[RunPolicy, Policy] = {
     RunPolicy.FCFS_RESERVED: fcfs.sglang,
     RunPolicy.FCFS_RECOMPUTE: fcfs.recompute,
     RunPolicy.FCFS_SWAP: fcfs.swap,
+    RunPolicy.ELLM: ellm.decide,
 }
 MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival
 

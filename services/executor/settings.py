@@ -15,15 +15,17 @@ from services.control.rates import MAX_MIRRORED_BLOCKS
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 from services.kit.tracing import OtlpEndpoint
-from services.placement.presets import PRESETS
+from services.placement.presets import ENGINE_PRESETS, SIMULATED_ONLY
 
 NO_PLANNING = "vllm"
 DEFAULT_POLICY = "evenflow"
 
 
 def _known_policy(name: str) -> str:
-    if name not in PRESETS:
-        raise ValueError(f"one of {', '.join(PRESETS)}")
+    if name in SIMULATED_ONLY:
+        raise ValueError(f"{name} is for the simulator only")
+    if name not in ENGINE_PRESETS:
+        raise ValueError(f"one of {', '.join(ENGINE_PRESETS)}")
     return name
 
 

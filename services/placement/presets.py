@@ -44,6 +44,7 @@ class RunPolicy(Enum):
     FCFS_RESERVED = "fcfs-reserved"  # SGLang's
     FCFS_RECOMPUTE = "fcfs-recompute"
     FCFS_SWAP = "fcfs-swap"
+    ELLM = "ellm"
 
 
 class AdmissionPolicy(Enum):
@@ -102,6 +103,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_RECOMPUTE
         ),
         "vllm-swap": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_SWAP),
+        # On the host, who gave way has hidden states instead of KV.
+        "hcache": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_SWAP),
+        "ellm": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.ELLM),
         # OrbitFlow and its ablations (Fig. 14a): each adds one component to the one before.
         "batch-uniform": Preset(placement=PlacementPolicy.BATCH_UNIFORM),
         "request-wise": Preset(placement=PlacementPolicy.OPTIMISER),
@@ -115,6 +119,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
     }
 )
+
+
+SIMULATED_ONLY = frozenset({"hcache", "ellm"})  # the engine has no such KV
+ENGINE_PRESETS = tuple(name for name in PRESETS if name not in SIMULATED_ONLY)
 
 
 def with_axes(policy: str, given: PolicyParameters) -> Preset:

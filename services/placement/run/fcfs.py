@@ -6,13 +6,15 @@ newest gives way and goes to the head of the queue:
     fcfs-chunked    prompts in pieces beside the decodes of others (SGLang's chunked prefill)
     sglang          room is kept for a share of each answer's limit, so that few must give way:
                     TokenFlow's baseline (arXiv 2510.02758, section 7.1)
-    vllm-recompute  who gave way computes its KV anew (eLLM, section 6.1)
-    vllm-swap       the KV of who gave way comes back from the host, whole (ibid.)
+    vllm-recompute  who gave way computes its KV anew; as many run as eLLM's Eq. 5 finds with r = 0,
+                    so none whose coming breaks the SLO (eLLM, section 6.1)
+    vllm-swap       the same, and the KV of who gave way comes back from the host, whole (ibid.)
 """
 
 import math
 from dataclasses import replace
 
+from services.placement.run import ellm
 from services.placement.run.resume import ResumeWay
 from services.placement.run.types import IDLE, RunDecision, RunRequest, RunSnapshot
 
@@ -36,12 +38,12 @@ def chunked(snapshot: RunSnapshot, piece_tokens: int = PIECE_TOKENS) -> RunDecis
 
 def recompute(snapshot: RunSnapshot) -> RunDecision:
     """Return who fits; nothing comes back from the host."""
-    return replace(_in_order(snapshot), ways=RECOMPUTE)
+    return ellm.decide(snapshot, ellm.EllmRules(uncached_frac=0.0))
 
 
 def swap(snapshot: RunSnapshot) -> RunDecision:
     """Return who fits; what has a copy on the host comes back from there."""
-    return replace(_in_order(snapshot), ways=LOAD)
+    return replace(recompute(snapshot), ways=LOAD)
 
 
 def sglang(snapshot: RunSnapshot, reserved_frac: float = RESERVED_FRAC) -> RunDecision:

@@ -4,7 +4,8 @@ Units: seconds, tokens, blocks of the pool, bytes. "Beside" a request means in t
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from services.placement.run.resume import ResumeWay
@@ -133,6 +134,8 @@ class RunDecision:
     chunk_tokens: int | None = None  # of prompts, per step; None: what the step has room for
     offloads: bool = False  # layers leave the pool: the placement policy is asked where
     ways: frozenset[ResumeWay] | None = None  # for parked ones to come back; None: as it pays
+    # Leading full blocks per layer group that are not kept: computed anew in each step.
+    uncached_blocks: Mapping[RequestId, int] = field(default_factory=dict)
     valid_for_s: float = 0.0  # ask again then, or when somebody comes, begins to decode, leaves
 
     @property
