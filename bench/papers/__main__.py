@@ -8,7 +8,7 @@ import argparse
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +16,9 @@ from types import ModuleType
 from rich.console import Console
 
 from bench.document import save
-from bench.papers import layerkv, orbitflow, tokenflow
+from bench.papers import ellm, ellm_contradictions, layerkv, orbitflow, tokenflow
 from bench.papers.cells import Figures, Found
-from bench.papers.sections import section, speed
+from bench.papers.sections import Stated, section, speed
 from simulator.cache import CellCache, cell_key, code_version
 from simulator.figures import DEFINITIONS
 from simulator.grid import CellResult
@@ -30,7 +30,9 @@ PAPERS: Mapping[str, ModuleType] = {
     "orbitflow": orbitflow,
     "tokenflow": tokenflow,
     "layerkv": layerkv,
+    "ellm": ellm,
 }
+STATED: Mapping[str, Callable[[], Sequence[Stated]]] = {"ellm": ellm_contradictions.stated}
 
 
 def main() -> None:
@@ -72,8 +74,9 @@ def _write(name: str, found: Found, folder: Path, how: dict[str, object]) -> Non
             by_policy[point.cell.policy][cell_key(point.cell)] = result
     heads, rows = speed({policy: list(cells.values()) for policy, cells in by_policy.items()})
     made = PAPERS[name].shows(found)
-    text = "\n\n".join(one.markdown() for one in made)
-    sections = [section(one) for one in made]
+    stated = STATED[name]() if name in STATED else ()
+    text = "\n\n".join(one.markdown() for one in (*made, *stated))
+    sections = [*(section(one) for one in made), *(one.section() for one in stated)]
     sections.append(Section(title="Speed of the simulator", body=table(heads, rows)))
     title = f"The figures of {name}'s paper, simulated"
     html = page(title, PAPERS[name].INTRO, [*sections, definitions(DEFINITIONS)])

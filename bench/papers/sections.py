@@ -106,6 +106,22 @@ class Shows:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """A table that no simulation is needed for."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [self.heads, ["---"] * len(self.heads), *self.rows]
+        return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def section(self) -> Section:
+        return Section(title=self.title, body=table(list(self.heads), [list(r) for r in self.rows]))
+
+
 def section(one: Shows) -> Section:
     """Return a table with its chart, where x is an axis."""
     made = []

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.papers import layerkv, tokenflow
+from bench.papers import ellm, layerkv, tokenflow
 from bench.papers.cells import Size
 from bench.papers.orbitflow import LENGTHS, LOADS, deployment, figures, recorded, shows
 from bench.papers.sections import Shows, section, speed
@@ -108,7 +108,7 @@ def test_every_figure_has_a_table_and_those_with_an_axis_charts() -> None:
     assert 'class="chart"' not in bodies["Fig. 14c: whom to pause"]
 
 
-@pytest.mark.parametrize("paper", [tokenflow, layerkv])
+@pytest.mark.parametrize("paper", [tokenflow, layerkv, ellm])
 def test_the_other_papers_figures_have_tables_and_charts_where_there_is_an_axis(paper) -> None:
     wanted = paper.figures(paper.FULL)
     found = {name: [(point, result()) for point in points] for name, points in wanted.items()}

@@ -1,0 +1,95 @@
+"""eLLM's Fig. 10 to 12 and 14 as cells of the simulator.
+
+Its setting (section 6.1): NVIDIA A100 without NVLink; Llama-2-13B on one, Llama-2-70B on four;
+answers and prompts of the published mean lengths. The published loads are 10 to 50 times what the
+GPUs decode, so that loads are given as a share of it here: at 1 as many answers are asked for as
+the best batch of Eq. 5 generates. L-Eval's prompts do not fit Llama 2's context, and one request
+fits the memory of 13B's GPU: 70B only.
+"""
+
+from dataclasses import replace
+
+from bench.papers.cells import Found, Point, Size, with_seeds
+from bench.papers.ellm_equations import Consistent, Setting, chosen, settings
+from bench.papers.sections import Column, Drawn, Shows, as_ms, as_number, as_percent
+from services.placement.run.ellm import EllmRules
+from simulator.grid import Cell, Workload
+from simulator.workload import constant_length
+
+INTRO = (
+    "eLLM (EuroSys '26), simulated on A100s without NVLink. ellm chooses batch and ratio by the "
+    "consistent form of its Eq. 5; r = ... is a ratio that is given. All but vllm and evenflow let "
+    "nobody in who breaks the TPOT SLO. Load 1 asks for as many tokens as the best batch decodes."
+)
+QUICK = Size(num_requests=60, num_seeds=1, quick=True)
+FULL = Size(num_requests=200, num_seeds=3)
+SYSTEMS = ("vllm", "vllm-recompute", "vllm-swap", "hcache", "ellm", "evenflow")
+RATIOS = (0.01, 0.02, 0.05)
+LOADS = (0.5, 0.8, 1.2, 2.0)
+QUICK_LOADS = (2.0,)
+NUM_GROUPS = 8
+COLUMNS: tuple[Column, ...] = (
+    ("tokens_per_s", "tokens/s", as_number),
+    ("ttft_s", "TTFT s", as_number),
+    ("ttft_p95_s", "P95 TTFT s", as_number),
+    ("tpot", "TPOT %", as_percent),
+    ("tpot_p95_s", "P95 TPOT ms", as_ms),
+    ("recomputed", "recomputed per step", as_number),
+    ("preemptions", "preemptions", as_number),
+    ("pool", "pool %", as_percent),
+)
+DRAWN = (
+    Drawn(figure="tokens_per_s", title="Throughput", unit="tokens/s"),
+    Drawn(figure="ttft_s", title="TTFT", unit="s"),
+)
+FIGURES = {
+    "13B, ShareGPT": "Fig. 10 and 11: Llama-2-13B, ShareGPT",
+    "70B, ShareGPT": "Fig. 10 and 11: Llama-2-70B, ShareGPT",
+    "70B, L-Eval": "Fig. 12, 14 and 15: Llama-2-70B, L-Eval",
+}
+
+
+def figures(size: Size) -> dict[str, list[Point]]:
+    """Return the cells of every figure."""
+    loads = QUICK_LOADS if size.quick else LOADS
+    names = list(FIGURES)[:1] if size.quick else list(FIGURES)
+    given = settings()
+    made = {
+        name: [
+            Point(x=load, cell=cell)
+            for load in loads
+            for cell in _cells(given[name], load, size, with_ratios=name == names[0])
+        ]
+        for name in names
+    }
+    return {name: with_seeds(points, size) for name, points in made.items()}
+
+
+def _cells(setting: Setting, load: float, size: Size, *, with_ratios: bool) -> list[Cell]:
+    best = chosen(setting, Consistent(setting=setting))
+    assert best is not None
+    layers = setting.deployment.model.num_hidden_layers
+    cell = Cell(
+        deployment=replace(setting.deployment, layers_per_group=layers // NUM_GROUPS),
+        workload=Workload(
+            lengths=(constant_length(setting.prompt), constant_length(setting.answer)),
+            num_requests=size.num_requests,
+        ),
+        policy="",
+        rate_per_s=load * best.tokens_per_s / setting.answer,
+        slo_tbt_s=setting.slo_s,
+    )
+    cells = [replace(cell, policy=policy) for policy in SYSTEMS]
+    ratios = (*RATIOS, setting.paper_frac) if with_ratios else ()
+    return cells + [
+        replace(cell, policy="ellm", ellm=EllmRules(uncached_frac=r), label=f"ellm, r = {r:g}")
+        for r in ratios
+    ]
+
+
+def shows(found: Found) -> list[Shows]:
+    """Return the tables."""
+    return [
+        Shows(title=FIGURES[name], x_label="load", columns=COLUMNS, points=points, drawn=DRAWN)
+        for name, points in found.items()
+    ]
