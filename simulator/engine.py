@@ -363,6 +363,7 @@ class Engine:
         totals.busy_s += seconds
         totals.compute_s += step.times.compute_s
         totals.stall_s += sum(step.times.stalls_s)
+        totals.prefill_s += seconds if step.load.chunks else 0.0
         totals.num_loads += step.times.num_loads
         totals.num_recomputed_tokens += sum(step.load.recomputed)
         self._reduced_bytes += step.times.reduced_bytes

@@ -37,6 +37,8 @@ DEFINITIONS: Mapping[str, str] = {
     "pool, host, offloaded, paused": "used share of the pool, of the host pool, share of running "
     "requests' layer groups on the host, number of paused requests; means over busy time",
     "stall": "share of busy time in which layers waited for copies",
+    "prefill": "share of busy time in steps that compute a prompt",
+    "plans_per_request": "questions to the placement policy / requests",
     "recomputed": "tokens of uncached KV that a step computes anew, mean over steps",
 }
 
@@ -198,6 +200,8 @@ def _totals(run: RunRecord) -> dict[str, float]:
         "offloaded": totals.offloaded_s / busy_s,
         "paused": totals.paused_s / busy_s,
         "stall": totals.stall_s / busy_s,
+        "prefill": totals.prefill_s / busy_s,
+        "plans_per_request": totals.plans.get("asked", 0) / max(1, len(run.outcomes)),
         "recomputed": totals.num_recomputed_tokens / max(1, totals.num_steps),
         "h2d_bytes": totals.h2d_bytes,
         "d2h_bytes": totals.d2h_bytes,

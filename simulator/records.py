@@ -37,6 +37,7 @@ class Totals:
     busy_s: float = 0.0
     compute_s: float = 0.0
     stall_s: float = 0.0
+    prefill_s: float = 0.0  # of steps that compute a prompt
     pool_used_s: float = 0.0  # integral of the used share of the pool
     host_used_s: float = 0.0
     offloaded_s: float = 0.0  # integral of the offloaded share of running requests' groups

@@ -16,7 +16,14 @@ from types import ModuleType
 from rich.console import Console
 
 from bench.document import save
-from bench.papers import ellm, ellm_contradictions, layerkv, orbitflow, tokenflow
+from bench.papers import (
+    ellm,
+    ellm_contradictions,
+    layerkv,
+    orbitflow,
+    orbitflow_stated,
+    tokenflow,
+)
 from bench.papers.cells import Figures, Found
 from bench.papers.sections import Stated, section, speed
 from simulator.cache import CellCache, cell_key, code_version
@@ -32,7 +39,10 @@ PAPERS: Mapping[str, ModuleType] = {
     "layerkv": layerkv,
     "ellm": ellm,
 }
-STATED: Mapping[str, Callable[[], Sequence[Stated]]] = {"ellm": ellm_contradictions.stated}
+STATED: Mapping[str, Callable[[], Sequence[Stated]]] = {
+    "orbitflow": orbitflow_stated.stated,
+    "ellm": ellm_contradictions.stated,
+}
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ POLICIES: Mapping[RunPolicy, Policy] = {
     RunPolicy.FCFS_RESERVED: fcfs.sglang,
     RunPolicy.FCFS_RECOMPUTE: fcfs.recompute,
     RunPolicy.FCFS_SWAP: fcfs.swap,
+    RunPolicy.SRTF: fcfs.shortest_first,
     RunPolicy.ELLM: ellm.decide,
 }
 MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival

@@ -44,6 +44,7 @@ class RunPolicy(Enum):
     FCFS_RESERVED = "fcfs-reserved"  # SGLang's
     FCFS_RECOMPUTE = "fcfs-recompute"
     FCFS_SWAP = "fcfs-swap"
+    SRTF = "srtf"
     ELLM = "ellm"
 
 

@@ -9,6 +9,8 @@ newest gives way and goes to the head of the queue:
     vllm-recompute  who gave way computes its KV anew; as many run as eLLM's Eq. 5 finds with r = 0,
                     so none whose coming breaks the SLO (eLLM, section 6.1)
     vllm-swap       the same, and the KV of who gave way comes back from the host, whole (ibid.)
+    srtf            of those that wait, who has least of its answer's limit left comes next: the
+                    limit stands for a prediction (OrbitFlow, section 5.3; no preset, an axis)
 """
 
 import math
@@ -29,6 +31,12 @@ def streams(snapshot: RunSnapshot) -> RunDecision:
     """Return everybody, in order: layers leave the pool for them, as the placement policy says."""
     run = tuple(request.request_id for request in snapshot.requests)
     return RunDecision(run=run, offloads=True, valid_for_s=math.inf)
+
+
+def shortest_first(snapshot: RunSnapshot) -> RunDecision:
+    """Return everybody, those that wait by what is left of their answers' limits."""
+    order = sorted(snapshot.requests, key=lambda r: (not r.runs, 0 if r.runs else _num_left(r)))
+    return replace(streams(snapshot), run=tuple(request.request_id for request in order))
 
 
 def chunked(snapshot: RunSnapshot, piece_tokens: int = PIECE_TOKENS) -> RunDecision:

@@ -52,3 +52,12 @@ def test_whoever_runs_stays_and_an_empty_engine_takes_the_first() -> None:
 
     assert fcfs.sglang(members).run == ("r", "s")
     assert fcfs.sglang(make_snapshot(ask("a", 5_000), engine=engine)).run == ("a",)
+
+
+def test_shortest_first_lets_who_runs_run_and_orders_those_that_wait_by_what_is_left() -> None:
+    waiting = [ask("long", 10, max_tokens=90), parked("half", 10, max_tokens=40), ask("b", 10)]
+    decision = fcfs.shortest_first(make_snapshot(runs("r", 10, max_tokens=500), *waiting))
+
+    # 90, 40 - 8 and 100 tokens are left.
+    assert decision.run == ("r", "half", "long", "b")
+    assert decision.offloads
