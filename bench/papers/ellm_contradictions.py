@@ -264,6 +264,7 @@ def contradictions(places: list[str]) -> Stated:
         title="eLLM's formulas, and what follows from them",
         heads=["place", "printed", "what follows", "consistent"],
         rows=[[place, *ROWS[place]()] for place in places],
+        is_prose=True,
     )
 
 

@@ -113,13 +113,16 @@ class Stated:
     title: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
+    is_prose: bool = False  # sentences, not figures
 
     def markdown(self) -> str:
         lines = [self.heads, ["---"] * len(self.heads), *self.rows]
         return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def section(self) -> Section:
-        return Section(title=self.title, body=table(list(self.heads), [list(r) for r in self.rows]))
+        body = table(self.heads, self.rows)
+        whole = f'<div class="prose">{body}</div>' if self.is_prose else body
+        return Section(title=self.title, body=whole)
 
 
 def section(one: Shows) -> Section:

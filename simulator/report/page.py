@@ -28,6 +28,7 @@ body { max-width: 1440px }
 table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums }
 td, th { border-bottom: 1px solid #ddd; padding: 2px 9px; text-align: right; white-space: nowrap }
 td:first-child, th:first-child { text-align: left }
+.prose td, .prose th { text-align: left; vertical-align: top; white-space: normal }
 .charts { display: flex; flex-wrap: wrap; gap: 12px }
 .chart { min-width: 460px; min-height: 270px }
 summary { cursor: pointer; font-weight: bold; margin: 1em 0 .4em }

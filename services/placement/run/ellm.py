@@ -93,9 +93,12 @@ class _Prefixes:
         running = sorted((r for r in snapshot.requests if r.runs), key=lambda r: -r.arrival_age_s)
         self.order = [*running, *(r for r in snapshot.requests if not r.runs)]
         self._snapshot, self._rules = snapshot, rules
+        self._block_size = snapshot.engine.block_size
         self._rows = _sums(snapshot.num_rows(r.num_tokens + 1) for r in self.order)
         self._droppable = _sums(self._num_droppable(r) for r in self.order)
         self._full = _sums(self._num_full(r) for r in self.order)
+        given = rules.uncached_frac or 0.0
+        self._given = _sums(self._rounded(given * self._num_full(r)) for r in self.order)
         self._tokens = _sums(r.num_tokens for r in self.order)
         self._num_running, self._room = len(running), snapshot.engine.num_blocks
         self.most = min(len(self.order), max(snapshot.engine.max_num_seqs, len(running)))
@@ -118,12 +121,14 @@ class _Prefixes:
         return self._num_full(request) if request.runs and request.has_begun else 0
 
     def _num_full(self, request: RunRequest) -> int:
-        return (request.num_tokens - 1) // self._snapshot.engine.block_size
+        return (request.num_tokens - 1) // self._block_size
 
     def num_uncached(self, request: RunRequest, frac: float) -> int:
         """Return r of a request in blocks; what is chosen is rounded up, so that it suffices."""
-        number = frac * self._num_droppable(request)
-        return math.floor(number) if self._rules.uncached_frac is not None else math.ceil(number)
+        return self._rounded(frac * self._num_droppable(request))
+
+    def _rounded(self, number: float) -> int:
+        return math.ceil(number) if self._rules.uncached_frac is None else round(number)
 
     def _num_blocks(self, size: int, frac: float) -> int:
         groups = self._snapshot.engine.num_groups
@@ -142,7 +147,8 @@ class _Prefixes:
 
     def _num_recomputed(self, size: int, frac: float) -> float:
         """Return the tokens computed anew in each step, once all of them decode."""
-        return frac * self._full[size] * self._snapshot.engine.block_size
+        given = self._rules.uncached_frac is not None
+        return (self._given[size] if given else frac * self._full[size]) * self._block_size
 
     def _most_recomputed(self, size: int) -> int:
         return self._snapshot.engine.max_num_batched_tokens - size

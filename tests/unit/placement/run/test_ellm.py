@@ -99,7 +99,7 @@ def test_a_given_ratio_is_taken_of_everybody_in_whole_blocks() -> None:
     decision = ellm.decide(make_snapshot(runs("r", 500), runs("s", 100)), rules)
 
     # 507 and 107 tokens before the newest: 31 and 6 blocks.
-    assert decision.uncached_blocks == {"r": 7, "s": 1}
+    assert decision.uncached_blocks == {"r": 8, "s": 2}
 
 
 @pytest.mark.parametrize("rules", [EllmRules(), EllmRules(uncached_frac=0.0)])
