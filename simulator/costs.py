@@ -27,6 +27,11 @@ class StepLoad:
         return sum(chunk for chunk, _ in self.prefixes)
 
     @property
+    def num_prefill_pairs(self) -> int:
+        """What these attend to, all together."""
+        return sum(chunk * before + chunk * (chunk + 1) // 2 for chunk, before in self.prefixes)
+
+    @property
     def num_tokens(self) -> int:
         return self.num_decodes + self.num_prefill_tokens
 
@@ -85,11 +90,8 @@ class Roofline:
     def layer_s(self, load: StepLoad) -> float:
         model = self.model
         products_s = self._products_s(model.num_layer_parameters, load.num_tokens)
-        pairs = load.num_context_tokens
-        read_tokens = load.num_context_tokens
-        for chunk, before in load.prefixes:
-            pairs += chunk * before + chunk * (chunk + 1) // 2
-            read_tokens += before + chunk
+        pairs = load.num_context_tokens + load.num_prefill_pairs
+        read_tokens = load.num_context_tokens + sum(map(sum, load.prefixes))
         flops = 4 * pairs * model.num_attention_heads * model.head_dim
         attention_s = self._longer_s(flops, read_tokens * model.kv_bytes_per_token)
         reduce_s = 2 * self._all_reduce_s(load.num_tokens)

@@ -160,7 +160,7 @@ class Scheduler:
         rates = self._rates()
         engine = LinkAndStep(
             h2d_bytes_per_s=rates.h2d_bytes_per_s,
-            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            prompt=rates.prompt,
             step_s=rates.step_s or 0.0,
             step_bytes=num_staged * self.shape.block_bytes,
             queue_bytes=self.moves.h2d.num_queued_bytes,  # between two steps: restores only

@@ -1,9 +1,9 @@
 """`python -m bench.parking [--out DIR] [NAME ...]`: measure, write JSON, print Markdown."""
 
 from bench.document import measure_named
-from bench.parking import ablation, costs
+from bench.parking import ablation, choices, costs
 
-BENCHMARKS = (costs.TRIPS, costs.WRITE_THROUGH, ablation.BENCHMARK)
+BENCHMARKS = (costs.TRIPS, costs.WRITE_THROUGH, choices.BENCHMARK, ablation.BENCHMARK)
 
 
 if __name__ == "__main__":

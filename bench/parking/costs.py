@@ -40,8 +40,8 @@ class Trip:
 class Drive:
     """One engine, stepped by hand."""
 
-    def __init__(self) -> None:
-        self.runner = StepRunner(CASE)
+    def __init__(self, case: EngineCase = CASE) -> None:
+        self.runner = StepRunner(case)
         self.scheduler = self.runner.scheduler
         self._num_started = 0
 

@@ -8,11 +8,13 @@ level within a few steps, so that a device that slows down is noticed before its
 from services.control.chunk_fit import ChunkFit
 from services.control.nonnegative_fit import NonNegativeFit
 from services.control.types import StepSample
+from services.placement.run.resume import PromptCost
 from services.placement.run.types import StepCosts
 from services.placement.types import Profile
 
 MIN_DECODE_STEPS = 4  # before there is a profile
 REFIT_STEPS = 32
+REFIT_PREFILLS = 8
 LEVEL_WEIGHT = 0.25  # of the newest step in a layer's level
 MEAN_WEIGHT = 0.1  # of the newest step in other means
 MIN_PREFILL_TOKENS = 16  # fewer say little about a prompt's time
@@ -33,6 +35,9 @@ class OnlineProfile:
         self._outside_s = 0.0
         self._tpot_s = 0.0
         self._prefill_s_per_token = 0.0
+        self._prefill_context = 0.0  # tokens that a prompt's token attends to, mean
+        self._prompts = NonNegativeFit()
+        self._num_prefills, self._pair_s = 0, 0.0
         self._tps = 0.0
         self._peak_tps = 0.0
         self._least_prefill_s_per_token = float("inf")
@@ -51,6 +56,14 @@ class OnlineProfile:
     def prefill_tokens_per_s(self) -> float | None:
         """How fast prompts are computed; None before the first."""
         return 1.0 / self._prefill_s_per_token if self._prefill_s_per_token else None
+
+    @property
+    def prompt_cost(self) -> PromptCost | None:
+        """What a prompt's tokens take, by what they attend to; None before the first."""
+        if not self._prefill_s_per_token:
+            return None
+        token_s = max(0.0, self._prefill_s_per_token - self._pair_s * self._prefill_context)
+        return PromptCost(token_s=token_s, pair_s=self._pair_s)
 
     def add(self, sample: StepSample) -> None:
         """Take in one step; steps whose layers were not measured say nothing."""
@@ -104,9 +117,20 @@ class OnlineProfile:
         per_token_s = prompt_s / sample.num_prefill_tokens
         weight = MEAN_WEIGHT if self._prefill_s_per_token else 1.0
         self._prefill_s_per_token += weight * (per_token_s - self._prefill_s_per_token)
+        context = sample.num_prefill_pairs / sample.num_prefill_tokens
+        self._prefill_context += weight * (context - self._prefill_context)
+        self._add_pairs(sample, prompt_s)
         if per_token_s > 0.0:
             least_s = self._least_prefill_s_per_token
             self._least_prefill_s_per_token = min(least_s, per_token_s)
+
+    def _add_pairs(self, sample: StepSample, prompt_s: float) -> None:
+        """Learn what a pair takes: a prompt's time over its tokens and over its pairs."""
+        self._num_prefills += 1
+        self._prompts.add(sample.num_prefill_tokens, sample.num_prefill_pairs, prompt_s)
+        if self._num_prefills <= REFIT_PREFILLS or not self._num_prefills % REFIT_PREFILLS:
+            most_s = self._prefill_s_per_token / max(1.0, self._prefill_context)
+            self._pair_s = min(self._prompts.solve()[2], most_s)
 
     def costs(self) -> StepCosts | None:
         """Return a step by its parts; None before enough decode steps."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from services.placement.run.resume import PromptCost
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
@@ -10,7 +12,7 @@ class Rates:
     h2d_bytes_per_s: float | None = None  # while the link is busy
     d2h_bytes_per_s: float | None = None
     step_s: float | None = None  # of steps without prefill
-    prefill_tokens_per_s: float | None = None
+    prompt: PromptCost | None = None
 
 
 MAX_MIRRORED_BLOCKS = 1024  # of resident groups, that a step copies to the host

@@ -75,7 +75,7 @@ class StepMeter:
             h2d_bytes_per_s=self._h2d.bytes_per_s,
             d2h_bytes_per_s=self._d2h.bytes_per_s,
             step_s=self.profile.tpot_s,
-            prefill_tokens_per_s=self.profile.prefill_tokens_per_s,
+            prompt=self.profile.prompt_cost,
         )
 
     def costs(self) -> StepCosts | None:
@@ -182,6 +182,7 @@ class StepMeter:
                 num_tokens=step.num_tokens,
                 num_context_tokens=step.num_context_tokens,
                 num_prefill_tokens=step.num_prefill_tokens,
+                num_prefill_pairs=step.num_prefill_pairs,
                 num_output_tokens=step.num_output_tokens,
             )
         )

@@ -204,7 +204,7 @@ class RunControl:
         rates, transfers = self._rates(), self.transfers
         return LinkAndStep(
             h2d_bytes_per_s=rates.h2d_bytes_per_s,
-            prefill_tokens_per_s=rates.prefill_tokens_per_s,
+            prompt=rates.prompt,
             step_s=rates.step_s or 0.0,
             step_bytes=transfers.num_step_load_blocks() * self.resumes.block_bytes,
             queue_bytes=transfers.num_restoring_blocks() * self.resumes.block_bytes,

@@ -28,18 +28,19 @@ class StepWatch:
         same_batch = not new and not self._moves(output) and cached.req_ids == self._last_ids
         self._last_ids = [*cached.req_ids, *(request.req_id for request in new)]
         num_computed = sum(cached.num_computed_tokens) + sum(r.num_computed_tokens for r in new)
-        num_prefill = sum(
-            num_tokens
+        prefilling = {
+            name: num_tokens
             for name, num_tokens in output.num_scheduled_tokens.items()
             if self._records[name].stage is Stage.PREFILL
-        )
+        }
         transfers = output.kv_connector_metadata
         return ScheduledStep(
             number=transfers.step if isinstance(transfers, StepTransfers) else 0,
             scheduled_s=scheduled_s,
             num_tokens=output.total_num_scheduled_tokens,
             num_context_tokens=num_computed + output.total_num_scheduled_tokens,
-            num_prefill_tokens=num_prefill,
+            num_prefill_tokens=sum(prefilling.values()),
+            num_prefill_pairs=_num_pairs(output, prefilling) if prefilling else 0,
             num_output_tokens=len(output.num_scheduled_tokens),
             same_batch=same_batch,
             undisturbed=not self._restores,
@@ -62,3 +63,11 @@ class StepWatch:
         """Take in which restores are complete, or have failed, on some rank."""
         self._restores.difference_update(feedback.num_ranks_done)
         self._restores.difference_update(feedback.failed_restores)
+
+
+def _num_pairs(output: "SchedulerOutput", chunks: Mapping[str, int]) -> int:
+    """Return how many tokens those of the chunks attend to, all together."""
+    cached, new = output.scheduled_cached_reqs, output.scheduled_new_reqs
+    computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    computed |= {request.req_id: request.num_computed_tokens for request in new}
+    return sum(chunk * computed[name] + chunk * (chunk + 1) // 2 for name, chunk in chunks.items())

@@ -7,6 +7,9 @@ ways are compared by the delay they cause to everybody, in seconds summed over r
     recompute       the whole batch waits for the prefill
     host-resident   nothing is copied ahead; each step waits for the bytes that the link does not
                     move within the step, until the layers are back
+
+Layers that have no room in the pool are on the host whichever way it comes back, and in each step
+the batch waits for them: what all ways have in common is left out.
 """
 
 from collections.abc import Collection
@@ -21,11 +24,24 @@ class ResumeWay(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCost:
+    """What the tokens of one prompt take; each attends to those before it."""
+
+    token_s: float  # each, >= 0
+    pair_s: float = 0.0  # for each token that it attends to, >= 0
+
+    def seconds(self, first: int, last: int) -> float:
+        """Return the time of tokens [first, last)."""
+        num_pairs = (last * last - first * first) / 2.0
+        return self.token_s * (last - first) + self.pair_s * num_pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkAndStep:
-    """What the engine has measured of itself; a rate is None until there is a sample."""
+    """What the engine has measured of itself; None until there is a sample."""
 
     h2d_bytes_per_s: float | None
-    prefill_tokens_per_s: float | None
+    prompt: PromptCost | None
     step_s: float  # a decode step without copies
     step_bytes: int  # what the running batch loads in each step, >= 0
     queue_bytes: int  # background copies before this one, >= 0
@@ -40,7 +56,7 @@ class ParkedRequest:
     num_host_tokens: int  # leading ones whose KV is on the host
     load_bytes: int  # of the layers that have room in the pool
     host_bytes: int  # of all layers
-    num_steps: int  # that it is expected to run before its layers are back, >= 1
+    num_steps: int  # that it is expected to run before the layers that have room are back, >= 1
 
 
 RESUME_HORIZON = 64  # steps at most that a host-resident request is expected to run so
@@ -48,23 +64,22 @@ MIN_LINK_SHARE = 0.05  # of the link is left to background copies, whatever the 
 
 
 def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, float]:
-    """Return each way's delay in request-seconds. Both rates must be known."""
+    """Return each way's delay in request-seconds. Rate and cost must be known."""
     assert engine.h2d_bytes_per_s
-    assert engine.prefill_tokens_per_s
+    assert engine.prompt is not None
     num_delayed = engine.num_running + 1
-    tail_s = (parked.num_tokens - parked.num_host_tokens) / engine.prefill_tokens_per_s
+    tail_s = engine.prompt.seconds(parked.num_host_tokens, parked.num_tokens)
     step_load_s = engine.step_bytes / engine.h2d_bytes_per_s
     background_share = max(
         MIN_LINK_SHARE, 1.0 - step_load_s / max(engine.step_s, step_load_s, 1e-9)
     )
     load_s = (engine.queue_bytes + parked.load_bytes) / (engine.h2d_bytes_per_s * background_share)
     left_bytes = parked.host_bytes - parked.load_bytes
+    meanwhile_s = _stall_s(parked.host_bytes, engine) - _stall_s(left_bytes, engine)
     return {
-        ResumeWay.LOAD: load_s
-        + num_delayed * (tail_s + parked.num_steps * _stall_s(left_bytes, engine)),
-        ResumeWay.RECOMPUTE: num_delayed * parked.num_tokens / engine.prefill_tokens_per_s,
-        ResumeWay.HOST_RESIDENT: num_delayed
-        * (tail_s + parked.num_steps * _stall_s(parked.host_bytes, engine)),
+        ResumeWay.LOAD: load_s + num_delayed * tail_s,
+        ResumeWay.RECOMPUTE: num_delayed * engine.prompt.seconds(0, parked.num_tokens),
+        ResumeWay.HOST_RESIDENT: num_delayed * (tail_s + parked.num_steps * meanwhile_s),
     }
 
 
@@ -73,13 +88,13 @@ def cheapest_resume(
 ) -> ResumeWay:
     """Return the way of least delay; ties go to the load, then to the recompute.
 
-    While a rate is unknown, what is on the host is loaded, if that is one of the `ways`.
+    While one of the two is unknown, what is on the host is loaded, if that is one of the `ways`.
     """
     if parked.num_host_tokens <= 0:
         return ResumeWay.RECOMPUTE
     if len(ways) == 1:
         return next(iter(ways))
-    if not engine.h2d_bytes_per_s or not engine.prefill_tokens_per_s:
+    if not engine.h2d_bytes_per_s or engine.prompt is None:
         return ResumeWay.LOAD
     costs = resume_costs(parked, engine)
     return min(ways, key=lambda way: costs[way])

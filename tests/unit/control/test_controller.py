@@ -43,6 +43,7 @@ class Loop:
                 num_tokens=num_running,
                 num_context_tokens=1_600 * num_running,
                 num_prefill_tokens=0,
+                num_prefill_pairs=0,
                 num_output_tokens=num_running,
                 same_batch=same_batch,
                 undisturbed=True,

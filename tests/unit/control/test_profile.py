@@ -15,9 +15,30 @@ DECODE = StepSample(
     num_tokens=4,
     num_context_tokens=1_000,
     num_prefill_tokens=0,
+    num_prefill_pairs=0,
     num_output_tokens=4,
 )
-PROMPT = replace(DECODE, step_s=0.5, layer_s=0.06, num_tokens=1_000, num_prefill_tokens=1_000)
+PROMPT = replace(
+    DECODE,
+    step_s=0.5,
+    layer_s=0.06,
+    num_tokens=1_000,
+    num_prefill_tokens=1_000,
+    num_prefill_pairs=500_000,
+)
+
+
+def chunk(num_tokens: int, before: int) -> StepSample:
+    """Return a step that computes part of a prompt: 0.4 ms per token, 1 us per pair."""
+    num_pairs = num_tokens * before + num_tokens * (num_tokens + 1) // 2
+    return replace(
+        PROMPT,
+        step_s=4e-4 * num_tokens + 1e-6 * num_pairs,
+        stall_s=0.0,
+        num_tokens=num_tokens,
+        num_prefill_tokens=num_tokens,
+        num_prefill_pairs=num_pairs,
+    )
 
 
 def profiled(*samples: StepSample, **options: Any) -> OnlineProfile:
@@ -87,3 +108,24 @@ def test_arithmetic_speed_comes_from_the_fastest_prompt() -> None:
 
     # 2 * 1e9 operations per token, 0.496 ms per token
     assert profile.peak_flops_per_s == pytest.approx(2e9 / 0.496e-3)
+
+
+def test_a_prompts_token_takes_longer_for_each_that_it_attends_to() -> None:
+    chunks = [chunk(n, before) for before in (0, 512, 1_024, 4_096) for n in (128, 256, 512)]
+    cost = profiled(*[DECODE] * 8, *chunks).prompt_cost
+    assert cost is not None
+
+    for first, last in ((0, 1_000), (0, 30_000), (29_000, 30_000)):
+        pairs = (last * last - first * first) / 2
+        assert cost.seconds(first, last) == pytest.approx(
+            4e-4 * (last - first) + 1e-6 * pairs, rel=0.05
+        )
+
+
+def test_prompts_of_one_size_say_how_long_they_take_and_no_more() -> None:
+    cost = profiled(*[DECODE] * 8, *[chunk(500, 0)] * 20).prompt_cost
+    assert cost is not None
+
+    # 0.4 ms and 250 pairs of 1 us each.
+    assert cost.pair_s == 0.0
+    assert cost.token_s == pytest.approx(0.65e-3, rel=0.01)

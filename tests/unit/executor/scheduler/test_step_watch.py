@@ -53,10 +53,12 @@ def test_prompt_tokens_are_those_of_requests_that_are_not_complete() -> None:
     watch = make_watch()
     step = run(watch, {"a": 1, "new": 50}, new=("new",))
     assert (step.num_prefill_tokens, step.num_context_tokens) == (50, 151)
+    assert step.num_prefill_pairs == 50 * 51 // 2
     assert not step.same_batch
 
     second_chunk = run(watch, {"a": 1, "new": 20})
     assert second_chunk.num_prefill_tokens == 20
+    assert second_chunk.num_prefill_pairs == 20 * 100 + 20 * 21 // 2
 
     watch._records["new"].stage = Stage.DECODES
     assert run(watch, {"a": 1, "new": 1}).num_prefill_tokens == 0

@@ -5,6 +5,7 @@ import pytest
 from services.placement.run.resume import (
     LinkAndStep,
     ParkedRequest,
+    PromptCost,
     ResumeWay,
     cheapest_resume,
     resume_costs,
@@ -15,7 +16,7 @@ from services.placement.run.types import WHOLE
 def make_engine(**overrides: object) -> LinkAndStep:
     values: dict[str, object] = {
         "h2d_bytes_per_s": 1_000.0,
-        "prefill_tokens_per_s": 100.0,
+        "prompt": PromptCost(token_s=0.01),
         "step_s": 0.1,
         "step_bytes": 0,
         "queue_bytes": 0,
@@ -52,7 +53,7 @@ def test_a_fast_link_is_loaded_from() -> None:
 
 
 def test_a_slow_link_loses_to_a_fast_prefill() -> None:
-    engine = make_engine(h2d_bytes_per_s=10.0, prefill_tokens_per_s=1_000.0)
+    engine = make_engine(h2d_bytes_per_s=10.0, prompt=PromptCost(token_s=0.001))
     assert cheapest_resume(make_parked(), engine) is ResumeWay.RECOMPUTE
 
 
@@ -85,12 +86,32 @@ def test_without_a_host_copy_there_is_only_the_recompute() -> None:
     assert cheapest_resume(make_parked(num_host_tokens=0), make_engine()) is ResumeWay.RECOMPUTE
 
 
-@pytest.mark.parametrize("rate", ["h2d_bytes_per_s", "prefill_tokens_per_s"])
+@pytest.mark.parametrize("rate", ["h2d_bytes_per_s", "prompt"])
 def test_before_anything_is_measured_what_is_on_the_host_is_loaded(rate: str) -> None:
     assert cheapest_resume(make_parked(), make_engine(**{rate: None})) is ResumeWay.LOAD
 
 
-def test_layers_without_room_in_the_pool_stall_a_load_too() -> None:
-    # 400 of 800 bytes come ahead in 0.4 s; the other 400 make each step 0.4 s: 0.3 * 10 * 4 = 12
-    costs = resume_costs(make_parked(load_bytes=400), make_engine())
-    assert costs[ResumeWay.LOAD] == pytest.approx(0.4 + 0.4 + 12.0)
+def test_layers_without_room_in_the_pool_are_the_same_to_every_way() -> None:
+    # 400 of 800 bytes have room: a load takes 0.4 s. Left on the host they make each step 0.4 s
+    # longer than the other 400 do, which are there in any case: 10 times, for 4 requests 16.
+    assert resume_costs(make_parked(load_bytes=400), make_engine()) == pytest.approx(
+        {ResumeWay.LOAD: 0.8, ResumeWay.RECOMPUTE: 4.4, ResumeWay.HOST_RESIDENT: 16.4}
+    )
+
+
+def test_what_has_no_room_at_all_is_not_computed_again_for_steps_that_wait_either_way() -> None:
+    parked = make_parked(load_bytes=0, num_steps=1_000)
+
+    costs = resume_costs(parked, make_engine())
+    assert costs[ResumeWay.HOST_RESIDENT] == pytest.approx(0.4)
+    assert costs[ResumeWay.RECOMPUTE] == pytest.approx(4.4)
+
+
+def test_a_long_prompt_is_dearer_to_compute_than_its_length_says() -> None:
+    # 10 ms each and 0.1 ms for each token behind it: 110 tokens take 1.1 + 0.605 s, the last 10 of
+    # them 0.1 + 0.105 s.
+    engine = make_engine(prompt=PromptCost(token_s=0.01, pair_s=1e-4))
+    costs = resume_costs(make_parked(), engine)
+
+    assert costs[ResumeWay.RECOMPUTE] == pytest.approx(4 * 1.705)
+    assert costs[ResumeWay.LOAD] == pytest.approx(0.8 + 4 * 0.205)
