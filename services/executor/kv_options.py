@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 CONFIG_KEY = "evenflow_kv"
 CPU_WORKER = "services.executor.plugin.cpu_worker.LayerwiseCPUWorker"
 GPU_WORKER = "services.executor.plugin.gpu_worker.LayerwiseGPUWorker"
+# KV whose tokens have been compared with stock vLLM's. Quantised KV takes AVX-512 or a device.
+COMPARED_KV_DTYPES = frozenset({"auto", "float16", "bfloat16", "float32"})
 MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
 
 
@@ -160,12 +162,14 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     num_layers = model.get_total_num_hidden_layers()
     num_stages = parallel.pipeline_parallel_size
     graphs = vllm_config.compilation_config.cudagraph_mode
+    cache_dtype = vllm_config.cache_config.cache_dtype
     refusals = {
         **({} if current_platform.is_cpu() else _refusals_on_a_device(options)),
         f"the device {current_platform.device_name}, only with CPU and CUDA": not (
             current_platform.is_cpu() or current_platform.is_cuda()
         ),
         "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
+        f"kv_cache_dtype={cache_dtype}": cache_dtype not in COMPARED_KV_DTYPES,
         "speculative_config": vllm_config.speculative_config is not None,
         "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
         "enable_dbo": parallel.enable_dbo,

@@ -87,6 +87,8 @@ def test_the_policy_and_its_options_reach_the_scheduler() -> None:
     [
         ("cache_config", "enable_prefix_caching", True, "enable_prefix_caching"),
         ("cache_config", "kv_sharing_fast_prefill", True, "kv_sharing_fast_prefill"),
+        ("cache_config", "cache_dtype", "fp8", "kv_cache_dtype=fp8"),
+        ("cache_config", "cache_dtype", "int8_per_token_head", "kv_cache_dtype=int8"),
         ("parallel_config", "enable_dbo", True, "enable_dbo"),
         ("parallel_config", "decode_context_parallel_size", 2, "decode_context_parallel_size"),
         (
