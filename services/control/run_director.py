@@ -16,7 +16,7 @@ from services.control.request_state import Progress
 from services.control.types import Trigger
 from services.placement.admit.layerkv import with_slo_aware_admission
 from services.placement.presets import AdmissionPolicy, RunPolicy, with_axes
-from services.placement.run import andes, ellm, evenflow, fcfs, layerkv_park, tokenflow
+from services.placement.run import andes, ellm, evenflow, fcfs, joint, layerkv_park, tokenflow
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 
@@ -24,6 +24,7 @@ Policy: TypeAlias = Callable[[RunSnapshot], RunDecision]
 
 POLICIES: Mapping[RunPolicy, Policy] = {
     RunPolicy.EVENFLOW: evenflow.decide,
+    RunPolicy.JOINT: joint.decide,
     RunPolicy.TOKENFLOW: tokenflow.decide,
     RunPolicy.ANDES: andes.decide,
     RunPolicy.LAYERKV_PARK: layerkv_park.decide,

@@ -37,6 +37,7 @@ class Replan(Enum):
 class RunPolicy(Enum):
     FCFS = "fcfs"  # vLLM's own: nobody is asked
     EVENFLOW = "evenflow"
+    JOINT = "joint"
     TOKENFLOW = "tokenflow"
     ANDES = "andes"
     LAYERKV_PARK = "layerkv-park"
@@ -112,12 +113,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "request-wise": Preset(placement=PlacementPolicy.OPTIMISER),
         "request-wise-pause": Preset(placement=PlacementPolicy.OPTIMISER, pause=True),
         "orbitflow": Preset(placement=PlacementPolicy.OPTIMISER, pause=True, deposit=True),
-        "joint": Preset(
-            placement=PlacementPolicy.OPTIMISER,
-            pause=True,
-            deposit=True,
-            victim_rule=VictimRule.SMALLEST_SET,
-        ),
+        # The optimiser places whoever runs; sets that could run are compared, and it pauses nobody.
+        "joint": Preset(placement=PlacementPolicy.OPTIMISER, run=RunPolicy.JOINT, deposit=True),
     }
 )
 
@@ -127,12 +124,16 @@ ENGINE_PRESETS = tuple(name for name in PRESETS if name not in SIMULATED_ONLY)
 
 
 def with_axes(policy: str, given: PolicyParameters) -> Preset:
-    """Return a known preset with the known axis policies that are given in place of its own."""
+    """Return a known preset with the known axis policies that are given in place of its own.
+
+    Where a run policy decides, no plan pauses anybody for an SLO.
+    """
     preset = PRESETS[policy]
     if given.placement_policy:
         preset = replace(preset, placement=PlacementPolicy(given.placement_policy))
     if given.run_policy:
-        preset = replace(preset, run=RunPolicy(given.run_policy))
+        run = RunPolicy(given.run_policy)
+        preset = replace(preset, run=run, pause=preset.pause and run is RunPolicy.FCFS)
     if given.admission_policy:
         preset = replace(preset, admission=AdmissionPolicy(given.admission_policy))
     elif given.no_slo_admission:

@@ -16,7 +16,7 @@ from services.placement.place.uniform import (
     slo_aware,
 )
 from services.placement.policies import NEEDED_FIELDS, POLICIES, all_resident
-from services.placement.presets import PRESETS, PlacementPolicy, resolved
+from services.placement.presets import PRESETS, PlacementPolicy, RunPolicy, resolved
 from services.placement.types import (
     Link,
     Placement,
@@ -288,12 +288,21 @@ def test_every_axis_of_a_preset_can_be_replaced() -> None:
 
 
 def test_an_open_parameter_takes_the_presets_value() -> None:
+    _, orbitflow = resolved(make_snapshot(policy="orbitflow"))
     _, joint = resolved(make_snapshot(policy="joint"))
     preset, plain = resolved(make_snapshot(policy="layerkv", no_slo_admission=True))
 
-    assert joint.parameters.victim_rule is VictimRule.SMALLEST_SET
-    assert (joint.parameters.deposit, joint.parameters.pause) == (True, True)
+    assert orbitflow.parameters.victim_rule is VictimRule.KV_AND_DEPOSIT
+    assert (orbitflow.parameters.deposit, orbitflow.parameters.pause) == (True, True)
+    assert (joint.parameters.deposit, joint.parameters.pause) == (True, False)
     assert (plain.parameters.deposit, preset.admission.value) == (False, "fcfs")
+
+
+def test_where_a_run_policy_decides_no_plan_pauses_for_an_slo() -> None:
+    assert all(not p.pause for p in PRESETS.values() if p.run is not RunPolicy.FCFS)
+    for run, pauses in (("", True), ("fcfs", True), ("evenflow", False)):
+        _, complete = resolved(make_snapshot(policy="orbitflow", run_policy=run))
+        assert complete.parameters.pause is pauses
 
 
 def test_every_placement_policy_is_either_pure_or_the_optimiser() -> None:

@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.snapshots import make_request, make_snapshot
-from services.placement.types import Placement, Plan, RequestPhase, RequestState, Snapshot
+from services.placement.types import (
+    Placement,
+    Plan,
+    RequestPhase,
+    RequestState,
+    Snapshot,
+    VictimRule,
+)
 from services.planner.policy.policies import make_plan
 from services.planner.solver.budget import NodeBudget
 from tests.fuzz import examples
@@ -38,7 +45,7 @@ class Clockwork:
     """An engine that obeys each plan and asks again every quarter of a second."""
 
     num_blocks: int
-    policy: str = "orbitflow"
+    rule: VictimRule = VictimRule.KV_AND_DEPOSIT
     now_s: float = 0.0
     last_completion_s: float | None = None
     requests: dict[str, RequestState] = dataclasses.field(default_factory=dict)
@@ -66,7 +73,7 @@ class Clockwork:
         return make_snapshot(
             *self.requests.values(),
             epoch=epoch,
-            policy=self.policy,
+            victim_rule=self.rule,
             num_free_blocks=self.num_blocks,
             last_completion_age_s=ago,
             alpha=0.0,
@@ -176,19 +183,21 @@ NUM_TICKS = 64
 
 
 @pytest.mark.parametrize("spare", [0, 500, 2_000, 4_000])
-@pytest.mark.parametrize("policy", ["orbitflow", "joint"])
+@pytest.mark.parametrize("rule", [VictimRule.KV_AND_DEPOSIT, VictimRule.SMALLEST_SET])
 @given(arrivals=arrivals_of(NUM_TICKS))
 @settings(max_examples=examples(2))
-def test_nobody_starves_and_nobody_flaps(arrivals: list[Arrival], spare: int, policy: str) -> None:
-    engine = Clockwork(pool_for(arrivals, NUM_TICKS, spare), policy)
+def test_nobody_starves_and_nobody_flaps(
+    arrivals: list[Arrival], spare: int, rule: VictimRule
+) -> None:
+    engine = Clockwork(pool_for(arrivals, NUM_TICKS, spare), rule)
 
     run(engine, arrivals, NUM_TICKS)
 
     check_pauses(engine)
 
 
-@pytest.mark.parametrize("policy", ["orbitflow", "joint"])
-def test_a_long_crowded_run_pauses_and_still_completes_everybody(policy: str) -> None:
+@pytest.mark.parametrize("rule", [VictimRule.KV_AND_DEPOSIT, VictimRule.SMALLEST_SET])
+def test_a_long_crowded_run_pauses_and_still_completes_everybody(rule: VictimRule) -> None:
     # Too many for their SLO most of the time: without pauses nobody would keep 20 ms.
     random = np.random.default_rng(23)
     arrivals = [
@@ -200,7 +209,7 @@ def test_a_long_crowded_run_pauses_and_still_completes_everybody(policy: str) ->
         )
         for i in range(10)
     ]
-    engine = Clockwork(pool_for(arrivals[:4], 60, 0), policy)
+    engine = Clockwork(pool_for(arrivals[:4], 60, 0), rule)
 
     run(engine, arrivals, 250)
 

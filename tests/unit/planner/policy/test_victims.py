@@ -1,4 +1,4 @@
-"""The sets that are tried, and that `joint` pauses no more than it must."""
+"""The sets that are tried, and that SMALLEST_SET pauses no more than it must."""
 
 import dataclasses
 from itertools import combinations
@@ -89,7 +89,7 @@ def crowd(random: np.random.Generator, num_requests: int) -> Snapshot:
     least = sum(request.num_tokens // 16 for request in requests)
     return make_snapshot(
         *requests,
-        policy="joint",
+        victim_rule=VictimRule.SMALLEST_SET,
         num_free_blocks=int(least * random.uniform(0.7, 3.0)) + 16,
         min_window=1,
         max_window=4,
@@ -122,7 +122,7 @@ def needs_room(snapshot: Snapshot) -> bool:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_requests", [2, 3, 4, 5])
-def test_joint_pauses_a_smallest_set_that_suffices(num_requests: int, seed: int) -> None:
+def test_a_smallest_set_that_suffices_is_paused(num_requests: int, seed: int) -> None:
     random = np.random.default_rng((num_requests, seed))
     num_paused = 0
     for _ in range(3):
