@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from services.placement.run.promise import can_promise, can_take_turns
-from services.placement.run.room import Room
 from services.placement.run.step_estimate import compute_s, decode_s
 from services.placement.run.types import (
     IDLE,
@@ -36,7 +35,8 @@ class JointRules:
     most_loss_frac: float = 0.01  # of what plain residency generates, that another set may lose
     tight_frac: float = 0.95  # of a reader's interval that a step with layers away may take
     hide_frac: float = 1.05  # of its compute that a step takes at most for who states no rate
-    growth_tokens: int = 48  # by which all have grown when a step is judged
+    growth_tokens: int = 48  # by which all have grown when a set that somebody joins is judged
+    stay_tokens: int = 4  # the same, of a set that runs already
     due_s: float = 1.0  # in hand, at which a reader must be on his way back
     least_s: float = 2.0  # in hand, beyond twice his way back, of a reader who is held back
     most_held: int = 4  # in one decision
@@ -55,24 +55,30 @@ def decide(snapshot: RunSnapshot, rules: JointRules = DEFAULT_RULES) -> RunDecis
     batch = best(snapshot, rules)
     runs = {request.request_id for request in batch}
     park = frozenset(r.request_id for r in snapshot.requests if r.runs and r.request_id not in runs)
-    changes = bool(park) or any(not request.runs for request in batch)
     costs = snapshot.costs
     step_s = compute_s(costs, batch) if costs else rules.period_s
     num_ahead = int(rules.period_s / step_s) + NEXT_TOKENS
-    is_full = not Room(snapshot, growth=num_ahead).fits(batch)
+    stays = not park and all(request.runs for request in batch)
+    is_calm = stays and fits(snapshot, batch, growth=num_ahead)
     return RunDecision(
         run=tuple(request.request_id for request in batch),
         park=park,
-        offloads=not Room(snapshot, growth=NEXT_TOKENS).fits(batch),
-        valid_for_s=0.0 if changes or is_full else rules.period_s,
+        offloads=not fits(snapshot, batch),
+        valid_for_s=rules.period_s if is_calm else 0.0,
     )
+
+
+def fits(snapshot: RunSnapshot, batch: Sequence[RunRequest], *, growth: int = NEXT_TOKENS) -> bool:
+    """Return whether the pool holds a set with all layers."""
+    num_blocks = sum(snapshot.num_blocks(request, growth=growth) for request in batch)
+    return num_blocks <= snapshot.engine.num_blocks
 
 
 def best(snapshot: RunSnapshot, rules: JointRules = DEFAULT_RULES) -> list[RunRequest]:
     """Return the candidate of the highest rate; plain residency where nothing is measured."""
     candidates = Candidates(snapshot, rules)
     chosen = candidates.plain()
-    if snapshot.costs is None:
+    if snapshot.costs is None or len(chosen) == len(snapshot.requests):
         return chosen
     rating = Rating(snapshot, rules)
     generated = rating.generated(chosen)
@@ -93,7 +99,20 @@ class Rating:
     def __init__(self, snapshot: RunSnapshot, rules: JointRules = DEFAULT_RULES) -> None:
         assert snapshot.costs is not None
         self._snapshot, self._rules, self._costs = snapshot, rules, snapshot.costs
-        self._room = Room(snapshot, growth=NEXT_TOKENS)
+        self._runs_s: dict[RequestId, float] = {}  # of the turn, if it is let in
+        self._needs: dict[RequestId, float] = {}  # tokens of the turn that it does not have yet
+        self._lacks: dict[RequestId, float] = {}  # tokens, if it is left out
+        for request in snapshot.requests:
+            back_s, name = way_back_s(snapshot, request), request.request_id
+            self._runs_s[name] = max(0.0, rules.turn_s - back_s)
+            self._needs[name], self._lacks[name] = math.inf, 0.0
+            if request.rate_tps:
+                needed_s = max(0.0, rules.turn_s - request.spare_s)
+                self._needs[name] = request.rate_tps * needed_s
+            if request.rate_tps and request.has_begun:
+                short_s = min(rules.turn_s, max(0.0, rules.due_s + back_s - request.spare_s))
+                self._lacks[name] = request.rate_tps * short_s
+        self._num_lacked = sum(self._lacks.values())
         self._steps_s: dict[frozenset[RequestId], float] = {}
 
     def usable(self, batch: Sequence[RunRequest]) -> float:
@@ -106,17 +125,20 @@ class Rating:
 
     def generated(self, batch: Sequence[RunRequest]) -> float:
         """Return what a set generates, used or not."""
-        step_s = self.step_s(batch)
-        return sum(self._num_tokens(request, step_s) for request in batch) / self._rules.turn_s
+        runs_s = sum(self._runs_s[request.request_id] for request in batch)
+        return runs_s / self.step_s(batch) / self._rules.turn_s
 
-    def step_s(self, batch: Sequence[RunRequest]) -> float:
-        """Return the predicted step, when all have grown."""
-        if self._room.fits(batch):
+    def step_s(self, batch: Sequence[RunRequest], *, limit_s: float = math.inf) -> float:
+        """Return the predicted step, when all have grown; beyond the limit any longer one."""
+        if fits(self._snapshot, batch):
             return self._compute_s(batch)
         key = frozenset(request.request_id for request in batch)
         if key not in self._steps_s:
-            growth = self._rules.growth_tokens
-            self._steps_s[key] = decode_s(self._snapshot, batch, growth=growth)
+            growth = self._growth(batch)
+            step_s = decode_s(self._snapshot, batch, growth=growth, limit_s=limit_s)
+            if step_s > limit_s:
+                return step_s
+            self._steps_s[key] = step_s
         return self._steps_s[key]
 
     def is_in_time(self, batch: Sequence[RunRequest]) -> bool:
@@ -125,35 +147,21 @@ class Rating:
             return False
         unpaced_s, frac = self._rules.hide_frac * self._compute_s(batch), self._rules.tight_frac
         limit_s = min(frac / r.rate_tps if r.rate_tps else unpaced_s for r in batch)
-        return self.step_s(batch) <= limit_s
+        return self.step_s(batch, limit_s=limit_s) <= limit_s
 
     def _compute_s(self, batch: Sequence[RunRequest]) -> float:
-        return compute_s(self._costs, batch, growth=self._rules.growth_tokens)
+        return compute_s(self._costs, batch, growth=self._growth(batch))
 
-    def _num_tokens(self, request: RunRequest, step_s: float) -> float:
-        """Return the tokens that a request gets within the turn."""
-        return max(0.0, self._rules.turn_s - way_back_s(self._snapshot, request)) / step_s
+    def _growth(self, batch: Sequence[RunRequest]) -> int:
+        runs = all(request.runs for request in batch)
+        return self._rules.stay_tokens if runs else self._rules.growth_tokens
 
     def _usable(self, batch: Sequence[RunRequest], step_s: float) -> float:
-        members = {request.request_id for request in batch}
-        others = (r for r in self._snapshot.requests if r.request_id not in members)
-        num_used = sum(
-            min(self._num_tokens(request, step_s), self._needed(request)) for request in batch
-        )
-        return (num_used - sum(map(self._lacked, others))) / self._rules.turn_s
-
-    def _needed(self, request: RunRequest) -> float:
-        """Return the tokens that a reader uses up within the turn and does not have yet."""
-        if not request.rate_tps:
-            return math.inf
-        return request.rate_tps * max(0.0, self._rules.turn_s - request.spare_s)
-
-    def _lacked(self, request: RunRequest) -> float:
-        """Return the tokens that a reader who is left out lacks before he could be back."""
-        if not request.has_begun or not request.rate_tps:
-            return 0.0
-        short_s = self._rules.due_s + way_back_s(self._snapshot, request) - request.spare_s
-        return request.rate_tps * min(self._rules.turn_s, max(0.0, short_s))
+        num_tokens = -self._num_lacked
+        for request in batch:
+            name = request.request_id
+            num_tokens += min(self._runs_s[name] / step_s, self._needs[name]) + self._lacks[name]
+        return num_tokens / self._rules.turn_s
 
 
 def way_back_s(snapshot: RunSnapshot, request: RunRequest) -> float:
@@ -168,20 +176,33 @@ class Candidates:
 
     def __init__(self, snapshot: RunSnapshot, rules: JointRules = DEFAULT_RULES) -> None:
         self._snapshot, self._rules = snapshot, rules
-        self._room = Room(snapshot, growth=NEXT_TOKENS)
         here = (RunPhase.RUNNING, RunPhase.RETURNING)
         in_batch = [r for r in snapshot.requests if r.phase in here]
         self._batch = sorted(in_batch, key=lambda r: -r.arrival_age_s)
         self._queue = [r for r in snapshot.requests if r.phase not in here]
         self._members = [r for r in snapshot.requests if r.phase is not RunPhase.NEW]
+        self._new = [r for r in snapshot.requests if r.phase is RunPhase.NEW]
+        self._needs = {
+            r.request_id: snapshot.num_blocks(r, growth=NEXT_TOKENS) for r in snapshot.requests
+        }
+        self._promised: list[bool] = []  # whether the pool can promise so many newcomers, and one
+
+    def _num_blocks(self, batch: Sequence[RunRequest]) -> int:
+        return sum(self._needs[request.request_id] for request in batch)
+
+    def _has_room(self, num_requests: int, num_blocks: int) -> bool:
+        engine = self._snapshot.engine
+        return num_blocks <= engine.num_blocks and num_requests <= engine.max_num_seqs
 
     def plain(self) -> list[RunRequest]:
         """Return whom vLLM lets run: all but the newest that lack room, then the queue in order."""
         batch = self._shrunk(self._batch)
         if len(batch) < len(self._batch):
             return batch
+        num_blocks = self._num_blocks(batch)
         for request in self._queue:
-            if batch and not self._room.fits([*batch, request]):
+            num_blocks += self._needs[request.request_id]
+            if batch and not self._has_room(len(batch) + 1, num_blocks):
                 break
             batch.append(request)
         return batch
@@ -190,8 +211,11 @@ class Candidates:
         """Return who is left when the newest have made room for the next token of the others."""
         batch = list(stays)
         running = [request for request in batch if request.runs]
-        while len(batch) > 1 and running and not self._room.fits(batch):
-            batch.remove(running.pop())
+        num_blocks = self._num_blocks(batch)
+        while len(batch) > 1 and running and not self._has_room(len(batch), num_blocks):
+            newest = running.pop()
+            batch.remove(newest)
+            num_blocks -= self._needs[newest.request_id]
         return batch
 
     def others(self, rating: Rating) -> Iterator[list[RunRequest]]:
@@ -202,7 +226,7 @@ class Candidates:
     def _held_back(self) -> Iterator[Sequence[RunRequest]]:
         """Yield who gives up a turn: nobody, then ever more of those with most in hand."""
         yield ()
-        is_crowded = bool(self._queue) or not self._room.fits(self._batch)
+        is_crowded = bool(self._queue) or not fits(self._snapshot, self._batch)
         if not is_crowded or not can_take_turns(self._snapshot, self._members):
             return
         able = sorted(filter(self._may_leave, self._batch), key=lambda r: -r.spare_s)
@@ -228,11 +252,18 @@ class Candidates:
             if rating.is_in_time(stays):
                 yield stays
             return
+        num_blocks, num_new = self._num_blocks(batch), 0
+        num_left_out = len(self._members) - len(batch)
         for request in self._line():
-            grown = [*batch, request]
-            if not self._may_come(request, batch):
+            if request.phase is not RunPhase.NEW:
+                num_left_out -= 1
+            elif num_left_out and not self._can_promise(num_new):
                 break
-            if not self._room.fits(grown):
+            else:
+                num_new += 1
+            grown = [*batch, request]
+            num_blocks += self._needs[request.request_id]
+            if not self._has_room(len(grown), num_blocks):
                 yield batch
                 if not rating.is_in_time(grown):
                     return
@@ -249,9 +280,9 @@ class Candidates:
 
         return sorted(self._queue, key=early_s)
 
-    def _may_come(self, request: RunRequest, batch: Sequence[RunRequest]) -> bool:
-        """Return whether nobody who has begun is left out for a newcomer who is not promised."""
-        if request.phase is not RunPhase.NEW or all(one in batch for one in self._members):
-            return True
-        newcomers = [one for one in batch if one.phase is RunPhase.NEW]
-        return can_promise(self._snapshot, [*self._members, *newcomers, request])
+    def _can_promise(self, num_new: int) -> bool:
+        """Return whether the pool sustains the reading of all members, so many new ones and one."""
+        while len(self._promised) <= num_new:
+            newcomers = self._new[: len(self._promised) + 1]
+            self._promised.append(can_promise(self._snapshot, [*self._members, *newcomers]))
+        return self._promised[num_new]

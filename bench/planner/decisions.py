@@ -1,0 +1,193 @@
+"""`python -m bench.planner.decisions [--policy NAME] [--profile]`: who runs, how long it takes.
+
+The whole of `RunDirector.before_schedule`, as the engine's thread pays for it: what a policy sees,
+its decision, and what becomes of it. In CPU time of the thread: the machine is shared.
+"""
+
+import argparse
+import cProfile
+import pstats
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from bench.planner.tables import Row, printed
+from lab.snapshots import make_engine
+from services.control.rates import Rates
+from services.control.request_ledger import RequestLedger
+from services.control.run_director import POLICIES, RunDirector
+from services.pacing.request_buffer import RequestBuffer
+from services.pacing.types import ServiceLevel
+from services.placement.presets import PRESETS
+from services.placement.run.types import RunDecision, RunPhase, StepCosts
+from services.placement.types import EngineShape, RequestId
+
+NUM_LAYERS = 32
+RATE_TPS = 20.0
+COSTS = StepCosts(
+    outside_s=0.002,
+    base_s=0.025,
+    token_s=1e-4,
+    context_s=1e-8,
+    chunk_base_s=0.002,
+    chunk_token_s=5e-5,
+)
+COLUMNS = ("32 run and", "changed: ms p50 / p99", "its snapshot", "asked again: ms p50 / p99")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """Requests of 200 to 2,000 tokens, on an engine of 32 layer groups."""
+
+    name: str
+    room: float  # the pool's size over what those who run hold
+    num_waiting: int = 0
+    num_parked: int = 0
+    link_bytes_per_s: float = 1e10
+
+
+CROWDS = (
+    Crowd(name="nobody waits", room=1.5),
+    Crowd(name="200 wait, all fit", room=20.0, num_waiting=200),
+    Crowd(name="200 wait, full", room=1.01, num_waiting=200),
+    Crowd(name="200 wait, 16 parked, full", room=1.01, num_waiting=200, num_parked=16),
+    Crowd(name="200 wait, outgrown, fast link", room=0.95, num_waiting=200),
+    Crowd(name="200 wait, outgrown, slow link", room=0.95, num_waiting=200, link_bytes_per_s=1e8),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """A scheduler's request."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_preemptions: int = 0
+    priority: int = 0
+    max_tokens: int = 1_000
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.num_tokens if self.num_output_tokens else 0
+
+
+class Crowded:
+    """`RunSeam` over a crowd that never moves."""
+
+    def __init__(self, crowd: Crowd, ledger: RequestLedger, seed: int) -> None:
+        draw = random.Random(seed)
+        self.places: list[tuple[Any, RunPhase, int]] = []
+        for phase, number in (
+            (RunPhase.RUNNING, 32),
+            (RunPhase.PARKED, crowd.num_parked),
+            (RunPhase.NEW, crowd.num_waiting),
+        ):
+            for index in range(number):
+                self._add(f"{phase.value}{index}", phase, ledger, draw)
+        rows = sum(-(-request.num_tokens // 16) for request, phase, _ in self.places[:32])
+        self.shape: EngineShape = make_engine(
+            num_layers=NUM_LAYERS, num_blocks=int(crowd.room * rows * NUM_LAYERS), max_num_seqs=256
+        )
+
+    def _add(self, name: str, phase: RunPhase, ledger: RequestLedger, draw: random.Random) -> None:
+        begun = phase is not RunPhase.NEW
+        request = Request(
+            request_id=name,
+            num_prompt_tokens=draw.randint(200, 2_000),
+            num_output_tokens=draw.randint(1, 200) if begun else 0,
+        )
+        buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=RATE_TPS))
+        ledger.arrived(name, buffer, -draw.uniform(10.0, 60.0))
+        if begun:
+            buffer.generated(draw.randint(1, 200), 0.0)
+            ledger.entries[name].first_token_s = -10.0
+            ledger.scheduled([name], -10.0)
+        self.places.append((request, phase, request.num_computed_tokens))
+
+    def run_places(self) -> Iterator[tuple[Any, RunPhase, int]]:
+        yield from self.places
+
+    def num_returning_bytes(self) -> int:
+        return 0
+
+    def park(self, request_id: RequestId) -> None:
+        """Nobody moves."""
+
+    def release_all(self) -> None:
+        """Nothing is given."""
+
+    def obey(self, decision: RunDecision) -> None:
+        """Nobody moves."""
+
+
+def director_for(crowd: Crowd, policy: str, seed: int) -> RunDirector:
+    ledger = RequestLedger()
+    ledger.answer_lengths.ended(150)
+    rates = Rates(
+        h2d_bytes_per_s=crowd.link_bytes_per_s,
+        d2h_bytes_per_s=crowd.link_bytes_per_s,
+        step_s=0.03,
+        prefill_tokens_per_s=2e4,
+    )
+    meter = SimpleNamespace(rates=lambda: rates, costs=lambda: COSTS, prefill_frac=0.2)
+    controller: Any = SimpleNamespace(ledger=ledger, meter=meter, note=lambda *triggers: None)
+    engine = Crowded(crowd, ledger, seed)
+    return RunDirector(POLICIES[PRESETS[policy].run], engine, controller, lambda: 0.0)
+
+
+def measured(crowd: Crowd, policy: str, num_draws: int) -> Row:
+    changed, seen, same = [], [], []
+    for seed in range(num_draws):
+        director = director_for(crowd, policy, seed)
+        changed.append(_cpu_s(director.before_schedule))
+        seen.append(_cpu_s(director.snapshot))
+        director.before_schedule()
+        same.append(_cpu_s(director.before_schedule))
+    figures = {"changed": changed, "snapshot": seen, "same": same}
+    return {"crowd": crowd.name, "policy": policy} | {
+        name: {f"p{at}": float(np.percentile(values, at)) for at in (50, 99)}
+        for name, values in figures.items()
+    }
+
+
+def _cpu_s(call: Any) -> float:
+    begin_s = time.thread_time()
+    call()
+    return time.thread_time() - begin_s
+
+
+def _cells(row: Row) -> list[str]:
+    def ms(name: str) -> str:
+        return " / ".join(f"{1e3 * row[name][at]:.2f}" for at in ("p50", "p99"))
+
+    return [row["crowd"], ms("changed"), f"{1e3 * row['snapshot']['p50']:.2f}", ms("same")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", default="evenflow", choices=sorted(PRESETS))
+    parser.add_argument("--draws", type=int, default=50)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    rows = (measured(crowd, options.policy, options.draws) for crowd in CROWDS)
+    list(printed(f"Decisions of `{options.policy}`", COLUMNS, ((row, _cells(row)) for row in rows)))
+    for crowd in CROWDS if options.profile else ():
+        profile = cProfile.Profile()
+        for seed in range(options.draws):
+            profile.runcall(director_for(crowd, options.policy, seed).before_schedule)
+        print(f"\n{crowd.name}")
+        pstats.Stats(profile).sort_stats("tottime").print_stats(12)
+
+
+if __name__ == "__main__":
+    main()
