@@ -57,9 +57,8 @@ def decode_s(
         if copied_s >= best_s:
             continue  # it is no shorter than its copies
         fetches = [
-            Fetch(pattern=_pattern(engine.num_groups, number), layer_s=length * block_s)
-            for length, number in zip(full, given, strict=True)
-            if number
+            Fetch(pattern=_pattern(engine.num_groups, number), layer_s=num_blocks * block_s)
+            for number, num_blocks in _by_number(given, full).items()
         ]
         step_s = costs.outside_s + step_timing([group_s] * engine.num_groups, fetches).total_s
         best_s = min(best_s, step_s)
@@ -83,6 +82,15 @@ def _given(full: Sequence[int], num_needed: float, num_groups: int) -> list[int]
         given[index] -= num_fewer
         num_spare -= num_fewer * full[index]
     return given
+
+
+def _by_number(given: Sequence[int], full: Sequence[int]) -> dict[int, int]:
+    """Return the blocks per group of those who give up as many groups: they are copied as one."""
+    num_blocks: dict[int, int] = {}
+    for number, length in zip(given, full, strict=True):
+        if number:
+            num_blocks[number] = num_blocks.get(number, 0) + length
+    return num_blocks
 
 
 @cache
