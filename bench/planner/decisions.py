@@ -182,7 +182,7 @@ def main() -> None:
     rows = (measured(crowd, options.policy, options.draws) for crowd in CROWDS)
     list(printed(f"Decisions of `{options.policy}`", COLUMNS, ((row, _cells(row)) for row in rows)))
     for crowd in CROWDS if options.profile else ():
-        profile = cProfile.Profile()
+        profile = cProfile.Profile(time.thread_time)
         for seed in range(options.draws):
             profile.runcall(director_for(crowd, options.policy, seed).before_schedule)
         print(f"\n{crowd.name}")
