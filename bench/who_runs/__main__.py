@@ -81,9 +81,13 @@ def run(case: Case, policy: str) -> tuple[RunRecord, Engine]:
 
 
 def mean_of(runs: Sequence[Row]) -> Row:
-    """Return one row of the seeds' means; the seeds' own figures stay beside them."""
-    names = [name for name in runs[0] if name not in ("regime", "policy", "seed")]
-    row = {name: fmean(run[name] for run in runs) for name in names}
+    """Return one row of the seeds' means; the seeds' own figures stay beside them.
+
+    A count that a seed does not name is 0 there.
+    """
+    names = dict.fromkeys(name for run in runs for name in run)
+    counted = [name for name in names if name not in ("regime", "policy", "seed")]
+    row = {name: fmean(run.get(name, 0.0) for run in runs) for name in counted}
     return {"regime": runs[0]["regime"], "policy": runs[0]["policy"], **row, "runs": list(runs)}
 
 
