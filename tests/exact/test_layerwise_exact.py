@@ -251,11 +251,16 @@ def test_aborts_of_paused_parked_and_loading_requests_leave_the_others_exact(
 
 @LAYERS_ONLY
 def test_a_full_host_pool_costs_recomputes_and_no_token(
-    runner: StepRunner, mixed_outcome: Outcome
+    runner: StepRunner, mixed_outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = runner.scheduler.block_owner
-    somebody_elses = Promise()
+    somebody_elses, check = Promise(), owner.host.check_integrity
     assert owner.host.reserve(somebody_elses, owner.host.num_free - 200)
+    monkeypatch.setattr(
+        owner.host,
+        "check_integrity",
+        lambda owned, promises: check(owned, [*promises, somebody_elses]),
+    )
     num_dropped = owner.counters.num_dropped_copies
     try:
         outcome = runner.run(mixed(), hook=together(churn(8, share=0.1), holds(8)))
