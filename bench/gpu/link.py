@@ -1,93 +1,112 @@
 """What the copy engine makes of the link, against one plain copy of pinned memory."""
 
-import time
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from bench.gpu.machine import Machine, elapsed_s
 from services.executor.copies.backend import make_rings
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.cuda_device import CudaDevice, CudaRegistrar
 from services.executor.copies.host_memory import HostMemory
 from services.executor.copies.pages import pair_pages
-from services.executor.kv_options import HostMemoryForm, KVOptions
+from services.executor.kv_options import KVOptions
 
-PAGE_BYTES = (32 << 10, 64 << 10, 128 << 10, 512 << 10)
-COPY_BYTES = 1 << 30
 NUM_RUNS = 5  # the best one counts: others are disturbed
 
 
-def run() -> dict[str, Any]:
-    device = torch.device("cuda", torch.cuda.current_device())
-    plain = {direction: plain_bytes_per_s(device, direction) for direction in Direction}
+def link(
+    machine: Machine,
+    *,
+    page_bytes: Sequence[int],
+    copy_bytes: int,
+    ring: bool = False,
+    run_blocks: int = 1,
+) -> list[dict[str, Any]]:
+    """Copy `copy_bytes` of pages in runs of `run_blocks`, each way alone and both at once."""
+    plain = {
+        direction: _plain_bytes_per_s(machine, direction, copy_bytes) for direction in Direction
+    }
     rows = []
-    for page_bytes in PAGE_BYTES:
-        for form in HostMemoryForm:
-            measured = engine_bytes_per_s(device, page_bytes, form)
-            rows.extend(
-                {
-                    "page_bytes": page_bytes,
-                    "host_memory": form.value,
-                    "direction": direction.value,
-                    "plain_bytes_per_s": plain[direction],
-                    "engine_bytes_per_s": measured[direction],
-                    "link_share": measured[direction] / plain[direction],
-                }
-                for direction in Direction
-            )
-    return {"gpu": torch.cuda.get_device_name(device), "rows": rows}
-
-
-def plain_bytes_per_s(device: torch.device, direction: Direction) -> float:
-    host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
-    pool = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
-    source, target = (host, pool) if direction is Direction.H2D else (pool, host)
-    best_s = float("inf")
-    for _ in range(NUM_RUNS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        target.copy_(source, non_blocking=True)
-        end.record()
-        end.synchronize()
-        best_s = min(best_s, begin.elapsed_time(end) * 1e-3)
-    return COPY_BYTES / best_s
-
-
-def engine_bytes_per_s(
-    device: torch.device, page_bytes: int, form: HostMemoryForm
-) -> dict[Direction, float]:
-    """Copy scattered blocks of one layer; return the rate of the best run, by direction."""
-    num_blocks = COPY_BYTES // page_bytes
-    pool = torch.empty((num_blocks, page_bytes), dtype=torch.uint8, device=device)
-    registrar = CudaRegistrar(device)
-    is_ring = form is HostMemoryForm.RING
-    host = HostMemory([page_bytes], num_blocks, registrar=None if is_ring else registrar)
-    rings = make_rings(KVOptions(), [page_bytes], registrar) if is_ring else {}
-    host.start_pinning()
-    host.wait_until_pinned()
-    host.slabs[0].fill_(1)  # every page is there
-    pages = pair_pages([(pool,)], host.slabs)
-    engine = CudaCopyEngine(pages, CudaDevice(device), rings=rings)
-    scattered = torch.randperm(num_blocks).tolist()
-    rates = {}
-    for direction in Direction:
-        copy = Copy(
-            direction=direction, group=0, slots=scattered, block_ids=list(range(num_blocks))
+    for size in page_bytes:
+        rig = _Rig(machine, size, copy_bytes // size, ring=ring)
+        try:
+            alone = {d: rig.bytes_per_s([d], run_blocks) for d in Direction}
+            both = rig.bytes_per_s(list(Direction), run_blocks)
+        finally:
+            rig.close()
+        rows.append(
+            {
+                "page_bytes": size,
+                "run_blocks": run_blocks,
+                "ring": ring,
+                **{f"plain_{d.value}_bytes_per_s": plain[d] for d in Direction},
+                **{f"{d.value}_bytes_per_s": alone[d] for d in Direction},
+                **{f"{d.value}_share": alone[d] / plain[d] for d in Direction},
+                "both_bytes_per_s": both,
+            }
         )
+    return rows
+
+
+def _plain_bytes_per_s(machine: Machine, direction: Direction, num_bytes: int) -> float:
+    host = machine.pinned(num_bytes)
+    pool = torch.empty(num_bytes, dtype=torch.uint8, device=machine.device)
+    source, target = (host, pool) if direction is Direction.H2D else (pool, host)
+    return num_bytes / min(
+        elapsed_s(machine, lambda: machine.plain_copy(source, target)) for _ in range(NUM_RUNS)
+    )
+
+
+class _Rig:
+    """One layer's pool and slots of the same number, and an engine between them."""
+
+    def __init__(self, machine: Machine, page_bytes: int, num_blocks: int, *, ring: bool) -> None:
+        self._machine, self._num_blocks, self._page_bytes = machine, num_blocks, page_bytes
+        pool = torch.zeros((num_blocks, page_bytes), dtype=torch.uint8, device=machine.device)
+        registrar = machine.registrar
+        self._host = HostMemory([page_bytes], num_blocks, registrar=None if ring else registrar)
+        self._host.pin_first_chunk()
+        self._host.start_pinning()
+        self._host.wait_until_pinned()
+        self._host.slabs[0].fill_(1)  # every page is there
+        self._rings = make_rings(KVOptions(), [page_bytes], registrar) if ring else {}
+        self._engine = CudaCopyEngine(
+            pair_pages([(pool,)], self._host.slabs),
+            machine.copies(0 if ring else self._host.slots_per_range),
+            rings=self._rings,
+        )
+
+    def bytes_per_s(self, directions: Sequence[Direction], run_blocks: int) -> float:
+        """Return the rate of the best run, bytes of all directions together."""
+        order = _in_runs(self._num_blocks, run_blocks)
         best_s = float("inf")
         for _ in range(NUM_RUNS):
-            torch.cuda.synchronize()
-            begin_s = time.perf_counter()
-            ticket = engine.submit(copy)
-            engine.wait(ticket)
-            torch.cuda.synchronize()
-            if is_ring and direction is Direction.D2H:
-                ticket.landed.wait()
-            best_s = min(best_s, time.perf_counter() - begin_s)
-        rates[direction] = num_blocks * page_bytes / best_s
-    engine.close()
-    for ring in rings.values():
-        ring.close()
-    host.close()
-    return rates
+            self._machine.finish()
+            best_s = min(best_s, elapsed_s(self._machine, lambda: self._copy(directions, order)))
+        return len(directions) * self._num_blocks * self._page_bytes / best_s
+
+    def _copy(self, directions: Sequence[Direction], order: list[int]) -> None:
+        copies = [
+            Copy(direction=direction, group=0, slots=order, block_ids=range(len(order)))
+            for direction in directions
+        ]
+        for ticket in [self._engine.submit(copy) for copy in copies]:
+            self._engine.wait(ticket)
+            assert ticket.end is not None
+            self._machine.streams.compute_stream().wait(ticket.end)
+
+    def close(self) -> None:
+        self._engine.close()
+        for ring in self._rings.values():
+            ring.close()
+        self._host.close()
+
+
+def _in_runs(num_blocks: int, run_blocks: int) -> list[int]:
+    """Return all blocks, runs of them in a random order."""
+    starts = list(range(0, num_blocks, run_blocks))
+    random.Random(0).shuffle(starts)
+    return [n for s in starts for n in range(s, min(s + run_blocks, num_blocks))]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.fake_streams import FakeDevice
 from services.executor.copies.copy_engine import (
     BACKGROUND,
     FOR_EVER,
@@ -23,7 +24,6 @@ from services.executor.copies.host_ring import HostRing
 from services.executor.copies.integrity_guard import GuardedEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.kv_options import GuardMode
-from tests.fake_streams import FakeDevice
 from tests.link_gate import LinkGate
 
 pytestmark = pytest.mark.filterwarnings("default")

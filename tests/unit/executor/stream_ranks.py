@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lab.fake_streams import Clock, FakeDevice
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.copy_job import CopyJob
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
@@ -17,7 +18,6 @@ from services.executor.copies.host_ring import HostRing
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.step_messages import StepFeedback, StepTransfers
-from tests.fake_streams import Clock, FakeDevice
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Content, SimulatedRank, Slice
 
 PAGE_BYTES = 8  # one number

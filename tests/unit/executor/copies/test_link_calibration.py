@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from lab.fake_streams import FakeDevice
 from services.executor.copies.copy_engine import Direction
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.host_ring import HostRing
 from services.executor.copies.link_calibration import NUM_SMALL, calibrate
 from services.executor.copies.pages import GroupPages
-from tests.fake_streams import FakeDevice
 
 NUM_BLOCKS, PAGE_BYTES, BYTES_PER_S = 12, 1 << 20, 1e9
 

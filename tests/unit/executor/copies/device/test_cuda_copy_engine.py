@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.fake_streams import FakeDevice
 from services.executor.copies import pages as pages_module
 from services.executor.copies.copy_engine import (
     BACKGROUND,
@@ -27,7 +28,6 @@ from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.device.direct_lanes import MAX_ISSUED_CHUNKS
 from services.executor.copies.host_ring import HostRing
 from services.executor.copies.pages import GroupPages
-from tests.fake_streams import FakeDevice
 
 NUM_BLOCKS = 24
 NUM_SLOTS = 40

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lab.fake_streams import FakeDevice, FakeEvent
 from lab.snapshots import make_engine
 from services.control.counts import ControllerCounts
 from services.control.link_rate import LinkRate
@@ -23,7 +24,6 @@ from services.executor.copies.pages import GroupPages
 from services.executor.copies.step_marks import MAX_UNREAD_STEPS, DeviceMarks
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.step_messages import LoadTableUpdate, StepTransfers
-from tests.fake_streams import FakeDevice, FakeEvent
 
 NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, PAGE_BYTES = 8, 16, 4, 4096
 LAYER_S, OUTSIDE_S = 1e-3, 2e-3

@@ -1,0 +1,97 @@
+"""What copies and marks cost beside their bytes: the processor's time, and small copies' delay."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench.gpu.decode_loop import DecodeLoop, LoopShape
+from bench.gpu.machine import Machine, elapsed_s
+from services.executor.copies.copy_engine import Copy, Direction
+
+NUM_WARM_UP = 5
+
+
+def loads(
+    machine: Machine, *, num_blocks: Sequence[int], num_runs: int, page_bytes: int
+) -> list[dict[str, Any]]:
+    """Measure the engine thread's processor time per load: its submission and its wait."""
+    rows = []
+    for number in num_blocks:
+        loop = DecodeLoop(
+            machine,
+            LoopShape(num_layers=1, num_requests=1, num_blocks=number, page_bytes=page_bytes),
+        )
+        kv = loop.requests[0][0]
+        copy = Copy(direction=Direction.H2D, group=0, slots=kv.slots, block_ids=kv.own)
+        spent_s = []
+        try:
+            for _ in range(num_runs + NUM_WARM_UP):
+                begin_s = time.thread_time()
+                loop.engine.wait(loop.engine.submit(copy))
+                spent_s.append(time.thread_time() - begin_s)
+                machine.finish()
+        finally:
+            loop.close()
+        cpu_s = statistics.median(spent_s[NUM_WARM_UP:])
+        rows.append({"num_blocks": number, "cpu_s_per_load": cpu_s})
+    return rows
+
+
+def marks(machine: Machine, *, num_marks: int, **shape: Any) -> list[dict[str, Any]]:
+    """Measure what a mark costs the processor, and a step with and without its two."""
+    loop = DecodeLoop(machine, LoopShape(**shape))
+    try:
+        loop.fill()
+        loop.poisons = False
+        begin_s = time.thread_time()
+        for _ in range(num_marks):
+            loop.engine.mark()
+        mark_s = (time.thread_time() - begin_s) / num_marks
+        machine.finish()
+        with_s = _step_s(loop)
+        loop.marks.layers_begin = lambda step: None  # type: ignore[method-assign]
+        loop.marks.layers_end = lambda: None  # type: ignore[method-assign]
+        return [{"cpu_s_per_mark": mark_s, "step_s": with_s, "step_without_s": _step_s(loop)}]
+    finally:
+        loop.close()
+
+
+def _step_s(loop: DecodeLoop, num_steps: int = 20) -> float:
+    def run() -> None:
+        for _ in range(num_steps):
+            loop.run(loop.message())
+
+    return elapsed_s(loop.machine, run) / num_steps
+
+
+def small_copies(
+    machine: Machine, *, num_runs: int, num_blocks: int, page_bytes: int
+) -> list[dict[str, Any]]:
+    """Measure how long sampled tokens take to the host, alone and beside copies of KV."""
+    loop = DecodeLoop(
+        machine,
+        LoopShape(num_layers=1, num_requests=1, num_blocks=num_blocks, page_bytes=page_bytes),
+    )
+    kv, rows = loop.requests[0][0], []
+    try:
+        for beside in (None, *Direction):
+            delays_s = []
+            for _ in range(num_runs + NUM_WARM_UP):
+                if beside is not None:
+                    loop.engine.submit(
+                        Copy(direction=beside, group=0, slots=kv.slots, block_ids=kv.own)
+                    )
+                delays_s.append(elapsed_s(machine, machine.small_copy))
+                machine.finish()
+            kept = sorted(delays_s[NUM_WARM_UP:])
+            rows.append(
+                {
+                    "beside": beside.value if beside is not None else "nothing",
+                    "median_s": statistics.median(kept),
+                    "p99_s": kept[int(0.99 * (len(kept) - 1))],
+                }
+            )
+        return rows
+    finally:
+        loop.close()

@@ -1,0 +1,275 @@
+"""Decode steps of a made-up model on real streams: the product's copies, and blocks with tags.
+
+Every block that a layer reads must hold the tag of its request, layer, position and generation; a
+layer's attention is the check of that, on the device. Staging is poisoned when a layer has used it,
+and own blocks while their layer is away, so that what comes too early or too late shows.
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bench.gpu.machine import POISON, Machine
+from services.executor.copies.backend import make_rings
+from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.host_memory import HostMemory
+from services.executor.copies.pages import pair_pages
+from services.executor.copies.step_marks import DeviceMarks
+from services.executor.copies.transfer_runner import TransferRunner
+from services.executor.kv_options import KVOptions
+from services.executor.step_messages import (
+    LoadTableUpdate,
+    RestoreOrder,
+    SaveOrder,
+    StepFeedback,
+    StepTransfers,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopShape:
+    num_layers: int = 16  # one per layer group
+    num_requests: int = 4
+    num_blocks: int = 16  # full ones of a request, in each layer
+    page_bytes: int = 131_072
+    num_staging: int = 2
+    ring: bool = False
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_requests * self.num_layers * self.num_blocks
+
+
+@dataclass(slots=True)
+class LayerKV:
+    """One request's KV in one layer, all full blocks of it."""
+
+    own: list[int]  # its blocks while it is resident, and nobody else's at any time
+    slots: list[int]
+    generations: list[int]  # of each block
+    offloaded: bool = False
+    restore_id: int = 0  # under way; 0: none
+    saved_step: list[int] = field(default_factory=list)  # in which each block was saved last
+
+
+class DecodeLoop:
+    """Runs steps whose placements the caller changes."""
+
+    def __init__(self, machine: Machine, shape: LoopShape) -> None:
+        self.machine, self.shape = machine, shape
+        num_own = shape.num_slots
+        num_staging = shape.num_requests * shape.num_staging * shape.num_blocks
+        self._pool = torch.zeros(
+            (1 + num_own + num_staging, shape.page_bytes), dtype=torch.uint8, device=machine.device
+        )
+        registrar = None if shape.ring else machine.registrar
+        self._host = HostMemory([shape.page_bytes], num_own, registrar=registrar)
+        self._host.pin_first_chunk()
+        self._host.start_pinning()
+        self._host.wait_until_pinned()
+        ring_options = KVOptions(host_ring_bytes=64 << 20)
+        self._rings = (
+            make_rings(ring_options, [shape.page_bytes], machine.registrar) if shape.ring else {}
+        )
+        pages = pair_pages([(self._pool,)] * shape.num_layers, self._host.slabs)
+        device = machine.copies(0 if shape.ring else self._host.slots_per_range)
+        self.engine = CudaCopyEngine(pages, device, rings=self._rings)
+        self.runner = TransferRunner(self.engine, shape.num_layers)
+        self.marks = DeviceMarks(self.engine)
+        self.requests = [self._request(number) for number in range(shape.num_requests)]
+        self.num_checked = 0  # blocks that a layer has read
+        self.poisons = True
+        self._step = 0
+        self._saved_step = 0
+        self._last_restore_id = 0
+        self._changed: set[int] = set(range(shape.num_requests))  # whose tables are sent anew
+        self._swaps_slots = False  # a mistake to be found
+
+    def _request(self, number: int) -> list[LayerKV]:
+        shape = self.shape
+        layers = []
+        for layer in range(shape.num_layers):
+            first = (number * shape.num_layers + layer) * shape.num_blocks
+            slots = list(range(first, first + shape.num_blocks))
+            random.Random(first).shuffle(slots)
+            layers.append(
+                LayerKV(
+                    own=list(range(1 + first, 1 + first + shape.num_blocks)),
+                    slots=slots,
+                    generations=[0] * shape.num_blocks,
+                    saved_step=[0] * shape.num_blocks,
+                )
+            )
+        return layers
+
+    # -- placements ---------------------------------------------------------------------------
+
+    def offload(self, request: int, layers: Iterable[int]) -> None:
+        """Take layers away whose host copies are complete; the others stay."""
+        for layer in layers:
+            kv = self.requests[request][layer]
+            if not kv.offloaded and max(kv.saved_step) <= self._saved_step and min(kv.generations):
+                kv.offloaded = True
+                self._changed.add(request)
+                if self.poisons:
+                    self.machine.put(self._pool, kv.own, [POISON] * len(kv.own))
+
+    def bring_back(self, request: int, layer: int, transfers: StepTransfers) -> None:
+        """Order the copy of an offloaded layer to its own blocks; it flips when that is there."""
+        kv = self.requests[request][layer]
+        if not kv.offloaded or kv.restore_id:
+            return
+        self._last_restore_id += 1
+        kv.restore_id = self._last_restore_id
+        positions = list(range(self.shape.num_blocks))
+        transfers.restores.append(
+            RestoreOrder(kv.restore_id, str(request), layer, positions, kv.slots, kv.own)
+        )
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def message(self) -> StepTransfers:
+        """Return an empty message of the next step."""
+        return StepTransfers(step=self._step + 1)
+
+    def run(self, transfers: StepTransfers, *, writes: Iterable[tuple[int, int, int]] = ()) -> None:
+        """Run a step; `writes`: blocks of (request, layer, position) that it fills anew."""
+        self._step += 1
+        by_layer = self._order_saves(transfers, writes)
+        self._send_tables(transfers)
+        self.runner.begin_step(transfers)
+        self.marks.layers_begin(self._step)
+        for layer in range(self.shape.num_layers):
+            self._run_layer(layer, by_layer.get(layer, []))
+        self.marks.layers_end()
+        self.runner.end_step()
+        self._absorb(self.runner.feedback())
+
+    def _order_saves(
+        self, transfers: StepTransfers, writes: Iterable[tuple[int, int, int]]
+    ) -> dict[int, list[tuple[int, int]]]:
+        by_layer: dict[int, list[tuple[int, int]]] = {}
+        for request, layer, position in writes:
+            kv = self.requests[request][layer]
+            if kv.offloaded or kv.saved_step[position] > self._saved_step:
+                continue  # its last copy may still read the block
+            kv.generations[position] += 1
+            kv.saved_step[position] = self._step
+            by_layer.setdefault(layer, []).append((request, position))
+            transfers.saves.append(
+                SaveOrder(
+                    str(request), layer, [position], [kv.slots[position]], [kv.own[position]], False
+                )
+            )
+        return by_layer
+
+    def _send_tables(self, transfers: StepTransfers) -> None:
+        for request in self._changed:
+            if self._step == 1:
+                transfers.generations[str(request)] = 1
+            transfers.dropped_tables += [(str(request), n) for n in range(self.shape.num_layers)]
+            transfers.num_staging[str(request)] = self.shape.num_staging
+            positions = list(range(self.shape.num_blocks))
+            for layer in self._chain(request):
+                slots = self.requests[request][layer].slots
+                if self._swaps_slots:
+                    slots = slots[::-1]
+                staging = self._staging(request, layer)
+                transfers.table_updates.append(
+                    LoadTableUpdate(str(request), layer, True, positions, slots, staging)
+                )
+        self._changed.clear()
+        transfers.loading = [
+            str(request) for request in range(self.shape.num_requests) if self._chain(request)
+        ]
+
+    def _chain(self, request: int) -> list[int]:
+        return [layer for layer, kv in enumerate(self.requests[request]) if kv.offloaded]
+
+    def _staging(self, request: int, layer: int) -> list[int]:
+        shape = self.shape
+        buffer = self._chain(request).index(layer) % shape.num_staging
+        first = 1 + shape.num_slots
+        first += (request * shape.num_staging + buffer) * shape.num_blocks
+        return list(range(first, first + shape.num_blocks))
+
+    def _run_layer(self, layer: int, written: list[tuple[int, int]]) -> None:
+        if written:  # as vLLM: before the layer's load is waited for
+            self.machine.put(
+                self._pool,
+                [self.requests[request][layer].own[position] for request, position in written],
+                [self._tag(request, layer, position) for request, position in written],
+            )
+        self.runner.before_group(layer)
+        self._attend(layer)
+        self.machine.layer()
+        self.runner.after_group(layer)
+
+    def _attend(self, layer: int) -> None:
+        blocks, tags, staged = [], [], []
+        for request, layers in enumerate(self.requests):
+            kv = layers[layer]
+            row = self._staging(request, layer) if kv.offloaded else kv.own
+            if kv.offloaded:
+                staged += row
+            for position, generation in enumerate(kv.generations):
+                if generation:
+                    blocks.append(row[position])
+                    tags.append(self._tag(request, layer, position))
+        if self.poisons and blocks:
+            self.num_checked += len(blocks)
+            self.machine.check(self._pool, blocks, tags)
+            if staged:
+                self.machine.put(self._pool, staged, [POISON] * len(staged))
+
+    def _tag(self, request: int, layer: int, position: int) -> int:
+        shape, kv = self.shape, self.requests[request][layer]
+        block = (request * shape.num_layers + layer) * shape.num_blocks + position
+        return 1 + kv.generations[position] * shape.num_slots + block
+
+    def _absorb(self, feedback: StepFeedback) -> None:
+        assert not feedback.lost_requests, "a copy went wrong"
+        self._saved_step = feedback.saved_step
+        for request, layers in enumerate(self.requests):
+            for kv in layers:
+                if kv.restore_id and kv.restore_id in feedback.num_ranks_done:
+                    kv.restore_id, kv.offloaded = 0, False
+                    self._changed.add(request)
+
+    # -- before and after ---------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Write every block once, and let every host copy be complete."""
+        shape = self.shape
+        for layer in range(shape.num_layers):
+            blocks = [
+                (r, layer, p) for r in range(shape.num_requests) for p in range(shape.num_blocks)
+            ]
+            self.run(self.message(), writes=blocks)
+        self.settle()
+
+    def settle(self) -> None:
+        """Run steps until every copy to the host is confirmed."""
+        for _ in range(1_000):
+            if self._saved_step >= self._step:
+                return
+            self.machine.finish()
+            self.run(self.message())
+        raise RuntimeError("copies to the host never end")
+
+    def break_it(self, how: str) -> None:
+        """Leave something out that is needed: "waits", or the order of "slots"; empty: nothing."""
+        engine: Any = self.engine
+        if how == "waits":
+            engine.wait = lambda ticket, timeout_s=0.0: 0.0
+        self._swaps_slots = how == "slots"
+
+    def close(self) -> None:
+        self.machine.finish()
+        self.engine.close()
+        for ring in self._rings.values():
+            ring.close()
+        self._host.close()

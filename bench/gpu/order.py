@@ -1,0 +1,51 @@
+"""Layers read what they should, on real streams, whatever moves; and mistakes are found."""
+
+import random
+from typing import Any
+
+from bench.gpu.decode_loop import DecodeLoop, LoopShape
+from bench.gpu.machine import Machine
+
+
+def order(
+    machine: Machine, *, num_steps: int, broken: str = "", seed: int = 0, **shape: Any
+) -> list[dict[str, Any]]:
+    """Change placements and blocks at random; count the blocks that were wrong when read."""
+    loop, rng = DecodeLoop(machine, LoopShape(**shape)), random.Random(seed)
+    try:
+        loop.fill()
+        loop.break_it(broken)
+        for request in range(loop.shape.num_requests):
+            loop.offload(request, range(0, loop.shape.num_layers, 2))
+        num_before = loop.num_checked
+        for _ in range(num_steps):
+            _random_step(loop, rng)
+        num_wrong = machine.num_wrong()
+        return [
+            {
+                "broken": broken,
+                "ring": loop.shape.ring,
+                "num_staging": loop.shape.num_staging,
+                "num_steps": num_steps,
+                "num_loads": loop.runner.num_loads,
+                "num_checked": loop.num_checked - num_before,
+                "num_wrong": num_wrong,
+                "as_it_should": bool(num_wrong) == bool(broken),
+            }
+        ]
+    finally:
+        loop.close()
+
+
+def _random_step(loop: DecodeLoop, rng: random.Random) -> None:
+    shape, transfers = loop.shape, loop.message()
+    request = rng.randrange(shape.num_requests)
+    if rng.random() < 0.3:
+        loop.offload(request, rng.sample(range(shape.num_layers), rng.randrange(1, 4)))
+    if rng.random() < 0.2:
+        loop.bring_back(request, rng.randrange(shape.num_layers), transfers)
+    writes = [
+        (r, rng.randrange(shape.num_layers), rng.randrange(shape.num_blocks))
+        for r in range(shape.num_requests)
+    ]
+    loop.run(transfers, writes=writes)
