@@ -31,6 +31,7 @@ from services.placement.types import (
 )
 from services.planner.policy.columns import library_for
 from services.planner.policy.placer import Answer, Placer
+from services.planner.policy.promises import without_hopeless
 from services.planner.policy.victims import (
     MAX_EXACT_VICTIMS,
     Victims,
@@ -54,7 +55,7 @@ class OrbitFlow:
 
         Whether all could have run is in `quality.serve_all`.
         """
-        parameters = snapshot.parameters
+        snapshot, parameters = without_hopeless(snapshot), snapshot.parameters
         space = PatternSpace.EVEN if parameters.even_patterns_only else PatternSpace.FULL
         solver = self._solvers(snapshot.engine.num_groups, space, parameters.buffer_mode)
         return _Planning(snapshot, solver.over(library_for(snapshot, space)), budget).plan()

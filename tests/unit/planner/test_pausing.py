@@ -11,6 +11,7 @@ from services.placement.types import (
     Snapshot,
     VictimRule,
 )
+from services.planner.policy.promises import without_hopeless
 from tests.planning import GOOD, paused, plan_of
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
@@ -69,15 +70,36 @@ def test_deposited_tokens_back_a_slower_step_unless_deposit_is_off() -> None:
     assert paused(plan_of(dataclasses.replace(backed, parameters=off))) == ["long"]
 
 
-@pytest.mark.parametrize(("num_requests", "expected"), [(3, []), (1, ["r0"])])
+@pytest.mark.parametrize(("num_requests", "expected"), [(4, True), (1, False)])
 def test_alpha_lets_one_reader_miss_only_in_a_batch_larger_than_it(num_requests, expected) -> None:
-    # r0 asks for 1 ms per token, which no placement gives; the others ask for nothing.
-    requests = [make_request(f"r{i}") for i in range(num_requests)]
-    requests[0] = dataclasses.replace(requests[0], slo_tbt_s=0.001)
-    plan = plan_of(make_snapshot(*requests, alpha=1.0))
+    # r0 asks for a step as it has with all in the pool, of which there is no room for four layers;
+    # the others ask for nothing.
+    requests = [make_request(f"r{i}", 24_000) for i in range(num_requests)]
+    requests[0] = dataclasses.replace(requests[0], slo_tbt_s=0.0115)
+    snapshot = make_snapshot(*requests, num_free_blocks=num_requests * 8_000, alpha=1.0)
 
-    assert (plan.status is PlanStatus.INFEASIBLE) == bool(expected)
-    assert paused(plan) == []  # a request alone is not paused for itself
+    assert (plan_of(snapshot).status in GOOD) == expected
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize("num_claims", [1, 2])
+def test_a_promise_that_nothing_could_keep_binds_nobody(alpha: float, num_claims: int) -> None:
+    honest = [make_request(f"h{i}", slo_tbt_s=0.1) for i in range(6)]
+    claims = [make_request(f"c{i}", 4_050, slo_tbt_s=1e-6) for i in range(num_claims)]
+
+    plan = plan_of(make_snapshot(*honest, *claims, num_free_blocks=20_000, alpha=alpha))
+
+    assert paused(plan) == []
+    assert plan.status in GOOD
+
+
+def test_a_promise_that_could_be_kept_alone_binds_others() -> None:
+    # Alone and resident: 2 ms + 8 * (1 ms + 1,600 * 7 ns).
+    alone_s = 2e-3 + 8 * (1e-3 + 1_600 * 7e-9)
+    for slo_tbt_s, binds in [(alone_s * 1.001, True), (alone_s * 0.999, False)]:
+        snapshot = make_snapshot(make_request("a", slo_tbt_s=slo_tbt_s))
+        kept = without_hopeless(snapshot).requests[0].slo_tbt_s
+        assert (kept == slo_tbt_s) == binds
 
 
 @pytest.mark.parametrize(
