@@ -48,13 +48,7 @@ def call_at(now_s: float, lifetimes: Lifetimes) -> Call:
         "keep_ms": _keep_ms(longest_s),
         "max_events": MAX_EVENTS,
         "lease_expires_at_s": repr(now_s + lifetimes.lease_ttl_s),
-        "lives": {
-            state.value: {
-                "expires_at_s": repr(now_s + lifetimes.request_s(state)),
-                "keep_ms": _keep_ms(lifetimes.request_s(state)),
-            }
-            for state in RequestStatus
-        },
+        "lives": {state.value: repr(now_s + lifetimes.request_s(state)) for state in RequestStatus},
     }
 
 
@@ -88,9 +82,9 @@ def decode_lease(executor_id: ExecutorId, flat: Sequence[str], now_s: float) -> 
     )
 
 
-def decode_record(key: RequestKey, flat: Sequence[str], now_s: float) -> RequestRecord | None:
+def decode_record(key: RequestKey, text: str | None, now_s: float) -> RequestRecord | None:
     """Return the record; None if it is missing or has expired."""
-    fields = _pairs(flat)
+    fields = json.loads(text or "{}")
     if not fields or float(fields["expires_at_s"]) <= now_s:
         return None
     return RequestRecord(

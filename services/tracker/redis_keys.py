@@ -18,12 +18,9 @@ class ExecutorKeys(NamedTuple):
     lease: str  # hash
     by_expiry: str  # sorted set of request ids
     events: str  # stream: which requests changed
-    request_prefix: str  # of the request hashes
-
-    def request(self, request_id: str) -> str:
-        return self.request_prefix + request_id
+    records: str  # hash: each request as JSON, by its id
 
 
 def keys_of(executor_id: ExecutorId) -> ExecutorKeys:
     root = f"evenflow:{{{executor_id}}}:"
-    return ExecutorKeys(root + "lease", root + "requests", root + "events", root + "request:")
+    return ExecutorKeys(root + "lease", root + "requests", root + "events", root + "records")

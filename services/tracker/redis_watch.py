@@ -149,12 +149,11 @@ class RedisWatch:
             self._position = None
 
     async def _read_records(self, keys: Sequence[RequestKey]) -> tuple[RequestRecord, ...]:
-        pipeline = self._client.pipeline(transaction=False)
-        for key in keys:
-            pipeline.hgetall(self._keys.request(key.request_id))
-        hashes: list[dict[str, str]] = await self._answer(pipeline.execute())
-        flats = [[part for pair in fields.items() for part in pair] for fields in hashes]
-        return _decode_all(keys, flats, self._clock())
+        if not keys:
+            return ()
+        ids = [key.request_id for key in keys]
+        texts = await self._answer(self._client.hmget(self._keys.records, ids))
+        return _decode_all(keys, texts, self._clock())
 
     async def _answer(self, command: Awaitable[Any], *, block_s: float = 0.0) -> Any:
         """Return the answer to `command`. Raises StoreUnavailableError if it takes too long."""
@@ -164,8 +163,8 @@ class RedisWatch:
 
 
 def _decode_all(
-    keys: Sequence[RequestKey], flats: Sequence[Sequence[str]], now_s: float
+    keys: Sequence[RequestKey], texts: Sequence[str | None], now_s: float
 ) -> tuple[RequestRecord, ...]:
     """Return what has not expired, sorted by id."""
-    records = (decode_record(key, flat, now_s) for key, flat in zip(keys, flats, strict=True))
+    records = (decode_record(key, text, now_s) for key, text in zip(keys, texts, strict=True))
     return tuple(sorted((r for r in records if r is not None), key=lambda record: record.key))

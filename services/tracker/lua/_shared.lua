@@ -1,7 +1,7 @@
 -- Put in front of every script. All keys belong to one executor and share one hash slot:
--- KEYS[1] lease hash, KEYS[2] index of requests by expiry, KEYS[3] events stream, KEYS[4] prefix of the request hashes.
+-- KEYS[1] lease hash, KEYS[2] index of requests by expiry, KEYS[3] events stream, KEYS[4] hash of requests, each as JSON.
 -- ARGV[1] is the call as JSON. Epochs and instants are strings there: they have more digits than Lua prints.
-local LEASE, INDEX, EVENTS, REQUEST = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local LEASE, INDEX, EVENTS, RECORDS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local call = cjson.decode(ARGV[1])
 local now_s = tonumber(call.now_s)
 
@@ -17,20 +17,17 @@ end
 
 -- Returns the recorded fields of a request, or nil if it is unknown or has expired.
 local function read(request_id)
-  local flat = redis.call('HGETALL', REQUEST .. request_id)
-  local record = {}
-  for i = 1, #flat, 2 do record[flat[i]] = flat[i + 1] end
-  if #flat == 0 or tonumber(record.expires_at_s) <= now_s then return nil end
+  local stored = redis.call('HGET', RECORDS, request_id)
+  local record = stored and cjson.decode(stored)
+  if not record or tonumber(record.expires_at_s) <= now_s then return nil end
   return record
 end
 
--- Stores fields of a request, as {name, value, ...}, and renews its life according to its state.
-local function write(request_id, state, fields)
-  local life = call.lives[state]
-  local key = REQUEST .. request_id
-  redis.call('HSET', key, 'state', state, 'expires_at_s', life.expires_at_s, unpack(fields))
-  redis.call('PEXPIRE', key, life.keep_ms)
-  redis.call('ZADD', INDEX, life.expires_at_s, request_id)
+-- Stores the fields of a request, and renews its life according to its state.
+local function write(request_id, record)
+  record.expires_at_s = call.lives[record.state]
+  redis.call('HSET', RECORDS, request_id, cjson.encode(record))
+  redis.call('ZADD', INDEX, record.expires_at_s, request_id)
 end
 
 -- Tells watchers which requests changed. `seq` grows by one per event, so that a gap shows.
@@ -42,5 +39,6 @@ local function publish(request_ids)
       'seq', seq, 'request_ids', cjson.encode(request_ids))
   end
   redis.call('PEXPIRE', INDEX, call.keep_ms)
+  redis.call('PEXPIRE', RECORDS, call.keep_ms)
   redis.call('PEXPIRE', EVENTS, call.keep_ms)
 end

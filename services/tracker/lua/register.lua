@@ -1,6 +1,6 @@
 -- Records routed requests. Returns the ids of those that were not, as a newer one is known.
 for _, request_id in ipairs(redis.call('ZRANGEBYSCORE', INDEX, '-inf', call.now_s, 'LIMIT', 0, 100)) do
-  redis.call('DEL', REQUEST .. request_id)
+  redis.call('HDEL', RECORDS, request_id)
   redis.call('ZREM', INDEX, request_id)
 end
 
@@ -19,22 +19,23 @@ for _, new in ipairs(call.registrations) do
     table.insert(stale, new.request_id)
   elseif known_generation == new.generation then
     if owned(known) then
-      write(new.request_id, known.state, {'gateway_epoch', call.gateway_epoch})
+      known.gateway_epoch = call.gateway_epoch
+      write(new.request_id, known)
     else
       table.insert(stale, new.request_id)
     end
   else
-    redis.call('DEL', REQUEST .. new.request_id)
-    write(new.request_id, 'queued', {
-      'generation', new.generation,
-      'gateway_id', call.gateway_id,
-      'gateway_epoch', call.gateway_epoch,
-      'executor_epoch', executor_epoch,
-      'num_prompt_tokens', new.num_prompt_tokens,
-      'service_level', new.service_level,
-      'registered_at_s', call.now_s,
-      'num_generated', 0,
-      'num_delivered', 0,
+    write(new.request_id, {
+      state = 'queued',
+      generation = new.generation,
+      gateway_id = call.gateway_id,
+      gateway_epoch = call.gateway_epoch,
+      executor_epoch = executor_epoch,
+      num_prompt_tokens = new.num_prompt_tokens,
+      service_level = new.service_level,
+      registered_at_s = call.now_s,
+      num_generated = 0,
+      num_delivered = 0,
     })
     table.insert(changed, new.request_id)
   end

@@ -12,7 +12,8 @@ for _, request_id in ipairs(redis.call('ZRANGEBYSCORE', INDEX, '(' .. call.now_s
   if record and not call.ended[record.state] then
     local owner = tonumber(record.executor_epoch)
     if owner > 0 and owner < tonumber(call.epoch) then
-      write(request_id, 'failed', {})
+      record.state = 'failed'
+      write(request_id, record)
       table.insert(failed, request_id)
     end
   end

@@ -2,13 +2,13 @@
 local unknown, stale, changed = {}, {}, {}
 
 local function apply(record, entry)
-  local fields = {'gateway_epoch', call.gateway_epoch}
+  record.gateway_epoch = call.gateway_epoch
   local count = entry.num_delivered
   if count and (not record.delivered_at_s or count > tonumber(record.num_delivered)) then
-    fields = {'gateway_epoch', call.gateway_epoch, 'num_delivered', count, 'delivered_at_s', call.now_s}
+    record.num_delivered, record.delivered_at_s = count, call.now_s
     table.insert(changed, entry.request_id)
   end
-  write(entry.request_id, record.state, fields)
+  write(entry.request_id, record)
 end
 
 for _, entry in ipairs(call.progress) do

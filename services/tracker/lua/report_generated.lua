@@ -6,22 +6,22 @@ local unknown, stale, illegal, changed = {}, {}, {}, {}
 
 local function apply(record, entry)
   local is_new = false
-  local fields = {'executor_epoch', call.epoch}
+  record.executor_epoch = call.epoch
   local state = entry.state or record.state
   if state ~= record.state then
     if call.reachable[record.state][state] then
       is_new = true
+      record.state = state
     else
       table.insert(illegal, entry.request_id)
-      state = record.state
     end
   end
   local count = entry.num_generated
   if count and (not record.generated_at_s or count > tonumber(record.num_generated)) then
     is_new = true
-    fields = {'executor_epoch', call.epoch, 'num_generated', count, 'generated_at_s', call.now_s}
+    record.num_generated, record.generated_at_s = count, call.now_s
   end
-  write(entry.request_id, state, fields)
+  write(entry.request_id, record)
   if is_new then table.insert(changed, entry.request_id) end
 end
 

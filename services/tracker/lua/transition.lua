@@ -9,6 +9,8 @@ if record.state ~= call.to and not call.edges[record.state][call.to] then
   return {'ILLEGAL_TRANSITION', record.state}
 end
 
-write(call.request_id, call.to, {'executor_epoch', call.epoch})
-publish(record.state ~= call.to and {call.request_id} or {})
-return {'OK', record.state}
+local before = record.state
+record.state, record.executor_epoch = call.to, call.epoch
+write(call.request_id, record)
+publish(before ~= call.to and {call.request_id} or {})
+return {'OK', before}
