@@ -17,9 +17,11 @@ class Authority:
         self.ca_file = str(folder / "ca.pem")
         self._ca.cert_pem.write_to_path(self.ca_file)
 
-    def issue(self, name: str) -> Certificates:
-        """Return a new certificate for "127.0.0.1" and "localhost", and trust in this CA."""
-        issued = self._ca.issue_cert("127.0.0.1", "localhost")
+    def issue(self, name: str, *services: str) -> Certificates:
+        """Return a new certificate for "127.0.0.1", "localhost" and these services, and trust in
+        this CA.
+        """
+        issued = self._ca.issue_cert("127.0.0.1", "localhost", *services)
         files = self.files(name)
         Path(files.key_file).write_bytes(issued.private_key_pem.bytes())
         chain = b"".join(part.bytes() for part in issued.cert_chain_pems)

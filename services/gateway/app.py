@@ -36,6 +36,7 @@ from services.kit import clock, log, metrics
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
+from services.kit.tls import renew_with_files
 from services.kit.tracing import Tracing
 from services.reporting.reporter import Sender, SenderKind, TrackerReporter
 
@@ -233,7 +234,7 @@ def _http_config(app: HttpEdge, settings: GatewaySettings) -> uvicorn.Config:
         max_connections_per_address=settings.max_connections_per_address,
     )
     protocol: Any = partial(BoundedHttpProtocol, connections=Connections(limits))
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
         http=protocol,
         timeout_keep_alive=math.ceil(settings.http_idle_timeout_s),
@@ -245,6 +246,11 @@ def _http_config(app: HttpEdge, settings: GatewaySettings) -> uvicorn.Config:
         timeout_graceful_shutdown=CLOSE_MARGIN_S,
         **tls,
     )
+    if certificates is not None:
+        config.load()
+        assert config.ssl is not None
+        renew_with_files(config.ssl, certificates)
+    return config
 
 
 def _listen(host: str, port: int) -> socket.socket:

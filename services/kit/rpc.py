@@ -179,8 +179,10 @@ class ServiceInterceptor(aio.ServerInterceptor):
     Servicers raise `ServiceError`s and hold no try/except; response streams are async generators.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, client_names: frozenset[str] = frozenset()) -> None:
+        """With `client_names`, callers must show a certificate with one of them."""
         self.live_calls = LiveCalls()
+        self._client_names = client_names
 
     async def intercept_service(
         self,
@@ -212,6 +214,7 @@ class ServiceInterceptor(aio.ServerInterceptor):
         async def call(request: Any, context: Context) -> Any:
             with self.live_calls.one_more():
                 async with _served(method, context, routine=True):
+                    _check_client(context, self._client_names)
                     return await behavior(_decoded(request), context)
 
         return call
@@ -221,14 +224,22 @@ class ServiceInterceptor(aio.ServerInterceptor):
     ) -> Callable[..., AsyncIterator[Any]]:
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
             with self.live_calls.one_more():
-                async with (
-                    _served(method, context, routine=False),
-                    aclosing(behavior(_decoded(request), context)) as responses,
-                ):
-                    async for response in responses:
-                        yield response
+                async with _served(method, context, routine=False):
+                    _check_client(context, self._client_names)
+                    async with aclosing(behavior(_decoded(request), context)) as responses:
+                        async for response in responses:
+                            yield response
 
         return call
+
+
+def _check_client(context: Context, names: frozenset[str]) -> None:
+    """Raise UnauthenticatedError for a client whose certificate bears none of `names`, if any."""
+    if not names:
+        return
+    borne = context.auth_context().get("x509_subject_alternative_name", ())
+    if names.isdisjoint(name.decode(errors="replace") for name in borne):
+        raise errors.UnauthenticatedError("the client's certificate is of no service that may call")
 
 
 class _Undecodable:

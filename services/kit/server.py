@@ -42,7 +42,7 @@ class ServiceServer:
         `interceptors` are asked after the service's own. Calls beyond `max_calls` at a time are
         refused with RESOURCE_EXHAUSTED, and wait at the client if they share a connection.
         """
-        interceptor = ServiceInterceptor()
+        interceptor = ServiceInterceptor(client_names=transport.client_names)
         self._live_calls = interceptor.live_calls
         self.grpc = aio.server(
             interceptors=[interceptor, *interceptors],

@@ -37,6 +37,9 @@ class ServiceSettings(BaseSettings):
     tls_cert_file: FilePath | None = None
     tls_key_file: FilePath | None = None
     tls_ca_file: FilePath | None = Field(default=None, validate_default=True)
+    # "gateway,executor": names of which a client's certificate must bear one, as a subject
+    # alternative name, to call this process; empty: any of the CA will do.
+    tls_client_names: str = Field(default="", validate_default=True)
 
     @field_validator("tls_ca_file")
     @classmethod
@@ -45,6 +48,13 @@ class ServiceSettings(BaseSettings):
         if any(files) and not all(files):
             raise ValueError("tls_cert_file, tls_key_file and tls_ca_file go together")
         return ca_file
+
+    @field_validator("tls_client_names")
+    @classmethod
+    def _check_client_names(cls, names: str, info: ValidationInfo) -> str:
+        if names and info.data.get("tls_ca_file") is None:
+            raise ValueError("means nothing without tls_ca_file")
+        return names
 
     @property
     def transport(self) -> Transport:
@@ -56,7 +66,12 @@ class ServiceSettings(BaseSettings):
                 key_file=str(self.tls_key_file),
                 ca_file=str(self.tls_ca_file),
             )
-        return Transport(certificates=certificates, keepalive_s=self.grpc_keepalive_s)
+        names = (name.strip() for name in self.tls_client_names.split(","))
+        return Transport(
+            certificates=certificates,
+            client_names=frozenset(name for name in names if name),
+            keepalive_s=self.grpc_keepalive_s,
+        )
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

@@ -1,5 +1,6 @@
 """Certificates as gRPC's credentials."""
 
+import ssl
 from pathlib import Path
 
 import grpc
@@ -20,6 +21,38 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
         lambda: _newest(certificates),  # type: ignore[arg-type, return-value] # None: as before
         require_client_authentication=bool(certificates.ca_file),
     )
+
+
+def renew_with_files(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """Have connections that begin with `context` show, and ask for, what the files hold then."""
+    made = _moments(certificates), context
+
+    def give(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        nonlocal made
+        try:
+            moments = _moments(certificates)
+            if moments != made[0]:
+                made = moments, _server_context(certificates)
+        except (OSError, ssl.SSLError) as error:  # as before: they may be half written
+            log.warning("certificates_not_read", error=type(error).__name__)
+        connection.context = made[1]
+
+    context.sni_callback = give  # called for each, whether or not it names a server
+
+
+def _moments(certificates: Certificates) -> list[int]:
+    """Return when each file was written."""
+    files = (certificates.cert_file, certificates.key_file, certificates.ca_file)
+    return [Path(file).stat().st_mtime_ns for file in files if file]
+
+
+def _server_context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.cert_file, certificates.key_file)
+    if certificates.ca_file:
+        context.load_verify_locations(certificates.ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """PEM files, by path. Read when a channel is made, and for each connection to a gRPC server;
-    the key is kept nowhere else.
+    """PEM files, by path. Read when a channel is made, and for each connection to a server; the
+    key is kept nowhere else.
     """
 
     cert_file: str  # own certificate, and those between it and its authority
@@ -19,6 +19,7 @@ class Transport:
     """What both ends of a connection agree on."""
 
     certificates: Certificates | None = None  # None: plain text
+    client_names: frozenset[str] = frozenset()  # that a server's clients may bear; empty: any
     keepalive_s: float = 10.0  # between two pings; as long without an answer: the peer is dead
     max_message_bytes: int = 64 << 20  # one that is larger ends its call, or stream
 

@@ -109,6 +109,36 @@ async def test_a_server_shows_and_asks_for_what_its_files_hold_now(
     assert await status_of(make_channel(address, transport=new)) == SERVING
 
 
+async def test_only_services_with_a_listed_name_may_call(authority) -> None:
+    names = frozenset({"gateway", "planner"})
+    transport = Transport(certificates=authority.issue("executor"), client_names=names)
+    executor = ServiceServer("127.0.0.1:0", [], transport=transport)
+    reached = grpc.unary_unary_rpc_method_handler(answer_nothing)
+    executor.grpc.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("test.Service", {"Call": reached})]
+    )
+    await executor.start()
+
+    async def code_of(*services: str) -> Any:
+        mine = Transport(certificates=authority.issue("client", *services))
+        async with make_channel(f"127.0.0.1:{executor.port}", transport=mine) as channel:
+            try:
+                await channel.unary_unary("/test.Service/Call")(b"", timeout=EVENT_TIMEOUT_S)
+            except aio.AioRpcError as error:
+                return error.code()
+        return grpc.StatusCode.OK
+
+    callers = [("gateway",), ("tracker", "planner"), ("tracker",), ()]
+    codes = [await code_of(*services) for services in callers]
+    await executor.drain(0)
+
+    assert [code.name for code in codes] == ["OK", "OK", "UNAUTHENTICATED", "UNAUTHENTICATED"]
+
+
+async def answer_nothing(request: bytes, context: Any) -> bytes:
+    return b""
+
+
 async def test_the_probe_takes_certificates(server, authority) -> None:
     mine = authority.issue("probe")
     address = f"localhost:{server.port}"
@@ -159,6 +189,41 @@ async def test_a_gateway_with_certificates_serves_https_through_a_secured_link(
     assert answer.status_code == 200
     assert answer.json()["model"] == MODEL
     assert over_grpc == SERVING
+
+
+async def test_https_shows_and_asks_for_what_its_files_hold_now(
+    executor: FakeExecutor, authority: Authority, tmp_path: Path
+) -> None:
+    edge, newer = authority.issue("edge"), Authority(tmp_path / "newer")
+    settings = make_settings(
+        executor,
+        edge_cert_file=edge.cert_file,
+        edge_key_file=edge.key_file,
+        edge_ca_file=edge.ca_file,
+    )
+
+    async def is_served(trusted: str, shown: Certificates) -> bool:
+        context = ssl.create_default_context(cafile=trusted)
+        context.load_cert_chain(shown.cert_file, shown.key_file)
+        async with httpx.AsyncClient(verify=context, timeout=EVENT_TIMEOUT_S) as client:
+            try:
+                url = f"https://127.0.0.1:{gateway.http_port}/health"
+                return (await client.get(url)).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+    old, new = authority.issue("old-client"), newer.issue("new-client")
+    old_ca = str(shutil.copy(authority.ca_file, tmp_path / "old-ca.pem"))
+    async with run_gateway(settings) as gateway:
+        before = [await is_served(old_ca, old), await is_served(newer.ca_file, new)]
+        shown = newer.issue("edge")
+        for kind in ("key_file", "cert_file", "ca_file"):
+            shutil.copy(getattr(shown, kind), getattr(edge, kind))
+        after = [await is_served(old_ca, old), await is_served(newer.ca_file, new)]
+        shutil.move(edge.cert_file, tmp_path / "away")
+        without = await is_served(newer.ca_file, new)
+
+    assert (before, after, without) == ([True, False], [False, True], True)
 
 
 async def test_a_gateway_without_a_certificate_gets_no_executor(executor: FakeExecutor) -> None:
