@@ -230,6 +230,7 @@ def _http_config(app: HttpEdge, settings: GatewaySettings) -> uvicorn.Config:
     limits = ConnectionLimits(
         head_timeout_s=settings.http_head_timeout_s,
         body_timeout_s=settings.http_body_timeout_s,
+        reader_timeout_s=2 * settings.reader_timeout_s,  # what ends the answer is to be read too
         max_connections=settings.max_connections,
         max_connections_per_address=settings.max_connections_per_address,
     )

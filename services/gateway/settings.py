@@ -81,7 +81,8 @@ class GatewaySettings(ServiceSettings):
     max_deposit_bytes: int = Field(default=4 << 20, ge=1 << 10)
     # After generation a stream may keep its pace for so long; the rest then comes at once.
     max_pace_tail_s: float = Field(default=600.0, ge=0)
-    # A reader that takes nothing for so long is given up; shorter than the executor's
+    # A reader that takes nothing for so long is given up, and its connection is cut after twice as
+    # long, unless 16 KiB per second of what waits are read; shorter than the executor's
     # EVENFLOW_EXECUTOR_KV_MAX_PAUSE_S, after which a hold ends by itself.
     reader_timeout_s: float = Field(default=30.0, gt=0)
     tracker_flush_timeout_s: float = Field(default=2.0, ge=0)  # for last counts at shutdown

@@ -172,6 +172,27 @@ async def test_a_paced_tail_gives_its_place_back_in_time(executor) -> None:
     assert (refused.status_code, taken.status_code) == (429, 200)
 
 
+async def test_streams_that_only_keep_their_pace_make_room_for_others(executor) -> None:
+    """As many of them as places are wanted: for each newcomer, and one of sixteen to spare."""
+    executor.script = Script(texts=["x"] * 3)
+    async with gateway_for(executor, max_live_requests=16) as client:
+        await client.wait_ready()
+        dispatcher = client.gateway.dispatcher
+        body = stream_body(n=16, evenflow={"slo_tbt_ms": 3_600_000, "pace_tail": True})
+        async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            reading = asyncio.create_task(read_texts(response))
+            await until(lambda: all(g.keeps_its_pace for g in dispatcher._generations()))
+
+            refused = await client.http.post("/v1/chat/completions", json=chat_body())
+            await until(lambda: dispatcher.num_live == 14)
+            taken = await client.http.post("/v1/chat/completions", json=chat_body())
+            num_left = dispatcher.num_live
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    assert (refused.status_code, taken.status_code, num_left) == (429, 200, 14)
+
+
 async def test_a_hundred_and_fifty_paced_streams_lose_nothing(client, executor) -> None:
     texts = [f"<{k}>" for k in range(40)]
     executor.script = Script(texts=texts, interval_s=0.002)

@@ -90,12 +90,22 @@ class WholeAnswers(_Answers):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = _WholeSize()
         async with self._dispatcher.generate_all(self._requests) as generations:
-            answers = await side_by_side([_collected(g, size) for g in generations])
+            answers = await side_by_side([self._collected(g, size) for g in generations])
         if size.num_entries < LARGE_WHOLE_ENTRIES:
             body = encode_json(self._form.whole(answers))
         else:
             body = await asyncio.to_thread(self._encoded, answers)
         await Response(body, media_type="application/json")(scope, receive, send)
+
+    async def _collected(self, generation: Generation, size: "_WholeSize") -> Answer:
+        tokens: list[Token] = []
+        async for batch in generation.batches():
+            if prompt := generation.prompt if not tokens else None:
+                size.add(len(prompt.logprobs), prompt.logprobs[-1] if prompt.logprobs else None)
+            size.add(len(batch), batch[0].logprobs)
+            tokens += batch
+        self._dispatcher.drop(generation)
+        return Answer(tokens=tokens, finish=_uncancelled(generation), prompt=generation.prompt)
 
     def _encoded(self, answers: Sequence[Answer]) -> str:
         return encode_large_json(self._form.whole(answers))
@@ -113,17 +123,6 @@ class _WholeSize:
         if self.num_entries > MAX_WHOLE_ENTRIES:
             rule = "must be true for answers of this length"
             raise InvalidRequestError(f"stream: {rule}", field="stream")
-
-
-async def _collected(generation: Generation, size: _WholeSize) -> Answer:
-    tokens: list[Token] = []
-    async for batch in generation.batches():
-        if prompt := generation.prompt if not tokens else None:
-            size.add(len(prompt.logprobs), prompt.logprobs[-1] if prompt.logprobs else None)
-        size.add(len(batch), batch[0].logprobs)
-        tokens += batch
-    generation.ending_taken()
-    return Answer(tokens=tokens, finish=_uncancelled(generation), prompt=generation.prompt)
 
 
 class StreamedAnswers(_Answers):
@@ -172,7 +171,7 @@ class StreamedAnswers(_Answers):
         await generation.write_to(_AnswerEvents(stream, chunks, generation))
         finish = _uncancelled(generation)
         await stream.send(chunks.ending(finish))
-        generation.ending_taken()
+        self._dispatcher.drop(generation)  # its place is free, though other answers go on
         return finish
 
 

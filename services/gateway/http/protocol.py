@@ -6,6 +6,7 @@ import asyncio
 from asyncio import Transport
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -16,7 +17,7 @@ from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.responses import encode_json
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers
-MIN_BODY_BYTES_PER_S = 16 << 10  # what a body may take beyond its time
+MIN_BODY_BYTES_PER_S = 16 << 10  # what a body may take beyond its time; answers are read as fast
 BODY = "evenflow.body"  # in a scope: the response's ChunkedBody
 
 
@@ -26,6 +27,12 @@ _EXPLANATIONS = {
     431: f"the head may have {MAX_HEAD_BYTES} bytes",
     503: "too many connections",
 }
+
+
+def refusal(status: int) -> dict[str, Any]:
+    """Return the body of a response that ends its connection."""
+    message = f"{HTTPStatus(status).phrase.lower()}: {_EXPLANATIONS[status]}"
+    return openai_errors.error_body(status, message)
 
 
 class _HeadTooLargeError(Exception):
@@ -79,6 +86,7 @@ class ConnectionLimits:
 
     head_timeout_s: float  # until a head is complete, > 0
     body_timeout_s: float  # until a body is, beyond its bytes / MIN_BODY_BYTES_PER_S, > 0
+    reader_timeout_s: float  # for what is written to be read, or as much of it as at that rate, > 0
     max_connections: int  # at a time, >= 1
     max_connections_per_address: int  # of one client, or of one proxy, >= 1
 
@@ -111,7 +119,8 @@ class Connections:
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Refuses a request whose head, or trailer of a chunked body, is too large with 431, however
     slowly it comes, one that comes too slowly with 408, what is no HTTP with 400, and a connection
-    too many with 503. The connection ends with each; one that stays silent ends without a word.
+    too many with 503. The connection ends with each; one that stays silent ends without a word,
+    and so does one whose client does not read.
     """
 
     def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
@@ -120,6 +129,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._limits = connections.limits
         self._address = ""
         self._timer: asyncio.TimerHandle | None = None  # while something has to come
+        self._reading: asyncio.TimerHandle | None = None  # while a complete answer is to be read
         self._since_s = self._timeout_s = 0.0  # when it was begun, and how long it may take
         self._num_body_bytes = 0
         self._is_in_head = True
@@ -136,6 +146,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        self._stop_reading_clock()
         self._counted.leave(self._address)
         super().connection_lost(exc)
 
@@ -177,6 +188,41 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._expect_nothing()
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_reading_clock()
+        if not self._is_answering:
+            self._expect_reading()
+
+    def on_response_complete(self) -> None:
+        if self._reading is None:
+            self._expect_reading()
+        super().on_response_complete()
+
+    def _expect_reading(self) -> None:
+        """Have the client read what is written, or enough of it to go on like that."""
+        self._stop_reading_clock()
+        if num_bytes := self.transport.get_write_buffer_size():
+            check = partial(self._check_reading, num_bytes)
+            self._reading = self.loop.call_later(self._limits.reader_timeout_s, check)
+
+    def _stop_reading_clock(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _check_reading(self, num_bytes: int) -> None:
+        """Cut the connection of a client that has read too little of so many bytes."""
+        num_read = num_bytes - self.transport.get_write_buffer_size()
+        if num_read < min(num_bytes, MIN_BODY_BYTES_PER_S * self._limits.reader_timeout_s):
+            self.transport.abort()
+        else:
+            self._expect_reading()
+
     def _expect_within(self, timeout_s: float) -> None:
         """Have the client complete what it has begun in so many seconds."""
         self._expect_nothing()
@@ -211,8 +257,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int) -> None:
         reason = HTTPStatus(status).phrase
-        message = f"{reason.lower()}: {_EXPLANATIONS[status]}"
-        body = encode_json(openai_errors.error_body(status, message)).encode()
+        body = encode_json(refusal(status)).encode()
         head = (
             f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n"

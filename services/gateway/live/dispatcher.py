@@ -41,6 +41,7 @@ from services.kit.tracing import NO_TRACING, Tracing
 log = structlog.get_logger()
 
 MAX_WATCH_INTERVAL_S = 1.0
+SPARE_FRACTION = 16  # of all places one in so many is kept free of streams that only keep a pace
 MAX_ASIDE = 16  # tokenisations at a time, which prompts of requests wait for
 DRAINING_MESSAGE = "the gateway is shutting down"
 
@@ -244,6 +245,7 @@ class Dispatcher:
             self._limits.max_live_requests,
             self._limits.max_live_requests - self.num_live,
         )
+        self._make_room(len(requests) + limit // SPARE_FRACTION - num_free)
         if len(requests) > limit:
             raise InvalidRequestError(f"n: at most {limit} answers can be asked for", field="n")
         if len(requests) > num_free:
@@ -252,6 +254,15 @@ class Dispatcher:
         self._check_terms(requests)
         self._quotas.enter(current_caller(), len(requests))
         return [self._enter(request) for request in requests]
+
+    def _make_room(self, num_wanted: int) -> None:
+        """Have streams that only keep their pace end it, the oldest first, for others to come in:
+        whoever asks for a tail has no right to its place.
+        """
+        for generation in self._generations() if num_wanted > 0 else ():
+            if num_wanted > 0 and generation.keeps_its_pace:
+                generation.end_pace()
+                num_wanted -= 1
 
     def _check_context(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise ContextLengthError for a request that no executor of its model has room for."""

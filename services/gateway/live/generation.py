@@ -159,6 +159,16 @@ class Generation:
         """Forget a refusal, to ask another executor."""
         self._answer = self._loop.create_future()
 
+    @property
+    def keeps_its_pace(self) -> bool:
+        """Say whether nothing but the reader's pace keeps this from its end."""
+        return self._reason is not None and self._paced.num_held > 0
+
+    def end_pace(self) -> None:
+        """Give the reader all that is left at once."""
+        self._paced.flush()
+        self._wake()
+
     def cancel(self) -> None:
         """End now; tokens that the reader does not have yet are dropped."""
         self._drop_rest()
@@ -234,10 +244,6 @@ class Generation:
             stop_string=self._stop_string,
         )
         self._reader.handed(self._clock())  # what follows the last token is waited for too
-
-    def ending_taken(self) -> None:
-        """Note that the reader has all of this answer, though others to the same call go on."""
-        self._reader.took(0)
 
     def reader_stopped_for_s(self, now_s: float) -> float:
         """Return how long the reader has taken nothing of what was handed to it."""

@@ -18,7 +18,11 @@ from services.gateway.http.protocol import (
 )
 
 LIMITS = ConnectionLimits(
-    head_timeout_s=10.0, body_timeout_s=30.0, max_connections=3, max_connections_per_address=2
+    head_timeout_s=10.0,
+    body_timeout_s=30.0,
+    reader_timeout_s=60.0,
+    max_connections=3,
+    max_connections_per_address=2,
 )
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
 ANSWER = [
@@ -68,6 +72,8 @@ class Socket(asyncio.Transport):
     def __init__(self, address: str) -> None:
         super().__init__({"peername": (address, 1), "sockname": ("127.0.0.1", 2)})
         self.written = b""
+        self.num_unread = 0  # bytes that the client has not read
+        self.is_cut = False
         self._is_closing = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -78,6 +84,12 @@ class Socket(asyncio.Transport):
 
     def close(self) -> None:
         self._is_closing = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unread
+
+    def abort(self) -> None:
+        self.is_cut = True
 
     def pause_reading(self) -> None: ...
 
@@ -196,6 +208,53 @@ async def test_empty_lines_between_requests_hold_no_connection(server) -> None:
     server.loop.advance_to(84)
 
     assert socket.is_closing()
+
+
+ENOUGH = 60 * MIN_BODY_BYTES_PER_S  # to be read in the time that there is for some
+
+
+async def test_an_answer_that_is_complete_and_not_read_ends_its_connection(server) -> None:
+    protocol, socket = server.connect()
+    server.answering.set()
+    socket.num_unread = 10
+    protocol.data_received(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+    while socket.status is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+    server.loop.advance_to(59.9)
+    assert not socket.is_cut
+    server.loop.advance_to(60)
+
+    assert socket.is_cut
+
+
+async def test_a_large_answer_may_be_read_at_the_least_rate_and_no_slower(server) -> None:
+    protocol, socket = server.connect()
+    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    socket.num_unread = 4 * ENOUGH
+    protocol.pause_writing()
+    for minute in (1, 2, 3):
+        socket.num_unread -= ENOUGH
+        server.loop.advance_to(60 * minute)
+    assert not socket.is_cut
+
+    socket.num_unread -= ENOUGH - 1
+    server.loop.advance_to(240)
+
+    assert socket.is_cut
+
+
+async def test_a_stream_that_is_read_in_time_has_no_clock(server) -> None:
+    protocol, socket = server.connect()
+    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    socket.num_unread = 1000
+    protocol.pause_writing()
+    server.loop.advance_to(59)
+    protocol.resume_writing()
+
+    server.loop.advance_to(3600)
+
+    assert not socket.is_cut
 
 
 async def test_connections_beyond_the_limits_are_refused_until_others_end(server) -> None:

@@ -215,15 +215,13 @@ async def test_a_refusal_is_raised_and_can_be_forgotten() -> None:
     assert generation.num_prompt_tokens == 3
 
 
-async def test_who_has_all_of_an_answer_is_waited_for_no_more() -> None:
+async def test_who_has_all_tokens_is_waited_for_to_take_the_ending() -> None:
     generation = make_generation(ServiceLevel())
     generation.ended(FinishReason.STOP)
+
     assert await read(generation) == []
-    assert generation.reader_stopped_for_s(50.0) == 50.0  # the ending is to be written
 
-    generation.ending_taken()
-
-    assert generation.reader_stopped_for_s(50.0) == 0.0
+    assert generation.reader_stopped_for_s(50.0) == 50.0
 
 
 class Outlet:
