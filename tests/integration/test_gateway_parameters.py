@@ -57,6 +57,20 @@ EVERYTHING = {
 SCHEMA = {"type": "object", "properties": {"a": {"const": None}}}
 
 
+@pytest.mark.parametrize(
+    ("text", "status"), [("4.0", 200), ("4e0", 200), ("4.5", 400), ("1e300", 400)]
+)
+async def test_a_whole_number_is_an_integer_however_it_is_written(
+    client, executor, text, status
+) -> None:
+    body = json.dumps(chat_body(max_tokens=0)).replace('"max_tokens": 0', f'"max_tokens": {text}')
+
+    answer = await client.http.post("/v1/chat/completions", content=body)
+
+    assert answer.status_code == status
+    assert [submit.sampling.max_tokens for submit in executor.submits] == [4] * (status == 200)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_every_sampling_parameter_reaches_the_executor(client, executor, path) -> None:
     is_chat = "chat" in path

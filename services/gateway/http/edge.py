@@ -31,6 +31,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 LARGE_BODY_BYTES = 64 << 10
+MAX_WHOLE_FLOAT = 2**53  # up to here each integer is a float of its own
 QUIET_ROUTES = ("/health", "/ping", "/ready", "/metrics")  # probes would drown the log
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 ANTHROPIC_ID_KEY = "request-id"  # where its clients look for the id
@@ -179,13 +180,19 @@ async def read_body(request: Request, *, max_bytes: int) -> bytearray:
 def decode_json(body: bytearray) -> Any:
     """Return the decoded body. Raises InvalidRequestError if it is no JSON."""
     try:
-        decoded = json.loads(body, parse_constant=_refuse_constant)
+        decoded = json.loads(body, parse_constant=_refuse_constant, parse_float=_number)
         if _SURROGATE_ESCAPE.search(body):  # only a pair of them is a character
             json.dumps(decoded, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         detail = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise InvalidRequestError(f"the body is not valid JSON: {detail}") from None
     return decoded
+
+
+def _number(text: str) -> float:
+    """Return a number. 1.0 is the integer that it is in JSON."""
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) <= MAX_WHOLE_FLOAT else number
 
 
 def _refuse_constant(name: str) -> None:
