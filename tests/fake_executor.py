@@ -23,6 +23,7 @@ from services.kit.transport import PLAIN, Certificates
 MODEL = "test-model"
 NUM_PROMPT_TOKENS = 7
 EVENT_TIMEOUT_S = 120.0
+FIRST_SURROGATE = 0xD800  # from here on the fake's tokens have no text
 UNRENDERABLE = "unrenderable"  # what `Tokenize` refuses
 NOTHING_MORE = pb.Submit()
 
@@ -237,7 +238,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     async def Detokenize(  # noqa: N802
         self, request: pb.DetokenizeRequest, context: aio.ServicerContext
     ) -> pb.DetokenizeResponse:
-        return pb.DetokenizeResponse(text="".join(map(chr, request.ids)))
+        text = "".join(chr(id) if id < FIRST_SURROGATE else "?" for id in request.ids)
+        return pb.DetokenizeResponse(text=text)
 
     async def Stream(  # noqa: N802
         self, requests: AsyncIterator[pb.StreamRequest], context: aio.ServicerContext

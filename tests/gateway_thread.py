@@ -20,6 +20,7 @@ class Edge:
 
     loop: asyncio.AbstractEventLoop
     client: Client
+    executor: FakeExecutor
 
     def run(self, work: Awaitable[Any]) -> Any:
         async def bounded() -> Any:
@@ -40,7 +41,7 @@ def running_edge() -> Iterator[Edge]:
         async with gateway_for(executor) as client:
             await client.wait_ready()
             leave = asyncio.Event()
-            started.set_result(Edge(asyncio.get_running_loop(), client))
+            started.set_result(Edge(asyncio.get_running_loop(), client, executor))
             leaving.set_result(leave)
             await leave.wait()
         await executor.kill()

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from services.gateway.openai import rules
+from services.gateway.openai.fields import OrText
 from services.gateway.openai.lenient import Part
 from services.generation.conversation import ChatMessage, ToolCall
 from services.kit.errors import InvalidRequestError
@@ -46,7 +48,7 @@ def _as_blocks(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks)]
+TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks), OrText()]
 
 
 class ToolResultBlock(Part):
@@ -80,13 +82,30 @@ AnyBlock = Annotated[
         ),
     ),
 ]
-Blocks = Annotated[list[AnyBlock], BeforeValidator(_as_blocks)]
+Blocks = Annotated[list[AnyBlock], BeforeValidator(_as_blocks), OrText()]
 _BLOCKS_OF_A_USER = (TextBlock, ToolResultBlock)
 _BLOCKS_OF_AN_ASSISTANT = (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
 
 
+def _made_of(*types: str) -> dict[str, Any]:
+    """Describe a turn whose blocks, if it has any, are of these types."""
+    block = {"properties": {"type": {"enum": types}}}
+    content = {"anyOf": [{"type": "string"}, {"type": "array", "items": block}]}
+    return {"properties": {"content": content}}
+
+
 class Turn(Part):
     """What one side says; its blocks may be several turns of a chat template."""
+
+    model_config = ConfigDict(
+        extra="ignore",
+        json_schema_extra=rules.if_is(
+            "role",
+            "assistant",
+            then=_made_of("text", "thinking", "redacted_thinking", "tool_use"),
+            otherwise=_made_of("text", "tool_result"),
+        ),
+    )
 
     role: Literal["user", "assistant", "system"]
     content: Blocks

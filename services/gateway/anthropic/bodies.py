@@ -2,9 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from services.gateway.anthropic.blocks import TextBlocks, Turn
+from services.gateway.openai import rules
+from services.gateway.openai.fields import TemplateVariables
 from services.gateway.openai.lenient import GeneratingBody, LenientBody, OtherTool, Part
 from services.gateway.openai.tools import ReasoningEffort, ToolName, json_text
 from services.generation import sampling_params as limits
@@ -80,7 +82,7 @@ class CountTokensBody(LenientBody):
     tool_choice: ToolChoiceBody = ToolChoiceBody(type="auto")
     thinking: ThinkingBody = ThinkingBody(type="adaptive")
     output_config: OutputConfig = OutputConfig()
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
 
     @property
     def own_tools(self) -> list[OwnTool]:
@@ -90,6 +92,13 @@ class CountTokensBody(LenientBody):
 
 class MessagesBody(CountTokensBody, GeneratingBody):
     """Body of `POST /v1/messages`."""
+
+    # The last one is; there is no schema that says so.
+    model_config = ConfigDict(
+        json_schema_extra=rules.together(
+            {"properties": {"messages": {"contains": {"properties": {"role": {"const": "user"}}}}}}
+        )
+    )
 
     max_tokens: int = Field(ge=1, le=limits.MAX_TOKENS)
     stop_sequences: list[StopSequence] = Field(

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -21,6 +20,7 @@ from services.gateway.errors import UnknownModelError
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
 from services.gateway.http.faults import error_response, status_response
+from services.gateway.http.operations import openapi_document
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.bodies import (
@@ -52,7 +52,6 @@ MadeT = TypeVar("MadeT")
 VERSION = "0.1.0"  # of pyproject.toml
 MIN_BODY_LIMIT_BYTES = 1 << 20
 BODY_BYTES_PER_CONTEXT_TOKEN = 16
-_SCHEMA_REF = "#/components/schemas/{model}"
 
 
 class ApiRoutes:
@@ -211,48 +210,31 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
     routes = ApiRoutes(dispatcher, keepalive_s=keepalive_s)
     app = FastAPI(
         title="Evenflow",
-        version=VERSION,
-        description="OpenAI-compatible API with per-token latency SLOs and paced streams.",
         redirect_slashes=False,
         exception_handlers={Exception: _error, ServiceError: _error, HTTPException: _http_error},
     )
-    posts: list[tuple[str, Any, type[BaseModel]]] = [
-        ("/v1/chat/completions", routes.chat_completions, ChatCompletionBody),
-        ("/v1/completions", routes.completions, CompletionBody),
-        ("/v1/responses", routes.responses, ResponsesBody),
-        ("/v1/messages", routes.messages, MessagesBody),
-        ("/v1/messages/count_tokens", routes.count_tokens, CountTokensBody),
-        ("/tokenize", routes.tokenize, TokenizeBody),
-        ("/detokenize", routes.detokenize, DetokenizeBody),
-    ]
-    for path, handler, body_class in posts:
-        described = _json_body(body_class)
-        app.add_api_route(path, handler, methods=["POST"], openapi_extra=described)
+    posts: dict[str, Any] = {
+        "/v1/chat/completions": routes.chat_completions,
+        "/v1/completions": routes.completions,
+        "/v1/responses": routes.responses,
+        "/v1/messages": routes.messages,
+        "/v1/messages/count_tokens": routes.count_tokens,
+        "/tokenize": routes.tokenize,
+        "/detokenize": routes.detokenize,
+        "/ping": routes.health,
+    }
+    for path, handler in posts.items():
+        app.add_api_route(path, handler, methods=["POST"])
     app.add_api_route("/v1/models", routes.list_models)
     app.add_api_route("/v1/models/{model_id:path}", routes.get_model)
     app.add_api_route("/health", routes.health)
     app.add_api_route("/ping", routes.health)
-    app.add_api_route("/ping", routes.health, methods=["POST"])
     app.add_api_route("/version", routes.version)
     app.add_api_route("/load", routes.load)
     app.add_api_route("/ready", routes.ready)
     app.add_api_route("/metrics", routes.metrics)
-    _add_schemas(app, *(body_class for _, _, body_class in posts))
+    app.openapi_schema = openapi_document(VERSION)
     return app
-
-
-def _json_body(body_class: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body that the handler reads itself, for `/openapi.json`."""
-    schema = body_class.model_json_schema(ref_template=_SCHEMA_REF)
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _add_schemas(app: FastAPI, *body_classes: type[BaseModel]) -> None:
-    """Define in `/openapi.json` what the bodies refer to."""
-    schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})
-    for body_class in body_classes:
-        schemas |= body_class.model_json_schema(ref_template=_SCHEMA_REF).get("$defs", {})
 
 
 async def _error(request: Request, error: Exception) -> Response:

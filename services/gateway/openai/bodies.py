@@ -10,10 +10,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from services.gateway import types
 from services.gateway.checks import checked_conversation
+from services.gateway.openai import rules
 from services.gateway.openai.fields import (
     AllowedTokenIds,
     BadWords,
@@ -26,6 +27,7 @@ from services.gateway.openai.fields import (
     StreamOptions,
     StrictBody,
     StructuredOutputsBody,
+    TemplateVariables,
     Text,
     TokenBiases,
     TokenId,
@@ -71,7 +73,11 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 NEUTRAL_VALUES: Mapping[str, Any] = MappingProxyType(
-    {"best_of": 1, "return_tokens_as_token_ids": False, "use_beam_search": False}
+    {
+        "best_of": 1,
+        "return_tokens_as_token_ids": False,
+        "use_beam_search": False,
+    }
 )
 
 
@@ -162,13 +168,29 @@ class ChatCompletionBody(RequestBody):
         "tools": [],
     }
 
+    model_config = ConfigDict(
+        json_schema_extra=rules.together(
+            rules.not_both("max_tokens", "max_completion_tokens"),
+            rules.only_with("tool_choice", "tools", unless=["none", "auto"]),
+            rules.if_is(
+                "continue_final_message", True, then=rules.has("add_generation_prompt", False)
+            ),
+            rules.if_is(
+                "logprobs",
+                True,
+                then={},
+                otherwise={"properties": {"top_logprobs": {"enum": [0, None]}}},
+            ),
+        )
+    )
+
     messages: list[Message] = Field(min_length=1, max_length=types.MAX_MESSAGES)
     tools: Tools | None = None
     tool_choice: ChosenTool = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
     reasoning_effort: ReasoningEffort | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     max_completion_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
@@ -221,6 +243,13 @@ class CompletionBody(RequestBody):
 
     neutral: ClassVar = {**NEUTRAL_VALUES, "add_special_tokens": True, "suffix": ""}
 
+    model_config = ConfigDict(
+        json_schema_extra=rules.together(
+            rules.not_both("response_format", "structured_outputs"),
+            rules.if_is("max_tokens", 0, then=rules.has("echo", True)),
+        )
+    )
+
     prompt: Prompts
     max_tokens: int | None = Field(default=None, ge=0, le=limits.MAX_TOKENS)
     logprobs: NumLogprobs | None = None
@@ -250,9 +279,17 @@ class CompletionBody(RequestBody):
 class TokenizeBody(StrictBody):
     """Body of `POST /tokenize`."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules.together(
+            rules.either("prompt", "messages"), rules.only_with("tools", "messages")
+        )
+    )
+
     model: str = Field(min_length=1)
     prompt: Text | None = None
-    messages: list[Message] | None = Field(default=None, max_length=types.MAX_MESSAGES)
+    messages: list[Message] | None = Field(
+        default=None, min_length=1, max_length=types.MAX_MESSAGES
+    )
     tools: Tools | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True

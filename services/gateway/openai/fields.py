@@ -10,13 +10,18 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
 from services.gateway import types
+from services.gateway.checks import MAX_RATE_TPS, MAX_SLO_S, MIN_RATE_TPS, MIN_SLO_S
+from services.gateway.openai import rules
 from services.generation import sampling_params as limits
+from services.generation.conversation import RESERVED_VARIABLES
 from services.generation.prompts import Prompt, TextPrompt, TokenPrompt
 
 
@@ -47,6 +52,15 @@ class StrictBody(BaseModel):
                 if name in stated and _is_same(stated[name], nothing):
                     del stated[name]
         return stated
+
+
+class OrText:
+    """Annotates what may also be written as a text, which a validator turns into it."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, handler(core_schema)]}
 
 
 def _is_same(value: object, other: object) -> bool:
@@ -125,26 +139,78 @@ def _token_biases(value: object) -> object:
 
 
 _ID_SCHEMA = {"type": "integer", "minimum": 0, "maximum": limits.MAX_TOKEN_ID}
-_ONE_PROMPT = [{"type": "string", "minLength": 1}, {"type": "array", "items": _ID_SCHEMA}]
-_PROMPT_SCHEMA = {"oneOf": [*_ONE_PROMPT, {"type": "array", "items": {"oneOf": _ONE_PROMPT}}]}
-_BIAS_SCHEMA = {"type": "object", "additionalProperties": {"type": "number"}}
-_STRINGS_SCHEMA = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_ONE_PROMPT = [
+    {"type": "string", "minLength": 1},
+    {"type": "array", "items": _ID_SCHEMA, "minItems": 1},
+]
+_PROMPTS = {"items": {"anyOf": _ONE_PROMPT}, "minItems": 1, "maxItems": types.MAX_ANSWERS}
+_PROMPT_SCHEMA = {"anyOf": [*_ONE_PROMPT, {"type": "array", **_PROMPTS}]}
+_BIAS_SCHEMA = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {
+        "type": "number",
+        "minimum": -limits.MAX_LOGIT_BIAS,
+        "maximum": limits.MAX_LOGIT_BIAS,
+    },
+    "maxProperties": limits.MAX_BIASED_TOKENS,
+}
+_STOP = {"type": "string", "minLength": 1, "maxLength": limits.MAX_STOP_CHARACTERS}
+_STOPS = {"type": "array", "items": _STOP, "maxItems": limits.MAX_STOP_STRINGS}
+_STRINGS_SCHEMA = {"anyOf": [_STOP, _STOPS]}
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_TEXT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}
+_FORM_SCHEMA = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": limits.MAX_FORM_CHARACTERS,
+    "pattern": r"\S",
+}
+_CHOICES_SCHEMA = {
+    "type": "array",
+    "items": {"type": "string", "minLength": 1},
+    "minItems": 1,
+    "maxItems": limits.MAX_CHOICE_TEXTS,
+}
+
+
+def _bound_schema(low: float, high: float) -> WithJsonSchema:
+    """Describe a bound that may be stated; `checks` has it, in seconds."""
+    number = {"type": "number", "minimum": low, "maximum": high}
+    return WithJsonSchema({"anyOf": [number, {"type": "null"}]})
+
 
 Stop = Annotated[tuple[str, ...], BeforeValidator(_stop_strings), WithJsonSchema(_STRINGS_SCHEMA)]
-Text = Annotated[str, BeforeValidator(_joined_text)]
+Text = Annotated[str, BeforeValidator(_joined_text), WithJsonSchema(_TEXT_SCHEMA)]
 Prompts = Annotated[Any, BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
 TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)]
 TokenBiases = Annotated[Any, BeforeValidator(_token_biases), WithJsonSchema(_BIAS_SCHEMA)]
-BadWords = Annotated[list[str], Field(max_length=limits.MAX_BAD_WORDS)]
+BadWords = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=limits.MAX_BAD_WORD_CHARACTERS)]],
+    Field(max_length=limits.MAX_BAD_WORDS),
+]
 AllowedTokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKENS)
 ]
+FormText = Annotated[str | None, WithJsonSchema(_FORM_SCHEMA)]
+Choices = Annotated[list[str] | None, WithJsonSchema(_CHOICES_SCHEMA)]
 Penalty = Annotated[
     float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY, allow_inf_nan=False)
 ]
 NumLogprobs = Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)]
 Bound = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
+SloMs = Annotated[Bound, _bound_schema(MIN_SLO_S * 1e3, MAX_SLO_S * 1e3)]
+RateTps = Annotated[Bound, _bound_schema(MIN_RATE_TPS, MAX_RATE_TPS)]
+TemplateVariables = Annotated[
+    dict[str, Any],
+    Field(json_schema_extra={"propertyNames": {"not": {"enum": sorted(RESERVED_VARIABLES)}}}),
+]
 
 
 class StreamOptions(StrictBody):
@@ -158,10 +224,10 @@ class StreamOptions(StrictBody):
 class ServiceLevelBody(StrictBody):
     """The extension object `evenflow`; milliseconds only here and in the headers."""
 
-    slo_ttft_ms: Bound = None
-    slo_tpot_ms: Bound = None
-    slo_tbt_ms: Bound = None
-    consumption_rate_tps: Bound = None
+    slo_ttft_ms: SloMs = None
+    slo_tpot_ms: SloMs = None
+    slo_tbt_ms: SloMs = None
+    consumption_rate_tps: RateTps = None
     pace_tail: bool = False
     strict: bool = False  # refuse what has no effect
 
@@ -176,6 +242,15 @@ class JsonSchema(StrictBody):
 
 
 class ResponseFormat(StrictBody):
+    model_config = ConfigDict(
+        json_schema_extra=rules.if_is(
+            "type",
+            "json_schema",
+            then={"required": ["json_schema"]},
+            otherwise=rules.absent("json_schema"),
+        )
+    )
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -195,12 +270,18 @@ class ResponseFormat(StrictBody):
         return None
 
 
+def _nothing() -> None:
+    """Be a default that the schema does not tell: a null would have no type of its own there."""
+
+
 class StructuredOutputsBody(StrictBody):
     """vLLM's extension, less what `response_format` says."""
 
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    regex: FormText = Field(default_factory=_nothing)
+    choice: Choices = Field(default_factory=_nothing)
+    grammar: FormText = Field(default_factory=_nothing)
 
     @model_validator(mode="after")
     def _check_one(self) -> "StructuredOutputsBody":

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 
@@ -11,6 +10,7 @@ from services.gateway.openai.fields import (
     Penalty,
     ServiceLevelBody,
     StrictBody,
+    TemplateVariables,
     TokenBiases,
     TokenIds,
 )
@@ -86,7 +86,7 @@ class GeneratingBody(LenientBody):
     min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
     stop_token_ids: TokenIds = Field(default_factory=list)
     ignore_eos: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     evenflow: ServiceLevelBody = ServiceLevelBody()
 

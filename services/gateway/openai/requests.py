@@ -23,7 +23,7 @@ from services.pacing.types import ServiceLevel
 ALL_TOKENS = -1  # what vLLM takes for a `top_k` of 0
 MAX_PARENT_ID_LENGTH = 124  # leaves room for the number of one of MAX_ANSWERS answers
 
-_HEADER_BY_BOUND = {
+HEADER_BY_BOUND = {
     "slo_ttft_ms": "x-slo-ttft-ms",
     "slo_tpot_ms": "x-slo-tpot-ms",
     "slo_tbt_ms": "x-slo-tbt-ms",
@@ -138,7 +138,7 @@ def service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Servi
     Raises InvalidRequestError naming the parameter or header at fault.
     """
     values: dict[str, float | None] = {}
-    for bound, header in _HEADER_BY_BOUND.items():
+    for bound, header in HEADER_BY_BOUND.items():
         values[bound] = getattr(stated, bound) or _header_bound(headers, header)  # both are > 0
     level = ServiceLevel(
         slo_ttft_s=_seconds(values["slo_ttft_ms"]),
@@ -151,7 +151,7 @@ def service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Servi
         bound.replace("_ms", "_s"): header
         if getattr(stated, bound) is None
         else f"evenflow.{bound}"
-        for bound, header in _HEADER_BY_BOUND.items()
+        for bound, header in HEADER_BY_BOUND.items()
     }
     check_service_level(level, fields)
     return level

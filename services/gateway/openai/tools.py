@@ -4,9 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from services.gateway.openai import rules
 from services.gateway.openai.fields import CACHE_HINTS, StrictBody, Text
+from services.gateway.types import ROLES
 from services.generation.conversation import (
     MAX_TOOLS,
     REASONING_EFFORTS,
@@ -51,6 +53,26 @@ class CallBody(StrictBody):
 class Message(StrictBody):
     """A turn. What an answer of this API has may be sent back as it is."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules.together(
+            rules.if_is(
+                "role",
+                "tool",
+                then={
+                    "properties": {"tool_call_id": {"minLength": 1}},
+                    "required": ["tool_call_id"],
+                },
+                otherwise=rules.absent("tool_call_id"),
+            ),
+            rules.if_is(
+                "role",
+                "assistant",
+                then={},
+                otherwise=rules.absent("tool_calls", "reasoning", "reasoning_content"),
+            ),
+        )
+    )
+
     place = "messages."
     # What clients add to turns that they keep, for themselves or for other servers.
     without_effect = CACHE_HINTS | {
@@ -63,7 +85,7 @@ class Message(StrictBody):
     }
     neutral: ClassVar = {"type": "text"}
 
-    role: str
+    role: Annotated[str, Field(json_schema_extra={"enum": ROLES})]
     content: Text = ""
     tool_calls: list[CallBody] = Field(default_factory=list)
     tool_call_id: str = ""
@@ -139,15 +161,16 @@ def _chosen_tool(value: object) -> tuple[ToolChoice, str]:
 
 _CHOICES = (ToolChoice.NONE.value, ToolChoice.AUTO.value, ToolChoice.REQUIRED.value)
 _CHOICE_SCHEMA = {
-    "oneOf": [
-        {"enum": list(_CHOICES)},
+    "anyOf": [
+        {"type": "string", "enum": list(_CHOICES)},
+        {"type": "null"},
         {
             "type": "object",
             "properties": {
                 "type": {"const": "function"},
                 "function": {
                     "type": "object",
-                    "properties": {"name": {"type": "string"}},
+                    "properties": {"name": {"type": "string", "minLength": 1}},
                     "required": ["name"],
                     "additionalProperties": False,
                 },

@@ -60,8 +60,8 @@ def _choice(value: object) -> object:
 
 
 _CHOICE_SCHEMA = {
-    "oneOf": [
-        {"enum": ["none", "auto", "required"]},
+    "anyOf": [
+        {"type": "string", "enum": ["none", "auto", "required"]},
         {
             "type": "object",
             "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
@@ -71,7 +71,7 @@ _CHOICE_SCHEMA = {
             "type": "object",
             "properties": {
                 "type": {"const": "allowed_tools"},
-                "mode": {"enum": ["auto", "required"]},
+                "mode": {"type": "string", "enum": ["auto", "required"]},
                 "tools": {"type": "array", "items": {"type": "object"}},
             },
             "required": ["type", "mode", "tools"],
@@ -119,7 +119,7 @@ class ResponsesBody(GeneratingBody):
     instructions: str = ""
     max_output_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
     tools: list[AnyTool] = Field(default_factory=list)
-    tool_choice: ChosenTools = Choice(choice=ToolChoice.AUTO)
+    tool_choice: ChosenTools = Field(default_factory=lambda: Choice(choice=ToolChoice.AUTO))
     parallel_tool_calls: bool = True
     text: TextBody = TextBody()
     reasoning: ReasoningBody = ReasoningBody()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
+from services.gateway.openai.fields import OrText
 from services.gateway.openai.lenient import Part
 from services.generation.conversation import ChatMessage, ToolCall
 
@@ -19,7 +20,7 @@ _TEXT_MEMBER = {
     "text": "text",
 }
 _TEXT_SCHEMA = {
-    "oneOf": [
+    "anyOf": [
         {"type": "string"},
         {
             "type": "array",
@@ -141,7 +142,7 @@ AnyItem = Annotated[
         ),
     ),
 ]
-Input = Annotated[list[AnyItem], Field(min_length=1), BeforeValidator(_as_items)]
+Input = Annotated[list[AnyItem], Field(min_length=1), BeforeValidator(_as_items), OrText()]
 
 
 def turns(items: Sequence[Item], instructions: str = "") -> list[ChatMessage]:

@@ -1,0 +1,365 @@
+"""The calls of the HTTP API, as `/openapi.json` describes them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from services.gateway.anthropic import schemas as anthropic
+from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
+from services.gateway.anthropic.events import MessageForm
+from services.gateway.anthropic.objects import MessageHead
+from services.gateway.checks import MAX_RATE_TPS, MAX_SLO_S, MIN_RATE_TPS, MIN_SLO_S
+from services.gateway.errors import (
+    BodyTooLargeError,
+    CancelledRequestError,
+    TooManyRequestsError,
+    UnknownModelError,
+)
+from services.gateway.http.answers import Form
+from services.gateway.http.edge import IGNORED_HEADER
+from services.gateway.http.faults import ANTHROPIC_PATH, error_response
+from services.gateway.http.protocol import refusal
+from services.gateway.openai import schemas as openai
+from services.gateway.openai.bodies import (
+    ChatCompletionBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    parse_body,
+)
+from services.gateway.openai.requests import HEADER_BY_BOUND, MAX_PARENT_ID_LENGTH
+from services.gateway.openai.responses import (
+    Answer,
+    AnswerHead,
+    AnswerKind,
+    ChatForm,
+    model_entry,
+)
+from services.gateway.responses_api import schemas as responses_api
+from services.gateway.responses_api.bodies import ResponsesBody
+from services.gateway.responses_api.events import ResponseForm
+from services.gateway.responses_api.objects import response_head
+from services.gateway.responses_api.requests import to_generation_request
+from services.gateway.types import Finish, ModelInfo, RequestId, Token
+from services.generation.finish import FinishReason
+from services.kit.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from services.kit.rpc import REQUEST_ID_KEY
+
+_REF = "#/components/schemas/{model}"
+_MODEL = "my-model"
+_ID = RequestId("9f2c4e")
+_CREATED_S = 1_767_225_600
+_TURN = {"role": "user", "content": "Say hello."}
+_TOKENS = (Token(0, 9906, "Hello"), Token(1, 0, "!"))
+_FINISH = Finish(reason=FinishReason.STOP, num_prompt_tokens=9, num_output_tokens=3)
+
+_OF_CONNECTIONS = (400, 408, 431, 503)  # whatever is called
+_WITH_KEYS = (*_OF_CONNECTIONS, 401, 500)
+_WITH_A_BODY = (*_WITH_KEYS, 404, 413, 429, 504)
+_GENERATING = (*_WITH_A_BODY, 409)
+
+_FAULTS: Mapping[int, tuple[str, Exception]] = MappingProxyType(
+    {
+        400: (
+            "A parameter or header is at fault, the body is no JSON, or the request no HTTP.",
+            InvalidRequestError("model: required", field="model"),
+        ),
+        401: (
+            "No good API key, where keys are asked for.",
+            UnauthenticatedError("an API key is required"),
+        ),
+        404: ("Unknown model.", UnknownModelError("no-such-model")),
+        409: ("The request was cancelled.", CancelledRequestError("the request was cancelled")),
+        413: (
+            "The body is too large.",
+            BodyTooLargeError("the body is larger than 1048576 bytes"),
+        ),
+        429: (
+            "There is no room now, or an API key's limit is used up.",
+            TooManyRequestsError(limit=1_024, num_free=0),
+        ),
+        500: ("The gateway or the engine failed.", RuntimeError()),
+        503: (
+            "No executor is connected, or it is lost; no keys are known yet; or there are too "
+            "many connections.",
+            UnavailableError("no executor is connected"),
+        ),
+        504: (
+            "No executor answered in time.",
+            DeadlineError("the executor did not answer in time"),
+        ),
+    }
+)
+_REFUSALS = MappingProxyType({408: "Head or body came too slowly.", 431: "The head is too large."})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One call: what it takes, and what it answers."""
+
+    summary: str
+    answer: Any = None  # type of the JSON of a 200; None: text
+    told: Any  # such an answer
+    events: bytes = b""  # such an answer as a stream, where there are streams
+    body: type[BaseModel] | None = None
+    asked: Sequence[Mapping[str, Any]] = ()  # such bodies
+    faults: Sequence[int] = _WITH_KEYS
+    parameters: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.summary.lower().replace(" ", "_")
+
+    def described(self, path: str) -> dict[str, Any]:
+        """Return the call at `path` in OpenAPI's terms."""
+        statuses = {str(status): _fault(status, path) for status in sorted(self.faults)}
+        described: dict[str, Any] = {
+            "operationId": self.id,
+            "summary": self.summary,
+            "parameters": [_header(REQUEST_ID_KEY, _REQUEST_ID), *self.parameters],
+            "responses": {"200": self._success()} | statuses,
+        }
+        if self.body is not None:
+            examples = {_name(asked): {"value": asked} for asked in self.asked}
+            content = {"application/json": {"schema": _ref(self.body), "examples": examples}}
+            described["requestBody"] = {"required": True, "content": content}
+        return described
+
+    def _success(self) -> dict[str, Any]:
+        headers = [REQUEST_ID_KEY] + ([IGNORED_HEADER] if self.body else [])
+        told: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}, "example": self.told}}
+        if self.answer is not None:
+            told = {"application/json": {"schema": _ref(self.answer), "example": self.told}}
+        if self.events:
+            told["text/event-stream"] = {"example": self.events.decode()}
+        return {"description": "Done.", "headers": _headers(headers), "content": told}
+
+
+def _name(asked: Mapping[str, Any]) -> str:
+    return "streamed" if asked.get("stream") else "whole"
+
+
+def _ref(answer: type) -> dict[str, str]:
+    return {"$ref": _REF.format(model=answer.__name__)}
+
+
+def _headers(names: Sequence[str]) -> dict[str, Any]:
+    return {name: {"schema": {"type": "string"}} for name in names}
+
+
+def _header(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "schema": schema}
+
+
+_REQUEST_ID = {"type": "string", "pattern": f"^[A-Za-z0-9_.:-]{{1,{MAX_PARENT_ID_LENGTH}}}$"}
+
+
+def _service_level() -> list[dict[str, Any]]:
+    """Describe the headers that state a service level."""
+    slo = {"type": "number", "minimum": MIN_SLO_S * 1e3, "maximum": MAX_SLO_S * 1e3}
+    rate = {"type": "number", "minimum": MIN_RATE_TPS, "maximum": MAX_RATE_TPS}
+    return [
+        _header(name, slo if bound.endswith("_ms") else rate)
+        for bound, name in HEADER_BY_BOUND.items()
+    ]
+
+
+def _fault(status: int, path: str) -> dict[str, Any]:
+    """Describe a failure: each API has its own shape, connections have OpenAI's."""
+    shape: dict[str, Any] = _ref(openai.FaultAnswer)
+    headers = [REQUEST_ID_KEY]
+    if status in _REFUSALS:
+        description, example = _REFUSALS[status], refusal(status)
+    else:
+        description, error = _FAULTS[status]
+        response = error_response(error, path)
+        example = json.loads(bytes(response.body))
+        headers += [name for name in response.headers if not name.startswith("content-")]
+        if path.startswith(ANTHROPIC_PATH):
+            example["request_id"] = _ID
+            own = _ref(anthropic.MessageFaultAnswer)
+            shape = {"anyOf": [own, shape]} if status in _OF_CONNECTIONS else own
+    content = {"application/json": {"schema": shape, "example": example}}
+    return {"description": description, "headers": _headers(headers), "content": content}
+
+
+def _whole(form: Form) -> dict[str, Any]:
+    return form.whole([Answer(tokens=_TOKENS, finish=_FINISH)])
+
+
+def _streamed(form: Form) -> bytes:
+    writer = form.writer(0, _FINISH.num_prompt_tokens)
+    said = writer.beginning() + writer.tokens(_TOKENS) + writer.ending(_FINISH)
+    return said + form.last_events([_FINISH])
+
+
+def _generating(summary: str, body: type[BaseModel], answer: Any, form: Form, **asked: Any) -> Any:
+    whole = {"model": _MODEL, **asked}
+    return Operation(
+        summary=summary,
+        answer=answer,
+        told=_whole(form),
+        events=_streamed(form),
+        body=body,
+        asked=[whole, whole | {"stream": True, "evenflow": {"consumption_rate_tps": 20}}],
+        faults=_GENERATING,
+        parameters=_service_level(),
+    )
+
+
+def _form(kind: AnswerKind) -> ChatForm:
+    return ChatForm(AnswerHead(kind=kind, request_id=_ID, model=_MODEL, created_s=_CREATED_S))
+
+
+def _response_form() -> ResponseForm:
+    body = parse_body(ResponsesBody, {"model": _MODEL, "input": "Say hello."})
+    asked = to_generation_request(body, {}, _ID)
+    return ResponseForm(response_head(body, asked, created_s=_CREATED_S))
+
+
+def _posts() -> dict[str, Operation]:
+    message_form = MessageForm(MessageHead(request_id=_ID, model=_MODEL))
+    return {
+        "/v1/chat/completions": _generating(
+            "Chat completions",
+            ChatCompletionBody,
+            openai.ChatCompletion,
+            _form(AnswerKind.CHAT),
+            messages=[_TURN],
+        ),
+        "/v1/completions": _generating(
+            "Completions",
+            CompletionBody,
+            openai.Completion,
+            _form(AnswerKind.COMPLETION),
+            prompt="Say hello.",
+        ),
+        "/v1/responses": _generating(
+            "Responses",
+            ResponsesBody,
+            responses_api.AnsweredResponse,
+            _response_form(),
+            input="Say hello.",
+        ),
+        "/v1/messages": _generating(
+            "Messages",
+            MessagesBody,
+            anthropic.AnsweredMessage,
+            message_form,
+            max_tokens=64,
+            messages=[_TURN],
+        ),
+        "/v1/messages/count_tokens": Operation(
+            summary="Count tokens",
+            body=CountTokensBody,
+            asked=[{"model": _MODEL, "messages": [_TURN]}],
+            answer=anthropic.TokenCount,
+            told={"input_tokens": 9},
+            faults=_WITH_A_BODY,
+        ),
+        "/tokenize": Operation(
+            summary="Tokenize",
+            body=TokenizeBody,
+            asked=[{"model": _MODEL, "prompt": "Hello!"}],
+            answer=openai.Tokens,
+            told={"count": 2, "max_model_len": 4096, "tokens": [9906, 0], "token_strs": None},
+            faults=_WITH_A_BODY,
+        ),
+        "/detokenize": Operation(
+            summary="Detokenize",
+            body=DetokenizeBody,
+            asked=[{"model": _MODEL, "tokens": [9906, 0]}],
+            answer=openai.DetokenizedText,
+            told={"prompt": "Hello!"},
+            faults=_WITH_A_BODY,
+        ),
+        "/ping": Operation(summary="Ping by POST", **_HEALTH),
+    }
+
+
+_ENTRY = model_entry(ModelInfo(executor_id="", model=_MODEL, max_model_len=4_096), _CREATED_S)
+_HEALTH: Any = {
+    "answer": openai.Status,
+    "told": {"status": "ok"},
+    "faults": _OF_CONNECTIONS,
+}
+_ONE_MODEL = {
+    "name": "model_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1},
+}
+
+POSTS: Mapping[str, Operation] = MappingProxyType(_posts())
+GETS: Mapping[str, Operation] = MappingProxyType(
+    {
+        "/v1/models": Operation(
+            summary="List models",
+            answer=openai.ModelList,
+            told={"object": "list", "data": [_ENTRY]},
+        ),
+        "/v1/models/{model_id}": Operation(
+            summary="Get model",
+            answer=openai.Model,
+            told=_ENTRY,
+            parameters=[_ONE_MODEL],
+            faults=(*_WITH_KEYS, 404),
+        ),
+        "/health": Operation(summary="Health", **_HEALTH),
+        "/ping": Operation(summary="Ping", **_HEALTH),
+        "/version": Operation(summary="Version", answer=openai.Version, told={"version": "0.1.0"}),
+        "/load": Operation(summary="Load", answer=openai.Load, told={"server_load": 3}),
+        "/ready": Operation(
+            summary="Ready", answer=openai.Status, told={"status": "ready"}, faults=_OF_CONNECTIONS
+        ),
+        "/metrics": Operation(summary="Metrics", told="evenflow_gateway_live_requests 3.0\n"),
+    }
+)
+
+
+def openapi_document(version: str) -> dict[str, Any]:
+    """Return what `/openapi.json` says of this version."""
+    paths: dict[str, Any] = {path: {"get": asked.described(path)} for path, asked in GETS.items()}
+    for path, asked in POSTS.items():
+        paths.setdefault(path, {})["post"] = asked.described(path)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Evenflow",
+            "version": version,
+            "description": "OpenAI's and Anthropic's APIs with paced streams and service levels.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"ApiKey": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"ApiKey": []}],  # keys are asked for where there are some
+    }
+
+
+def _schemas() -> dict[str, Any]:
+    """Return what the operations refer to; with it the events of OpenAI's streams."""
+    operations = [*POSTS.values(), *GETS.values()]
+    bodies = {operation.body for operation in operations if operation.body}
+    answers = {operation.answer for operation in operations if operation.answer} | {
+        anthropic.MessageFaultAnswer,
+        openai.ChatCompletionChunk,
+        openai.CompletionChunk,
+        openai.FaultAnswer,
+    }
+    adapters = [(cls.__name__, TypeAdapter(cls)) for cls in bodies | answers]
+    _, defined = TypeAdapter.json_schemas(
+        [(name, "validation", adapter) for name, adapter in adapters], ref_template=_REF
+    )
+    schemas: dict[str, Any] = defined["$defs"]
+    return schemas
