@@ -129,7 +129,7 @@ def submit_to_proto(
         sampling=sampling_to_proto(request.sampling),
         echo=request.echo,
         priority=request.priority,
-        cache_salt=request.tenant,
+        cache_salt=request.shared_cache,
     )
     if request.service_level != NO_SERVICE_LEVEL:
         submit.service_level.CopyFrom(service_level_to_proto(request.service_level))

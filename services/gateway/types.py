@@ -55,7 +55,15 @@ class GenerationRequest:
     echo: bool = False  # give the prompt back
     priority: int = 0  # lower is served first
     tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
+    cache_salt: str = ""  # nor do a tenant's requests with different ones
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
+
+    @property
+    def shared_cache(self) -> str:
+        """Return what requests have in common that share cached prefixes; empty: with all others
+        of which nothing is known. No tenant's name and no salt has a line end.
+        """
+        return f"{self.tenant}\n{self.cache_salt}" if self.cache_salt else self.tenant
 
     @property
     def ids(self) -> tuple[RequestId | None, ...]:

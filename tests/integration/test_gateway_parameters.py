@@ -71,6 +71,35 @@ async def test_a_whole_number_is_an_integer_however_it_is_written(
     assert [submit.sampling.max_tokens for submit in executor.submits] == [4] * (status == 200)
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+    ],
+)
+async def test_requests_with_a_salt_share_cached_prefixes_with_their_like(
+    client, executor, path, asked
+) -> None:
+    for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}):
+        answer = await client.http.post(path, json={"model": MODEL, **asked, **salt})
+        assert answer.status_code == 200, answer.text
+
+    none, first, second, other = (submit.cache_salt for submit in executor.submits)
+    assert (none, first == second, len({none, first, other})) == ("", True, 3)
+
+
+@pytest.mark.parametrize("name", ["prompt_logprobs", "return_token_ids", "truncate_prompt_tokens"])
+async def test_what_cannot_be_had_is_refused_with_what_can(client, name) -> None:
+    answer = await client.http.post("/v1/completions", json=completion_body(**{name: 1}))
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, name)
+    assert error["message"].startswith(f"{name}: not supported: ")
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_every_sampling_parameter_reaches_the_executor(client, executor, path) -> None:
     is_chat = "chat" in path

@@ -18,6 +18,7 @@ from services.gateway.openai import rules
 from services.gateway.openai.fields import (
     AllowedTokenIds,
     BadWords,
+    CacheSalt,
     NumLogprobs,
     Penalty,
     Prompts,
@@ -75,8 +76,19 @@ WITHOUT_EFFECT = frozenset(
 NEUTRAL_VALUES: Mapping[str, Any] = MappingProxyType(
     {
         "best_of": 1,
+        "return_token_ids": False,
         "return_tokens_as_token_ids": False,
         "use_beam_search": False,
+    }
+)
+# Why what vLLM's server takes is refused, and what to ask for instead.
+REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        "prompt_logprobs": "not supported: ask /v1/completions for echo with logprobs",
+        "return_token_ids": "not supported: the gRPC API tells the ids of tokens, /tokenize those "
+        "of a prompt",
+        "truncate_prompt_tokens": "not supported: no prompt is cut unseen; /tokenize counts its "
+        "tokens",
     }
 )
 
@@ -114,6 +126,7 @@ class RequestBody(StrictBody):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    cache_salt: CacheSalt = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
     evenflow: ServiceLevelBody = ServiceLevelBody()
@@ -361,7 +374,8 @@ def _named_fault(error: ValidationError) -> InvalidRequestError:
     for part in fault["loc"]:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     if fault["type"] == "extra_forbidden":
-        return InvalidRequestError(f"{path}: this parameter is not supported", field=path)
+        reason = REASONS.get(path, "this parameter is not supported")
+        return InvalidRequestError(f"{path}: {reason}", field=path)
     if fault["type"] == "missing":
         return InvalidRequestError(f"{path}: required", field=path)
     reason = fault["msg"].removeprefix("Value error, ").removeprefix("Input should ")

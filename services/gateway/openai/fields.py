@@ -78,6 +78,8 @@ def _stop_strings(value: object) -> object:
     return tuple(strings)
 
 
+MAX_SALT_CHARACTERS = 256
+
 # Hints to a cache of prompts, which change no answer.
 CACHE_HINTS = frozenset({"cache_control"})
 
@@ -198,6 +200,7 @@ BadWords = Annotated[
 AllowedTokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKENS)
 ]
+CacheSalt = Annotated[str, Field(max_length=MAX_SALT_CHARACTERS, pattern=r"^[^\r\n]*$")]
 FormText = Annotated[str | None, WithJsonSchema(_FORM_SCHEMA)]
 Choices = Annotated[list[str] | None, WithJsonSchema(_CHOICES_SCHEMA)]
 Penalty = Annotated[

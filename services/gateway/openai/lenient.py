@@ -7,6 +7,7 @@ from dataclasses import replace
 from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 
 from services.gateway.openai.fields import (
+    CacheSalt,
     Penalty,
     ServiceLevelBody,
     StrictBody,
@@ -88,6 +89,7 @@ class GeneratingBody(LenientBody):
     ignore_eos: bool = False
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    cache_salt: CacheSalt = ""
     evenflow: ServiceLevelBody = ServiceLevelBody()
 
     def sampling(
@@ -137,6 +139,7 @@ class GeneratingBody(LenientBody):
             service_level=service_level(self.evenflow, headers),
             delivery=Delivery.STREAMED if self.stream else Delivery.WHOLE,
             priority=self.priority,
+            cache_salt=self.cache_salt,
         )
 
 

@@ -61,6 +61,7 @@ def to_generation_requests(
         delivery=types.Delivery.STREAMED if body.stream else types.Delivery.WHOLE,
         echo=body.gives_prompt_back,
         priority=body.priority,
+        cache_salt=body.cache_salt,
         parent_id=request_id if num_answers > 1 else None,
     )
     return [_answer(first, prompts[k // body.n], k, k % body.n) for k in range(num_answers)]
