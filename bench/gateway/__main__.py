@@ -6,7 +6,12 @@ from functools import partial
 from bench.document import Benchmark, measure_named
 
 # Imported one by one: vLLM stays out of a process that measures something else.
-MODULES = {"streams": "streams", "tracker": "tracker_reports", "vllm": "vllm_server"}
+MODULES = {
+    "streams": "streams",
+    "half-open": "half_open",
+    "tracker": "tracker_reports",
+    "vllm": "vllm_server",
+}
 
 
 def load(module: str) -> Benchmark:

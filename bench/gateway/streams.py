@@ -65,10 +65,10 @@ def _measure(pattern: Pattern, num_streams: int) -> Row:
         gateway = psutil.Process(front.pid)
         before_bytes = gateway.memory_info().rss
         with running("bench.gateway.sse_readers", str(port), text, cores=[OTHER_CORE]) as readers:
-            _expect(readers, "open")
-            _expect(executor, "generating")
+            expect(readers, "open")
+            expect(executor, "generating")
             before_s, open_bytes = cpu_s([gateway]), gateway.memory_info().rss
-            errors = json.loads(_line(readers))
+            errors = json.loads(line_of(readers))
             used_s = cpu_s([gateway]) - before_s
     return {
         "num_streams": num_streams,
@@ -102,13 +102,15 @@ def is_ready(port: int) -> bool:
         return False
 
 
-def _line(process: "subprocess.Popen[str]") -> str:
+def line_of(process: "subprocess.Popen[str]") -> str:
+    """Return the next line that a process prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def _expect(process: "subprocess.Popen[str]", word: str) -> None:
-    line = _line(process)
+def expect(process: "subprocess.Popen[str]", word: str) -> None:
+    """Wait for a line. Raises RuntimeError for another one."""
+    line = line_of(process)
     if line != word:
         raise RuntimeError(f'"{line}" instead of "{word}"')
 
