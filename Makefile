@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -149,6 +149,10 @@ test-product: setup models ## layer-wise KV: the full product of its options, an
 test-fuzz: setup ## random examples, ten times as many as `make test` tries
 	EVENFLOW_FUZZ_TIMES=10 $(PYTEST) $(JUNIT)/fuzz.xml --numprocesses=2 -m hypothesis tests/unit tests/contract tests/integration
 
+INPUTS ?= 20000
+fuzz: setup ## anything at all at a gateway, beside paced streams (minutes; INPUTS=1000000: hours)
+	$(BIN)/python -m bench.fuzz --inputs $(INPUTS) --out .cache/fuzz
+
 test-faults: setup models ## every process and Redis killed, and hung for 30 s, under 22 streams (about 6 minutes)
 	EVENFLOW_TEST_HANG_S=30 $(PYTEST) $(JUNIT)/faults.xml -m "" tests/e2e/test_faults.py
 
@@ -164,6 +168,7 @@ nightly: setup ## what `make test` draws from or leaves out, at length
 	$(MAKE) test-product
 	$(MAKE) test-clients
 	$(MAKE) test-fuzz
+	$(MAKE) fuzz
 	$(MAKE) soak
 	$(MAKE) test-faults
 	$(MAKE) test-timing
