@@ -44,7 +44,7 @@ from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
 from services.gateway.responses_api.objects import response_head
 from services.gateway.responses_api.requests import to_generation_request
-from services.gateway.types import Finish, ModelInfo, RequestId, Token
+from services.gateway.types import Finish, RequestId, ServedModel, Token
 from services.generation.finish import FinishReason
 from services.kit.errors import (
     DeadlineError,
@@ -286,7 +286,7 @@ def _posts() -> dict[str, Operation]:
     }
 
 
-_ENTRY = model_entry(ModelInfo(executor_id="", model=_MODEL, max_model_len=4_096), _CREATED_S)
+_ENTRY = model_entry(ServedModel(executor_id="", model=_MODEL, max_model_len=4_096), _CREATED_S)
 _HEALTH: Any = {
     "answer": openai.Status,
     "told": {"status": "ok"},
