@@ -242,6 +242,7 @@ async def test_a_large_answer_may_be_read_at_the_least_rate_and_no_slower(server
     server.loop.advance_to(240)
 
     assert socket.is_cut
+    protocol.connection_lost(None)  # nobody waits for the rest to be read
 
 
 async def test_a_stream_that_is_read_in_time_has_no_clock(server) -> None:
