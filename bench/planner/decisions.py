@@ -20,12 +20,13 @@ from bench.planner.tables import Row, printed
 from lab.snapshots import make_engine
 from services.control.rates import Rates
 from services.control.request_ledger import RequestLedger
-from services.control.run_director import POLICIES, RunDirector
+from services.control.request_record import RequestRecord
+from services.control.run_director import POLICIES, RunDirector, RunPlace
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel
 from services.placement.presets import PRESETS
 from services.placement.run.types import RunDecision, RunPhase, StepCosts
-from services.placement.types import EngineShape, RequestId
+from services.placement.types import EngineShape
 
 NUM_LAYERS = 32
 RATE_TPS = 20.0
@@ -84,22 +85,24 @@ class Request:
 class Crowded:
     """`RunSeam` over a crowd that never moves."""
 
-    def __init__(self, crowd: Crowd, ledger: RequestLedger, seed: int) -> None:
+    def __init__(self, crowd: Crowd, seed: int) -> None:
         draw = random.Random(seed)
-        self.places: list[tuple[Any, RunPhase, int]] = []
+        self.places: list[RunPlace] = []
+        self.records: dict[str, RequestRecord[Any]] = {}
+        self.ledger = RequestLedger(self.records)
         for phase, number in (
             (RunPhase.RUNNING, 32),
             (RunPhase.PARKED, crowd.num_parked),
             (RunPhase.NEW, crowd.num_waiting),
         ):
             for index in range(number):
-                self._add(f"{phase.value}{index}", phase, ledger, draw)
-        rows = sum(-(-request.num_tokens // 16) for request, phase, _ in self.places[:32])
+                self._add(f"{phase.value}{index}", phase, draw)
+        rows = sum(-(-request.num_tokens // 16) for request, *_ in self.places[:32])
         self.shape: EngineShape = make_engine(
             num_layers=NUM_LAYERS, num_blocks=int(crowd.room * rows * NUM_LAYERS), max_num_seqs=256
         )
 
-    def _add(self, name: str, phase: RunPhase, ledger: RequestLedger, draw: random.Random) -> None:
+    def _add(self, name: str, phase: RunPhase, draw: random.Random) -> None:
         begun = phase is not RunPhase.NEW
         request = Request(
             request_id=name,
@@ -107,41 +110,40 @@ class Crowded:
             num_output_tokens=draw.randint(1, 200) if begun else 0,
         )
         buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=RATE_TPS))
-        ledger.arrived(name, buffer, -draw.uniform(10.0, 60.0))
+        record = self.records[name] = RequestRecord(
+            request_id=name, buffer=buffer, arrival_s=-draw.uniform(10.0, 60.0)
+        )
         if begun:
             buffer.generated(draw.randint(1, 200), 0.0)
-            ledger.entries[name].first_token_s = -10.0
-            ledger.scheduled([name], -10.0)
-        self.places.append((request, phase, request.num_computed_tokens))
+            record.first_token_s = -10.0
+            self.ledger.scheduled([name], -10.0)
+        self.places.append(RunPlace(request, record, phase, request.num_computed_tokens))
 
-    def run_places(self) -> Iterator[tuple[Any, RunPhase, int]]:
+    def run_places(self) -> Iterator[RunPlace]:
         yield from self.places
 
     def num_returning_bytes(self) -> int:
         return 0
 
-    def park(self, request_id: RequestId) -> None:
+    def park(self, record: RequestRecord[Any]) -> None:
         """Nobody moves."""
-
-    def release_all(self) -> None:
-        """Nothing is given."""
 
     def obey(self, decision: RunDecision) -> None:
         """Nobody moves."""
 
 
 def director_for(crowd: Crowd, policy: str, seed: int) -> RunDirector:
-    ledger = RequestLedger()
-    ledger.answer_lengths.ended(150)
+    engine = Crowded(crowd, seed)
+    engine.ledger.answer_lengths.ended(150)
     rates = Rates(
         h2d_bytes_per_s=crowd.link_bytes_per_s,
         d2h_bytes_per_s=crowd.link_bytes_per_s,
         step_s=0.03,
-        prefill_tokens_per_s=2e4,
     )
     meter = SimpleNamespace(rates=lambda: rates, costs=lambda: COSTS, prefill_frac=0.2)
-    controller: Any = SimpleNamespace(ledger=ledger, meter=meter, note=lambda *triggers: None)
-    engine = Crowded(crowd, ledger, seed)
+    controller: Any = SimpleNamespace(
+        ledger=engine.ledger, meter=meter, note=lambda *triggers: None
+    )
     return RunDirector(POLICIES[PRESETS[policy].run], engine, controller, lambda: 0.0)
 
 
