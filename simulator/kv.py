@@ -144,8 +144,11 @@ class KVState:
     def offload(self, groups: Iterable[int], *, num_free: int) -> None:
         """Let groups leave the pool, block by block as their copies are complete.
 
-        A group on its way back stays on the host. `num_free` blocks are there for buffers.
+        A group on its way back stays on the host, and what has uncached positions in the pool.
+        `num_free` blocks are there for buffers.
         """
+        if self.num_uncached:
+            return
         for group in groups:
             if group in self.restoring:
                 self.restoring.pop(group).cancelled = True

@@ -65,7 +65,7 @@ def decide(snapshot: RunSnapshot, rules: EllmRules = EllmRules()) -> RunDecision
     """
     if not snapshot.requests:
         return IDLE
-    batch = _Prefixes(snapshot, rules)
+    batch = Prefixes(snapshot, rules)
     first = batch.num_fitting()
     chosen = Batch(num_requests=first, uncached_frac=rules.uncached_frac or 0.0)
     if rules.uncached_frac is None:
@@ -86,7 +86,7 @@ def decide(snapshot: RunSnapshot, rules: EllmRules = EllmRules()) -> RunDecision
     )
 
 
-class _Prefixes:
+class Prefixes:
     """The first b requests, running ones first, for all b: blocks, step, SLO."""
 
     def __init__(self, snapshot: RunSnapshot, rules: EllmRules) -> None:
