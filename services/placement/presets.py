@@ -126,14 +126,15 @@ ENGINE_PRESETS = tuple(name for name in PRESETS if name not in SIMULATED_ONLY)
 def with_axes(policy: str, given: PolicyParameters) -> Preset:
     """Return a known preset with the known axis policies that are given in place of its own.
 
-    Where a run policy decides, no plan pauses anybody for an SLO.
+    Where a run policy decides more than the order, no plan pauses anybody for an SLO.
     """
     preset = PRESETS[policy]
     if given.placement_policy:
         preset = replace(preset, placement=PlacementPolicy(given.placement_policy))
     if given.run_policy:
         run = RunPolicy(given.run_policy)
-        preset = replace(preset, run=run, pause=preset.pause and run is RunPolicy.FCFS)
+        orders = run in (RunPolicy.FCFS, RunPolicy.SRTF)
+        preset = replace(preset, run=run, pause=preset.pause and orders)
     if given.admission_policy:
         preset = replace(preset, admission=AdmissionPolicy(given.admission_policy))
     elif given.no_slo_admission:

@@ -300,7 +300,7 @@ def test_an_open_parameter_takes_the_presets_value() -> None:
 
 def test_where_a_run_policy_decides_no_plan_pauses_for_an_slo() -> None:
     assert all(not p.pause for p in PRESETS.values() if p.run is not RunPolicy.FCFS)
-    for run, pauses in (("", True), ("fcfs", True), ("evenflow", False)):
+    for run, pauses in (("", True), ("fcfs", True), ("srtf", True), ("evenflow", False)):
         _, complete = resolved(make_snapshot(policy="orbitflow", run_policy=run))
         assert complete.parameters.pause is pauses
 
