@@ -6,8 +6,8 @@ then more with layers on the host for as long as nobody reads slower than he rea
 of whoever runs live is the optimiser's to say, and its formula predicts the step.
 
 A set is rated by the tokens per second that readers can use: what each needs within a turn beyond
-what he has in hand, less what readers who are left out lack before they could be back. Only sets
-count that generate as much as plain residency, so none is chosen that is worse than it.
+what he has in hand, less what readers who are left out lack before they could be back. The best is
+taken where it is above plain residency and generates practically as much: never what is worse.
 """
 
 import math
