@@ -91,6 +91,7 @@ def test_the_policy_and_its_options_reach_the_scheduler() -> None:
         ("cache_config", "cache_dtype", "int8_per_token_head", "kv_cache_dtype=int8"),
         ("parallel_config", "enable_dbo", True, "enable_dbo"),
         ("parallel_config", "decode_context_parallel_size", 2, "decode_context_parallel_size"),
+        ("parallel_config", "prefill_context_parallel_size", 2, "prefill_context_parallel_size"),
         (
             "scheduler_config",
             "disable_hybrid_kv_cache_manager",
@@ -112,6 +113,19 @@ def test_options_that_do_not_work_with_it_are_refused_by_name(
     for part in section.split("."):
         target = getattr(target, part)
     monkeypatch.setattr(target, name, value, raising=False)
+
+    with pytest.raises(ValueError, match=named):
+        check_supported(config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("use_mla", "MLA"), ("is_encoder_decoder", "encoder-decoder")]
+)
+def test_models_that_keep_other_kv_are_refused_by_name(
+    config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, named: str
+) -> None:
+    monkeypatch.setattr(type(config.model_config), kind, True)
+    monkeypatch.delitem(vars(config.model_config), kind, raising=False)  # a cached one
 
     with pytest.raises(ValueError, match=named):
         check_supported(config)

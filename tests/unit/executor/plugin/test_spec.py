@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 
 from services.executor.kv_options import KVOptions
 from services.executor.plugin.spec import layer_group_specs
@@ -36,6 +41,28 @@ def test_layers_that_differ_are_refused_by_name(other: dict[str, Any]) -> None:
 
     with pytest.raises(ValueError, match="KV heads, head sizes or KV dtypes differ"):
         layer_group_specs(specs, 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SlidingWindowSpec(
+            block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16, sliding_window=128
+        ),
+        ChunkedLocalAttentionSpec(
+            block_size=16,
+            num_kv_heads=8,
+            head_size=64,
+            dtype=torch.bfloat16,
+            attention_chunk_size=128,
+        ),
+        MambaSpec(block_size=16, shapes=((8, 64),), dtypes=(torch.bfloat16,)),
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_layers_of_other_kinds_are_refused_by_name(other: Any) -> None:
+    with pytest.raises(ValueError, match=f"b has {type(other).__name__}"):
+        layer_group_specs({"a": SPEC, "b": other}, 1)
 
 
 def test_stages_whose_layers_differ_are_refused_by_name() -> None:
