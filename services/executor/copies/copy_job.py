@@ -28,6 +28,7 @@ class CopyJob:
     ready: Event  # on the compute stream: the model's last use of what it reads or overwrites
     after_save: "CopyJob | None" = None  # must be over before this load
     num_to_issue: int = 0  # chunks
+    next_block: int = 0  # of a load: the first that is in no chunk yet
     num_to_land: int = 0  # chunks not known to be over by a thread of the lane
     end: Event | None = None  # of the last chunk issued
     error: Exception | None = None

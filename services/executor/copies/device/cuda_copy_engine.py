@@ -40,8 +40,8 @@ class SaveOrder:
 
     def covers(self, slots: Indices, block_ids: Indices) -> bool:
         """Whether all slots and blocks exist."""
-        return all(
-            rows.min(initial=0) >= 0 and rows.max(initial=-1) < len(marks)
+        return all(  # what is below zero is large without a sign
+            rows.view(np.uint64).max(initial=0) < len(marks)
             for rows, marks in ((slots, self._slot_writers), (block_ids, self._block_readers))
         )
 
@@ -56,6 +56,8 @@ class SaveOrder:
     def last_before(self, slots: Indices, block_ids: Indices) -> CopyJob | None:
         """Return the last save that a load must follow; None if it is over."""
         self._drop_ended()
+        if not self._under_way:
+            return None
         num_over = self._num_saves - len(self._under_way)
         last = max(
             self._slot_writers[slots].max(initial=0),

@@ -3,44 +3,58 @@
 import heapq
 import threading
 
-from services.executor.copies.copy_job import Chunk, CopyJob, chunks_of
+from services.executor.copies.copy_job import Chunk, CopyJob
 from services.executor.copies.device.lane import IssuingLane, closed_error
 from services.executor.copies.streams import Device
 
 
 class ChunkHeap:
-    """Chunks of loads, the most urgent first, those of equal urgency as they came."""
+    """Chunks of loads, the most urgent first, those of equal urgency as they came.
+
+    A load is one entry until its last chunk is taken, so that submitting it costs the same
+    whatever its size.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Chunk]] = []
+        self._heap: list[tuple[float, int, CopyJob]] = []
         self._num_pushed = 0
 
     def __bool__(self) -> bool:
         return bool(self._heap)
 
     def push(self, job: CopyJob) -> None:
-        for chunk in chunks_of(job):
+        job.num_to_issue = _num_chunks(job)
+        if job.num_to_issue:
             self._num_pushed += 1
-            job.num_to_issue += 1
-            heapq.heappush(self._heap, (job.copy.urgency, self._num_pushed, chunk))
+            heapq.heappush(self._heap, (job.copy.urgency, self._num_pushed, job))
 
     def pop(self) -> Chunk:
-        return heapq.heappop(self._heap)[2]
+        job = self._heap[0][2]
+        return self._take(job, job.next_block + job.pages.blocks_per_chunk)
 
     def pop_run(self) -> tuple[Chunk, int]:
-        """Return the next chunk with those of its job that follow it, as one, and their number."""
-        first = last = self.pop()
-        num_chunks = 1
-        while self._heap and self._heap[0][2].job is first.job:
-            last = self.pop()
-            num_chunks += 1
-        return Chunk(first.job, first.start, last.end), num_chunks
+        """Return what is left of the most urgent job, as one, and how many chunks that is."""
+        job = self._heap[0][2]
+        num_chunks = _num_chunks(job)
+        return self._take(job, len(job.slots)), num_chunks
+
+    def _take(self, job: CopyJob, end: int) -> Chunk:
+        chunk = Chunk(job, job.next_block, min(end, len(job.slots)))
+        job.next_block = chunk.end
+        if chunk.end == len(job.slots):
+            heapq.heappop(self._heap)
+        return chunk
 
     def fail(self, error: Exception) -> None:
         """Empty the heap; what was in it has failed."""
-        for _, _, chunk in self._heap:
-            chunk.job.error = chunk.job.error or error
+        for _, _, job in self._heap:
+            job.error = job.error or error
         self._heap.clear()
+
+
+def _num_chunks(job: CopyJob) -> int:
+    """Return of how many chunks what is left of a job is."""
+    return -(-(len(job.slots) - job.next_block) // job.pages.blocks_per_chunk)
 
 
 class QueuedLoads(IssuingLane):
