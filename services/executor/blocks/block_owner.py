@@ -10,7 +10,9 @@ Everything here is bookkeeping of the scheduler; the orders that follow from it 
 with the next step, and each rank carries out steps one after the other.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -273,24 +275,45 @@ class BlockOwner:
             self._seal_asleep(groups)
             return
         num_complete = min(group.num_host_blocks for group in groups)
+        freed = self._seal_staged(request, min(num_complete, request.staging_length))
         positions = sorted(
             {position for group in groups for position in group.own if position < num_complete}
         )
-        freed: list[KVCacheBlock] = []
         for position in positions:
             holders = [
                 (index, group)
                 for index, group in enumerate(request.groups)
                 if group.stages and position in group.own
             ]
-            if position >= request.staging_length:
-                if len(holders) < len(request.staging):
-                    break
-                self._donate(request, holders, position)
+            if len(holders) < len(request.staging):
+                break
+            self._donate(request, holders, position)
             for index, _ in holders:
                 freed.extend(self._seal_one(request, index, position))
         self.counters.num_evicted_blocks += len(freed)
         self.blocks.release(freed)
+
+    def _seal_staged(self, request: RequestKV, num_positions: int) -> list[KVCacheBlock]:
+        """Point row entries that have staging blocks, of the first positions, at these.
+
+        Return the groups' own blocks there, which are nobody's any more.
+        """
+        freed: list[KVCacheBlock] = []
+        ids: dict[int, list[int]] = {}  # by buffer
+        for index, group in enumerate(request.groups):
+            if not group.stages or not group.own:
+                continue
+            positions = sorted(group.own)
+            positions = positions[: bisect_left(positions, num_positions)]
+            if not positions:
+                continue
+            freed.extend(map(group.own.pop, positions))
+            if group.buffer not in ids:
+                buffer = request.staging[group.buffer]
+                ids[group.buffer] = [block.block_id for block in buffer]
+            for stretch in _stretches(positions):
+                self.staging.stage(request, index, stretch, ids[group.buffer])
+        return freed
 
     def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
         """Give up every own block whose copy is complete; nobody needs staging for it."""
@@ -319,7 +342,8 @@ class BlockOwner:
         key = (request.request_id, index)
         own = group.own.pop(position)
         staged = request.staging[group.buffer][position]
-        self.orders.append_table(key, position, group.host_slots[position], staged.block_id)
+        slot = group.host_slots[position]
+        self.orders.append_table(key, [position], [slot], [staged.block_id])
         if staged is not own:
             group.row[position] = staged
             self.orders.edit_row(key, position, staged.block_id)
@@ -355,3 +379,12 @@ class BlockOwner:
         )
         slots = [slot for kv in self.kvs for group in kv.groups for slot in group.host_slots]
         self.host.check_integrity(slots, [kv.promise for kv in (*self.kvs, *drafts)])
+
+
+def _stretches(positions: Sequence[int]) -> list[range]:
+    """Return ascending positions as stretches of neighbours."""
+    ends = [n for n, (a, b) in enumerate(pairwise(positions), start=1) if b != a + 1]
+    return [
+        range(positions[first], positions[last - 1] + 1)
+        for first, last in pairwise([0, *ends, len(positions)])
+    ]

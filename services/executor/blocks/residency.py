@@ -12,6 +12,7 @@ is on the host show the null block. A *parked* request is asleep and owns no blo
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
@@ -48,11 +49,19 @@ class GroupKV:
         """Whether new full blocks go to staging: offloaded, and meant to stay so."""
         return self.offloaded and self.restore is None
 
+    def staged_stretches(self) -> list[range]:
+        """Return the positions whose row entry is a staging block, ascending."""
+        if not self.offloaded:
+            return []
+        return [
+            range(own + 1, after)
+            for own, after in pairwise([-1, *sorted(self.own), len(self.row)])
+            if own + 1 < after
+        ]
+
     def staged_positions(self) -> Iterator[int]:
         """Positions whose row entry is a staging block, ascending."""
-        if not self.offloaded:
-            return iter(())
-        return (position for position in range(len(self.row)) if position not in self.own)
+        return chain.from_iterable(self.staged_stretches())
 
     def owned_blocks(self) -> Iterable[KVCacheBlock]:
         blocks = list(self.own.values()) if self.offloaded else list(self.row)
@@ -93,10 +102,8 @@ class RequestKV:
     @property
     def num_staged_positions(self) -> int:
         """Return how long a staging buffer must be: up to the last staged position."""
-        return 1 + max(
-            (max(group.staged_positions(), default=-1) for group in self.groups if group.offloaded),
-            default=-1,
-        )
+        stretches = [group.staged_stretches() for group in self.groups if group.offloaded]
+        return max((last[-1].stop for last in stretches if last), default=0)
 
     @property
     def offloaded(self) -> list[int]:

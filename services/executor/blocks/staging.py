@@ -1,5 +1,7 @@
 """Staging buffers: pool blocks that a request's offloaded groups take turns in."""
 
+from collections.abc import Sequence
+
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.step_orders import StepOrders
@@ -33,8 +35,10 @@ class StagingBuffers:
             del request.staging[num_wanted:]
         else:
             self._add(request, num_wanted)
+        ids = [[block.block_id for block in buffer] for buffer in request.staging]
         for ordinal, index in enumerate(chain):
-            self._point_at(request, index, ordinal % len(request.staging))
+            buffer = ordinal % len(request.staging)
+            self._point_at(request, index, buffer, ids[buffer])
         if len(request.staging) != num_before and request.staging:
             self._orders.set_staging(request.request_id, len(request.staging))
         self._blocks.release(dropped)
@@ -88,18 +92,21 @@ class StagingBuffers:
                 return
             request.staging.append(self._blocks.take(request.staging_length))
 
-    def _point_at(self, request: RequestKV, index: int, buffer: int) -> None:
+    def _point_at(self, request: RequestKV, index: int, buffer: int, ids: list[int]) -> None:
+        """Let a group use a buffer, whose blocks have these ids."""
         group = request.groups[index]
         if group.buffer == buffer:
             return
         group.buffer = buffer
         key = (request.request_id, index)
-        positions = list(group.staged_positions())
-        slots, block_ids = [], []
-        for position in positions:
-            block = request.staging[buffer][position]
-            group.row[position] = block
-            slots.append(group.host_slots[position])
-            block_ids.append(block.block_id)
-            self._orders.edit_row(key, position, block.block_id)
-        self._orders.replace_table(key, positions, slots, block_ids)
+        self._orders.replace_table(key, [], [], [])
+        for staged in group.staged_stretches():
+            self.stage(request, index, staged, ids)
+
+    def stage(self, request: RequestKV, index: int, positions: range, ids: Sequence[int]) -> None:
+        """Point row entries of a group at its buffer, and load them from now on."""
+        group, stretch = request.groups[index], slice(positions.start, positions.stop)
+        key = (request.request_id, index)
+        group.row[stretch] = request.staging[group.buffer][stretch]
+        self._orders.edit_rows(key, positions.start, ids[stretch])
+        self._orders.append_table(key, positions, group.host_slots[stretch], ids[stretch])

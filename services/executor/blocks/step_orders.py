@@ -1,6 +1,6 @@
 """Collects between two steps what the next step's message tells the ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from services.executor.step_messages import (
     LoadTableUpdate,
@@ -18,7 +18,7 @@ class StepOrders:
 
     def __init__(self) -> None:
         self._step = 0
-        self._edits: dict[GroupOf, dict[int, int]] = {}
+        self._edits: dict[GroupOf, list[RowEdit]] = {}  # no two of which meet
         self._dropped: dict[tuple[str, int | None], None] = {}
         self._tables: dict[GroupOf, LoadTableUpdate] = {}
         self._generations: dict[str, int] = {}
@@ -33,28 +33,43 @@ class StepOrders:
         return self._step + 1
 
     def edit_row(self, key: GroupOf, position: int, block_id: int) -> None:
-        self._edits.setdefault(key, {})[position] = block_id
+        self.edit_rows(key, position, [block_id])
+
+    def edit_rows(self, key: GroupOf, start: int, block_ids: Sequence[int]) -> None:
+        """Let a stretch of a row show other blocks, whatever it was to show before."""
+        pending = self._edits.setdefault(key, [])
+        end = start + len(block_ids)
+        if pending and pending[-1].start + len(pending[-1].block_ids) == start:
+            last = pending[-1]
+            if all(edit.start < start for edit in pending):  # as rows are sealed, in their order
+                last.block_ids.extend(block_ids)
+                return
+        kept = [piece for edit in pending for piece in _outside(edit, start, end)]
+        self._edits[key] = [*kept, RowEdit(*key, start, list(block_ids))]
 
     def replace_table(
         self, key: GroupOf, positions: list[int], slots: list[int], block_ids: list[int]
     ) -> None:
         self._tables[key] = LoadTableUpdate(*key, True, positions, slots, block_ids)
 
-    def append_table(self, key: GroupOf, position: int, slot: int, block_id: int) -> None:
+    def append_table(
+        self,
+        key: GroupOf,
+        positions: Iterable[int],
+        slots: Iterable[int],
+        block_ids: Iterable[int],
+    ) -> None:
         update = self._tables.get(key)
         if update is None:
             update = self._tables[key] = LoadTableUpdate(*key, False, [], [], [])
-        update.positions.append(position)
-        update.slots.append(slot)
-        update.block_ids.append(block_id)
+        update.positions.extend(positions)
+        update.slots.extend(slots)
+        update.block_ids.extend(block_ids)
 
     def extend_table(self, save: SaveOrder) -> None:
         """Load from the next step on what a save takes out of staging."""
         key = (save.request_id, save.group)
-        for position, slot, block_id in zip(
-            save.positions, save.slots, save.block_ids, strict=True
-        ):
-            self.append_table(key, position, slot, block_id)
+        self.append_table(key, save.positions, save.slots, save.block_ids)
 
     def drop_table(self, key: GroupOf) -> None:
         self._tables.pop(key, None)
@@ -96,9 +111,7 @@ class StepOrders:
         self._step += 1
         message = StepTransfers(
             step=self._step,
-            row_edits=[
-                edit for key, edits in self._edits.items() for edit in _contiguous(key, edits)
-            ],
+            row_edits=[edit for edits in self._edits.values() for edit in _joined(edits)],
             poisoned_block_ids=self._poisoned,
             cleared_block_ids=self._cleared,
             dropped_tables=list(self._dropped),
@@ -116,12 +129,23 @@ class StepOrders:
         return message
 
 
-def _contiguous(key: GroupOf, edits: dict[int, int]) -> list[RowEdit]:
-    """Return the edits of one row as few contiguous stretches."""
+def _outside(edit: RowEdit, start: int, end: int) -> list[RowEdit]:
+    """Return what is left of an edit outside of `[start, end)`, as it is if that is all of it."""
+    edit_end = edit.start + len(edit.block_ids)
+    if edit_end <= start or end <= edit.start:
+        return [edit]
+    before = edit.block_ids[: max(0, start - edit.start)]
+    after = edit.block_ids[max(0, end - edit.start) :]
+    pieces = [(edit.start, before), (edit_end - len(after), after)]
+    return [RowEdit(edit.request_id, edit.group, first, ids) for first, ids in pieces if ids]
+
+
+def _joined(edits: list[RowEdit]) -> list[RowEdit]:
+    """Return the edits of one row, which do not meet, as few stretches."""
     stretches: list[RowEdit] = []
-    for position in sorted(edits):
-        if stretches and stretches[-1].start + len(stretches[-1].block_ids) == position:
-            stretches[-1].block_ids.append(edits[position])
+    for edit in sorted(edits, key=lambda edit: edit.start):
+        if stretches and stretches[-1].start + len(stretches[-1].block_ids) == edit.start:
+            stretches[-1].block_ids.extend(edit.block_ids)
         else:
-            stretches.append(RowEdit(*key, position, [edits[position]]))
+            stretches.append(edit)
     return stretches

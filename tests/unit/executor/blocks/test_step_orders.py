@@ -1,6 +1,10 @@
 """A step's message says each thing once, and nothing about requests that are gone."""
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.step_messages import LoadTableUpdate, RestoreOrder, RowEdit, StepFeedback
@@ -20,6 +24,28 @@ def test_edits_of_one_row_travel_as_few_stretches() -> None:
     ]
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 12), st.lists(st.integers(1, 99), min_size=1, max_size=6)),
+        max_size=12,
+    )
+)
+def test_later_edits_of_a_stretch_replace_earlier_ones_and_no_two_meet(
+    edits: list[tuple[int, list[int]]],
+) -> None:
+    orders, row = StepOrders(), {}
+    for start, block_ids in edits:
+        orders.edit_rows(("r", 1), start, block_ids)
+        row.update(zip(range(start, start + len(block_ids)), block_ids, strict=True))
+
+    sent = orders.take(loading=[], saves=[]).row_edits
+
+    found = [(e.start + n, block_id) for e in sent for n, block_id in enumerate(e.block_ids)]
+    assert found == sorted(row.items())
+    ends = [(edit.start, edit.start + len(edit.block_ids)) for edit in sent]
+    assert all(end < begin for (_, end), (begin, _) in pairwise(ends))
+
+
 def test_steps_count_from_one_and_start_empty() -> None:
     orders = StepOrders()
     orders.edit_row(("r", 0), 0, 1)
@@ -31,10 +57,10 @@ def test_steps_count_from_one_and_start_empty() -> None:
 
 def test_a_replaced_table_takes_what_is_appended_after_it_and_drops_what_was_before() -> None:
     orders = StepOrders()
-    orders.append_table(("r", 0), 7, 1, 11)
+    orders.append_table(("r", 0), [7], [1], [11])
     orders.replace_table(("r", 0), [0], [2], [12])
-    orders.append_table(("r", 0), 1, 3, 13)
-    orders.append_table(("r", 1), 5, 4, 14)
+    orders.append_table(("r", 0), [1], [3], [13])
+    orders.append_table(("r", 1), [5], [4], [14])
 
     assert orders.take(loading=[], saves=[]).table_updates == [
         LoadTableUpdate("r", 0, True, [0, 1], [2, 3], [12, 13]),
@@ -45,7 +71,7 @@ def test_a_replaced_table_takes_what_is_appended_after_it_and_drops_what_was_bef
 def test_a_dropped_request_leaves_no_orders_behind() -> None:
     orders = StepOrders()
     orders.edit_row(("gone", 0), 0, 1)
-    orders.append_table(("gone", 0), 0, 1, 1)
+    orders.append_table(("gone", 0), [0], [1], [1])
     orders.set_staging("gone", 2)
     orders.drop_request("gone")
 

@@ -1,0 +1,76 @@
+"""Offloading one more layer group of a request: what it costs does not grow with the context."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from vllm.v1.core.block_pool import BlockPool
+
+import services.executor.blocks
+from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.host_pool import HostPool
+from services.executor.blocks.transfers import Transfers
+from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
+from tests.unit.records import make_record
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+NUM_GROUPS, BLOCK_SIZE = 12, 16
+PACKAGE = services.executor.blocks.__path__[0]
+
+
+def num_calls(work: Callable[[], None]) -> int:
+    """Return how many functions of the package run, comprehensions included."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def calls_of_one_more(num_blocks: int) -> int:
+    """Return the calls for the second of twelve groups, after every other one is away."""
+    record = make_record("r")
+    owner = BlockOwner(
+        BlockPool(2 * NUM_GROUPS * num_blocks, False, BLOCK_SIZE),
+        HostPool(NUM_GROUPS * num_blocks),
+        BlockGeometry(num_groups=NUM_GROUPS, block_size=BLOCK_SIZE),
+        {"r": record},
+    )
+    transfers = Transfers(owner, num_ranks=1, write_budget=lambda _: 1_000_000)
+    num_tokens = num_blocks * BLOCK_SIZE
+    request = owner.draft(
+        record,
+        LayerPlacement(offloaded=frozenset(), num_staging=2),
+        num_slots=NUM_GROUPS * num_blocks,
+    )
+    owner.adopt(request)
+    owner.growth.grow(request, num_tokens=num_tokens)
+    transfers.plan_step({"r": num_tokens})
+    transfers.write_through.confirm(1)
+    owner.offload(request, range(0, NUM_GROUPS, 2))
+    transfers.plan_step({"r": num_tokens})
+
+    def offload() -> None:
+        owner.offload(request, [1])
+        transfers.plan_step({"r": num_tokens})
+
+    calls = num_calls(offload)
+    owner.check_integrity()
+    assert request.offloaded == [0, 1, 2, 4, 6, 8, 10]
+    assert not any(group.own for group in request.groups if group.offloaded)
+    return calls
+
+
+def test_one_more_group_takes_as_many_calls_whatever_the_context() -> None:
+    assert calls_of_one_more(300) == calls_of_one_more(30)
