@@ -44,6 +44,7 @@ class Arrival:
     step: int = 0  # arrives before this step
     abort_at: int | None = None  # aborted before this step
     sampling: dict[str, Any] = field(default_factory=dict)  # over greedy, no end of sequence
+    adapter: Path | None = None  # LoRA, of an engine that takes adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class EngineCase:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     asynchronous: bool = False
+    takes_adapters: bool = False  # LoRA
     num_layers: int | None = None  # another depth than the model's; its weights are then random
 
     @property
@@ -126,6 +128,8 @@ def make_engine(case: EngineCase) -> Any:
         "tensor_parallel_size": case.tensor_parallel_size,
         "pipeline_parallel_size": case.pipeline_parallel_size,
     }
+    if case.takes_adapters:
+        arguments.update(enable_lora=True, max_loras=1, max_lora_rank=8)
     if case.num_layers is not None:
         arguments["hf_overrides"] = {"num_hidden_layers": case.num_layers}
         arguments["load_format"] = "dummy"
@@ -188,12 +192,15 @@ class StepRunner:
 
     def _add(self, arrival: Arrival) -> None:
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
 
+        adapter = arrival.adapter and LoRARequest(arrival.adapter.name, 1, str(arrival.adapter))
         options = {"temperature": 0, "ignore_eos": True, **arrival.sampling}
         self.engine.add_request(
             arrival.request_id,
             {"prompt_token_ids": list(arrival.prompt)},
             SamplingParams(max_tokens=arrival.num_output_tokens, **options),
+            lora_request=adapter,
         )
 
     def _abort(self, workload: Sequence[Arrival], outcome: Outcome) -> None:
