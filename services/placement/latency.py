@@ -15,6 +15,7 @@ No order of copies is faster: s_l >= e_i + D(i, l) holds for all of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from services.placement.patterns import Pattern
 
@@ -46,25 +47,30 @@ class Job:
 
 def jobs_of(fetch: Fetch) -> list[Job]:
     """Return the copies of one request, in order."""
-    layers, depth = fetch.pattern.offloaded, fetch.pattern.num_buffers
-    return [
-        Job(0 if j < depth else layers[j - depth] + 1, layer + 1, fetch.layer_s)
-        for j, layer in enumerate(layers)
-    ]
+    return [Job(release, needed, fetch.layer_s) for release, needed in _spans(fetch.pattern)]
+
+
+@lru_cache(maxsize=4096)
+def _spans(pattern: Pattern) -> tuple[tuple[int, int], ...]:
+    """Return when each offloaded layer may be copied, and which layer waits for it."""
+    layers, depth = pattern.offloaded, pattern.num_buffers
+    return tuple(
+        (0 if j < depth else layers[j - depth] + 1, layer + 1) for j, layer in enumerate(layers)
+    )
 
 
 def step_timing(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> StepTiming:
     """Return the step's timing by the event recursion. `compute_s`: per layer."""
     num_layers = len(compute_s)
-    released: list[list[Job]] = [[] for _ in range(num_layers + 1)]
+    released: list[list[tuple[int, float]]] = [[] for _ in range(num_layers + 1)]
     for fetch in fetches:
-        for job in jobs_of(fetch):
-            released[job.release].append(job)
+        for release, needed in _spans(fetch.pattern):
+            released[release].append((needed, fetch.layer_s))
     work = [0.0] * (num_layers + 1)  # by needed layer, counted from 1
     stalls = []
     for layer in range(1, num_layers + 1):
-        for job in released[layer - 1]:
-            work[job.needed] += job.work_s
+        for needed, work_s in released[layer - 1]:
+            work[needed] += work_s
         stalls.append(work[layer])
         work[layer] = 0.0
         _flow(work, layer + 1, compute_s[layer - 1])
