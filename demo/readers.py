@@ -11,10 +11,10 @@ from rich.table import Table
 from cli.client.answer import PacedAnswer, Question, stream_answer
 from cli.client.engine_view import display_for
 from cli.client.engine_watch import EngineWatch
-from cli.client.felt import Stalls, stalls
 from cli.local.settings import StackSettings
 from demo.questions import question
 from demo.texts import READERS_QUESTIONS, readers_text
+from services.pacing.reading import Reading, reading_of
 
 UPDATES_PER_S = 8.0
 
@@ -43,13 +43,13 @@ class Felt:
     answer: PacedAnswer
 
     @property
-    def stalls(self) -> Stalls:
-        return stalls(self.answer.arrived_s, 1 / self.reader.rate_tps)
+    def reading(self) -> Reading:
+        return reading_of(self.answer.arrived_s, 1 / self.reader.rate_tps)
 
     @property
     def in_time_frac(self) -> float:
         """Return the share of tokens after the first that came when they were due, in [0, 1]."""
-        return 1 - self.stalls.num_late / max(1, self.stalls.num_gaps)
+        return 1 - self.reading.num_late / max(1, self.reading.num_gaps)
 
 
 def show_readers(settings: StackSettings, readers: Sequence[Reader], num_tokens: int) -> list[Felt]:
@@ -103,17 +103,17 @@ def _figures(felt: Felt) -> tuple[str, str, str]:
     return (
         f"{felt.answer.ttft_s:.1f} s",
         f"{felt.in_time_frac:.1%}",
-        f"{felt.stalls.waited_s:.1f} s",
+        f"{felt.reading.waited_s:.1f} s",
     )
 
 
 def _sums(felt: Sequence[Felt]) -> tuple[str, str, str]:
-    num_gaps = sum(one.stalls.num_gaps for one in felt)
-    num_late = sum(one.stalls.num_late for one in felt)
+    num_gaps = sum(one.reading.num_gaps for one in felt)
+    num_late = sum(one.reading.num_late for one in felt)
     return (
         f"{sum(one.answer.ttft_s for one in felt) / len(felt):.1f} s",
         f"{1 - num_late / max(1, num_gaps):.1%}",
-        f"{sum(one.stalls.waited_s for one in felt):.1f} s",
+        f"{sum(one.reading.waited_s for one in felt):.1f} s",
     )
 
 

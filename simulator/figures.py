@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
 
-from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s, violates_delivered_tbt
+from services.pacing.attainment import (
+    DELIVERY_TOLERANCE_S,
+    ROUNDING_S,
+    meets_tpot,
+    tpot_s,
+    violates_delivered_tbt,
+)
 from services.pacing.deposit import due_times_s, release_interval_s
 from simulator import streaming
 from simulator.records import Outcome, RunRecord
@@ -104,8 +110,8 @@ def promptness(outcome: Outcome) -> Promptness | None:
         num_gaps=num_gaps,
         num_in_time=_num_in_time(generated_s[:-1], generated_s[1:], interval_s),
         num_in_time_deposit=_num_in_time(due_s[:-1], generated_s[1:], interval_s),
-        tpot_met=_meets(tpot_s(generated_s), interval_s),
-        tpot_met_deposit=_meets(tpot_s(written_s), interval_s),
+        tpot_met=_meets(generated_s, interval_s),
+        tpot_met_deposit=_meets(written_s, interval_s),
     )
 
 
@@ -123,9 +129,11 @@ def _num_in_time(before_s: Sequence[float], written_s: Sequence[float], interval
     )
 
 
-def _meets(tpot: float | None, interval_s: float) -> bool | None:
-    # Due times are sums of S: their mean may be S and an ulp.
-    return None if tpot is None else tpot <= interval_s * (1.0 + 1e-9)
+def _meets(written_s: Sequence[float], interval_s: float) -> bool | None:
+    if len(written_s) < 2:
+        return None
+    elapsed_s = written_s[-1] - written_s[0]
+    return meets_tpot(elapsed_s, len(written_s) - 1, interval_s, tolerance_s=ROUNDING_S)
 
 
 def _violates(outcome: Outcome) -> bool:

@@ -5,21 +5,16 @@ generated and not due yet is in his buffer.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 
+from services.pacing import reading
 from services.pacing.deposit import due_times_s, release_interval_s
 from simulator.records import Outcome
 
-FULL_FRAC = 0.1  # of the answer in the buffer: a token counts in full up to here
-NO_FRAC = 0.2  # of the answer in the buffer: from here on it counts for nothing
-
 DEFINITIONS: Mapping[str, str] = {
-    "rebuffering": "seconds that readers wait beyond their pace, after the first token / seconds "
-    "that they read",
-    "effective_tokens_per_s": "tokens/s, each token weighted by what its reader has in hand when "
-    "it is generated: 1 up to 10 % of the answer, 0 from 20 % on, a straight line between "
-    "(TokenFlow, 7.1.3); of a request without a rate every token counts",
+    "rebuffering": reading.REBUFFERING,
+    "effective_tokens_per_s": f"{reading.EFFECTIVE}; per second",
     "qos": "effective tokens, less those that readers would have read while they waited for the "
     "first token or later, per second (TokenFlow's Eq. 2, with lambda and mu the reader's rate)",
 }
@@ -45,9 +40,11 @@ def figures(served: Iterable[Outcome], seconds: float) -> dict[str, float]:
 def rebuffering(outcome: Outcome) -> tuple[float, float]:
     """Return how long a reader waits beyond his pace, and how long he reads. Seconds."""
     interval_s = release_interval_s(outcome.level)
-    due_s = due_times_s(outcome.generated_s, interval_s)
-    gaps = [later - earlier for earlier, later in pairwise(due_s)] if interval_s else []
-    return sum(max(0.0, gap - interval_s) for gap in gaps), len(gaps) * interval_s
+    if not interval_s:
+        return 0.0, 0.0
+    # Virtual time has no noise to tolerate.
+    read = reading.reading_of(outcome.generated_s, interval_s, tolerance_s=0.0)
+    return read.waited_s, read.reading_s
 
 
 def effective_tokens(outcome: Outcome) -> float:
@@ -56,11 +53,9 @@ def effective_tokens(outcome: Outcome) -> float:
     if not interval_s:
         return float(len(outcome.generated_s))
     due_s = due_times_s(outcome.generated_s, interval_s)
-    return sum(
-        _weight((number - bisect_right(due_s, now_s)) / len(due_s))
-        for number, now_s in enumerate(outcome.generated_s)
+    return reading.effective_tokens(
+        Counter(
+            max(0, number - bisect_right(due_s, now_s))
+            for number, now_s in enumerate(outcome.generated_s)
+        )
     )
-
-
-def _weight(buffer_frac: float) -> float:
-    return min(1.0, max(0.0, (NO_FRAC - buffer_frac) / (NO_FRAC - FULL_FRAC)))

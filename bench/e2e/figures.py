@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bench.e2e.records import RequestRecord, RunRecord
-from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s, violates_delivered_tbt
+from services.pacing.attainment import (
+    DELIVERY_TOLERANCE_S,
+    ROUNDING_S,
+    meets_tpot,
+    violates_delivered_tbt,
+)
 from services.pacing.deposit import due_times_s
+from services.pacing.reading import REBUFFERING, Reading, reading_of
 
 NUM_RESAMPLES = 1_000
 INTERVAL_FRAC = 0.95
@@ -25,8 +31,10 @@ DEFINITIONS = {
     "tpot": "share of requests whose mean time per token after the first is at most S, as "
     "generated",
     "tpot_deposit": "the same with every token at its due time",
+    "rebuffering": REBUFFERING,
     "p95_s, p99_s": "quantiles of the generated gaps, in seconds",
-    "ttft_s": "mean time from submit to the first token, in seconds",
+    "ttft_s, ttft_p50_s, ttft_p95_s, ttft_p99_s": "time from submit to the first token, mean and "
+    "quantiles over requests, in seconds",
     "e2e_s": "mean time from submit to the last token, in seconds",
     "tokens_per_s": "output tokens of a run / time from its first submit to its last token",
     "requests_per_min": "requests of a run / the same time",
@@ -60,6 +68,7 @@ class RequestFigures:
     num_in_time_deposit: int
     tpot_met: bool | None  # None below two tokens
     tpot_met_deposit: bool | None
+    reading: Reading  # behind the deposit
     ttft_s: float
     e2e_s: float
 
@@ -75,15 +84,19 @@ def request_figures(request: RequestRecord, slo_s: float) -> RequestFigures:
             not violates_delivered_tbt(g, d, slo_s)
             for d, g in zip(due_times_s(generated_s, slo_s), generated_s[1:], strict=False)
         ),
-        tpot_met=_meets(tpot_s(generated_s), slo_s),
-        tpot_met_deposit=_meets(tpot_s(due_s), slo_s),
+        tpot_met=_meets(generated_s, slo_s),
+        tpot_met_deposit=_meets(due_s, slo_s),
+        reading=reading_of(generated_s, slo_s),
         ttft_s=generated_s[0] - request.submitted_s,
         e2e_s=generated_s[-1] - request.submitted_s,
     )
 
 
-def _meets(tpot: float | None, slo_s: float) -> bool | None:
-    return None if tpot is None else tpot <= slo_s
+def _meets(written_s: Sequence[float], slo_s: float) -> bool | None:
+    if len(written_s) < 2:
+        return None
+    elapsed_s = written_s[-1] - written_s[0]
+    return meets_tpot(elapsed_s, len(written_s) - 1, slo_s, tolerance_s=ROUNDING_S)
 
 
 Sampled = Sequence[RequestFigures]
@@ -94,9 +107,13 @@ STATISTICS: Mapping[str, Callable[[Sampled], float]] = {
     "tpot_deposit": lambda rs: share(
         (r.tpot_met_deposit, 1) for r in rs if r.tpot_met_deposit is not None
     ),
+    "rebuffering": lambda rs: _rebuffering([r.reading for r in rs]),
     "p95_s": lambda rs: quantile([gap for r in rs for gap in r.gaps_s], 0.95),
     "p99_s": lambda rs: quantile([gap for r in rs for gap in r.gaps_s], 0.99),
     "ttft_s": lambda rs: statistics.fmean(r.ttft_s for r in rs),
+    "ttft_p50_s": lambda rs: quantile([r.ttft_s for r in rs], 0.5),
+    "ttft_p95_s": lambda rs: quantile([r.ttft_s for r in rs], 0.95),
+    "ttft_p99_s": lambda rs: quantile([r.ttft_s for r in rs], 0.99),
     "e2e_s": lambda rs: statistics.fmean(r.e2e_s for r in rs),
 }
 
@@ -105,6 +122,11 @@ def share(parts: Iterable[tuple[float, float]]) -> float:
     """Return sum of the first numbers / sum of the second; 1 for nothing at all."""
     met, total = (sum(column) for column in zip(*parts, (0, 0), strict=False))
     return met / total if total else 1.0
+
+
+def _rebuffering(readings: Sequence[Reading]) -> float:
+    reading_s = sum(reading.reading_s for reading in readings)
+    return sum(reading.waited_s for reading in readings) / reading_s if reading_s else 0.0
 
 
 def quantile(values: Sequence[float], frac: float) -> float:

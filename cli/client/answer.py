@@ -12,8 +12,8 @@ import httpx
 
 from cli.client.endpoint import AnswerError as AnswerError
 from cli.client.endpoint import Endpoint, RefusedError, UnreachableError
-from cli.client.felt import stalls
 from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s
+from services.pacing.reading import reading_of
 
 ANSWER_TIMEOUT_S = 120.0  # between two events
 DEFAULT_MAX_TOKENS = 400
@@ -191,7 +191,7 @@ def num_late(arrived_s: Sequence[float], interval_s: float) -> int:
 
     A late token moves the turns of all tokens after it.
     """
-    return stalls(arrived_s, interval_s).num_late
+    return reading_of(arrived_s, interval_s).num_late
 
 
 def num_tokens_told(choice: dict[str, Any]) -> int:

@@ -1,9 +1,6 @@
 """What readers felt of their answers, from when each token reached them. Pure.
 
-A reader with a promised interval S takes the first token when it comes and expects each further
-one S after the turn of the one before. A token that comes more than epsilon after that makes the
-reader wait: it is late, and its coming is the turn that all later ones count from. So a reader has
-read n tokens after (n - 1) S and the seconds waited. Times are seconds on one clock.
+Times are seconds on one clock.
 """
 
 import math
@@ -11,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from services.pacing.attainment import violates_delivered_tbt
-from services.pacing.deposit import next_due_s, release_interval_s
+from services.pacing.deposit import release_interval_s
+from services.pacing.reading import REBUFFERING, Reading, reading_of
 from services.pacing.types import ServiceLevel
 
 ALL = "all"
@@ -23,20 +20,10 @@ DEFINITIONS: Mapping[str, str] = MappingProxyType(
         "late": "came more than tolerance_s after S past the turn of the token before",
         "in_time_frac": "share of the tokens after the first that were not late",
         "waited": "seconds that late tokens came after their turn, per reader",
-        "rebuffering_frac": "seconds waited / seconds from the first token to the last one's turn",
+        "rebuffering_frac": REBUFFERING,
         "tokens_per_s": "delivered, from a reader's first token to the last, over all readers",
     }
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stalls:
-    """What one reader had to wait for, first token apart."""
-
-    num_gaps: int  # tokens after the first, >= 0
-    num_late: int  # of them
-    waited_s: float  # beyond the pace, for all late tokens
-    reading_s: float  # from the first token to the turn of the last one; waiting included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,27 +59,6 @@ class Felt:
     tokens_per_s: float | None
 
 
-def stalls(arrived_s: Sequence[float], interval_s: float) -> Stalls:
-    """Return what a reader with the interval S > 0 had to wait for.
-
-    `arrived_s` has one time per token, ascending, at least one.
-    """
-    num_late, waited_s, due_s = 0, 0.0, arrived_s[0]
-    for time_s in arrived_s[1:]:
-        turn_s = due_s + interval_s
-        if violates_delivered_tbt(time_s, due_s, interval_s):
-            num_late += 1
-            waited_s += time_s - turn_s
-            turn_s = next_due_s(due_s, time_s, interval_s)
-        due_s = turn_s
-    return Stalls(
-        num_gaps=len(arrived_s) - 1,
-        num_late=num_late,
-        waited_s=waited_s,
-        reading_s=due_s - arrived_s[0],
-    )
-
-
 def felt_by_rate(heard: Sequence[Heard]) -> list[Felt]:
     """Return a row for each reading rate, slowest first, and one for all; none without answers."""
     if not heard:
@@ -115,7 +81,7 @@ def felt(readers: str, heard: Sequence[Heard]) -> Felt:
     ttft_s = [one.ttft_s for one in heard]
     promised = [one for one in heard if one.level.slo_ttft_s is not None]
     found = [
-        stalls(one.arrived_s, release_interval_s(one.level))
+        reading_of(one.arrived_s, release_interval_s(one.level))
         for one in heard
         if release_interval_s(one.level)
     ]
@@ -159,7 +125,7 @@ def _is_in_time(one: Heard) -> bool:
     return one.level.slo_ttft_s is not None and one.ttft_s <= one.level.slo_ttft_s
 
 
-def _gaps(found: Sequence[Stalls]) -> int:
+def _gaps(found: Sequence[Reading]) -> int:
     return sum(one.num_gaps for one in found)
 
 

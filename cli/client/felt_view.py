@@ -16,7 +16,7 @@ NOTES = (
     "read: reading rate, tokens/s. Promised: S = 1 / rate, else the TBT, else the",
     f"TPOT SLO. late: more than {DELIVERY_TOLERANCE_S * 1e3:.0f} ms after S past the turn of the "
     "token before.",
-    "waited: with nothing to read, per reader. rebuffer: waited / (reading + waited).",
+    "waited: with nothing to read, per reader. rebuffer: waited / reading.",
 )
 WIDTH = sum(width for _, width in COLUMNS)
 

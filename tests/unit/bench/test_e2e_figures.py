@@ -53,6 +53,15 @@ def test_tpot_is_measured_as_generated_and_as_delivered() -> None:
     assert (fast.tpot_met_deposit, slow.tpot_met_deposit) == (True, False)
 
 
+def test_a_pause_is_one_late_token_and_rebuffering_as_long_as_it_lasts() -> None:
+    # Due at 0, 1 and 2; a token is there 7 s after its turn, of 3 s to read.
+    found = estimates([make_run(make_request(0.0, 0.1, 0.2, 10.0))])
+
+    assert found["tbt_deposit"].value == pytest.approx(2 / 3)
+    assert found["rebuffering"].value == pytest.approx(7 / 3)
+    assert estimates([make_run(make_request(0.0))])["rebuffering"].value == 0.0
+
+
 def test_estimates_pool_the_requests_of_all_runs_and_enclose_the_value() -> None:
     runs = [
         make_run(*(make_request(0.0, 0.5, 1.0) for _ in range(20))),

@@ -1,0 +1,83 @@
+"""What readers have of their tokens: how long they wait for them, and which come too early to
+count.
+
+A reader with a promised interval S takes the first token when it comes and expects each further
+one S after the turn of the one before. A token that comes more than epsilon after that makes the
+reader wait: it is late, and its coming is the turn that all later ones count from. So a reader has
+read n tokens after (n - 1) S and the seconds waited, and a pause is as bad as it is long.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from services.pacing.attainment import DELIVERY_TOLERANCE_S, violates_delivered_tbt
+from services.pacing.deposit import next_due_s
+
+REBUFFERING = (
+    "seconds that readers wait beyond their pace, after the first token / seconds that they read, "
+    "S for each token after the first"
+)
+EFFECTIVE = (
+    "tokens, each weighted by what its reader has in hand when it is generated: 1 up to 10 % of "
+    "the answer, 0 from 20 % on, a straight line between (TokenFlow, 7.1.3); without a pace every "
+    "token counts"
+)
+FULL_FRAC = 0.1  # of the answer in hand: a token counts in full up to here
+NO_FRAC = 0.2  # of the answer in hand: from here on it counts for nothing
+
+
+@dataclass(slots=True)
+class Reading:
+    """One reader's turns, token by token. Times are seconds on one clock."""
+
+    interval_s: float  # S > 0
+    tolerance_s: float = DELIVERY_TOLERANCE_S
+    num_gaps: int = 0  # tokens after the first
+    num_late: int = 0  # of them
+    waited_s: float = 0.0  # beyond the pace, for all late tokens
+    _turn_s: float | None = field(default=None, repr=False)  # of the newest token
+
+    @property
+    def reading_s(self) -> float:
+        """Return the time that the tokens after the first take to read; waiting apart."""
+        return self.num_gaps * self.interval_s
+
+    def took(self, at_s: float) -> float:
+        """Take in that the next token is there. Returns how long its reader waited; 0: in time."""
+        previous_s, interval_s = self._turn_s, self.interval_s
+        if previous_s is None:
+            self._turn_s = at_s
+            return 0.0
+        self.num_gaps += 1
+        if not violates_delivered_tbt(at_s, previous_s, interval_s, tolerance_s=self.tolerance_s):
+            self._turn_s = previous_s + interval_s
+            return 0.0
+        self._turn_s = next_due_s(previous_s, at_s, interval_s)
+        waited_s = at_s - previous_s - interval_s
+        self.num_late += 1
+        self.waited_s += waited_s
+        return waited_s
+
+
+def reading_of(
+    taken_s: Iterable[float], interval_s: float, *, tolerance_s: float = DELIVERY_TOLERANCE_S
+) -> Reading:
+    """Return what a reader with the interval S > 0 had of tokens that came at these times."""
+    reading = Reading(interval_s, tolerance_s)
+    for at_s in taken_s:
+        reading.took(at_s)
+    return reading
+
+
+def effective_tokens(num_in_hand: Mapping[int, int]) -> float:
+    """Return how many tokens of one answer count. `num_in_hand`: how many of them were generated
+    while so many before them were generated and not due.
+    """
+    num_tokens = sum(num_in_hand.values())
+    return sum(
+        number * _weight(in_hand / num_tokens) for in_hand, number in num_in_hand.items() if number
+    )
+
+
+def _weight(in_hand_frac: float) -> float:
+    return min(1.0, max(0.0, (NO_FRAC - in_hand_frac) / (NO_FRAC - FULL_FRAC)))
