@@ -1,1 +1,1 @@
-"""When tokens are due: Token-Deposit arithmetic, the reader model, attainment. Pure."""
+"""When tokens are due: Token-Deposit arithmetic, the reader model, attainment, causes. Pure."""
