@@ -117,7 +117,7 @@ def summary_lines(state: EngineState) -> list[str]:
         lines.append(
             f"  {name_of_request(request.request_id)}: {_state(row)[0]}, generated "
             f"{request.num_generated_tokens}, delivered {row.num_delivered}, deposit "
-            f"{row.num_deposited}, in time {_percent(row.attainment)}"
+            f"{row.num_deposited}, in time {_in_time(row)}"
             + (f", layers {layer_map(request, ASCII)}" if request.residency else "")
         )
     return lines
@@ -183,7 +183,7 @@ def _table(rows: Sequence[Row], glyphs: Glyphs) -> Table:
             str(row.num_delivered),
             str(row.num_deposited),
             bar(row, num_tokens, glyphs),
-            _percent(row.attainment),
+            _in_time(row),
             Text() if row.is_ended else layer_map(request, glyphs),
         )
     return table
@@ -212,6 +212,12 @@ def _predicted(update: pb.WatchRequestsResponse) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
+
+
+def _in_time(row: Row) -> str:
+    """Return the share of tokens in time, and what made most of the others late."""
+    cause = f" ({row.late_cause})" if row.late_cause else ""
+    return _percent(row.attainment) + cause
 
 
 def _percent(share: float | None) -> str:

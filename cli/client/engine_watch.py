@@ -12,6 +12,7 @@ import grpc
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from services.generation.delay_proto import CAUSE_FROM_PROTO
 
 if TYPE_CHECKING:
     from evenflow.executor.v1.executor_pb2_grpc import ExecutorServiceStub
@@ -42,6 +43,12 @@ class Row:
         if not self.request.release_interval_s or num_gaps < 1:
             return None
         return 1 - self.request.num_late_tokens / num_gaps
+
+    @property
+    def late_cause(self) -> str:
+        """Name what made most of its late tokens late; empty if none was, or it is not known."""
+        cause = CAUSE_FROM_PROTO.get(self.request.late_cause)
+        return "" if cause is None else cause.value
 
 
 @dataclass(slots=True)

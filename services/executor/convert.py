@@ -22,6 +22,7 @@ from services.generation.conversation_proto import (
     options_from_proto,
     part_to_proto,
 )
+from services.generation.delay_proto import CAUSE_TO_PROTO, delay_to_proto
 from services.generation.finish_proto import FINISH_TO_PROTO
 from services.generation.logprobs_proto import logprobs_to_proto, prompt_to_proto
 from services.generation.prompts import (
@@ -173,6 +174,8 @@ def _token(token: Token) -> pb.Token:
         message.logprobs.CopyFrom(logprobs_to_proto(token.logprobs))
     if token.tool_calls:
         message.tool_calls.extend(map(part_to_proto, token.tool_calls))
+    if token.delay is not None:
+        message.delay.CopyFrom(delay_to_proto(token.delay))
     return message
 
 
@@ -280,4 +283,5 @@ def _observed_request(request: RequestObservation) -> pb.ObservedRequest:
         release_interval_s=request.interval_s,
         pace_tail=request.pace_tail,
         residency=[_RESIDENCIES[letter] for letter in request.residency],
+        late_cause=None if request.late_cause is None else CAUSE_TO_PROTO[request.late_cause],
     )

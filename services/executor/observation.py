@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from services.pacing.cause import Cause
 from services.placement.types import RequestPhase
 
 
@@ -36,6 +37,7 @@ class RequestObservation:
     num_late_tokens: int  # generated too late for the reader, deposit included
     interval_s: float  # S, between two tokens of the reader; 0: no pace was asked for
     pace_tail: bool = False  # the gateway delivers its deposit at its pace after the end
+    late_cause: Cause | None = None  # of most of the late tokens
     residency: str = ""  # a `Residency` value per layer group; empty without layer-wise KV
 
 

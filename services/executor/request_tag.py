@@ -1,15 +1,18 @@
-"""What a request was promised, on its way to the scheduler.
+"""What a request was promised, on its way to the scheduler; why a token is late, on its way back.
 
-The scheduler lives in another process; vLLM carries `SamplingParams.extra_args` there.
+The scheduler lives in another process; vLLM carries `SamplingParams.extra_args` there, and
+`kv_transfer_params` of an output to the front.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from services.pacing.cause import Cause, Delay
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 EXTRA_ARGS_KEY = "evenflow"
+DELAY_KEY = "evenflow_delay"
 
 
 def to_extra_args(service_level: ServiceLevel) -> dict[str, Any]:
@@ -21,3 +24,16 @@ def from_extra_args(extra_args: Mapping[str, Any] | None) -> ServiceLevel:
     """Return what `to_extra_args` packed; `NO_SERVICE_LEVEL` for a request without it."""
     packed = (extra_args or {}).get(EXTRA_ARGS_KEY)
     return NO_SERVICE_LEVEL if packed is None else ServiceLevel(**packed)
+
+
+def to_transfer_params(delay: Delay) -> dict[str, Any]:
+    """Return `kv_transfer_params` that carry a delay, made of plain values."""
+    return {DELAY_KEY: (delay.cause.value, delay.late_s)}
+
+
+def from_transfer_params(params: Mapping[str, Any] | None) -> Delay | None:
+    """Return what `to_transfer_params` packed; None for an output without it."""
+    if not params or DELAY_KEY not in params:
+        return None
+    cause, late_s = params[DELAY_KEY]
+    return Delay(Cause(cause), late_s)

@@ -10,6 +10,7 @@ from services.generation.logprobs import TokenLogprobs
 from services.generation.prompts import Prompt
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.trace_context import TraceContext
+from services.pacing.cause import Delay
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 
@@ -42,6 +43,7 @@ class Token:
     logprobs: TokenLogprobs | None = None
     reasoning: str = ""  # as far as this token completes it
     tool_calls: tuple[ToolCallPart, ...] = ()  # as far as this token completes them
+    delay: Delay | None = None  # None: the engine made it in time
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from services.generation.conversation_proto import (
     part_from_proto,
     part_to_proto,
 )
+from services.generation.delay_proto import delay_from_proto
 from services.generation.finish import FinishReason
 from services.generation.finish_proto import FINISH_FROM_PROTO, FINISH_TO_PROTO
 from services.generation.logprobs_proto import logprobs_from_proto, logprobs_to_proto
@@ -196,10 +197,11 @@ def tokenization_from_proto(response: executor_pb2.TokenizeResponse) -> Tokeniza
 
 def token_from_proto(token: executor_pb2.Token, index: int) -> types.Token:
     logprobs = logprobs_from_proto(token.logprobs) if token.HasField("logprobs") else None
+    delay = delay_from_proto(token.delay) if token.HasField("delay") else None
     if not token.reasoning and not token.tool_calls:
-        return types.Token(index, token.id, token.text, logprobs)
+        return types.Token(index, token.id, token.text, logprobs, delay=delay)
     calls = tuple(map(part_from_proto, token.tool_calls))
-    return types.Token(index, token.id, token.text, logprobs, token.reasoning, calls)
+    return types.Token(index, token.id, token.text, logprobs, token.reasoning, calls, delay)
 
 
 def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ServedModel:

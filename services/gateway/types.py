@@ -13,6 +13,7 @@ from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.errors import ServiceError
+from services.pacing.cause import Delay
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 RequestId = NewType("RequestId", str)
@@ -82,6 +83,7 @@ class Token(Struct, frozen=True, gc=False):
     logprobs: TokenLogprobs | None = None
     reasoning: str = ""  # what the model thinks, as far as this token completes it
     tool_calls: tuple[ToolCallPart, ...] = ()  # as far as this token completes them
+    delay: Delay | None = None  # None: the engine made it in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

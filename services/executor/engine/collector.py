@@ -6,7 +6,7 @@ every delta on at once, from inside vLLM's output loop.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -16,6 +16,7 @@ from services.executor.engine.logprobs import (
     prompt_logprobs,
     token_logprobs,
 )
+from services.executor.request_tag import from_transfer_params
 from services.executor.types import Delta, Ending, Failure, Said, Token
 from services.generation.finish import FinishReason
 
@@ -52,6 +53,7 @@ class StepOutput(PromptOutput, Protocol):
 
     outputs: Sequence[Completion]
     num_cached_tokens: int | None  # of the prompt
+    kv_transfer_params: Mapping[str, Any] | None  # with why the step's token is late, if it is
 
 
 class StepParser(Protocol):
@@ -121,6 +123,9 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
     """
     (completion,) = output.outputs
     tokens = _tokens(completion, reporting)
+    delay = from_transfer_params(output.kv_transfer_params)
+    if delay is not None and tokens:
+        tokens = (replace(tokens[0], delay=delay), *tokens[1:])
     ending, parser = _ending(completion, reporting), reporting.parser
     return Delta(
         tokens,

@@ -26,6 +26,7 @@ from services.generation.finish import FinishReason
 from services.generation.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from services.generation.sampling_params import DEFAULT_SAMPLING
 from services.kit.errors import InvalidRequestError
+from services.pacing.cause import Cause
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestPhase
 
@@ -230,6 +231,7 @@ def test_an_observation_keeps_every_field() -> None:
         num_delivered_tokens=4,
         num_deposited_tokens=5,
         num_late_tokens=6,
+        late_cause=Cause.COPIES,
         interval_s=0.5,
         pace_tail=True,
         residency="ROB",
@@ -256,6 +258,7 @@ def test_an_observation_keeps_every_field() -> None:
                 num_delivered_tokens=4,
                 num_deposited_tokens=5,
                 num_late_tokens=6,
+                late_cause=gen.DELAY_CAUSE_COPIES,
                 release_interval_s=0.5,
                 pace_tail=True,
                 residency=[

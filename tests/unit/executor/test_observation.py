@@ -6,6 +6,7 @@ from services.executor.observation import (
     from_plain,
     to_plain,
 )
+from services.pacing.cause import Cause
 from services.placement.types import RequestPhase
 
 
@@ -26,7 +27,10 @@ def make_request(request_id: str = "a", **overrides: object) -> RequestObservati
 
 def test_an_observation_survives_the_way_between_processes() -> None:
     observation = EngineObservation(
-        requests=(make_request("a"), make_request("b", phase=RequestPhase.PREEMPTED)),
+        requests=(
+            make_request("a"),
+            make_request("b", phase=RequestPhase.PREEMPTED, late_cause=Cause.PAUSE),
+        ),
         num_steps=7,
         observed_step_s=0.01,
         predicted_step_s=0.02,

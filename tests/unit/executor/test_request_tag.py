@@ -1,8 +1,16 @@
-"""What a request was promised survives the way through vLLM's extra_args."""
+"""What a request was promised, and why a token is late, survive the way through vLLM."""
 
 import json
 
-from services.executor.request_tag import from_extra_args, to_extra_args
+import pytest
+
+from services.executor.request_tag import (
+    from_extra_args,
+    from_transfer_params,
+    to_extra_args,
+    to_transfer_params,
+)
+from services.pacing.cause import Cause, Delay
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 PROMISE = ServiceLevel(slo_tbt_s=0.2, consumption_rate_tps=8.0, pace_tail=True)
@@ -16,3 +24,15 @@ def test_a_promise_comes_back_from_plain_values() -> None:
 def test_a_request_of_another_front_was_promised_nothing() -> None:
     assert from_extra_args(None) == NO_SERVICE_LEVEL
     assert from_extra_args({"kv_transfer_params": {}}) == NO_SERVICE_LEVEL
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_a_delay_comes_back_from_plain_values(cause: Cause) -> None:
+    delay = Delay(cause, 0.25)
+
+    assert from_transfer_params(json.loads(json.dumps(to_transfer_params(delay)))) == delay
+
+
+def test_an_output_of_another_connector_has_no_delay() -> None:
+    assert from_transfer_params(None) is None
+    assert from_transfer_params({"do_remote_prefill": True}) is None

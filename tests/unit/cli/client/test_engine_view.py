@@ -20,6 +20,7 @@ from cli.client.engine_view import (
 )
 from cli.client.engine_watch import EngineState, Row
 from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
 
 RESIDENCY = [
     pb.RESIDENCY_RESIDENT,
@@ -43,6 +44,7 @@ RECORDED = pb.WatchRequestsResponse(
             num_delivered_tokens=9,
             num_deposited_tokens=31,
             num_late_tokens=4,
+            late_cause=gen.DELAY_CAUSE_COPIES,
             release_interval_s=0.125,
             residency=RESIDENCY,
         ),
@@ -76,7 +78,8 @@ def test_the_screen_shows_requests_deposits_layers_and_step_times(state: EngineS
     assert "60 of 63 blocks used" in screen
     (line,) = (line for line in screen.splitlines() if line.startswith("slow-1"))
     assert line.split() == [
-        "slow-1", "decoding", "41", "10", "31", "███████▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒", "90.0%", "█░▓░",
+        "slow-1", "decoding", "41", "10", "31", "███████▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒", "90.0%", "(copies)",
+        "█░▓░",
     ]  # fmt: skip
     (line,) = (line for line in screen.splitlines() if line.startswith("next-2"))
     assert line.split() == ["next-2", "queued", "0", "0", "0", "·" * 28, "-"]
@@ -100,7 +103,8 @@ def test_a_narrow_terminal_still_shows_every_request(state: EngineState) -> None
 def test_off_a_terminal_there_is_a_line_per_request(state: EngineState) -> None:
     assert summary_lines(state) == [
         "step 250: 35.8 ms (predicted 34.1 ms), pool 60 of 63 blocks, in time 90.0%",
-        "  slow-1: decoding, generated 41, delivered 10, deposit 31, in time 90.0%, layers Robo",
+        "  slow-1: decoding, generated 41, delivered 10, deposit 31, in time 90.0% (copies), "
+        "layers Robo",
         "  next-2: queued, generated 0, delivered 0, deposit 0, in time -",
     ]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,12 @@ from services.executor.engine.collector import (
     StepCollector,
     to_delta,
 )
+from services.executor.request_tag import to_transfer_params
 from services.executor.types import Delta, Failure, Said, Token
 from services.generation.conversation import ToolCallPart
 from services.generation.finish import FinishReason
 from services.generation.logprobs import Logprob, TokenLogprobs
+from services.pacing.cause import Cause, Delay
 
 
 @dataclass
@@ -40,6 +43,7 @@ class FakeOutput:
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[int, FakeLogprob] | None] | None = None
     num_cached_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 def make_output(*ids: int, text: str = "", finish_reason: str | None = None) -> FakeOutput:
@@ -74,6 +78,15 @@ def test_an_ending_tells_the_stop_string_that_it_came_to(
 def test_the_text_of_several_tokens_of_a_step_is_the_last_ones() -> None:
     # Only the last token is known to have completed it.
     assert to_delta(make_output(5, 6, text="hi")).tokens == (Token(5, ""), Token(6, "hi"))
+
+
+def test_the_first_token_of_a_step_has_its_delay() -> None:
+    late, delay = make_output(5, 6, text="hi"), Delay(Cause.COPIES, 0.25)
+    late.kv_transfer_params = to_transfer_params(delay)
+
+    assert to_delta(late).tokens == (Token(5, "", delay=delay), Token(6, "hi"))
+    late.outputs = [FakeCompletion(finish_reason="abort")]
+    assert to_delta(late).tokens == ()
 
 
 @pytest.mark.parametrize(
