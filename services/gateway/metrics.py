@@ -2,12 +2,15 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import accumulate
+from enum import Enum
+from itertools import accumulate, product
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+from services.pacing.cause import Cause
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 _TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 5)
@@ -22,8 +25,11 @@ TPOT_SECONDS = Histogram(
     "Mean time per output token after the first of one request, as written to the client.",
     buckets=_TBT_BUCKETS_S,
 )
-SLO_VIOLATIONS = Counter(
-    "evenflow_request_slo_violations_total", "Requests that missed a bound they stated.", ["type"]
+PACED_REQUESTS = Counter(
+    "evenflow_paced_requests_total",
+    "Complete answers with a release interval, by whether it was their mean time per output token "
+    "after the first, at most.",
+    ["tpot"],
 )
 HOLDS = Counter(
     "evenflow_gateway_holds_total", "Times that generation was held because its reader lagged."
@@ -43,6 +49,14 @@ HTTP_SECONDS = Histogram(
 )
 
 
+class Slo(Enum):
+    """What was promised: of a request, or of each of its tokens after the first."""
+
+    TTFT = "ttft"
+    TPOT = "tpot"
+    TBT = "tbt"  # the release interval behind the deposit, whatever it follows from
+
+
 class DeliveredTokens(Collector):
     """What is counted of every token, on the event loop's thread alone. The library's own metrics
     take a lock for each change, which would be the dearest step on a token's way.
@@ -51,10 +65,16 @@ class DeliveredTokens(Collector):
     def __init__(self) -> None:
         self.num_written = 0
         self.num_paced = 0
-        self.num_late = 0
-        self.reading_s = self.rebuffering_s = 0.0
+        self.num_effective = 0.0
+        self.reading_s = 0.0
+        self.rebuffering_s = dict.fromkeys(Cause, 0.0)
+        self._num_misses = dict.fromkeys(product(Slo, Cause), 0)
         self._num_gaps = [0] * (len(_TBT_BUCKETS_S) + 1)  # by the bucket they belong to
         self._gap_sum_s = 0.0
+
+    def note_miss(self, slo: Slo, cause: Cause) -> None:
+        """Count a promise that was not kept."""
+        self._num_misses[slo, cause] += 1
 
     def note_gap(self, gap_s: float) -> None:
         """Take in the time between two tokens of one request."""
@@ -72,18 +92,14 @@ class DeliveredTokens(Collector):
             self.num_paced,
         )
         yield CounterMetricFamily(
-            "evenflow_delivered_tbt_violations",
-            "Paced tokens written later than the previous due time + interval + 5 ms.",
-            self.num_late,
+            "evenflow_effective_tokens",
+            "Tokens of complete answers, weighted by what their readers had in hand.",
+            self.num_effective,
         )
         yield CounterMetricFamily(
             "evenflow_reading_seconds", "Intervals of paced tokens, summed.", self.reading_s
         )
-        yield CounterMetricFamily(
-            "evenflow_rebuffering_seconds",
-            "Time that readers waited for late tokens beyond the previous due time + interval.",
-            self.rebuffering_s,
-        )
+        yield from self._losses()
         bounds = [*map(floatToGoString, _TBT_BUCKETS_S), "+Inf"]
         yield HistogramMetricFamily(
             "evenflow_delivered_tbt_seconds",
@@ -91,6 +107,25 @@ class DeliveredTokens(Collector):
             buckets=list(zip(bounds, accumulate(self._num_gaps), strict=True)),
             sum_value=self._gap_sum_s,
         )
+
+    def _losses(self) -> Iterator[Metric]:
+        """Yield what readers did not get, each by its cause."""
+        rebuffering = CounterMetricFamily(
+            "evenflow_rebuffering_seconds",
+            "Time that readers of paced tokens waited beyond their pace.",
+            labels=["cause"],
+        )
+        for cause, seconds in self.rebuffering_s.items():
+            rebuffering.add_metric([cause.value], seconds)
+        misses = CounterMetricFamily(
+            "evenflow_slo_misses",
+            "First tokens later than their bound, answers with a longer mean time per token, and "
+            "paced tokens written later than the previous due time + interval + 5 ms.",
+            labels=["slo", "cause"],
+        )
+        for (slo, cause), number in self._num_misses.items():
+            misses.add_metric([slo.value, cause.value], number)
+        yield from (rebuffering, misses)
 
 
 DELIVERED = DeliveredTokens()

@@ -94,6 +94,7 @@ class Generation:
         self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
         self._outlet: Outlet | None = None
         self._ready: list[DueToken] = []  # due, and not taken
+        self._ready_since_s = 0.0
         self._waiter: asyncio.Future[None] | None = None  # of the reader; an Event costs more
         self._num_generated = 0
         self._num_reasoning_tokens: int | None = None
@@ -119,6 +120,7 @@ class Generation:
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         self._num_generated += len(tokens)
         self._paced.push(tokens, generated_s)
+        self._record.generated(len(tokens), self._paced.num_held)
         if self._paced.num_held:
             self._reader.deposited(self._paced.num_held)
 
@@ -211,8 +213,8 @@ class Generation:
                 lags = not outlet.is_open
                 self._reader.handed(self._clock())
                 await outlet.opened()
-                batch = self._take_ready()
-                self._hand_over(outlet, batch, as_one=lags)
+                there_s, batch = self._take_ready()
+                self._hand_over(outlet, batch, there_s, as_one=lags)
                 self._reader.took(len(batch))
         finally:
             self._outlet = None  # whoever gave it up may write something else now
@@ -224,10 +226,10 @@ class Generation:
         Raises what ended the request abnormally, after its last token.
         """
         while await self._some_are_ready():
-            batch = self._take_ready()
+            there_s, batch = self._take_ready()
             self._reader.handed(self._clock())
             yield [due.token for due in batch]
-            self._note_written(batch)
+            self._note_written(batch, there_s)
             self._reader.took(len(batch))
         self._complete()
 
@@ -291,33 +293,38 @@ class Generation:
             await self._waiter
         return True
 
-    def _take_ready(self) -> Sequence[DueToken]:
+    def _take_ready(self) -> tuple[float, Sequence[DueToken]]:
+        """Return since when there are due tokens, and these."""
         batch, self._ready = self._ready, []
-        return batch
+        return self._ready_since_s, batch
 
     def _release(self, tokens: Sequence[DueToken]) -> None:
         """Pass on tokens that are due, which the pacer says from its timer; raises nothing."""
         if self._reader.is_held:
             self._reader.deposited(self._paced.num_held)
-        outlet = self._outlet
+        outlet, now_s = self._outlet, self._clock()
         if outlet is None or self._ready or not outlet.is_open:
+            self._ready_since_s = self._ready_since_s if self._ready else now_s
             self._ready.extend(tokens)
             self._reader.due(len(tokens))
             self._wake()
             return
         try:
-            self._hand_over(outlet, tokens, as_one=False)
+            self._hand_over(outlet, tokens, now_s, as_one=False)
         except Exception as error:  # noqa: BLE001 - `write_to` raises it, no other stream suffers
             self.give_up(error)
         if self._is_over and not self._paced.num_held:
             self._wake()
 
-    def _hand_over(self, outlet: Outlet, tokens: Sequence[DueToken], *, as_one: bool) -> None:
+    def _hand_over(
+        self, outlet: Outlet, tokens: Sequence[DueToken], there_s: float, *, as_one: bool
+    ) -> None:
         outlet.write([due.token for due in tokens], as_one=as_one)
-        self._note_written(tokens)
+        self._note_written(tokens, there_s)
 
-    def _note_written(self, tokens: Sequence[DueToken]) -> None:
-        self._record.written(tokens, self._clock())
+    def _note_written(self, tokens: Sequence[DueToken], there_s: float) -> None:
+        """Note that tokens were written that the reader might have had since `there_s`."""
+        self._record.written(tokens, self._clock(), there_s)
         self._listener.progressed(self.request.request_id, self._record.num_written)
 
     def _wake(self) -> None:
