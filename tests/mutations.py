@@ -137,6 +137,27 @@ MUTATIONS = (
         ("tests/unit/pacing", "tests/unit/gateway"),
     ),
     Mutation(
+        "a reader that stops is the network's",
+        "services/pacing/cause.py",
+        "    return Cause.READER if reader_s >= network_s else Cause.NETWORK\n",
+        "    return Cause.NETWORK\n",
+        ("tests/unit/pacing", "tests/unit/gateway/live"),
+    ),
+    Mutation(
+        "a step that is short enough is blamed",
+        "services/pacing/token_time.py",
+        "excess_s = max(0.0, own_s - (turn_s - self._since_s))",
+        "excess_s = own_s",
+        ("tests/unit/pacing",),
+    ),
+    Mutation(
+        "the engine does not say why a token is late",
+        f"{EXECUTOR}/scheduler/reader_state.py",
+        "            output.kv_transfer_params = to_transfer_params(delay)\n",
+        "            pass\n",
+        ("tests/integration/test_slo_miss_causes.py",),
+    ),
+    Mutation(
         "an older sender overwrites a newer one",
         "services/tracker/memory_store.py",
         "if stored is not None and stored.offer.epoch > writer.epoch:",

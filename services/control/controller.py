@@ -54,6 +54,7 @@ class Controller:
         self._step = 0
         self._retry_at_s: float | None = None
         self._was_ready = False
+        self.lacks_plan = False  # the planner's last answer was none, or none that holds
         self.director: Director | None = None  # None: no run policy
         self._own_s = 0.0  # spent here since the last step ended
 
@@ -87,12 +88,13 @@ class Controller:
         if answer.failure:
             self.counts.failed(answer.failure)
             self._retry_at_s = now_s + self.options.retry_s
+            self.lacks_plan = True
         if answer.shadow is not None:
             self.counts.shadowed(answer.shadow)
         if answer.plan is not None:
             self.note(*self._plans.came(answer.epoch, answer.plan, step=self._step, now_s=now_s))
-            refused = answer.epoch > self._plans.last_applied_epoch
-            self._retry_at_s = now_s + self.options.retry_s if refused else None
+            self.lacks_plan = answer.epoch > self._plans.last_applied_epoch
+            self._retry_at_s = now_s + self.options.retry_s if self.lacks_plan else None
 
     def after_schedule(self, step: ScheduledStep) -> None:
         """Predict the step's length, and ask while it runs if there is a reason to."""

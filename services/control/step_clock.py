@@ -21,12 +21,16 @@ class StepClock:
         """Note that a step is being scheduled."""
         self._began_s.append(now_s)
 
-    def end(self, now_s: float, *, ran: bool) -> None:
-        """Note that the oldest step is over; steps in which no layer ran do not count."""
+    def end(self, now_s: float, *, ran: bool) -> float:
+        """Note that the oldest step is over; steps in which no layer ran do not count.
+
+        Returns since when it has been timed.
+        """
         if not self._began_s:
-            return
-        began_s = self._began_s.popleft()
+            return now_s
+        began_s = max(self._began_s.popleft(), self._ended_s)
         if ran:
             self.num_steps += 1
-            self.last_step_s = now_s - max(began_s, self._ended_s)
+            self.last_step_s = now_s - began_s
         self._ended_s = now_s
+        return began_s

@@ -119,13 +119,21 @@ async def test_an_answer_to_a_prompt_larger_than_the_pool_keeps_to_its_form(
 ) -> None:
     form = gen.StructuredOutputs(regex="(ab){40}c")
     sampling = gen.SamplingParams(temperature=1, seed=1, max_tokens=200, structured_outputs=form)
+    too_soon = gen.ServiceLevel(slo_ttft_s=1e-6, slo_tbt_s=1e-6)
     held, free = await asyncio.gather(
         gateway.ask("held", text=PROMPT * 24, sampling=sampling),
-        gateway.ask("free", text=PROMPT * 20, sampling={"temperature": 0, "max_tokens": 64}),
+        gateway.ask(
+            "free",
+            text=PROMPT * 20,
+            sampling={"temperature": 0, "max_tokens": 64},
+            service_level=too_soon,
+        ),
     )
 
     assert (held.text, held.finish_reason) == ("ab" * 40 + "c", "STOP")
     assert len(free.ids) == 64
+    assert all(token.delay.cause and token.delay.late_s > 0.0 for token in free.tokens)
+    assert not any(token.HasField("delay") for token in held.tokens)  # nothing was promised
 
 
 async def test_a_watcher_sees_where_the_kv_of_each_layer_group_is(gateway: GatewayStream) -> None:

@@ -1,9 +1,11 @@
 """What a scheduler keeps of its requests' readers, and what it shows to somebody who watches."""
 
 import time
+from itertools import chain
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
 from services.control.request_record import RequestRecord
@@ -17,10 +19,13 @@ from services.executor.observation import (
     Residency,
     to_plain,
 )
-from services.executor.request_tag import from_extra_args
+from services.executor.request_tag import from_extra_args, to_transfer_params
 from services.executor.scheduler.parent_watch import end_with_parent
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
+from services.pacing.cause import Cause
 from services.pacing.request_buffer import RequestBuffer
+from services.pacing.step_times import StepTimes
+from services.pacing.token_time import Step
 
 engine_calls.install()
 
@@ -29,21 +34,25 @@ class ReaderStateMixin(VllmScheduler):
     """Over any of vLLM's schedulers: a `RequestRecord` per request, from arrival to end."""
 
     predicted_step_s: float | None = None  # of the newest step, by whoever predicts it
+    stall_s = 0.0  # of the newest step: layers waited for copies
+    stalled_by = Cause.COPIES
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.records: dict[str, RequestRecord[RequestKV]] = {}
         self.step_clock = StepClock()
+        self._step_times = StepTimes()
         end_with_parent()
 
     def add_request(self, request: Request) -> None:
         params = request.sampling_params
         level = from_extra_args(params and params.extra_args)
         waited_s = max(0.0, time.time() - request.arrival_time)
+        arrival_s = time.monotonic() - waited_s
         record: RequestRecord[RequestKV] = RequestRecord(
             request_id=request.request_id,
-            buffer=RequestBuffer(level),
-            arrival_s=time.monotonic() - waited_s,
+            buffer=RequestBuffer(level, arrived_s=arrival_s),
+            arrival_s=arrival_s,
         )
         self.records.setdefault(request.request_id, record)
         super().add_request(request)
@@ -58,14 +67,43 @@ class ReaderStateMixin(VllmScheduler):
         return super().schedule(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any) -> Any:
+        # Some requests end with this step.
+        buffers = {name: record.buffer for name, record in self.records.items()}
         outputs = super().update_from_output(scheduler_output, *args)
         now_s = time.monotonic()
-        self.step_clock.end(now_s, ran=scheduler_output.total_num_scheduled_tokens > 0)
-        for request_id in scheduler_output.num_scheduled_tokens:
-            record = self.records.get(request_id)
-            if record is not None:
-                record.buffer.generated(self.requests[request_id].num_output_tokens, now_s)
+        scheduled = scheduler_output.num_scheduled_tokens
+        step = Step(
+            begin_s=self.step_clock.end(now_s, ran=bool(scheduled)),
+            end_s=now_s,
+            num_scheduled=scheduled,
+            stall_s=self.stall_s,
+            stalled_by=self.stalled_by,
+        )
+        self._step_times.ended(step, buffers, self._why_away)
+        for output in chain.from_iterable(one.outputs for one in outputs.values()):
+            self._note_tokens(output, buffers.get(output.request_id), now_s)
         return outputs
+
+    def _note_tokens(
+        self, output: EngineCoreOutput, buffer: RequestBuffer | None, now_s: float
+    ) -> None:
+        """Take in what a step added to a request, and say in its output why that is late."""
+        num_new = len(output.new_token_ids)
+        if buffer is None or not num_new:
+            return
+        delay = buffer.generated(buffer.num_generated + num_new, now_s)
+        if delay is not None:
+            output.kv_transfer_params = to_transfer_params(delay)
+
+    def _why_away(self, request_id: str) -> Cause | None:
+        """Return what keeps a request from being part of steps; None if nothing does."""
+        record = self.records.get(request_id)
+        if record is None:
+            return None
+        if record.buffer.on_hold:
+            return Cause.READER
+        is_preempted = self.requests[request_id].status == RequestStatus.PREEMPTED
+        return Cause.PAUSE if is_preempted or record.is_held else None
 
     def deliver(self, counts: dict[str, tuple[int, float]]) -> None:
         """Take over how many tokens each reader had at some instant, by the engine's request ids.
@@ -131,6 +169,7 @@ class ReaderStateMixin(VllmScheduler):
             num_deposited_tokens=buffer.num_deposited(now_s),
             num_late_tokens=buffer.num_late,
             interval_s=buffer.interval_s,
+            late_cause=buffer.late_cause,
             pace_tail=buffer.service_level.pace_tail,
             residency="".join(residency_of(group).value for group in groups),
         )

@@ -39,6 +39,7 @@ from services.executor.scheduler.recovery import Recovery, error_output
 from services.executor.scheduler.run_control import RunControl
 from services.executor.sizing import are_slots_ready_at_start, num_host_slots
 from services.executor.step_messages import StepFeedback
+from services.pacing.cause import Cause
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 
@@ -173,6 +174,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         meta = transferred and transferred.kv_connector_worker_meta
         feedback = meta if isinstance(meta, StepFeedback) else None
         given_up = [] if feedback is None else self.recovery.recover(feedback)
+        self.stall_s = 0.0 if feedback is None else feedback.timing.stall_s
+        self.stalled_by = Cause.PLANNER if self.controller.lacks_plan else Cause.COPIES
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )

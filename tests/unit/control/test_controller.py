@@ -210,6 +210,19 @@ def test_a_failed_call_is_repeated_after_a_while() -> None:
     assert len(loop.planner.asked) == asked + 1
 
 
+def test_between_an_answer_that_is_none_and_the_next_plan_there_is_no_plan() -> None:
+    loop = planned(place("a"), place("b"))
+    assert not loop.controller.lacks_plan
+    loop.planner.answers.append(Answer(epoch=2, failure="UNAVAILABLE"))
+
+    loop.steps(60)  # beyond retry_s = 1
+    assert loop.controller.lacks_plan
+    loop.answer(place("a"), place("b"))
+    loop.step()
+
+    assert not loop.controller.lacks_plan
+
+
 def test_after_a_plan_that_came_too_late_the_planner_is_asked_again() -> None:
     loop = planned(place("a"), place("b"), window=500, expires_after=500)
     loop.controller.note(Trigger.ADMITTED)

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 from services.control.step_clock import StepClock
 from services.executor.scheduler.scheduler import LayerwiseSchedulerMixin
+from services.pacing.step_times import StepTimes
 from tests.unit.executor.simulated_scheduler import SimulatedScheduler
 
 
@@ -41,5 +42,6 @@ class SchedulerWithoutEngine(LayerwiseSchedulerMixin, VllmScheduler):
         self.records = inner.records
         self.block_owner = inner.block_owner
         self.step_clock = StepClock()
+        self._step_times = StepTimes()
         self.loop = Mock()  # nobody measures or asks
         self._coordinator: Any = SimpleNamespace(keeping=self.keeping)

@@ -2,10 +2,14 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from services.control.step_timing import StepTiming
 from services.executor.scheduler import reader_state
+from services.executor.step_messages import StepFeedback
+from services.pacing.cause import Cause
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.scheduler_without_engine import SchedulerWithoutEngine
 from tests.unit.executor.simulated_scheduler import SimulatedScheduler
@@ -44,6 +48,22 @@ def test_steps_of_a_pipeline_are_timed_from_output_to_output(
         scheduler.update_from_output(step, SimpleNamespace(kv_connector_output=None))
 
     assert scheduler.step_clock.last_step_s == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("lacks_plan", "cause"), [(False, Cause.COPIES), (True, Cause.PLANNER)])
+def test_a_steps_stall_is_the_copies_unless_there_is_no_plan(
+    lacks_plan: bool, cause: Cause
+) -> None:
+    scheduler = make_scheduler()
+    scheduler.recovery = Mock(recover=lambda feedback: [])
+    scheduler.loop.controller.lacks_plan = lacks_plan
+    step: Any = SimpleNamespace(num_scheduled_tokens={}, total_num_scheduled_tokens=0)
+    feedback = StepFeedback(step=1, saved_step=1, timing=StepTiming(stall_s=0.25))
+    transferred = SimpleNamespace(kv_connector_worker_meta=feedback)
+
+    scheduler.update_from_output(step, SimpleNamespace(kv_connector_output=transferred))
+
+    assert (scheduler.stall_s, scheduler.stalled_by) == (0.25, cause)
 
 
 def test_a_request_whose_prompt_must_be_computed_whole_keeps_no_copies_when_preempted() -> None:
