@@ -6,7 +6,7 @@ from typing import Any
 from bench.gpu.decode_loop import DecodeLoop, LoopShape
 from bench.gpu.machine import Machine
 from services.executor.copies.step_marks import LayersTime
-from services.placement.latency import Fetch, longest_path_s
+from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import make_pattern
 
 NUM_WARM_UP = 3
@@ -31,7 +31,7 @@ def overlap(machine: Machine, *, every: int, num_steps: int, **shape: Any) -> li
         copy_s = busy_s / (num_steps + NUM_WARM_UP) / len(layers) / loop.shape.num_requests
         pattern = make_pattern(layers, min(loop.shape.num_staging, len(layers)))
         fetches = [Fetch(pattern=pattern, layer_s=copy_s)] * loop.shape.num_requests
-        path_s = longest_path_s([layer_s] * loop.shape.num_layers, fetches)
+        path_s = step_timing([layer_s] * loop.shape.num_layers, fetches).total_s
         # From the first layer to the last: what the path has, and nothing of the host's.
         step_s = statistics.median(time.layers_s + time.stall_s for time in away)
         return [

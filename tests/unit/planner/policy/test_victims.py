@@ -160,13 +160,17 @@ def test_beyond_the_exact_size_the_fewest_of_the_largest_are_paused() -> None:
 
 def infeasible(num_requests: int) -> Snapshot:
     """Return a batch with room enough in which no set of victims keeps the SLO of the others."""
-    requests = [make_request(f"r{i}", 4_000, slo_tbt_s=1e-6) for i in range(num_requests)]
+    resumed = [{"resumed_age_s": 0.0, "num_pauses": 1}] * 2  # these two may not be paused again
+    each = [*resumed, *[{}] * (num_requests - len(resumed))]
+    # One alone takes 10.22 ms, two take 10.45.
+    requests = [
+        make_request(f"r{i}", 4_000, slo_tbt_s=10.3e-3, **more) for i, more in enumerate(each)
+    ]
     return make_snapshot(*requests, num_free_blocks=num_requests * 2_500, alpha=0.0, max_window=4)
 
 
 @pytest.mark.parametrize("rule", [VictimRule.KV_AND_DEPOSIT, VictimRule.SMALLEST_SET])
 def test_without_time_one_set_is_tried_and_the_plan_is_undecided(rule: VictimRule) -> None:
-    # Certainly nobody keeps 1 us.
     snapshot = infeasible(6)
     plan = plan_of(dataclasses.replace(snapshot, parameters=_with_rule(snapshot, rule)))
     assert (plan.status.value, paused(plan)) == ("infeasible", [])
