@@ -447,8 +447,8 @@ async def test_the_api_describes_itself(client) -> None:
     document = (await client.http.get("/openapi.json")).json()
 
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
-    schema = body["content"]["application/json"]["schema"]
-    assert "messages" in schema["properties"]
+    named = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    assert "messages" in document["components"]["schemas"][named]["properties"]
     for reference in re.findall(r"#/components/schemas/(\w+)", json.dumps(document)):
         assert reference in document["components"]["schemas"]
 
