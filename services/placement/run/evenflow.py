@@ -19,6 +19,7 @@ requests only, rules 2 to 5 are vLLM's first come first served.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from services.placement.run.promise import can_promise, can_take_turns, sure_ones
 from services.placement.run.step_estimate import compute_s, decode_s
@@ -108,15 +109,15 @@ def _beside_large(
 def in_line(queue: Sequence[RunRequest]) -> list[RunRequest]:
     """Return newcomers in the order in which they are taken.
 
-    Those who state a TTFT SLO change places among themselves, so that the earliest deadline is
-    first; whoever states none keeps its place.
+    Neighbours who state a TTFT SLO stand by their deadlines; whoever states none is passed by
+    nobody.
     """
-    by_deadline = sorted(
-        (r for r in queue if r.slo_ttft_s is not None),
-        key=lambda r: (r.slo_ttft_s or 0.0) - r.arrival_age_s,
-    )
-    stated = iter(by_deadline)
-    return [r if r.slo_ttft_s is None else next(stated) for r in queue]
+    neighbours = groupby(queue, key=lambda r: r.slo_ttft_s is not None)
+    return [one for _, group in neighbours for one in sorted(group, key=_first_due_s)]
+
+
+def _first_due_s(request: RunRequest) -> float:
+    return 0.0 if request.slo_ttft_s is None else request.slo_ttft_s - request.arrival_age_s
 
 
 def _waited_s(request: RunRequest) -> float:
