@@ -301,9 +301,15 @@ class _Draft:
             members.append(request)
 
     def _hides_prompt(self, request: RunRequest) -> bool:
-        """Return whether no reader waits while a newcomer's prompt is computed, after others'."""
+        """Return whether no reader waits while a newcomer's prompt is computed, after others'.
+
+        Readers whose pace no step keeps wait anyway.
+        """
         costs = self._snapshot.costs
         paced = [r for r in self.batch if r.has_begun and r.rate_tps]
+        if costs is not None:
+            step_s = compute_s(costs, self.batch)
+            paced = [r for r in paced if r.rate_tps * step_s < 1.0]
         if not paced:
             return True
         if costs is None or not costs.chunk_token_s:
