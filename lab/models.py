@@ -20,8 +20,9 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,35 +108,40 @@ def exactness_fingerprint() -> str:
 
 def build_exactness_model(directory: Path) -> None:
     """Write the checkpoint into an empty directory."""
+    write_tokenizer(directory)
+    weights = {name: _weight(name, shape) for name, shape in tensor_shapes(CONFIG)}
+    weights["lm_head.weight"][: len(SPECIAL_TOKENS)] = 0
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(CONFIG, indent=1))
+
+
+def write_tokenizer(directory: Path) -> None:
     save_tokenizer(
         train_tokenizer(paragraphs(SEED), vocab_size=VOCAB_SIZE),
         directory,
         max_model_len=MAX_MODEL_LEN,
         chat_template=CHAT_TEMPLATE,
     )
-    weights = {name: _weight(name, shape) for name, shape in _shapes()}
-    weights["lm_head.weight"][: len(SPECIAL_TOKENS)] = 0
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(CONFIG, indent=1))
 
 
-def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the shape of every tensor; matrices are `[outputs, inputs]`."""
-    hidden, inner = HIDDEN_SIZE, INTERMEDIATE_SIZE
-    yield "model.embed_tokens.weight", (VOCAB_SIZE, hidden)
-    for layer in range(NUM_LAYERS):
+def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the shape of every tensor of a Llama; matrices are `[outputs, inputs]`."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    kv_size = config["num_key_value_heads"] * config["head_dim"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
             yield f"{prefix}.{norm}.weight", (hidden,)
         for part in ("q_proj", "o_proj"):
             yield f"{prefix}.self_attn.{part}.weight", (hidden, hidden)
         for part in ("k_proj", "v_proj"):
-            yield f"{prefix}.self_attn.{part}.weight", (NUM_KV_HEADS * HEAD_DIM, hidden)
+            yield f"{prefix}.self_attn.{part}.weight", (kv_size, hidden)
         for part in ("gate_proj", "up_proj"):
             yield f"{prefix}.mlp.{part}.weight", (inner, hidden)
         yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
     yield "model.norm.weight", (hidden,)
-    yield "lm_head.weight", (VOCAB_SIZE, hidden)
+    yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
 def _weight(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -147,11 +153,11 @@ def _weight(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     sums = np.frombuffer(drawn, "<u2").reshape(size, 4).sum(axis=1, dtype=np.int64)
     # A uniform integer of n values has the mean (n - 1) / 2 and the variance (n^2 - 1) / 12.
     centred = (sums - 4 * (2**16 - 1) // 2).astype(np.float64)
-    scale = _std(name, shape[1]) / math.sqrt(4 * (2**32 - 1) / 12)
+    scale = weight_std(name, shape[1]) / math.sqrt(4 * (2**32 - 1) / 12)
     return (centred * scale).astype(np.float32).reshape(shape)
 
 
-def _std(name: str, num_inputs: int) -> float:
+def weight_std(name: str, num_inputs: int) -> float:
     """Return the deviation of one matrix's entries: gain / sqrt(number of inputs)."""
     if "embed_tokens" in name:
         return EMBEDDING_RMS
