@@ -77,7 +77,7 @@ def test_calibration_finds_what_copies_cost_though_a_run_was_disturbed() -> None
         outside_s=0.007, noise_frac=0.0, num_steps=0, copies=CopyCosts(submit_s=0.3e-3)
     )
     asked = [
-        make_run(*resident_run(3, num_tokens=10).requests, system=system, slo_s=0.04)
+        make_run(*resident_run(2, num_tokens=8).requests, system=system, slo_s=0.04)
         for system in ("deepspeed", "flexgen", "slo-aware")
     ]
     runs = [replayed(run, device, true) for run in asked]
@@ -100,7 +100,8 @@ def slower(run: RunRecord, factor: float) -> RunRecord:
 def test_a_run_of_the_simulator_itself_has_no_errors() -> None:
     device = Device()
     true = Calibration(outside_s=0.007, noise_frac=0.0, num_steps=0)
-    asked = make_run(*resident_run(8).requests, system="dynamic-heuristic", slo_s=0.04)
+    asked = resident_run(6, num_tokens=12)
+    asked = make_run(*asked.requests, system="dynamic-heuristic", slo_s=0.04)
     row = compare(replayed(asked, device, true), device, true)
     held_out = row | {"held_out": True, "seed": 2}
 

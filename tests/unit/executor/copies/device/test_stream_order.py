@@ -40,7 +40,7 @@ def drain(sim: Simulation) -> None:
     end_s = time.monotonic() + PATIENCE_S
     sim.drain()
     while not is_whole(sim) and time.monotonic() < end_s:
-        time.sleep(0.001)
+        time.sleep(0.01)
         sim.drain()
 
 
