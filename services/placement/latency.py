@@ -61,29 +61,27 @@ def _spans(pattern: Pattern) -> tuple[tuple[int, int], ...]:
 
 def step_timing(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> StepTiming:
     """Return the step's timing by the event recursion. `compute_s`: per layer."""
-    num_layers = len(compute_s)
-    released: list[list[tuple[int, float]]] = [[] for _ in range(num_layers + 1)]
+    released: dict[int, list[tuple[int, float]]] = {}
     for fetch in fetches:
         for release, needed in _spans(fetch.pattern):
-            released[release].append((needed, fetch.layer_s))
-    work = [0.0] * (num_layers + 1)  # by needed layer, counted from 1
+            released.setdefault(release, []).append((needed, fetch.layer_s))
+    work: dict[int, float] = {}  # that is not done, by needed layer, counted from 1
     stalls = []
-    for layer in range(1, num_layers + 1):
-        for needed, work_s in released[layer - 1]:
-            work[needed] += work_s
-        stalls.append(work[layer])
-        work[layer] = 0.0
-        _flow(work, layer + 1, compute_s[layer - 1])
+    for layer, seconds in enumerate(compute_s, start=1):
+        for needed, work_s in released.get(layer - 1, ()):
+            work[needed] = work.get(needed, 0.0) + work_s
+        stalls.append(work.pop(layer, 0.0))
+        if work:
+            _flow(work, seconds)
     return StepTiming(stalls_s=tuple(stalls), total_s=sum(compute_s) + sum(stalls))
 
 
-def _flow(work: list[float], first: int, seconds: float) -> None:
+def _flow(work: dict[int, float], seconds: float) -> None:
     """Serve the queue for `seconds`, earliest-needed layer first."""
-    for layer in range(first, len(work)):
+    for layer in sorted(work):
         waiting = work[layer]
         if waiting > seconds:
             work[layer] = waiting - seconds
             return
-        if waiting:
-            work[layer] = 0.0
-            seconds -= waiting
+        del work[layer]
+        seconds -= waiting

@@ -106,7 +106,7 @@ class EngineShape:
     @property
     def num_groups(self) -> int:
         """Number of layer groups; the last may have fewer layers."""
-        return math.ceil(self.num_layers / self.layers_per_group)
+        return -(-self.num_layers // self.layers_per_group)
 
     def layers_of(self, group: int) -> range:
         first = group * self.layers_per_group

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from services.placement.run.promise import can_promise, can_take_turns, sure_ones
-from services.placement.run.step_estimate import compute_s, decode_s
+from services.placement.run.step_estimate import Steps, compute_s
 from services.placement.run.types import (
     IDLE,
     RunDecision,
@@ -141,7 +141,7 @@ class _Draft:
         self._snapshot, self._rules = snapshot, rules
         self._num_pool_blocks = snapshot.engine.num_blocks
         self._needs: dict[int, dict[RequestId, int]] = {}  # blocks, by growth
-        self._steps_s: dict[tuple[int, frozenset[RequestId]], float] = {}
+        self._steps = Steps(snapshot)
         requests = snapshot.requests
         self.batch = [r for r in requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
         self._parked = [r for r in requests if r.phase is RunPhase.PARKED]
@@ -188,13 +188,6 @@ class _Draft:
             self._needs[growth] = need
         return sum(need[request.request_id] for request in batch) <= self._num_pool_blocks
 
-    def _step_s(self, batch: Sequence[RunRequest], *, growth: int) -> float:
-        """Return the predicted step; each batch is predicted once."""
-        key = growth, frozenset(request.request_id for request in batch)
-        if key not in self._steps_s:
-            self._steps_s[key] = decode_s(self._snapshot, batch, growth=growth)
-        return self._steps_s[key]
-
     def _limit_s(self, costs: StepCosts, batch: Sequence[RunRequest], frac: float) -> float:
         """Return how long a step may take so that nobody reads slower than he reads."""
         unpaced_s = self._rules.hide_frac * compute_s(costs, batch)
@@ -205,8 +198,8 @@ class _Draft:
         rest = [request for request in batch if request is not last]
         if not rest:
             return True
-        with_s = self._step_s(batch, growth=growth)
-        return len(batch) * self._step_s(rest, growth=growth) >= len(rest) * with_s
+        with_s = self._steps.decode_s(batch, growth=growth)
+        return len(batch) * self._steps.decode_s(rest, growth=growth) >= len(rest) * with_s
 
     def _runs_well(self, batch: Sequence[RunRequest], last: RunRequest) -> bool:
         """Return whether `last` may join: as vLLM admits, or with layers away at no loss."""
@@ -218,7 +211,7 @@ class _Draft:
         if costs is None:
             return False
         limit_s = self._limit_s(costs, batch, self._rules.tight_frac)
-        if decode_s(self._snapshot, batch, growth=growth, limit_s=limit_s) > limit_s:
+        if self._steps.decode_s(batch, growth=growth, limit_s=limit_s) > limit_s:
             return False
         return self._pays(batch, last, growth=growth)
 
@@ -254,7 +247,7 @@ class _Draft:
         costs = self._snapshot.costs
         if costs is None or not self._pays(self.batch, victim, growth=JUDGED_TOKENS):
             return False
-        step_s = self._step_s(self.batch, growth=JUDGED_TOKENS)
+        step_s = self._steps.decode_s(self.batch, growth=JUDGED_TOKENS)
         readers = [r.spare_s for r in self.batch if r.has_begun and r.rate_tps]
         nobody_short = min(readers, default=math.inf) > self._rules.due_s
         return step_s <= self._limit_s(costs, self.batch, 1.0) or (
@@ -366,7 +359,7 @@ class _Draft:
         paced = [request for request in decoding if request.rate_tps]
         if costs is None or not paced or not costs.chunk_token_s:
             return None
-        step_s = self._step_s(decoding, growth=0)
+        step_s = self._steps.decode_s(decoding, growth=0)
         # Who is late already gains nothing from a step shorter than his interval.
         interval_s = min(1.0 / request.rate_tps for request in paced)
         left_s = max(min(request.spare_s for request in paced), interval_s)

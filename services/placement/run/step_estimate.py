@@ -11,15 +11,17 @@ from functools import cache
 from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import Pattern, balanced_layers, make_pattern
 from services.placement.run.types import RunRequest, RunSnapshot, StepCosts
+from services.placement.types import RequestId
 
 KEPT_FREE_FRAC = 0.02  # of the pool: what the guard keeps before a layer comes back
+ROUNDED = 1.0 + 1e-9  # more than sums are rounded by
 TRIED = (1, 2, 3, 4, 8, 16, 32, 64)  # how many requests give layers up
 
 
 def compute_s(costs: StepCosts, batch: Sequence[RunRequest], *, growth: int = 0) -> float:
     """Return the step's length if the pool had no end, `growth` tokens later."""
-    context = sum(request.num_tokens + growth for request in batch)
-    return costs.decode_s(len(batch), context)
+    num_tokens = sum([request.num_tokens for request in batch])
+    return costs.decode_s(len(batch), num_tokens + growth * len(batch))
 
 
 def decode_s(
@@ -31,12 +33,13 @@ def decode_s(
 ) -> float:
     """Return the step's length, `growth` tokens later; inf where the batch cannot run at all.
 
-    Beyond `limit_s` any longer length does: what leaves is copied in every step.
+    Beyond `limit_s` any longer length does.
     """
     costs, engine = snapshot.costs, snapshot.engine
     assert costs is not None
     seconds = compute_s(costs, batch, growth=growth)
-    rows = sorted((snapshot.num_rows(r.num_tokens + growth + 1) for r in batch), reverse=True)
+    size, grown = engine.block_size, growth + 1
+    rows = sorted([-(-(request.num_tokens + grown) // size) for request in batch], reverse=True)
     num_kept = engine.num_blocks * (1.0 - KEPT_FREE_FRAC)
     excess = engine.num_groups * sum(rows) - num_kept + len(batch)
     if excess <= 0:
@@ -44,27 +47,46 @@ def decode_s(
     if not snapshot.h2d_bytes_per_s:
         return math.inf
     block_s = engine.block_bytes / snapshot.h2d_bytes_per_s
-    if excess * block_s > limit_s:
-        return max(seconds, excess * block_s)
     group_s = (seconds - costs.outside_s) / engine.num_groups
     best_s = math.inf
     for num_givers in dict.fromkeys(min(number, len(rows)) for number in TRIED):
         full = [row - 1 for row in rows[:num_givers]]  # the open block stays
-        given = _given(full, excess + sum(full) + 2 * num_givers, engine.num_groups)
+        num_needed = excess + sum(full) + 2 * num_givers
+        # The last layer waits for all copies, and more givers copy more.
+        if costs.outside_s + block_s * num_needed + group_s > min(best_s, limit_s) * ROUNDED:
+            break
+        given = _given(full, num_needed, engine.num_groups)
         if given is None:
             continue
-        copied_s = block_s * sum(n * length for n, length in zip(given, full, strict=True))
-        if copied_s >= best_s:
-            continue  # it is no shorter than its copies
         fetches = [
             Fetch(pattern=_pattern(engine.num_groups, number), layer_s=num_blocks * block_s)
             for number, num_blocks in _by_number(given, full).items()
         ]
         step_s = costs.outside_s + step_timing([group_s] * engine.num_groups, fetches).total_s
         best_s = min(best_s, step_s)
-        if step_s <= seconds * (1.0 + 1e-9):
+        if step_s <= seconds * ROUNDED:
             break  # nothing is waited for
     return best_s
+
+
+class Steps:
+    """The predicted steps of one snapshot's batches, each predicted once."""
+
+    def __init__(self, snapshot: RunSnapshot) -> None:
+        self._snapshot = snapshot
+        # By growth and batch: the step, and the limit up to which it is exact.
+        self._known: dict[tuple[int, frozenset[RequestId]], tuple[float, float]] = {}
+
+    def decode_s(
+        self, batch: Sequence[RunRequest], *, growth: int, limit_s: float = math.inf
+    ) -> float:
+        """Return `decode_s` of a batch."""
+        key = growth, frozenset(request.request_id for request in batch)
+        step_s, exact_s = self._known.get(key, (0.0, 0.0))
+        if not exact_s or exact_s < step_s <= limit_s:
+            step_s = decode_s(self._snapshot, batch, growth=growth, limit_s=limit_s)
+            self._known[key] = step_s, limit_s
+        return step_s
 
 
 def _given(full: Sequence[int], num_needed: float, num_groups: int) -> list[int] | None:
@@ -78,6 +100,8 @@ def _given(full: Sequence[int], num_needed: float, num_groups: int) -> list[int]
     num_spare = each * sum(full) - num_needed
     given = [each] * len(full)
     for index in reversed(range(len(full))):
+        if num_spare < full[index]:
+            break  # nor do longer ones
         num_fewer = min(each - 1, int(num_spare // full[index])) if full[index] else 0
         given[index] -= num_fewer
         num_spare -= num_fewer * full[index]

@@ -110,7 +110,8 @@ class RunSnapshot:
 
     def num_blocks(self, request: RunRequest, *, growth: int) -> int:
         """Return the blocks of a request with all layers in the pool, `growth` tokens later."""
-        return self.engine.num_groups * self.num_rows(request.num_tokens + growth)
+        engine = self.engine
+        return engine.num_groups * -(-(request.num_tokens + growth) // engine.block_size)
 
     def is_saved(self, request: RunRequest, *, unsaved_blocks: int) -> bool:
         """Return whether all but its newest `unsaved_blocks` per layer group have a host copy."""

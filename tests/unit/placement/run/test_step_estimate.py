@@ -3,9 +3,13 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.placement.run.step_estimate import compute_s, decode_s
-from tests.unit.placement.run.snapshots import COSTS, make_snapshot, runs
+from services.placement.run import step_estimate
+from services.placement.run.step_estimate import Steps, compute_s, decode_s
+from services.placement.run.types import RunSnapshot
+from tests.unit.placement.run.snapshots import COSTS, make_snapshot, runs, snapshots
 
 BATCH = [runs("a", 800), runs("b", 800), runs("c", 800)]  # 51 rows each of 98
 
@@ -41,3 +45,27 @@ def test_a_slow_link_is_waited_for_and_a_faster_one_less(rate: float) -> None:
 
 def test_a_step_later_is_no_shorter() -> None:
     assert decode_s(make_snapshot(), BATCH, growth=48) >= decode_s(make_snapshot(), BATCH)
+
+
+@given(snapshots(), st.sampled_from([0.021, 0.03, 0.1, 1.0]))
+def test_within_a_limit_a_step_is_as_long_as_without_one(
+    snapshot: RunSnapshot, limit_s: float
+) -> None:
+    steps, step_s = Steps(snapshot), decode_s(snapshot, snapshot.requests)
+
+    limited_s = steps.decode_s(snapshot.requests, growth=0, limit_s=limit_s)
+
+    assert limited_s == step_s if step_s <= limit_s else limited_s > limit_s
+    assert steps.decode_s(snapshot.requests, growth=0) == step_s
+
+
+@given(snapshots(largest=600))
+def test_no_number_of_givers_is_left_out_that_makes_the_step_shorter(snapshot: RunSnapshot) -> None:
+    def alone_s(number: int) -> float:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(step_estimate, "TRIED", (number,))
+            return decode_s(snapshot, snapshot.requests)
+
+    every_s = [alone_s(number) for number in step_estimate.TRIED]
+
+    assert decode_s(snapshot, snapshot.requests) == pytest.approx(min(every_s))
