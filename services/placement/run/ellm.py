@@ -161,7 +161,7 @@ class Prefixes:
             return seconds
         if costs is None or not costs.chunk_token_s:
             return math.inf
-        return seconds + costs.chunk_base_s + costs.chunk_token_s * num_recomputed
+        return seconds + costs.prompt_s(num_recomputed)
 
     def slo_s(self, size: int) -> float:
         if self._snapshot.costs is None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from services.placement.run.promise import can_promise, can_take_turns, sure_ones
-from services.placement.run.step_estimate import Steps, compute_s
+from services.placement.run.step_estimate import Steps, compute_s, longest_s
 from services.placement.run.types import (
     IDLE,
     RunDecision,
@@ -175,9 +175,6 @@ class _Draft:
         sure = self._is_sure(request)
         return not sure, request.spare_s if sure else -request.arrival_age_s
 
-    def _way_back_s(self, request: RunRequest) -> float:
-        return self._snapshot.h2d_queue_s + self._snapshot.load_s(request)
-
     # -- what holds of a batch ---------------------------------------------------------------
 
     def _fits(self, batch: Iterable[RunRequest], *, growth: int = AHEAD_TOKENS) -> bool:
@@ -191,7 +188,7 @@ class _Draft:
     def _limit_s(self, costs: StepCosts, batch: Sequence[RunRequest], frac: float) -> float:
         """Return how long a step may take so that nobody reads slower than he reads."""
         unpaced_s = self._rules.hide_frac * compute_s(costs, batch)
-        return min(frac / r.rate_tps if r.rate_tps else unpaced_s for r in batch)
+        return longest_s(batch, paced_frac=frac, unpaced_s=unpaced_s)
 
     def _pays(self, batch: Sequence[RunRequest], last: RunRequest, *, growth: int) -> bool:
         """Return whether the batch generates no slower than without `last`."""
@@ -237,7 +234,7 @@ class _Draft:
         if (
             self._takes_turns
             and most is not None
-            and most.spare_s > self._rules.due_s + self._way_back_s(most)
+            and most.spare_s > self._rules.due_s + self._snapshot.way_back_s(most)
         ):
             return most
         return min(running, key=lambda r: r.arrival_age_s, default=None)
@@ -258,7 +255,7 @@ class _Draft:
         """Let parked ones come back that are due; return False if one could not: nobody new."""
         rules = self._rules
         for request in self._back:
-            ready_s = rules.period_s + self._way_back_s(request)
+            ready_s = rules.period_s + self._snapshot.way_back_s(request)
             takes_turns = self._takes_turns and self._is_sure(request)
             if takes_turns and request.spare_s >= rules.due_s + ready_s:
                 continue

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from services.placement.run.promise import can_promise, can_take_turns
-from services.placement.run.step_estimate import compute_s, decode_s
+from services.placement.run.step_estimate import Steps, compute_s, longest_s
 from services.placement.run.types import (
     IDLE,
     RunDecision,
@@ -103,7 +103,8 @@ class Rating:
         self._needs: dict[RequestId, float] = {}  # tokens of the turn that it does not have yet
         self._lacks: dict[RequestId, float] = {}  # tokens, if it is left out
         for request in snapshot.requests:
-            back_s, name = way_back_s(snapshot, request), request.request_id
+            is_parked, name = request.phase is RunPhase.PARKED, request.request_id
+            back_s = snapshot.way_back_s(request) if is_parked else 0.0
             self._runs_s[name] = max(0.0, rules.turn_s - back_s)
             self._needs[name], self._lacks[name] = math.inf, 0.0
             if request.rate_tps:
@@ -113,7 +114,7 @@ class Rating:
                 short_s = min(rules.turn_s, max(0.0, rules.due_s + back_s - request.spare_s))
                 self._lacks[name] = request.rate_tps * short_s
         self._num_lacked = sum(self._lacks.values())
-        self._steps_s: dict[frozenset[RequestId], float] = {}
+        self._steps = Steps(snapshot)
 
     def usable(self, batch: Sequence[RunRequest]) -> float:
         """Return what the readers of a set can use of it, less what the others lack."""
@@ -132,21 +133,14 @@ class Rating:
         """Return the predicted step, when all have grown; beyond the limit any longer one."""
         if fits(self._snapshot, batch):
             return self._compute_s(batch)
-        key = frozenset(request.request_id for request in batch)
-        if key not in self._steps_s:
-            growth = self._growth(batch)
-            step_s = decode_s(self._snapshot, batch, growth=growth, limit_s=limit_s)
-            if step_s > limit_s:
-                return step_s
-            self._steps_s[key] = step_s
-        return self._steps_s[key]
+        return self._steps.decode_s(batch, growth=self._growth(batch), limit_s=limit_s)
 
     def is_in_time(self, batch: Sequence[RunRequest]) -> bool:
         """Return whether all have a seat and nobody would read slower than he reads."""
         if len(batch) > self._snapshot.engine.max_num_seqs:
             return False
-        unpaced_s, frac = self._rules.hide_frac * self._compute_s(batch), self._rules.tight_frac
-        limit_s = min(frac / r.rate_tps if r.rate_tps else unpaced_s for r in batch)
+        unpaced_s = self._rules.hide_frac * self._compute_s(batch)
+        limit_s = longest_s(batch, paced_frac=self._rules.tight_frac, unpaced_s=unpaced_s)
         return self.step_s(batch, limit_s=limit_s) <= limit_s
 
     def _compute_s(self, batch: Sequence[RunRequest]) -> float:
@@ -162,13 +156,6 @@ class Rating:
             name = request.request_id
             num_tokens += min(self._runs_s[name] / step_s, self._needs[name]) + self._lacks[name]
         return num_tokens / self._rules.turn_s
-
-
-def way_back_s(snapshot: RunSnapshot, request: RunRequest) -> float:
-    """Return how long a request is on its way before it runs."""
-    if request.phase is not RunPhase.PARKED:
-        return 0.0
-    return snapshot.h2d_queue_s + snapshot.load_s(request)
 
 
 class Candidates:
@@ -276,7 +263,7 @@ class Candidates:
         def early_s(request: RunRequest) -> float:
             if request.phase is RunPhase.NEW:
                 return 0.0
-            return request.spare_s - way_back_s(self._snapshot, request) - self._rules.due_s
+            return request.spare_s - self._snapshot.way_back_s(request) - self._rules.due_s
 
         return sorted(self._queue, key=early_s)
 

@@ -69,6 +69,11 @@ def decode_s(
     return best_s
 
 
+def longest_s(batch: Sequence[RunRequest], *, paced_frac: float, unpaced_s: float) -> float:
+    """Return how long a step may take: so much of each reader's interval, and what others bear."""
+    return min(paced_frac / r.rate_tps if r.rate_tps else unpaced_s for r in batch)
+
+
 class Steps:
     """The predicted steps of one snapshot's batches, each predicted once."""
 

@@ -137,11 +137,8 @@ class _Balance:
 
     def _may_leave(self, request: RunRequest) -> bool:
         """b >= mu r tau of section 4.2, of the victim: tau is its way back and the interval."""
-        back_s = self._way_back_s(request) + self._rules.interval_s
+        back_s = self._snapshot.way_back_s(request) + self._rules.interval_s
         return request.has_begun and _buffer_s(request) >= self._rules.mu * back_s
-
-    def _way_back_s(self, request: RunRequest) -> float:
-        return self._snapshot.h2d_queue_s + self._snapshot.load_s(request)
 
     def _overhead_s(self, request: RunRequest) -> float:
         """Return how long a request computes or loads before it generates: the shorter of both."""
@@ -151,7 +148,7 @@ class _Balance:
         prompt_s = request.num_tokens * costs.chunk_token_s if costs is not None else 0.0
         if request.phase is RunPhase.NEW:
             return prompt_s
-        return min(self._way_back_s(request), prompt_s or math.inf)
+        return min(self._snapshot.way_back_s(request), prompt_s or math.inf)
 
     def _is_urgent(self, request: RunRequest) -> bool:
         soon_s = self._rules.critical_s + self._rules.interval_s + self._overhead_s(request)

@@ -83,7 +83,7 @@ class StepCosts:
         """Return the length of a decode step that waits for no copy."""
         return self.base_s + self.token_s * num_requests + self.context_s * num_context_tokens
 
-    def prompt_s(self, num_tokens: int) -> float:
+    def prompt_s(self, num_tokens: float) -> float:
         """Return what so many tokens of prompts take in one step, beside what it decodes."""
         return self.chunk_base_s + self.chunk_token_s * num_tokens
 
@@ -124,6 +124,10 @@ class RunSnapshot:
             return 0.0
         num_blocks = request.num_host_tokens // self.engine.block_size * self.engine.num_groups
         return num_blocks * self.engine.block_bytes / self.h2d_bytes_per_s
+
+    def way_back_s(self, request: RunRequest) -> float:
+        """Return how long a parked request is on its way before it runs."""
+        return self.h2d_queue_s + self.load_s(request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

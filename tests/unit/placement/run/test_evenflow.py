@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.placement.run.evenflow import DEFAULT_RULES, decide, in_line
 from services.placement.run.promise import can_promise, reading_fracs, sure_ones
-from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
+from services.placement.run.types import RunPhase, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     BLOCK_BYTES,
     COSTS,
@@ -26,15 +26,6 @@ def test_nobody_is_idle_and_nothing_is_asked_again_without_requests() -> None:
     assert decide(make_snapshot()).valid_for_s == math.inf
 
 
-def test_those_who_fit_come_in_the_order_of_their_arrival() -> None:
-    decision = decide(make_snapshot(runs("a", 400), ask("b", 400), ask("c", 400), ask("d", 800)))
-
-    assert decision.run == ("a", "b", "c")
-    assert not decision.park
-    assert not decision.offloads
-    assert decision.chunk_tokens is None
-
-
 def test_nobody_overtakes_the_first_in_line() -> None:
     decision = decide(make_snapshot(runs("a", 1_000), ask("b", 800), ask("c", 100)))
 
@@ -45,20 +36,6 @@ def test_an_empty_engine_takes_the_first_whatever_is_measured() -> None:
     decision = decide(make_snapshot(ask("a", 1_500), costs=None, h2d_bytes_per_s=0.0))
 
     assert decision.run == ("a",)
-
-
-def test_layers_leave_where_the_step_is_in_time_all_the_same() -> None:
-    # At 5 tokens/s a step may take 190 ms, but three must generate no slower than two: 33 ms.
-    batch = [runs(name, 600, rate_tps=5.0, slack_s=1.0) for name in "ab"]
-    newcomer = ask("c", 600, rate_tps=5.0)
-
-    fast = decide(make_snapshot(*batch, newcomer, h2d_bytes_per_s=3e7))
-    slow = decide(make_snapshot(*batch, newcomer, h2d_bytes_per_s=SLOW))
-
-    assert fast.run == ("a", "b", "c")
-    assert fast.offloads
-    assert slow.run == ("a", "b")
-    assert not slow.offloads
 
 
 @pytest.mark.parametrize(
@@ -100,33 +77,6 @@ def test_of_a_batch_that_outgrows_the_pool_the_newest_stand_by_leaves() -> None:
 
     assert decision.run == ("old",)
     assert decision.park == {"new"}
-
-
-def test_a_reader_with_much_in_hand_makes_room_for_a_newcomer_and_others_do_not() -> None:
-    def batch(slack_s: float) -> list[RunRequest]:
-        return [runs(f"r{n}", 230, rate_tps=5.0, slack_s=slack_s) for n in range(6)]
-
-    def decision(slack_s: float) -> RunDecision:
-        return decide(make_snapshot(*batch(slack_s), ask("new", 230, rate_tps=5.0)))
-
-    rich, poor = decision(60.0), decision(1.0)
-
-    assert len(rich.park) == 1
-    assert "new" in rich.run
-    assert not poor.park
-    assert "new" not in poor.run
-
-
-def test_who_is_parked_comes_back_before_his_reader_lacks_a_token() -> None:
-    batch = [runs(f"r{n}", 230, rate_tps=5.0, slack_s=30.0) for n in range(6)]
-    due = parked("due", 230, rate_tps=5.0, slack_s=0.5, age_s=40.0)
-    rich = parked("rich", 230, rate_tps=5.0, slack_s=25.0, age_s=40.0)
-
-    decision = decide(make_snapshot(*batch, due, rich, h2d_bytes_per_s=1e6))
-
-    assert "due" in decision.run
-    assert "rich" not in decision.run
-    assert len(decision.park) == 1
 
 
 @pytest.mark.parametrize(("slack_s", "expected"), [(0.5, 512), (0.062, 260), (0.0, 250)])

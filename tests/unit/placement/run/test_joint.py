@@ -11,9 +11,8 @@ from hypothesis import given
 from services.placement.run import fcfs
 from services.placement.run.joint import Candidates, JointRules, Rating, best, decide
 from services.placement.run.promise import can_promise
-from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
+from services.placement.run.types import RunPhase, RunRequest, RunSnapshot
 from tests.unit.placement.run.snapshots import (
-    SLOW,
     ask,
     make_snapshot,
     parked,
@@ -28,58 +27,11 @@ def names(batch: Sequence[RunRequest]) -> set[str]:
     return {request.request_id for request in batch}
 
 
-def test_those_who_fit_come_in_the_order_of_their_arrival() -> None:
-    decision = decide(make_snapshot(runs("a", 400), ask("b", 400), ask("c", 400), ask("d", 800)))
-
-    assert decision.run == ("a", "b", "c")
-    assert not decision.park
-    assert not decision.offloads
-
-
 def test_nothing_measured_is_plain_residency() -> None:
     batch = [runs(f"r{n}", 230, rate_tps=5.0, slack_s=60.0) for n in range(6)]
     queue = [ask("new", 230, rate_tps=5.0)]
 
     assert "new" not in decide(make_snapshot(*batch, *queue, costs=None)).run
-
-
-def test_layers_leave_where_nobody_reads_slower_for_it() -> None:
-    # At 5 tokens/s a step may take 190 ms, but three must get more than two do in 22 ms.
-    batch = [runs(name, 600, rate_tps=5.0, slack_s=1.0) for name in "ab"]
-    newcomer = ask("c", 600, rate_tps=5.0)
-
-    fast = decide(make_snapshot(*batch, newcomer, h2d_bytes_per_s=3e7))
-    slow = decide(make_snapshot(*batch, newcomer, h2d_bytes_per_s=SLOW))
-
-    assert fast.run == ("a", "b", "c")
-    assert fast.offloads
-    assert slow.run == ("a", "b")
-    assert not slow.offloads
-
-
-def test_a_reader_with_much_in_hand_is_held_back_for_a_newcomer_and_others_are_not() -> None:
-    def decision(slack_s: float) -> RunDecision:
-        batch = [runs(f"r{n}", 230, rate_tps=5.0, slack_s=slack_s) for n in range(6)]
-        return decide(make_snapshot(*batch, ask("new", 230, rate_tps=5.0)))
-
-    rich, poor = decision(60.0), decision(1.0)
-
-    assert len(rich.park) == 1
-    assert "new" in rich.run
-    assert not poor.park
-    assert "new" not in poor.run
-
-
-def test_who_is_held_back_returns_before_his_reader_lacks_a_token() -> None:
-    batch = [runs(f"r{n}", 230, rate_tps=5.0, slack_s=30.0) for n in range(6)]
-    due = parked("due", 230, rate_tps=5.0, slack_s=0.5, age_s=40.0)
-    rich = parked("rich", 230, rate_tps=5.0, slack_s=25.0, age_s=40.0)
-
-    decision = decide(make_snapshot(*batch, due, rich))
-
-    assert "due" in decision.run
-    assert "rich" not in decision.run
-    assert len(decision.park) == 1
 
 
 def test_a_set_is_rated_by_what_its_readers_get_and_the_others_lack() -> None:
