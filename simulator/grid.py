@@ -101,13 +101,17 @@ class Cell:
     def name(self) -> str:
         return self.label or self.policy
 
-    def run(self) -> CellResult:
-        """Run it. Only `cpu_s` depends on the machine that runs it."""
-        began_s = time.process_time()
+    def requests(self) -> list[ArrivingRequest]:
+        """Return what arrives, with its SLOs."""
         level = ServiceLevel(
             slo_ttft_s=self.slo_ttft_s, slo_tbt_s=self.slo_tbt_s, slo_tpot_s=self.slo_tbt_s
         )
-        requests = self.workload.requests(rate_per_s=self.rate_per_s, seed=self.seed, level=level)
+        return self.workload.requests(rate_per_s=self.rate_per_s, seed=self.seed, level=level)
+
+    def run(self) -> CellResult:
+        """Run it. Only `cpu_s` depends on the machine that runs it."""
+        began_s = time.process_time()
+        requests = self.requests()
         options = PlanningOptions(
             policy=self.policy,
             parameters=self.parameters,

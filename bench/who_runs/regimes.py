@@ -149,11 +149,7 @@ def paper(cell: Cell) -> Regime:
     """Return one cell of a paper's figures, without the requests that vLLM refuses."""
 
     def case(seed: int) -> Case:
-        level = ServiceLevel(
-            slo_ttft_s=cell.slo_ttft_s, slo_tbt_s=cell.slo_tbt_s, slo_tpot_s=cell.slo_tbt_s
-        )
-        requests = cell.workload.requests(rate_per_s=cell.rate_per_s, seed=seed, level=level)
-        shape = cell.deployment.shape()
+        shape, requests = cell.deployment.shape(), replace(cell, seed=seed).requests()
         pool_tokens = shape.num_blocks // shape.num_groups * shape.block_size
         fitting = [
             one for one in requests if one.num_prompt_tokens + one.num_output_tokens <= pool_tokens
