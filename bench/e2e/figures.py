@@ -43,6 +43,7 @@ DEFINITIONS = {
     "held": "mean number of paused or parked requests",
     "mape": "mean of |predicted - measured| / mean measured, over the decode steps that the "
     "controller predicted",
+    "mape_prompts": "the same, over the steps with part of a prompt, without waits for copies",
     "controller": "the controller's share of step time, on the engine's thread",
     "runs": "a system whose plans do not depend on the SLO runs once per seed; its requests are "
     "measured against the SLO of every scale",
@@ -168,6 +169,8 @@ def run_figures(run: RunRecord) -> dict[str, float]:
         figures["held"] = statistics.fmean(s.num_held for s in busy)
     if measured := run.sums.get("controller_measured_step_s"):
         figures["mape"] = run.sums["controller_abs_error_s"] / measured
+    if measured := run.sums.get("controller_measured_prompt_step_s"):
+        figures["mape_prompts"] = run.sums["controller_prompt_abs_error_s"] / measured
     if step_s := run.sums.get("controller_step_s"):
         figures["controller"] = run.sums["controller_controller_s"] / step_s
     return figures

@@ -23,7 +23,8 @@ from simulator.report.charts import Bar, bar_chart, svg
 
 PLOTTED = ("tbt", "tbt_deposit")
 OF_RUNS = (
-    "tokens_per_s", "requests_per_min", "pool", "offloaded", "held", "mape", "controller", "failed",
+    "tokens_per_s", "requests_per_min", "pool", "offloaded", "held", "mape", "mape_prompts",
+    "controller", "failed",
 )  # fmt: skip
 # The table's columns: title and how a figure is written.
 COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
@@ -43,6 +44,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
     "offloaded": ("offloaded", lambda e: _percent(e)),
     "held": ("held", lambda e: f"{e.value:.2f}"),
     "mape": ("MAPE", lambda e: _percent(e)),
+    "mape_prompts": ("with prompts", lambda e: _percent(e)),
     "controller": ("controller", lambda e: _percent(e)),
 }
 

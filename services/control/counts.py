@@ -58,6 +58,12 @@ class ControllerCounts:
         self.gauges["last_predicted_step_s"] = predicted_s
         self.gauges["last_measured_step_s"] = measured_s
 
+    def predicted_prompts(self, *, predicted_s: float, measured_s: float) -> None:
+        """Count one step with part of a prompt, without what it waited for copies."""
+        self.sums["num_predicted_prompt_steps"] += 1
+        self.sums["measured_prompt_step_s"] += measured_s
+        self.sums["prompt_abs_error_s"] += abs(predicted_s - measured_s)
+
     def shadowed(self, report: ShadowReport) -> None:
         self.gauges["shadow_gain_frac"] = report.gain_frac
         self.gauges["shadow_step_s"] = report.shadow_step_s

@@ -173,7 +173,18 @@ class StepMeter:
         self._h2d.add(timing.h2d)
         self._d2h.add(timing.d2h)
 
+    def _compare_prompts(self, step: ScheduledStep, step_s: float, timing: StepTiming) -> None:
+        """Compare a step that computes part of a prompt with what run policies expect of it."""
+        costs = self.profile.costs()
+        if not step.num_prefill_tokens or costs is None or not costs.chunk_token_s:
+            return
+        num_decodes = step.num_tokens - step.num_prefill_tokens
+        predicted_s = costs.decode_s(num_decodes, step.num_context_tokens)
+        predicted_s += costs.prompt_s(step.num_prefill_tokens)
+        self._counts.predicted_prompts(predicted_s=predicted_s, measured_s=step_s - timing.stall_s)
+
     def _add(self, step: ScheduledStep, step_s: float, timing: StepTiming) -> None:
+        self._compare_prompts(step, step_s, timing)
         self.profile.add(
             StepSample(
                 step_s=step_s,

@@ -11,6 +11,9 @@ COUNTERS = {
     "predicted_step_s": "Predicted seconds of those steps.",
     "measured_step_s": "Measured seconds of those steps.",
     "abs_error_s": "Differences between the two, summed without their signs.",
+    "num_predicted_prompt_steps": "Steps with part of a prompt that run policies could predict.",
+    "measured_prompt_step_s": "Measured seconds of those steps, without their waits for copies.",
+    "prompt_abs_error_s": "Differences from the prediction, summed without their signs.",
 }
 GAUGES = {
     "last_predicted_step_s": "Predicted seconds of the newest step that was predicted.",

@@ -85,7 +85,12 @@ def test_a_run_as_a_whole() -> None:
         slo_s=1.0,
         requests=(make_request(1.0, 2.0, 3.0), make_request(3.0, 5.0, submitted_s=1.0)),
         samples=samples,
-        sums={"controller_measured_step_s": 10.0, "controller_abs_error_s": 0.5},
+        sums={
+            "controller_measured_step_s": 10.0,
+            "controller_abs_error_s": 0.5,
+            "controller_measured_prompt_step_s": 4.0,
+            "controller_prompt_abs_error_s": 0.1,
+        },
     )
 
     figures = run_figures(run)
@@ -94,6 +99,7 @@ def test_a_run_as_a_whole() -> None:
     assert figures["requests_per_min"] == 24.0
     assert figures["pool"] == 0.5  # idle moments do not count
     assert figures["mape"] == 0.05
+    assert figures["mape_prompts"] == 0.025
 
 
 def test_what_does_not_count_says_why() -> None:

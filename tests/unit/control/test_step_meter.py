@@ -1,0 +1,45 @@
+"""Steps beside what was expected of them."""
+
+import pytest
+
+from services.control.counts import ControllerCounts
+from services.control.seam import ScheduledStep
+from services.control.step_meter import StepMeter
+from services.control.step_timing import StepTiming
+from tests.unit.control.fake_engine import FakeEngine
+
+DECODE_S = 0.02
+
+
+def step(meter: StepMeter, *, step_s: float, num_prefill_tokens: int = 0) -> None:
+    """Let a step of one decoding request pass that waits 5 ms for copies."""
+    meter.scheduled(
+        ScheduledStep(
+            scheduled_s=0.0,
+            num_tokens=1 + num_prefill_tokens,
+            num_context_tokens=1_000,
+            num_prefill_tokens=num_prefill_tokens,
+            num_prefill_pairs=0,
+            num_output_tokens=1,
+            same_batch=True,
+            undisturbed=True,
+        )
+    )
+    layer_s = DECODE_S / 4 / meter._engine.shape.num_layers
+    meter.ended(StepTiming(layer_s=layer_s, stall_s=0.005), step_s + 0.005, busy=False)
+
+
+def test_a_step_with_a_prompt_is_compared_with_what_prompts_took_before() -> None:
+    counts = ControllerCounts()
+    meter = StepMeter(FakeEngine("a"), counts, mismatch_frac=0.0)
+    for _ in range(8):
+        step(meter, step_s=DECODE_S)
+    for _ in range(200):
+        step(meter, step_s=DECODE_S + 100 * 1e-4, num_prefill_tokens=100)
+    counts.take()
+
+    step(meter, step_s=DECODE_S + 100 * 3e-4, num_prefill_tokens=100)
+
+    assert counts.sums["num_predicted_prompt_steps"] == 1
+    assert counts.sums["measured_prompt_step_s"] == pytest.approx(0.05)
+    assert counts.sums["prompt_abs_error_s"] == pytest.approx(0.02, rel=0.01)
