@@ -3,77 +3,86 @@
 import threading
 
 import pytest
+from vllm.v1.request import RequestStatus
 
 from services.executor.scheduler.run_control import need_of
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
-from tests.unit.executor.simulated_scheduler import SimulatedScheduler
+from tests.unit.executor.model_free_engine import (
+    ModelFreeEngine,
+    make_request,
+    make_scheduler,
+    names_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def with_parked(num_tokens: dict[str, int], *, num_blocks: int = 41) -> SimulatedScheduler:
-    """Return a scheduler whose requests have all been parked, and wait in this order."""
-    scheduler = SimulatedScheduler(num_blocks=num_blocks, num_slots=400)
+def with_parked(num_tokens: dict[str, int]) -> ModelFreeEngine:
+    """Return an engine whose requests have all been parked, and wait in this order."""
+    engine = ModelFreeEngine()
     for name, length in num_tokens.items():
-        scheduler.add(name, length)
+        engine.add(name, length)
         for _ in range(4):
-            scheduler.step()
-        scheduler.park(name)
-    scheduler.waiting.sort(key=lambda request: list(num_tokens).index(request.request_id))
-    return scheduler
+            engine.step()
+        engine.park(name)
+    scheduler = engine.scheduler
+    for name in reversed(num_tokens):
+        request = scheduler.requests[name]
+        scheduler.waiting.remove_request(request)
+        scheduler.waiting.prepend_request(request)
+    return engine
 
 
 def test_the_first_of_two_that_come_back_gets_what_it_needs_before_the_second() -> None:
-    scheduler = with_parked({"a": 14, "b": 22})
-    scheduler.control.resume(scheduler.records["b"])
-    scheduler.control.resume(scheduler.records["a"])
+    engine = with_parked({"a": 14, "b": 22})
+    engine.scheduler.resume("b")
+    engine.scheduler.resume("a")
 
-    ran = [scheduler.step() for _ in range(40)]
+    ran = [engine.step() for _ in range(40)]
 
     assert all("a" in names for names in ran[-10:])
 
 
 def test_one_that_came_back_too_early_is_put_back_when_nobody_can_run() -> None:
-    scheduler = with_parked({"a": 14, "b": 22})
-    load_without_regard_to_others(scheduler, "b")
-    load_without_regard_to_others(scheduler, "a")
-    assert scheduler.block_owner.blocks.num_free == 0
+    engine = with_parked({"a": 14, "b": 22})
+    load_without_regard_to_others(engine, "b")
+    load_without_regard_to_others(engine, "a")
+    assert engine.scheduler.block_owner.blocks.num_free == 0
 
-    ran = [scheduler.step() for _ in range(12)]
+    ran = [engine.step() for _ in range(12)]
 
     assert all("a" in names for names in ran[-6:])
 
 
 def test_room_is_made_for_one_in_line_only_while_one_more_may_run() -> None:
-    scheduler = SimulatedScheduler(num_blocks=41, num_slots=400)
+    engine = ModelFreeEngine()
+    scheduler = engine.scheduler
     scheduler.max_num_running_reqs = 2
     for name in ("a", "b"):
-        scheduler.add(name, 14)
-        scheduler.step()
-    scheduler.add("c", 14)
+        engine.add(name, 14)
+        engine.step()
+    engine.add("c", 14)
 
     in_line_when_full = scheduler.control.next_in_line()
-    scheduler.finish("a")
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
 
     assert in_line_when_full == []
-    assert [request.request_id for request in scheduler.control.next_in_line()] == ["c"]
+    assert names_of(scheduler.control.next_in_line()) == ["c"]
 
 
-def load_without_regard_to_others(scheduler: SimulatedScheduler, request_id: str) -> None:
+def load_without_regard_to_others(engine: ModelFreeEngine, request_id: str) -> None:
     """Fill all blocks of a parked request, and do not admit it."""
-    record = scheduler.records[request_id]
-    scheduler.control.resume(record)
-    while scheduler.sim.kv(request_id).asleep:
-        scheduler.control.resumes.prepare(
+    engine.scheduler.resume(request_id)
+    record = engine.scheduler.records[request_id]
+    while engine.kv(request_id).asleep:
+        engine.scheduler.control.resumes.prepare(
             record,
             lambda kv: (ResumeWay.LOAD, LayerPlacement()),
             num_slots=0,
             num_kept_free=0,
         )
-        scheduler._batch = []
-        scheduler._run()
-        scheduler.transfers.settle()
+        engine.step_of_copies()
 
 
 class CountedEvent(threading.Event):
@@ -90,47 +99,45 @@ class CountedEvent(threading.Event):
 def test_an_empty_step_slows_the_engine_down_only_when_no_other_is_in_flight(
     num_in_flight: int, num_waits: int
 ) -> None:
-    scheduler = SimulatedScheduler(num_blocks=41, num_slots=400)
-    request = scheduler.add("a", 8)
+    engine = ModelFreeEngine()
+    request = engine.add("a", 8)
     for _ in range(3):
-        scheduler.step()
-    scheduler.transfers.settle()
-    scheduler.control.holds.pause(scheduler.records["a"])
-    event = scheduler.control._wake = CountedEvent()
+        engine.step()
+    engine.scheduler.transfers.settle()
+    engine.scheduler.pause("a")
+    event = engine.scheduler.control._wake = CountedEvent()
 
     request.num_in_flight_tokens = num_in_flight
-    scheduler.control.after_step(num_scheduled=0)
+    engine.scheduler.control.after_step(num_scheduled=0)
 
     assert event.num_waits == num_waits
 
 
 def test_a_token_that_is_sampled_and_not_yet_known_needs_room_too() -> None:
-    scheduler = SimulatedScheduler(num_blocks=41, num_slots=400, num_placeholders=1)
-    request = scheduler.add("a", 8)
-    for _ in range(3):
-        scheduler.step()
+    scheduler = make_scheduler(asynchronous=True)
+    request = make_request("a", 8)
+    scheduler.add_request(request)
+    scheduler.schedule()
 
     need = need_of(request, scheduler.records["a"])
-    assert need.num_tokens == request.num_tokens + 1 == request.num_known_or_not
+    assert (request.num_tokens, need.num_tokens) == (8, 9)
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
 def test_a_reset_drops_the_kv_of_a_request_that_is_coming_back(num_steps: int) -> None:
     """Without a step its loads are not under way yet; with one they are, or it is awake."""
-    scheduler = with_parked({"a": 14})
-    owner = scheduler.block_owner
-    scheduler.control.resume(scheduler.records["a"])
-    scheduler.progress = lambda: None  # type: ignore[method-assign]
-    scheduler.max_num_running_reqs = 1
-    scheduler.control.prepare_resumes(lambda request: 0)
-    assert scheduler.sim.kv("a").owned_blocks()
+    engine = with_parked({"a": 14})
+    owner = engine.scheduler.block_owner
+    engine.scheduler.resume("a")
+    engine.do_copies_end = False
+    engine.scheduler.control.prepare_resumes(lambda request: 0)
+    assert engine.kv("a").owned_blocks()
     for _ in range(num_steps):
-        scheduler._batch = []
-        scheduler._run()
+        engine.run(engine.scheduler.transfers.plan_step({}), [])
 
     owner.drop_all_waiting()
 
-    assert scheduler.records["a"].kv is None
+    assert engine.scheduler.records["a"].kv is None
     owner.check_integrity()
-    scheduler.progress = SimulatedScheduler.progress.__get__(scheduler)  # type: ignore[method-assign]
-    assert any("a" in scheduler.step() for _ in range(10))
+    engine.do_copies_end = True
+    assert any("a" in engine.step() for _ in range(10))

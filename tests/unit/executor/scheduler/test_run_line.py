@@ -1,59 +1,44 @@
 """What vLLM sees of its queue while a decision is in force, and who leaves because of one."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from services.executor.scheduler.run_line import RunLine
+from services.executor.scheduler.scheduler import LayerwiseSchedulerMixin
 from services.placement.run.types import RunDecision, RunPhase
 from services.placement.types import RequestId
-from tests.unit.executor.simulated_scheduler import SimulatedScheduler
-from tests.unit.placement.run.snapshots import make_engine
-from tests.unit.records import make_record
+from tests.unit.executor.model_free_engine import (
+    ModelFreeEngine,
+    make_request,
+    make_scheduler,
+    names_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-class Waiting:
-    """A request in the queue."""
-
-    def __init__(self, name: str, arrival_time: float) -> None:
-        self.request_id, self.arrival_time = name, arrival_time
-        self.priority = self.num_preemptions = 0
-
-
-class Running(Waiting):
-    def __init__(self, name: str, *, num_left: int) -> None:
-        super().__init__(name, 0.0)
-        self.num_tokens, self.num_computed_tokens = 100, 100 - num_left
-
-
-def make(names: str) -> tuple[Any, RunLine]:
+def make(names: str) -> tuple[LayerwiseSchedulerMixin, RunLine]:
     """Return a scheduler with such a queue, and its line."""
-    inner = SimulatedScheduler(num_blocks=41, num_slots=400)
-    queue = FCFSRequestQueue()
+    scheduler = make_scheduler()
     for number, name in enumerate(names):
-        queue.add_request(Waiting(name, float(number)))
-        inner.records[name] = make_record(name)
-    scheduler: Any = SimpleNamespace(waiting=queue, running=[], max_num_scheduled_tokens=512)
-    return scheduler, RunLine(scheduler, inner.control, make_engine())
+        scheduler.add_request(make_request(name, 8, arrival_time=float(number)))
+    return scheduler, scheduler.loop.line
 
 
 def decision(run: str, **more: Any) -> RunDecision:
     return RunDecision(run=tuple(RequestId(name) for name in run), **more)
 
 
-def names_of(queue: Any) -> str:
-    return "".join(request.request_id for request in queue)
+def queue_of(scheduler: LayerwiseSchedulerMixin) -> str:
+    return "".join(names_of(scheduler.waiting))
 
 
 def test_before_anybody_decides_the_queue_is_vllms() -> None:
     scheduler, line = make("abc")
 
     with line.admitting():
-        assert names_of(scheduler.waiting) == "abc"
+        assert queue_of(scheduler) == "abc"
     assert [place.phase for place in line.run_places()] == [RunPhase.NEW] * 3
 
 
@@ -62,9 +47,9 @@ def test_while_vllm_schedules_the_queue_is_the_decisions_and_then_whole_again() 
     line.obey(decision("dxb"))  # x has gone
 
     with line.admitting():
-        assert names_of(scheduler.waiting) == "db"
+        assert queue_of(scheduler) == "db"
         scheduler.waiting.pop_request()  # vLLM admits it
-    assert names_of(scheduler.waiting) == "bac"
+    assert queue_of(scheduler) == "bac"
 
 
 def test_what_vllm_preempts_meanwhile_stays_at_the_head() -> None:
@@ -72,33 +57,38 @@ def test_what_vllm_preempts_meanwhile_stays_at_the_head() -> None:
     line.obey(decision("b"))
 
     with line.admitting():
-        scheduler.waiting.prepend_request(Waiting("p", 9.0))
-    assert names_of(scheduler.waiting) == "pba"
+        scheduler.waiting.prepend_request(make_request("p", 8))
+    assert queue_of(scheduler) == "pba"
 
 
 def test_the_queue_is_whole_again_whatever_happens() -> None:
     scheduler, line = make("abc")
+    whole = scheduler.max_num_scheduled_tokens
     line.obey(decision("c", chunk_tokens=7))
 
     with pytest.raises(RuntimeError), line.admitting():
         raise RuntimeError
-    assert sorted(names_of(scheduler.waiting)) == ["a", "b", "c"]
-    assert scheduler.max_num_scheduled_tokens == 512
+    assert sorted(queue_of(scheduler)) == ["a", "b", "c"]
+    assert scheduler.max_num_scheduled_tokens == whole
 
 
 def test_prompts_share_what_the_decision_gives_them_and_decodes_come_first() -> None:
     scheduler, line = make("a")
-    scheduler.running = [Running(name, num_left=left) for name, left in (("p", 60), ("d", 1))]
+    whole = scheduler.max_num_scheduled_tokens
+    for name, num_left in (("p", 60), ("d", 1)):
+        request = make_request(name, 100)
+        request.num_computed_tokens = 100 - num_left
+        scheduler.running.append(request)
     line.obey(decision("pda", chunk_tokens=32))
 
     with line.admitting():
         assert scheduler.max_num_scheduled_tokens == 33
-        assert names_of(scheduler.running) == "dp"
-    assert scheduler.max_num_scheduled_tokens == 512
+        assert names_of(scheduler.running) == ["d", "p"]
+    assert scheduler.max_num_scheduled_tokens == whole
 
-    line.obey(decision("pda", chunk_tokens=600))
+    line.obey(decision("pda", chunk_tokens=whole + 1))
     with line.admitting():
-        assert scheduler.max_num_scheduled_tokens == 512
+        assert scheduler.max_num_scheduled_tokens == whole
 
 
 def test_the_queue_is_shown_by_arrival_whatever_its_order() -> None:
@@ -109,35 +99,37 @@ def test_the_queue_is_shown_by_arrival_whatever_its_order() -> None:
 
 
 def test_who_is_sent_away_leaves_at_once_and_comes_back_without_being_asked() -> None:
-    scheduler = SimulatedScheduler(num_blocks=401, num_slots=0)  # nothing can be copied
-    scheduler.add("a", 20)
-    request = scheduler.add("b", 20)
-    scheduler.step()
-    assert {one.request_id for one in scheduler.running} == {"a", "b"}
+    engine = ModelFreeEngine(num_blocks=401, num_slots=0)  # nothing can be copied
+    scheduler = engine.scheduler
+    engine.add("a", 20)
+    request = engine.add("b", 20)
+    engine.step()
+    assert names_of(scheduler.running) == ["a", "b"]
 
     record = scheduler.records["b"]
     scheduler.control.holds.leave(record)
     assert record.is_held
     scheduler.control.stop_and_start()
 
-    assert [one.request_id for one in scheduler.running] == ["a"]
+    assert names_of(scheduler.running) == ["a"]
     assert request.num_preemptions == 1
     assert scheduler.block_owner.counters.num_parks == 1
     assert not record.is_held
-    assert "b" in scheduler.step()
+    assert "b" in engine.step()
 
 
 def test_who_has_a_token_in_flight_leaves_when_it_is_known_unless_called_back() -> None:
-    scheduler = SimulatedScheduler(num_blocks=401, num_slots=400)
-    request = scheduler.add("a", 20)
-    scheduler.step()
+    engine = ModelFreeEngine(num_blocks=401)
+    scheduler = engine.scheduler
+    request = engine.add("a", 20)
+    engine.step()
     request.num_in_flight_tokens = 1
 
     scheduler.control.holds.leave(scheduler.records["a"])
     scheduler.control.stop_and_start()
-    assert [one.request_id for one in scheduler.running] == ["a"]
+    assert names_of(scheduler.running) == ["a"]
 
     request.num_in_flight_tokens = 0
-    scheduler.control.resume(scheduler.records["a"])
-    assert scheduler.step() == {"a"}
+    scheduler.resume("a")
+    assert engine.step() == {"a"}
     assert request.num_preemptions == 0
