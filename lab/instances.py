@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.placement.types import BufferMode
-from services.planner.solver.instance import Instance, Load, make_instance
+from services.planner.solver.instance import Instance, Weights, make_instance
 from services.planner.solver.library import PatternLibrary
 
 
@@ -19,7 +19,7 @@ def small_instance(
     full = random.integers(1, 7, num_requests).astype(np.float64)
     open_ = random.integers(0, 2, num_requests).astype(np.float64)
     extra = random.integers(0, 2, num_requests)
-    load = Load(
+    weights = Weights(
         transfer_s=full * float(random.choice([0.5, 1.0])),
         full_blocks=full,
         resident_blocks=full + open_,
@@ -29,7 +29,7 @@ def small_instance(
     compute_s = random.integers(1, 5, groups) * float(random.choice([0.5, 1.0, 3.0]))
     capacity = np.floor(random.uniform(0.05, 1.1) * groups * float((full + open_).sum()))
     return make_instance(
-        library, load, compute_s=compute_s, capacity=float(capacity), buffer_mode=buffer_mode
+        library, weights, compute_s=compute_s, capacity=float(capacity), buffer_mode=buffer_mode
     )
 
 
@@ -106,7 +106,7 @@ def realistic_instance(
     share = random.uniform(0.35, 0.98) if long else random.uniform(0.75, 0.99)
     return make_instance(
         library,
-        Load(
+        Weights(
             transfer_s=full * block_bytes / link,
             full_blocks=full,
             resident_blocks=full + open_,

@@ -14,7 +14,7 @@ from services.control.moves import Moves
 from services.control.request_record import RequestRecord
 from services.placement.blocks import Residency, num_request_blocks
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement, widened
-from services.placement.place.fewest_offloaded import Demand, fewest_offloaded, spread_order
+from services.placement.place.fewest_offloaded import Claim, fewest_offloaded, spread_order
 
 
 class Need(NamedTuple, Generic[KVT]):
@@ -176,9 +176,9 @@ class CapacityGuard(Generic[KVT]):
             demands, self._moves.geometry, num_blocks=num_blocks, max_staging=self._max_staging
         )
 
-    def _demand(self, need: Need[KVT]) -> Demand:
+    def _demand(self, need: Need[KVT]) -> Claim:
         kv = need.record.kv
-        return Demand(
+        return Claim(
             # The next token of every request must find room, and it opens a block at worst.
             num_tokens=need.num_tokens + 1,
             offloadable=kv is None or kv.mirrored,

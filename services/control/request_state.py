@@ -8,7 +8,7 @@ from services.control.request_record import RequestRecord
 from services.placement.types import EngineShape, RequestId, RequestPhase, RequestState
 
 
-class Progress(Protocol):
+class SchedulerRequest(Protocol):
     """A scheduler's request: vLLM's `Request` is one."""
 
     num_computed_tokens: int
@@ -47,7 +47,7 @@ class KVView:
 NOTHING = KVView()
 
 
-def phase_of(request: Progress, *, runs: bool, held: bool) -> RequestPhase:
+def phase_of(request: SchedulerRequest, *, runs: bool, held: bool) -> RequestPhase:
     """Return a request's phase. `runs`: it is in the running queue."""
     if not runs:
         return RequestPhase.PREEMPTED if request.num_preemptions else RequestPhase.WAITING
@@ -66,7 +66,7 @@ class StateReader:
         self._engine, self._answer_lengths, self._now_s = engine, answer_lengths, now_s
 
     def state(
-        self, request: Progress, record: RequestRecord[Any], kv: KVView, phase: RequestPhase
+        self, request: SchedulerRequest, record: RequestRecord[Any], kv: KVView, phase: RequestPhase
     ) -> RequestState:
         """Return one request's state."""
         engine, now_s = self._engine, self._now_s

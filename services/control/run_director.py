@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
 from services.control.request_record import RequestRecord
-from services.control.request_state import Progress
+from services.control.request_state import SchedulerRequest
 from services.control.types import Trigger
 from services.placement.admit.layerkv import with_slo_aware_admission
 from services.placement.presets import AdmissionPolicy, RunPolicy, with_axes
@@ -38,7 +38,7 @@ POLICIES: Mapping[RunPolicy, Policy] = {
 MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival
 
 
-def phase_in_queue(request: Progress, *, is_returning: bool) -> RunPhase:
+def phase_in_queue(request: SchedulerRequest, *, is_returning: bool) -> RunPhase:
     """Return where a request is that does not run."""
     if is_returning:
         return RunPhase.RETURNING
@@ -48,7 +48,7 @@ def phase_in_queue(request: Progress, *, is_returning: bool) -> RunPhase:
 class RunPlace(NamedTuple):
     """A live request, and where it is."""
 
-    request: Progress
+    request: SchedulerRequest
     record: RequestRecord[Any]
     phase: RunPhase
     num_host_tokens: int  # leading ones with a complete host copy

@@ -7,7 +7,7 @@ from services.control.link_rate import LinkRate
 from services.control.prediction import PlacedRequest
 from services.control.request_record import RequestRecord
 from services.control.types import Links
-from services.placement.plan_rules import LiveRequest
+from services.placement.plan_rules import LivePlace
 from services.placement.types import EngineShape, Profile, Snapshot
 
 
@@ -40,7 +40,7 @@ class EngineSeam(Protocol):
     def placed_requests(self) -> list[PlacedRequest]:
         """Return the requests of the step that was scheduled last."""
 
-    def live_requests(self) -> list[LiveRequest]: ...
+    def live_requests(self) -> list[LivePlace]: ...
 
     def num_runnable(self) -> int:
         """Return how many requests the next step may serve: not paused, running or waiting."""

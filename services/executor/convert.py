@@ -3,8 +3,8 @@
 from evenflow.executor.v1 import executor_pb2 as pb
 from services.executor.observation import (
     EngineObservation,
+    GroupPlace,
     RequestObservation,
-    Residency,
 )
 from services.executor.serving.step_stream import Frame, Output
 from services.executor.types import (
@@ -60,9 +60,9 @@ _REQUEST_STATES = {
     RequestPhase.PREEMPTED: pb.REQUEST_STATE_PARKED,
 }
 _RESIDENCIES = {
-    Residency.RESIDENT.value: pb.RESIDENCY_RESIDENT,
-    Residency.OFFLOADED.value: pb.RESIDENCY_OFFLOADED,
-    Residency.RESTORING.value: pb.RESIDENCY_RESTORING,
+    GroupPlace.RESIDENT.value: pb.RESIDENCY_RESIDENT,
+    GroupPlace.OFFLOADED.value: pb.RESIDENCY_OFFLOADED,
+    GroupPlace.RESTORING.value: pb.RESIDENCY_RESTORING,
 }
 
 

@@ -15,7 +15,7 @@ from services.pacing.cause import Cause
 from services.placement.types import RequestPhase
 
 
-class Residency(Enum):
+class GroupPlace(Enum):
     """Where one layer group's KV of a request is; one letter, for there are many."""
 
     RESIDENT = "R"
@@ -38,7 +38,7 @@ class RequestObservation:
     interval_s: float  # S, between two tokens of the reader; 0: no pace was asked for
     pace_tail: bool = False  # the gateway delivers its deposit at its pace after the end
     late_cause: Cause | None = None  # of most of the late tokens
-    residency: str = ""  # a `Residency` value per layer group; empty without layer-wise KV
+    residency: str = ""  # a `GroupPlace` value per layer group; empty without layer-wise KV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTiming:
+class StepLatency:
     """One step, without the time outside the layers."""
 
     stalls_s: tuple[float, ...]  # before each layer
@@ -59,7 +59,7 @@ def _spans(pattern: Pattern) -> tuple[tuple[int, int], ...]:
     )
 
 
-def step_timing(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> StepTiming:
+def step_timing(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> StepLatency:
     """Return the step's timing by the event recursion. `compute_s`: per layer."""
     released: dict[int, list[tuple[int, float]]] = {}
     for fetch in fetches:
@@ -73,7 +73,7 @@ def step_timing(compute_s: Sequence[float], fetches: Sequence[Fetch]) -> StepTim
         stalls.append(work.pop(layer, 0.0))
         if work:
             _flow(work, seconds)
-    return StepTiming(stalls_s=tuple(stalls), total_s=sum(compute_s) + sum(stalls))
+    return StepLatency(stalls_s=tuple(stalls), total_s=sum(compute_s) + sum(stalls))
 
 
 def _flow(work: dict[int, float], seconds: float) -> None:

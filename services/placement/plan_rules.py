@@ -48,7 +48,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRequest:
+class LivePlace:
     """A request of this moment, as far as a plan's size depends on it."""
 
     request_id: RequestId
@@ -68,7 +68,7 @@ class Moment:
 
     step: int
     last_applied_epoch: int
-    live: Sequence[LiveRequest]
+    live: Sequence[LivePlace]
     engine: EngineShape
 
 
@@ -113,7 +113,7 @@ def _is_placement(placement: Placement, engine: EngineShape) -> bool:
     return (1 if groups else 0) <= placement.num_prefetch_buffers <= len(groups)
 
 
-def _num_blocks(plan: Plan, live: Sequence[LiveRequest], engine: EngineShape) -> int:
+def _num_blocks(plan: Plan, live: Sequence[LivePlace], engine: EngineShape) -> int:
     """Return the blocks of all who would run. What paused requests hold can be taken from them."""
     placed: Mapping[RequestId, Placement] = {p.request_id: p for p in plan.placements}
     geometry = BlockGeometry(num_groups=engine.num_groups, block_size=engine.block_size)

@@ -11,7 +11,7 @@ MAX_LOSSES = 3  # of its KV; the last one ends a request
 MAX_FAILED_SAVES = 3  # steps with failed copies to the host; after the last one it has no copies
 
 
-class Verdict(Enum):
+class Fate(Enum):
     """What becomes of a request whose KV was lost."""
 
     RECOMPUTE = "recompute"
@@ -20,7 +20,7 @@ class Verdict(Enum):
 
 def note_loss(
     record: RequestRecord[Any], counters: Counters, cause: FailureCause, *, may_run_again: bool
-) -> Verdict:
+) -> Fate:
     """Count that a request's KV was lost, and say what becomes of it."""
     record.num_losses += 1
     match cause:
@@ -32,9 +32,9 @@ def note_loss(
             counters.num_losses_corrupt += 1
     if may_run_again and record.num_losses < MAX_LOSSES:
         counters.num_recomputed_requests += 1
-        return Verdict.RECOMPUTE
+        return Fate.RECOMPUTE
     counters.num_given_up_requests += 1
-    return Verdict.GIVE_UP
+    return Fate.GIVE_UP
 
 
 def note_failed_saves(record: RequestRecord[Any], counters: Counters, num_saves: int) -> bool:

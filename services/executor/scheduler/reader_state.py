@@ -15,8 +15,8 @@ from services.executor import engine_calls
 from services.executor.blocks.residency import GroupKV, RequestKV
 from services.executor.observation import (
     EngineObservation,
+    GroupPlace,
     RequestObservation,
-    Residency,
     to_plain,
 )
 from services.executor.request_tag import from_extra_args, to_transfer_params
@@ -180,7 +180,7 @@ class ReaderStateMixin(VllmScheduler):
         assert not strays, f"requests without records, or records without: {sorted(strays)}"
 
 
-def residency_of(group: GroupKV) -> Residency:
+def residency_of(group: GroupKV) -> GroupPlace:
     if group.restore is not None:
-        return Residency.RESTORING
-    return Residency.OFFLOADED if group.offloaded else Residency.RESIDENT
+        return GroupPlace.RESTORING
+    return GroupPlace.OFFLOADED if group.offloaded else GroupPlace.RESIDENT

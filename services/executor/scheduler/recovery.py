@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
 from services.executor.blocks.block_owner import BlockOwner
-from services.executor.blocks.failures import Verdict, may_mirror, note_loss
+from services.executor.blocks.failures import Fate, may_mirror, note_loss
 from services.executor.blocks.losses import Losses
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.step_messages import StepFeedback
@@ -50,7 +50,7 @@ class Recovery:
             )
             log.warning("kv_lost", request_id=request_id, cause=cause.value, verdict=verdict.value)
             self._begin_anew(request)
-            if verdict is Verdict.GIVE_UP:
+            if verdict is Fate.GIVE_UP:
                 hopeless.append(request_id)
         if not hopeless:
             return []

@@ -19,7 +19,7 @@ from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.transfer_types import CHUNK_BYTES
 from services.placement.blocks import RESIDENT, Residency
-from services.placement.plan_rules import LiveRequest
+from services.placement.plan_rules import LivePlace
 from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ class SchedulerSeam:
             if record is not None and (kv := record.kv) is not None
         ]
 
-    def live_requests(self) -> list[LiveRequest]:
+    def live_requests(self) -> list[LivePlace]:
         return [
-            LiveRequest(
+            LivePlace(
                 request_id=RequestId(request.request_id),
                 num_tokens=request.num_tokens,
                 residency=_residency(record.kv),

@@ -20,7 +20,7 @@ from services.placement.blocks import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Claim:
     """What one request needs."""
 
     num_tokens: int  # whose KV has to fit, growth included, >= 1
@@ -29,7 +29,7 @@ class Demand:
 
 
 def fewest_offloaded(
-    demands: Sequence[Demand], geometry: BlockGeometry, *, num_blocks: int, max_staging: int
+    demands: Sequence[Claim], geometry: BlockGeometry, *, num_blocks: int, max_staging: int
 ) -> list[Residency | None]:
     """Return the residency of each request, in order; None for one that does not fit.
 
@@ -63,7 +63,7 @@ def _ladder(num_groups: int, max_staging: int) -> tuple[Residency, ...]:
     return tuple(rungs)
 
 
-def _minimum(demand: Demand, geometry: BlockGeometry) -> int:
+def _minimum(demand: Claim, geometry: BlockGeometry) -> int:
     if not demand.offloadable:
         return num_request_blocks(geometry, RESIDENT, num_tokens=demand.num_tokens)
     return min_request_blocks(geometry, num_tokens=demand.num_tokens)
@@ -80,7 +80,7 @@ def _admitted(minima: Sequence[int], num_blocks: int) -> list[bool]:
 
 
 def _first_that_fits(
-    demand: Demand, geometry: BlockGeometry, ladder: Sequence[Residency], num_free: int
+    demand: Claim, geometry: BlockGeometry, ladder: Sequence[Residency], num_free: int
 ) -> tuple[Residency, int]:
     """Return the first rung that fits, and its blocks: no rung takes more than the one before."""
 

@@ -18,8 +18,8 @@ from services.placement.patterns import Pattern
 from services.placement.prefill import Progress, largest_chunk, progress_of
 from services.placement.slo import promise_of
 from services.placement.types import Link, Profile, RequestState, Snapshot
-from services.planner.policy.window import Course, Growth, Promises, late_tokens, steps_of
-from services.planner.solver.instance import FORBIDDEN, Instance, Load, make_instance
+from services.planner.policy.window import BatchGrowth, Course, Promises, late_tokens, steps_of
+from services.planner.solver.instance import FORBIDDEN, Instance, Weights, make_instance
 from services.planner.solver.kernels.load import Board
 from services.planner.solver.library import Floats, Ints, PatternLibrary
 
@@ -123,13 +123,13 @@ class Batch:
             return self._num_tokens + step
         return np.array([p.tokens_read_at(step) for p in self._progress], dtype=np.int64)
 
-    def _load(self, *, window: int, read_after: int) -> Load:
+    def _weights(self, *, window: int, read_after: int) -> Weights:
         """Return what `demand_of` says of each request, for all requests at once."""
         size, tokens = self.snapshot.engine.block_size, self._num_tokens
         after = tokens + window
         full, partial = after // size, (after % size > 0).astype(np.int64)
         sealing = full > np.maximum(tokens - SEALING_STEPS, 0) // size
-        return Load(
+        return Weights(
             transfer_s=self._copy_s(self._tokens_read(read_after) // size),
             full_blocks=full.astype(np.float64),
             resident_blocks=(full + partial).astype(np.float64),
@@ -174,11 +174,11 @@ class Batch:
         return self._instances[key]
 
     def _make_instance(self, window: int, read_after: int, switching: bool) -> Instance:
-        load = self._load(window=window, read_after=read_after)
+        weights = self._weights(window=window, read_after=read_after)
         engine, progress = self.snapshot.engine, self._progress
         instance = make_instance(
             self.library,
-            load,
+            weights,
             compute_s=np.array(step_compute_s(engine, self._profile, progress, read_after)),
             capacity=self.capacity,
             buffer_mode=self.snapshot.parameters.buffer_mode,
@@ -187,7 +187,7 @@ class Batch:
             instance.use[:] = np.maximum(instance.use, self._use_before(window))
         if self._present_offloaded.any():
             if not instance.eq1:
-                instance.use[:] += self._restore_blocks(load.full_blocks)
+                instance.use[:] += self._restore_blocks(weights.full_blocks)
             if switching:
                 instance.penalty_s[:] += self._restored * self._restore_s[:, None] / window
         if not instance.eq1:
@@ -197,9 +197,9 @@ class Batch:
 
     def _use_before(self, window: int) -> Floats:
         """[R, K] pool blocks one step before the end: more, where the end fills a block."""
-        load = self._load(window=window - 1, read_after=0)
+        weights = self._weights(window=window - 1, read_after=0)
         compute_s = np.zeros(self.library.num_groups)
-        return make_instance(self.library, load, compute_s=compute_s, capacity=0.0).use
+        return make_instance(self.library, weights, compute_s=compute_s, capacity=0.0).use
 
     def _restore_blocks(self, full_blocks: Floats) -> Floats:
         """[R, K] staging that is kept until what comes back is there."""
@@ -223,7 +223,7 @@ class Batch:
         late_tokens(self.promises, steps_s, self._profile.outside_layers_s, late)
         return Course(steps_s=steps_s, blocks=blocks, late=late)
 
-    def _growth(self, choice: Ints) -> Growth:
+    def _growth(self, choice: Ints) -> BatchGrowth:
         engine, profile, link = self.snapshot.engine, self._profile, self._link
         rows = np.arange(len(self.requests))
         passing = self._late_blocks[rows, choice]
@@ -231,7 +231,7 @@ class Batch:
             full = self._num_tokens // engine.block_size
             passing = passing + self._restore_blocks(full.astype(np.float64))[rows, choice]
         progress = self._progress
-        return Growth(
+        return BatchGrowth(
             num_tokens=self._num_tokens,
             num_read=np.array([p.num_tokens for p in progress], dtype=np.int64),
             num_left=np.array([p.num_left for p in progress], dtype=np.int64),

@@ -30,7 +30,7 @@ from services.placement.types import (
     VictimRule,
 )
 from services.planner.policy.columns import library_for
-from services.planner.policy.placer import Answer, Placer
+from services.planner.policy.placer import Finding, Placer
 from services.planner.policy.promises import without_hopeless
 from services.planner.policy.victims import (
     MAX_EXACT_VICTIMS,
@@ -88,8 +88,8 @@ class _Planning:
     # -- pausing -------------------------------------------------------------------------------
 
     def _pause(
-        self, batch: list[RequestState], held: Sequence[RequestState], whole: Answer
-    ) -> tuple[list[RequestState], Answer]:
+        self, batch: list[RequestState], held: Sequence[RequestState], whole: Finding
+    ) -> tuple[list[RequestState], Finding]:
         """Pause until the rest keeps its constraints; the SLO yields before the protected do.
 
         Without time one set is tried; if it does not suffice, nobody is paused for an SLO.
@@ -142,7 +142,7 @@ class _Planning:
 
     def _pause_for_room(
         self, batch: list[RequestState], held: Sequence[RequestState]
-    ) -> tuple[list[RequestState], Answer]:
+    ) -> tuple[list[RequestState], Finding]:
         """Let run what the pool can hold, as fast as it goes: the SLO has yielded."""
         parameters = self._parameters
         order = self._ranked([r for r in batch if not is_protected(r, parameters)])
@@ -168,7 +168,7 @@ class _Planning:
         self,
         batch: Sequence[RequestState],
         paused: Sequence[RequestId],
-        found: Answer,
+        found: Finding,
         serve_all: PlanStatus,
     ) -> Plan:
         snapshot = self._snapshot
@@ -185,7 +185,7 @@ class _Planning:
             quality=self._quality(found, serve_all),
         )
 
-    def _quality(self, found: Answer, serve_all: PlanStatus) -> Quality:
+    def _quality(self, found: Finding, serve_all: PlanStatus) -> Quality:
         fit, outside_s = found.fit, self._placer.outside_s
         longest = self._placer.windows[-1]
         return Quality(

@@ -28,7 +28,7 @@ TIE_BREAK_SLACK = 1e-6  # relative; a bound of the objective holds its tie-break
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answer:
+class Finding:
     """What was found for one batch."""
 
     status: PlanStatus
@@ -53,15 +53,15 @@ class Placer:
         self.outside_s = snapshot.profile.outside_layers_s
         self.windows = window_lengths(self._parameters.min_window, self._parameters.max_window)
 
-    def place(self, requests: Sequence[RequestState], paused: Sequence[RequestState]) -> Answer:
+    def place(self, requests: Sequence[RequestState], paused: Sequence[RequestState]) -> Finding:
         """Return the best placement and window of a batch: the plan in force, or a better one."""
         if not requests:
-            return Answer(status=PlanStatus.OPTIMAL, choice=np.zeros(0, np.int64), fit=None)
+            return Finding(status=PlanStatus.OPTIMAL, choice=np.zeros(0, np.int64), fit=None)
         batch = self._batch(requests)
         present = batch.present_choice()
         first = self._search(batch, self.windows[0], [present], NodeBudget(0))
         if first.choice is None:
-            return Answer(status=first.status, choice=None, fit=None)
+            return Finding(status=first.status, choice=None, fit=None)
         allowed = self._late_allowed(batch, paused)
         start, fit = first.choice, self._fit(batch, first.choice, allowed)
         if not fit.keeps_slo:
@@ -117,7 +117,7 @@ class Placer:
             switch_s=batch.switch_s(choice),
         )
 
-    def _rated(self, batch: Batch, choice: Ints, fit: Fit, solution: Solution | None) -> Answer:
+    def _rated(self, batch: Batch, choice: Ints, fit: Fit, solution: Solution | None) -> Finding:
         """Return the answer with the certificate of the window that was chosen."""
         assert fit.window > 0  # every candidate fits the shortest window
         instance = self._instance(batch, fit.window)
@@ -129,7 +129,7 @@ class Placer:
             else solution.lower_bound_s
         )
         optimal = optimal and objective_s <= bound_s * (1.0 + 1e-9)
-        return Answer(
+        return Finding(
             status=PlanStatus.OPTIMAL if optimal else PlanStatus.FEASIBLE,
             choice=choice,
             fit=fit,

@@ -19,7 +19,7 @@ from services.planner.solver.library import Floats, Ints
 WINDOW_TOLERANCE = 2e-3  # relative difference of cost that does not justify planning more often
 
 
-class Growth(NamedTuple):
+class BatchGrowth(NamedTuple):
     """How a batch's needs follow from its token counts."""
 
     num_tokens: Ints  # [R] that have to fit at the start of the window, a prompt in full
@@ -57,14 +57,14 @@ class Course:
 
 
 @compiled
-def transfer_s(growth: Growth, num_blocks: int) -> float:
+def transfer_s(growth: BatchGrowth, num_blocks: int) -> float:
     num_bytes = float(num_blocks) * growth.block_bytes
     copies = np.ceil(num_bytes / growth.chunk_bytes)
     return num_bytes / growth.bytes_per_s + copies * growth.copy_overhead_s
 
 
 @compiled
-def _pool_blocks(choice: Ints, board: Board, growth: Growth, step: int) -> float:
+def _pool_blocks(choice: Ints, board: Board, growth: BatchGrowth, step: int) -> float:
     """Return the pool blocks after step `step`, by the formula of `capacity`."""
     tables, size = board.tables, growth.block_size
     groups = tables.offloaded.shape[1]
@@ -85,7 +85,7 @@ def _pool_blocks(choice: Ints, board: Board, growth: Growth, step: int) -> float
 
 
 @compiled
-def _reads_at(growth: Growth, request: int, step: int) -> tuple[int, float]:
+def _reads_at(growth: BatchGrowth, request: int, step: int) -> tuple[int, float]:
     """Return (tokens whose KV a request reads, what it adds to a layer's time): `prefill`."""
     read, left, chunk = growth.num_read[request], growth.num_left[request], growth.chunk[request]
     if left > 0 and chunk == 0:
@@ -102,7 +102,9 @@ def _reads_at(growth: Growth, request: int, step: int) -> tuple[int, float]:
 
 
 @compiled
-def steps_of(choice: Ints, board: Board, growth: Growth, steps_s: Floats, blocks: Floats) -> None:
+def steps_of(
+    choice: Ints, board: Board, growth: BatchGrowth, steps_s: Floats, blocks: Floats
+) -> None:
     """Fill length and pool blocks of each step."""
     load = new_load(board.tables.num_jobs.shape[0], growth.group_layers.shape[0])
     for step in range(steps_s.shape[0]):

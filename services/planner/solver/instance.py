@@ -40,7 +40,7 @@ class Instance(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Load:
+class Weights:
     """What each request weighs, without regard to patterns."""
 
     transfer_s: Floats  # [R]
@@ -51,7 +51,7 @@ class Load:
 
 def make_instance(
     library: PatternLibrary,
-    load: Load,
+    weights: Weights,
     *,
     compute_s: Floats,
     capacity: float,
@@ -61,21 +61,21 @@ def make_instance(
     tables, groups = library.tables, library.num_groups
     offloaded = tables.num_jobs.astype(np.float64)
     eq1 = buffer_mode is BufferMode.EQ1
-    open_blocks = load.resident_blocks - load.full_blocks
-    use = np.outer(load.resident_blocks, groups - offloaded)
+    open_blocks = weights.resident_blocks - weights.full_blocks
+    use = np.outer(weights.resident_blocks, groups - offloaded)
     if not eq1:
-        use += np.outer(load.full_blocks, tables.buffers) + np.outer(
-            load.offloaded_blocks, offloaded
+        use += np.outer(weights.full_blocks, tables.buffers) + np.outer(
+            weights.offloaded_blocks, offloaded
         )
     return Instance(
-        transfer_s=load.transfer_s,
-        blocks=load.resident_blocks,
+        transfer_s=weights.transfer_s,
+        blocks=weights.resident_blocks,
         use=use,
-        penalty_s=TIE_BREAK * np.outer(load.transfer_s, offloaded),
+        penalty_s=TIE_BREAK * np.outer(weights.transfer_s, offloaded),
         compute_s=compute_s,
         capacity=float(capacity),
         eq1=eq1,
-        share_blocks=float((load.resident_blocks if eq1 else load.full_blocks).sum()),
+        share_blocks=float((weights.resident_blocks if eq1 else weights.full_blocks).sum()),
         fixed_blocks=0.0 if eq1 else groups * float(open_blocks.sum()),
     )
 

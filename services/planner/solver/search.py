@@ -11,7 +11,7 @@ from services.planner.solver.kernels.load import ROOM, Board, add_all, new_load
 from services.planner.solver.kernels.local_search import local_search
 from services.planner.solver.kernels.rounding import best_uniform, deal_out, repair
 from services.planner.solver.kernels.step import objective_s
-from services.planner.solver.kernels.subtree import Frame, search_subset
+from services.planner.solver.kernels.subtree import SearchFrame, search_subset
 from services.planner.solver.library import Floats, Ints, PatternLibrary
 from services.planner.solver.relaxation import Bound
 
@@ -158,7 +158,7 @@ class _Subtree:
         rest = np.zeros((size + 1, 2))
         rest[:size, 0] = np.cumsum(sub.min(axis=1)[::-1])[::-1]
         rest[:size, 1] = np.cumsum(use[np.ix_(subset, columns)].min(axis=1)[::-1])[::-1]
-        self._frame = Frame(
+        self._frame = SearchFrame(
             subset=subset,
             columns=columns[order],
             cost=np.take_along_axis(sub, order, axis=1),

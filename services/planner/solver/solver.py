@@ -9,7 +9,13 @@ import numpy as np
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.solver.budget import Budget, NodeBudget, Share
-from services.planner.solver.instance import FORBIDDEN, Instance, Load, make_instance, pool_blocks
+from services.planner.solver.instance import (
+    FORBIDDEN,
+    Instance,
+    Weights,
+    make_instance,
+    pool_blocks,
+)
 from services.planner.solver.kernels.load import ROOM, Board, load_of
 from services.planner.solver.kernels.step import step_s
 from services.planner.solver.library import Ints, PatternLibrary, pattern_library
@@ -173,7 +179,7 @@ def warm_solver(num_groups: int, space: PatternSpace, buffer_mode: BufferMode) -
     solver = Solver(library, buffer_mode)
     for num_requests in (2, MAX_EXACT_REQUESTS + 1):
         blocks = np.arange(10.0, 10.0 + num_requests)
-        load = Load(
+        weights = Weights(
             transfer_s=blocks * 1e-4,
             full_blocks=blocks,
             resident_blocks=blocks,
@@ -181,7 +187,7 @@ def warm_solver(num_groups: int, space: PatternSpace, buffer_mode: BufferMode) -
         )
         instance = make_instance(
             library,
-            load,
+            weights,
             compute_s=np.full(num_groups, 1e-3),
             capacity=0.6 * num_groups * float(blocks.sum()),
             buffer_mode=buffer_mode,

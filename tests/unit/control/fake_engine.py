@@ -9,7 +9,7 @@ from services.control.prediction import PlacedRequest
 from services.control.request_record import Hold, HoldKind, RequestRecord
 from services.control.types import Links
 from services.placement.blocks import RESIDENT
-from services.placement.plan_rules import LiveRequest
+from services.placement.plan_rules import LivePlace
 from services.placement.types import (
     EngineShape,
     Link,
@@ -67,9 +67,9 @@ class FakeEngine:
     def placed_requests(self) -> list[PlacedRequest]:
         return [PlacedRequest(num_tokens=1_600) for _ in self.names]
 
-    def live_requests(self) -> list[LiveRequest]:
+    def live_requests(self) -> list[LivePlace]:
         return [
-            LiveRequest(
+            LivePlace(
                 request_id=RequestId(name),
                 num_tokens=1_600,
                 residency=RESIDENT,

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
-from services.executor.blocks.failures import Verdict, note_loss
+from services.executor.blocks.failures import Fate, note_loss
 from services.executor.blocks.losses import Losses
 from services.executor.copies.copy_engine import (
     FOR_EVER,
@@ -155,11 +155,11 @@ class FailingSimulation(Simulation):
     def is_current(self, part: Slice) -> bool:
         return part.beginning == self.beginnings[part.request_id]
 
-    def begin_anew(self, request_id: str, verdict: Verdict) -> None:
+    def begin_anew(self, request_id: str, verdict: Fate) -> None:
         self.num_lost += 1
         self.beginnings[request_id] += 1
         self.end(request_id)
-        if verdict is Verdict.GIVE_UP:
+        if verdict is Fate.GIVE_UP:
             return
         groups = frozenset(g for g in range(self.num_groups) if self.rng.random() < 0.5)
         request = self.owner.draft(

@@ -9,8 +9,8 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from services.executor import convert
 from services.executor.observation import (
     EngineObservation,
+    GroupPlace,
     RequestObservation,
-    Residency,
 )
 from services.executor.serving.step_stream import Frame, Output
 from services.executor.types import Failure, RejectCode, Rejection, Submission, Token
@@ -277,7 +277,7 @@ def test_an_observation_keeps_every_field() -> None:
 
 def test_every_state_and_residency_has_a_name_on_the_wire() -> None:
     assert set(convert._REQUEST_STATES) == set(RequestPhase)
-    assert set(convert._RESIDENCIES) == {residency.value for residency in Residency}
+    assert set(convert._RESIDENCIES) == {residency.value for residency in GroupPlace}
 
 
 def test_a_token_keeps_thoughts_and_calls() -> None:

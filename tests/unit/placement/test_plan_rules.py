@@ -8,7 +8,7 @@ import pytest
 from lab.snapshots import make_engine
 from services.placement.blocks import RESIDENT
 from services.placement.plan_rules import (
-    LiveRequest,
+    LivePlace,
     Moment,
     Question,
     Verdict,
@@ -38,7 +38,7 @@ QUALITY = Quality(
 )
 
 
-def live(name: str, **overrides: Any) -> LiveRequest:
+def live(name: str, **overrides: Any) -> LivePlace:
     values = {
         "request_id": RequestId(name),
         "num_tokens": 31,
@@ -46,7 +46,7 @@ def live(name: str, **overrides: Any) -> LiveRequest:
         "holds_kv": True,
         "paused": False,
     }
-    return LiveRequest(**(values | overrides))
+    return LivePlace(**(values | overrides))
 
 
 def place(name: str, *layers: int, num_buffers: int | None = None, **options: Any) -> Placement:

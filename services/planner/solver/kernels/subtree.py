@@ -18,7 +18,7 @@ from services.planner.solver.kernels.step import step_s
 from services.planner.solver.library import Floats, Ints
 
 
-class Frame(NamedTuple):
+class SearchFrame(NamedTuple):
     """State of a depth-first search over some requests, so that it can go on where it stopped."""
 
     subset: Ints  # [S] requests to decide, in this order; the others keep their choice
@@ -37,7 +37,7 @@ class Frame(NamedTuple):
 
 
 @compiled
-def search_subset(frame: Frame, board: Board, quota: int) -> int:
+def search_subset(frame: SearchFrame, board: Board, quota: int) -> int:
     """Search about `quota` nodes for something better than `value`; returns the nodes spent."""
     last = frame.subset.shape[0] - 1
     nodes = 0
@@ -68,7 +68,7 @@ def search_subset(frame: Frame, board: Board, quota: int) -> int:
 
 
 @compiled
-def _decide_last(frame: Frame, board: Board, request: int) -> int:
+def _decide_last(frame: SearchFrame, board: Board, request: int) -> int:
     """Find the best pattern for the last request; returns the patterns evaluated.
 
     Patterns come least demanding first: what one of them that fits does not reach, no pattern
@@ -107,7 +107,7 @@ def _decide_last(frame: Frame, board: Board, request: int) -> int:
 
 
 @compiled
-def _exhausted(frame: Frame, depth: int, at: int, goal: float) -> bool:
+def _exhausted(frame: SearchFrame, depth: int, at: int, goal: float) -> bool:
     """Say whether no column from `at` on can win: they are in ascending cost."""
     if at >= frame.columns.shape[1]:
         return True
@@ -115,7 +115,7 @@ def _exhausted(frame: Frame, depth: int, at: int, goal: float) -> bool:
 
 
 @compiled
-def _descend(frame: Frame, board: Board, request: int, pattern: int) -> bool:
+def _descend(frame: SearchFrame, board: Board, request: int, pattern: int) -> bool:
     """Decide a request; False if the pool cannot hold it, with what the others need at least."""
     room = board.instance.capacity * ROOM - frame.rest[frame.depth[0] + 1, 1]
     if frame.load.sums[0] + board.instance.use[request, pattern] > room:

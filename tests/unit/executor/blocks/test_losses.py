@@ -10,7 +10,7 @@ from services.control.resumes import num_host_tokens
 from services.executor.blocks.failures import (
     MAX_FAILED_SAVES,
     MAX_LOSSES,
-    Verdict,
+    Fate,
     may_mirror,
     note_failed_saves,
     note_loss,
@@ -344,7 +344,7 @@ def test_who_got_a_block_before_its_hang_was_known_begins_anew_too() -> None:
 def test_a_loss_in_a_step_before_a_request_began_anew_is_old_news() -> None:
     sim = one_request(0, 1)
     old_step = sim.owner.orders.next_step - 1
-    sim.begin_anew("r1", Verdict.RECOMPUTE)
+    sim.begin_anew("r1", Fate.RECOMPUTE)
     sim.step({"r1": 5})
 
     stale = StepFeedback(step=old_step, saved_step=0, lost_requests={"r1": FailureCause.FAILED})
@@ -385,7 +385,7 @@ def test_the_last_of_three_losses_ends_a_request() -> None:
         for _ in range(MAX_LOSSES)
     ]
 
-    assert verdicts == [Verdict.RECOMPUTE, Verdict.RECOMPUTE, Verdict.GIVE_UP]
+    assert verdicts == [Fate.RECOMPUTE, Fate.RECOMPUTE, Fate.GIVE_UP]
     assert counters == Counters(
         num_losses_hung=3, num_recomputed_requests=2, num_given_up_requests=1
     )
@@ -394,7 +394,7 @@ def test_the_last_of_three_losses_ends_a_request() -> None:
 def test_a_request_that_cannot_run_without_copies_and_may_have_none_ends_at_once() -> None:
     verdict = note_loss(make_record("r"), Counters(), FailureCause.FAILED, may_run_again=False)
 
-    assert verdict is Verdict.GIVE_UP
+    assert verdict is Fate.GIVE_UP
 
 
 def test_a_request_has_no_copies_after_the_last_failed_save_and_that_is_said_once() -> None:

@@ -12,16 +12,16 @@ from services.placement.blocks import (
     min_request_blocks,
     num_request_blocks,
 )
-from services.placement.place.fewest_offloaded import Demand, fewest_offloaded, spread_order
+from services.placement.place.fewest_offloaded import Claim, fewest_offloaded, spread_order
 
 FOUR_GROUPS = BlockGeometry(num_groups=4, block_size=10)
 
 
-def demand(num_tokens: int, *, offloadable: bool = True, min_offloaded: int = 0) -> Demand:
-    return Demand(num_tokens=num_tokens, offloadable=offloadable, min_offloaded=min_offloaded)
+def demand(num_tokens: int, *, offloadable: bool = True, min_offloaded: int = 0) -> Claim:
+    return Claim(num_tokens=num_tokens, offloadable=offloadable, min_offloaded=min_offloaded)
 
 
-def offloaded(demands: list[Demand], num_blocks: int, max_staging: int = 1) -> list[int | None]:
+def offloaded(demands: list[Claim], num_blocks: int, max_staging: int = 1) -> list[int | None]:
     answers = fewest_offloaded(demands, FOUR_GROUPS, num_blocks=num_blocks, max_staging=max_staging)
     return [answer and answer.num_offloaded for answer in answers]
 
@@ -68,7 +68,7 @@ def test_a_request_that_does_not_fit_leaves_room_for_a_smaller_one() -> None:
 
 demands_strategy = st.lists(
     st.builds(
-        Demand,
+        Claim,
         num_tokens=st.integers(1, 60),
         offloadable=st.booleans(),
         min_offloaded=st.just(0),
@@ -79,7 +79,7 @@ demands_strategy = st.lists(
 
 @given(demands=demands_strategy, num_blocks=st.integers(0, 60), max_staging=st.integers(1, 2))
 def test_answers_fit_and_no_request_could_keep_more_with_the_later_ones_at_their_minimum(
-    demands: list[Demand], num_blocks: int, max_staging: int
+    demands: list[Claim], num_blocks: int, max_staging: int
 ) -> None:
     answers = fewest_offloaded(demands, FOUR_GROUPS, num_blocks=num_blocks, max_staging=max_staging)
 

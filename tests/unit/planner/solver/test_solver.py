@@ -9,7 +9,7 @@ from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.solver.budget import NodeBudget
-from services.planner.solver.instance import FORBIDDEN, Load, make_instance, pool_blocks
+from services.planner.solver.instance import FORBIDDEN, Weights, make_instance, pool_blocks
 from services.planner.solver.kernels.load import Board, load_of
 from services.planner.solver.kernels.longest_path import critical_path
 from services.planner.solver.kernels.step import objective_s, step_s
@@ -153,13 +153,13 @@ def test_more_search_never_hurts_and_a_node_budget_repeats_exactly() -> None:
 
 def test_requests_without_a_full_block_cost_their_compute_only() -> None:
     nothing = np.zeros(2)
-    load = Load(
+    weights = Weights(
         transfer_s=nothing,
         full_blocks=nothing,
         resident_blocks=np.ones(2),
         offloaded_blocks=np.ones(2),
     )
-    instance = make_instance(TINY, load, compute_s=np.full(5, 2.0), capacity=10.0)
+    instance = make_instance(TINY, weights, compute_s=np.full(5, 2.0), capacity=10.0)
     found = SOLVERS[TINY, BufferMode.PRIVATE].solve(instance, NodeBudget(0), starts=[])
 
     assert (found.status, found.step_s) == (PlanStatus.OPTIMAL, 10.0)
@@ -176,7 +176,7 @@ def test_figure_3_of_orbitflow_is_planned_as_drawn() -> None:
         blocks = np.array([r1_blocks, 6.0])
         instance = make_instance(
             EVEN_9,
-            Load(
+            Weights(
                 transfer_s=blocks,
                 full_blocks=blocks,
                 resident_blocks=blocks,
