@@ -29,7 +29,7 @@ from services.executor.copies.step_marks import Mark
 from services.executor.copies.streams import Device, Event
 
 
-class SaveOrder:
+class SaveHistory:
     """Knows the last save that touches a slot or block. Saves end in the order they were made."""
 
     def __init__(self, *, num_slots: int, num_blocks: int) -> None:
@@ -94,7 +94,7 @@ class CudaCopyEngine:
             if rings
             else {Direction.H2D: DirectLoads(device), Direction.D2H: DirectSaves(device)}
         )
-        self._saves = SaveOrder(
+        self._saves = SaveHistory(
             num_slots=pages[0].host[0].shape[0], num_blocks=pages[0].pool[0].shape[0]
         )
         # Of the compute stream, in its order and not yet passed: waits, and marks.
