@@ -24,7 +24,7 @@ from bench.gateway.processes import running, wait_until
 from bench.gateway.streams import gateway_settings, is_ready
 from lab.ports import free_port
 
-NUM_SENDERS = 48  # inputs at a time
+NUM_SENDERS = 96  # inputs at a time
 MAX_LIVE = 1_024
 MAX_TOLD = 20  # failures
 IDLE_TIMEOUT_S = 60.0  # after the last input, for the gateway to have nothing live but the readers

@@ -278,6 +278,7 @@ _PIECES = (
 def main(number: int) -> None:
     source, all_strategies = random.Random(number), strategies()
     while True:
+        source.shuffle(all_strategies)
         for strategy in all_strategies:
             number += 1
             batch = drawn(strategy, BATCH, number)

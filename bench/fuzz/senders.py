@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import cast
 
 import httptools
 from grpc import aio
@@ -42,8 +43,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -123,10 +123,10 @@ class Sender:
             connection.transport.write(piece)
             await asyncio.sleep(0)
         heard = connection.heard
-        is_over = await connection.until(lambda: heard.num_complete > 0, READ_TIMEOUT_S)
-        connection.transport.abort()
-        if not is_over and not heard.statuses:
+        if not await connection.until(lambda: bool(heard.statuses), ANSWER_TIMEOUT_S):
             raise UnexpectedError("neither an answer nor an end")
+        await connection.until(lambda: heard.num_complete > 0, READ_TIMEOUT_S)
+        connection.transport.abort()
         return _checked(heard) if heard.statuses else "closed"
 
     async def _read(self, input: Input) -> str:
