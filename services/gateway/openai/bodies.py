@@ -115,7 +115,7 @@ class RequestBody(StrictBody):
         default=None, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
     )
     logit_bias: TokenBiases = Field(default_factory=dict)
-    stop: Stop = ()
+    stop: Stop = Field(default_factory=tuple)
     stop_token_ids: TokenIds = Field(default_factory=list)
     ignore_eos: bool = False
     bad_words: BadWords = Field(default_factory=list)

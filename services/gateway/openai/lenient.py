@@ -73,14 +73,16 @@ class GeneratingBody(LenientBody):
 
     model: str = Field(min_length=1)
     stream: bool = False
-    temperature: float = Field(default=1.0, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False)
-    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
-    top_k: int = Field(default=0, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
-    min_p: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: float = Field(
-        default=1.0, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
+    temperature: float | None = Field(
+        default=None, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(default=None, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
+    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
     )
     logit_bias: TokenBiases = Field(default_factory=dict)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
@@ -104,8 +106,12 @@ class GeneratingBody(LenientBody):
         """Return how tokens are drawn; what is not stated is `default`'s. Raises
         InvalidRequestError naming the parameter at fault.
         """
-        stated = {name: getattr(self, name) for name in _SAMPLING & self.model_fields_set}
-        if "top_k" in stated:
+        stated = {
+            name: value
+            for name in _SAMPLING & self.model_fields_set
+            if (value := getattr(self, name)) is not None
+        }
+        if self.top_k is not None:
             stated["top_k"] = max(self.top_k, 0)
         if "stop_token_ids" in stated:
             stated["stop_token_ids"] = tuple(self.stop_token_ids)
