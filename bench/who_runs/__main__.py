@@ -11,6 +11,7 @@ from statistics import fmean
 
 from bench.document import Benchmark, Row, document, markdown, save
 from bench.who_runs.regimes import Case, all_regimes
+from services.placement.types import PolicyParameters
 from simulator.compose import make_engine
 from simulator.engine import Engine
 from simulator.figures import figures
@@ -75,7 +76,12 @@ def measured(regime: str, policy: str, seed: int) -> Row:
 
 
 def run(case: Case, policy: str) -> tuple[RunRecord, Engine]:
-    options = PlanningOptions(policy=policy, report_interval_s=case.report_interval_s)
+    """Simulate a policy, by its name or by `name@alpha`."""
+    name, _, alpha = policy.partition("@")
+    parameters = PolicyParameters(alpha=float(alpha)) if alpha else PolicyParameters()
+    options = PlanningOptions(
+        policy=name, parameters=parameters, report_interval_s=case.report_interval_s
+    )
     engine = make_engine(case.shape, case.machine, options)
     return simulate(engine, case.requests), engine
 
@@ -114,7 +120,7 @@ def _cells(row: Row) -> Iterator[str]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="parts of regimes' names")
-    parser.add_argument("--policies", nargs="*", default=POLICIES)
+    parser.add_argument("--policies", nargs="*", default=POLICIES, help="names, or name@alpha")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=Path(".cache/bench/who-runs.json"))
