@@ -16,6 +16,7 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.ports import free_port
+from lab.submits import answers_of
 from services.kit.rpc import name_of_request
 from services.kit.tls import server_credentials
 from services.kit.transport import PLAIN, Certificates
@@ -163,7 +164,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.default_sampling = default_sampling
         self.script = Script()
         self.script_for: Callable[[pb.Submit], Script] = lambda _: self.script
-        self.submits: list[pb.Submit] = []
+        self.submits: list[pb.Submit] = []  # one for each answer
+        self.num_answers: list[int] = []  # of each message that submits
         self.tokenized: list[pb.TokenizeRequest] = []
         self.aborted: list[str] = []
         self.delivered: dict[str, int] = {}
@@ -263,18 +265,15 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     async def _read(self, requests: AsyncIterator[pb.StreamRequest], session: Session) -> None:
         async for request in requests:
             async with self._news:
-                self._take(request, session)
+                if request.WhichOneof("message") == "submit":
+                    await self._start_all(request.submit, session)
+                else:
+                    self._take(request, session)
                 self._news.notify_all()
         session.frames.put_nowait(None)
 
     def _take(self, request: pb.StreamRequest, session: Session) -> None:
         match request.WhichOneof("message"):
-            case "submit":
-                submit = request.submit
-                self.submits.append(submit)
-                session.ids[name_of_request(submit.request_id)] = submit.request_id
-                playing = _play(session, submit, self.script_for(submit))
-                session.tasks[submit.request_id] = asyncio.create_task(playing)
             case "abort":
                 self.aborted.append(name_of_request(request.abort.request_id))
                 session.tasks[request.abort.request_id].cancel()
@@ -285,6 +284,18 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
                 self.delivered_messages.append(request.delivered)
                 for count in request.delivered.counts:
                     self.delivered[name_of_request(count.request_id)] = count.num_delivered_tokens
+
+    async def _start_all(self, submit: pb.Submit, session: Session) -> None:
+        self.num_answers.append(1 + len(submit.further_answers))
+        for answer in answers_of(submit):
+            self._start(answer, session)
+            await asyncio.sleep(0)  # a copy of a large prompt takes a millisecond
+
+    def _start(self, submit: pb.Submit, session: Session) -> None:
+        self.submits.append(submit)
+        session.ids[name_of_request(submit.request_id)] = submit.request_id
+        playing = _play(session, submit, self.script_for(submit))
+        session.tasks[submit.request_id] = asyncio.create_task(playing)
 
     def _hold(self, hold: pb.RequestHold, session: Session) -> None:
         self.holds.append((name_of_request(hold.request_id), hold.held))

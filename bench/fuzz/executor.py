@@ -16,6 +16,7 @@ from bench.gateway.synthetic_executor import LENGTH, MODEL
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from lab.submits import answers_of
 from services.kit.rpc import Context
 
 LONG = "Tell me everything."
@@ -94,7 +95,8 @@ class _Answers:
         async for request in requests:
             match request.WhichOneof("message"):
                 case "submit":
-                    self._take(request.submit)
+                    for submit in answers_of(request.submit):
+                        self._take(submit)
                 case "abort" if task := self._tasks.get(request.abort.request_id):
                     task.cancel()
                 case "hold":

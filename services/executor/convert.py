@@ -1,5 +1,7 @@
 """Protobuf <-> domain. The only executor module besides the servicer and the clients with pb2."""
 
+from dataclasses import replace
+
 from evenflow.executor.v1 import executor_pb2 as pb
 from services.executor.observation import (
     EngineObservation,
@@ -75,20 +77,38 @@ def gateway_id_from_proto(message: pb.StreamRequest | None) -> str:
     return message.hello.gateway_id
 
 
-def submission_from_proto(submit: pb.Submit) -> Submission | Rejection:
-    """Return the request, or why it is malformed."""
+def request_ids_from_proto(submit: pb.Submit) -> list[str]:
+    """Return the ids of all answers that are asked for."""
+    return [submit.request_id, *(further.request_id for further in submit.further_answers)]
+
+
+def submissions_from_proto(submit: pb.Submit) -> list[Submission] | Rejection:
+    """Return the requests, which share their prompt, or why they are malformed."""
     try:
-        return _submission(submit)
+        first = _submission(submit)
+        return [first, *(_further(first, answer) for answer in submit.further_answers)]
     except InvalidRequestError as error:
         return Rejection(code=RejectCode.INVALID_ARGUMENT, field=error.field, message=str(error))
 
 
-def _submission(submit: pb.Submit) -> Submission:
-    _require(
-        1 <= len(submit.request_id) <= MAX_REQUEST_ID_LENGTH,
-        "request_id",
-        f"request_id must have 1 to {MAX_REQUEST_ID_LENGTH} characters",
+def _further(first: Submission, answer: pb.FurtherAnswer) -> Submission:
+    _check_id(answer.request_id)
+    seed = answer.seed if answer.HasField("seed") else None
+    return replace(
+        first,
+        request_id=answer.request_id,
+        sampling=replace(first.sampling, seed=seed),
+        trace=_trace(answer.trace_context),
     )
+
+
+def _check_id(request_id: str) -> None:
+    rule = f"request_id must have 1 to {MAX_REQUEST_ID_LENGTH} characters"
+    _require(1 <= len(request_id) <= MAX_REQUEST_ID_LENGTH, "request_id", rule)
+
+
+def _submission(submit: pb.Submit) -> Submission:
+    _check_id(submit.request_id)
     _require(submit.generation >= 1, "generation", "generation must be at least 1")
     return Submission(
         request_id=submit.request_id,

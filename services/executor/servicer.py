@@ -84,11 +84,11 @@ async def _read(messages: AsyncIterator[pb.StreamRequest], session: Session) -> 
 
 
 def _submit(submit: pb.Submit, session: Session) -> None:
-    submission = convert.submission_from_proto(submit)
-    if isinstance(submission, Rejection):
-        session.reject(submit.request_id, submission)
+    submissions = convert.submissions_from_proto(submit)
+    if isinstance(submissions, Rejection):
+        session.reject(convert.request_ids_from_proto(submit), submissions)
     else:
-        session.submit(submission)
+        session.submit(submissions)
 
 
 def _on_input_end(session: Session, reader: asyncio.Task[None]) -> None:

@@ -11,7 +11,6 @@ from services.pacing.types import ServiceLevel
 
 MIN_RATE_TPS, MAX_RATE_TPS = 0.5, 1_000.0  # of readers
 MIN_SLO_S, MAX_SLO_S = 1e-3, 3_600.0
-MAX_BYTES_OF_ALL_ANSWERS = 4 << 20
 
 
 def check_service_level(level: ServiceLevel, fields: Mapping[str, str]) -> None:
@@ -38,16 +37,6 @@ def _check_reading_rate(level: ServiceLevel, *, field: str) -> None:
         raise InvalidRequestError(
             f"{field}: 1 / rate is longer than the time-between-tokens SLO", field=field
         )
-
-
-def check_num_answers(num_answers: int, *, num_bytes: int) -> None:
-    """Raise InvalidRequestError for more answers than a body of so many bytes may ask for: each
-    answer takes all of it to the executor.
-    """
-    most = max(1, MAX_BYTES_OF_ALL_ANSWERS // num_bytes)
-    if num_answers > most:
-        rule = f"at most {most} answers to a body of {num_bytes} bytes"
-        raise InvalidRequestError(f"n: {rule}", field="n")
 
 
 def check_context(request: GenerationRequest, max_model_len: int) -> None:

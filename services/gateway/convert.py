@@ -135,8 +135,7 @@ def submit_to_proto(
     if request.service_level != NO_SERVICE_LEVEL:
         submit.service_level.CopyFrom(service_level_to_proto(request.service_level))
     if trace is not None:
-        submit.trace_context.traceparent = trace.traceparent
-        submit.trace_context.tracestate = trace.tracestate
+        submit.trace_context.CopyFrom(_trace_to_proto(trace))
     match request.prompt:
         case TextPrompt(text):
             submit.text = text
@@ -145,6 +144,20 @@ def submit_to_proto(
         case ChatPrompt():
             submit.chat.CopyFrom(_chat_to_proto(request.prompt))
     return submit
+
+
+def further_answer_to_proto(
+    request: types.GenerationRequest, trace: TraceContext | None = None
+) -> executor_pb2.FurtherAnswer:
+    return executor_pb2.FurtherAnswer(
+        request_id=request.request_id,
+        seed=request.sampling.seed,
+        trace_context=None if trace is None else _trace_to_proto(trace),
+    )
+
+
+def _trace_to_proto(trace: TraceContext) -> executor_pb2.TraceContext:
+    return executor_pb2.TraceContext(traceparent=trace.traceparent, tracestate=trace.tracestate)
 
 
 def _chat_to_proto(prompt: ChatPrompt) -> executor_pb2.Chat:

@@ -109,6 +109,28 @@ async def test_a_prompt_of_token_ids_comes_back_as_text(gateway: GatewayStream) 
     assert answer.prompt == gen.EchoedPrompt(text=PROMPT)
 
 
+async def test_answers_to_one_prompt_are_those_of_requests_of_their_own(
+    gateway: GatewayStream,
+) -> None:
+    sampling = {"temperature": 1, "max_tokens": 12}
+    seeds = {"first": 5, "second": 6, "third": -1}
+    further = [pb.FurtherAnswer(request_id=name, seed=seeds[name]) for name in ("second", "third")]
+
+    await gateway.ask(
+        "first", text=PROMPT, sampling=sampling | {"seed": 5}, further_answers=further
+    )
+    together = [gateway.answers[name] for name in seeds]
+    for answer in together:
+        await gateway.wait(answer.done)
+    alone = [
+        await gateway.ask(f"{name} alone", text=PROMPT, sampling=sampling | {"seed": seed})
+        for name, seed in seeds.items()
+    ]
+
+    assert [answer.ids for answer in together] == [answer.ids for answer in alone]
+    assert len({tuple(answer.ids) for answer in alone}) == 3
+
+
 async def test_the_seed_that_vllm_takes_for_none_is_a_seed(gateway: GatewayStream) -> None:
     sampling = {"temperature": 2, "seed": -1, "max_tokens": 24}
     answers = [await gateway.ask(f"r{k}", text=PROMPT, sampling=sampling) for k in range(2)]

@@ -177,7 +177,7 @@ class Way:
             request, pacer=pacer, clock=world, arrived_s=world(), limits=LIMITS
         )
         self._inflight = InflightRequests()
-        self._inflight.add(name, self.generation)
+        self._inflight.add({name: self.generation})
         self._stream = StepStream()
         self._stream.accept(name, num_prompt_tokens=1)
         add(scheduler, name, num_tokens=40, arrived_s=world(), level=LEVEL)

@@ -92,11 +92,13 @@ class Engine:
             log.error("engine_died")
             self.died.set()
 
-    async def prepare(self, submission: Submission) -> PreparedRequest:
-        """Render, tokenise and check a request, off the event loop. Raises `RejectedError`."""
+    async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]:
+        """Render, tokenise and check requests for one prompt, off the event loop. Raises
+        `RejectedError`.
+        """
         if self._llm.errored:
             raise RejectedError(DEAD)
-        return await self._preparation.prepare(submission)
+        return await self._preparation.prepare(submissions)
 
     async def tokenize(
         self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions

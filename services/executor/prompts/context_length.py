@@ -4,6 +4,16 @@ from services.executor.types import RejectCode, RejectedError, Rejection
 from services.generation.prompts import ChatPrompt, Prompt
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
+MAX_PROMPT_TOKENS_OF_ALL_ANSWERS = 1 << 20  # each answer's prompt goes to the engine
+
+
+def check_num_answers(num_answers: int, num_prompt_tokens: int) -> None:
+    """Raise `RejectedError` for more answers than a prompt of so many tokens may have."""
+    most = max(1, MAX_PROMPT_TOKENS_OF_ALL_ANSWERS // num_prompt_tokens)
+    if num_answers > most:
+        message = f"n: at most {most} answers to a prompt of {num_prompt_tokens} tokens"
+        code = RejectCode.INVALID_ARGUMENT
+        raise RejectedError(Rejection(code=code, field="n", message=message))
 
 
 def resolve_max_tokens(

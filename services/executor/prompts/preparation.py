@@ -1,6 +1,8 @@
 """Requests on their way into the engine: rendered, checked, and in vLLM's own form."""
 
 import asyncio
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.executor.prompts.chat_parsers import ChatParsers, ParsedChat
 from services.executor.prompts.chat_template import check_variables
-from services.executor.prompts.context_length import resolve_max_tokens
+from services.executor.prompts.context_length import check_num_answers, resolve_max_tokens
 from services.executor.prompts.grammar_check import GrammarCheck, GrammarError, GrammarsBusyError
 from services.executor.prompts.prompt_renderer import PromptRenderer, rejection_of
 from services.executor.prompts.sampling import (
@@ -19,6 +21,7 @@ from services.executor.prompts.sampling import (
     grammar_of,
     to_vllm_outputs,
     to_vllm_sampling,
+    vllm_seed,
 )
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
@@ -68,13 +71,17 @@ class Preparation:
         """End what compiles grammars."""
         await self._grammars.close()
 
-    async def prepare(self, submission: Submission) -> PreparedRequest:
-        """Render, tokenise and check a request. Raises `RejectedError`."""
+    async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]:
+        """Render, tokenise and check requests for one prompt, which differ in their ids, seeds and
+        traces. Raises `RejectedError`.
+        """
+        submission = submissions[0]
         if submission.priority and self._schedules_in_order:
             raise RejectedError(NO_PRIORITIES)
         parsed = await self._parsed(submission.prompt, submission.sampling)
         rendered = await self._renderer.render(submission.prompt, with_text=submission.echo)
         num_prompt_tokens = len(rendered["prompt_token_ids"])
+        check_num_answers(len(submissions), num_prompt_tokens)
         max_tokens = resolve_max_tokens(
             submission.sampling.max_tokens,
             prompt=submission.prompt,
@@ -86,15 +93,30 @@ class Preparation:
         if parsed is not None:
             parsed.apply_to_core(core_request)
         core_request.cache_salt = submission.cache_salt or None
-        self._llm.input_processor.assign_request_id(core_request)
-        return PreparedRequest(
-            engine_id=core_request.request_id,
-            num_prompt_tokens=num_prompt_tokens,
-            text=rendered.get("prompt"),
-            first_token=await self._first_token(rendered) if submission.echo else "",
-            core_request=core_request,
-            parser=parsed and parsed.answer_parser(rendered["prompt_token_ids"]),
-        )
+        first_token = await self._first_token(rendered) if submission.echo else ""
+        return [
+            PreparedRequest(
+                engine_id=core.request_id,
+                num_prompt_tokens=num_prompt_tokens,
+                text=rendered.get("prompt"),
+                first_token=first_token,
+                core_request=core,
+                parser=parsed and parsed.answer_parser(rendered["prompt_token_ids"]),
+            )
+            for core in map(partial(self._answer, core_request), submissions)
+        ]
+
+    def _answer(self, core_request: Any, submission: Submission) -> Any:
+        """Return the engine's request for one answer, made from that for any answer, as vLLM makes
+        those for its `n`.
+        """
+        core = copy(core_request)
+        core.request_id = submission.request_id
+        core.sampling_params = copy(core_request.sampling_params)
+        core.sampling_params.seed = vllm_seed(submission.sampling)
+        core.trace_headers = self._trace_headers(submission)
+        self._llm.input_processor.assign_request_id(core)
+        return core
 
     async def _parsed(self, prompt: Prompt, sampling: SamplingParams) -> ParsedChat | None:
         """Return how a conversation's answer is parsed; None for not at all. Raises
@@ -130,7 +152,6 @@ class Preparation:
                 sampling,
                 supported_tasks=self._supported_tasks,
                 priority=submission.priority,
-                trace_headers=self._trace_headers(submission),
             )
         except (VLLMClientError, ValueError) as error:
             rejection = rejection_of(error, submission.prompt)

@@ -56,13 +56,18 @@ def to_vllm_sampling(submission: Submission, max_tokens: int) -> VllmSamplingPar
         allowed_token_ids=list(sampling.allowed_token_ids) or None,
         skip_special_tokens=not sampling.keep_special_tokens,
         include_stop_str_in_output=sampling.include_stop,
-        seed=SEED_OF_UNSEEDED if sampling.seed == UNSEEDED else sampling.seed,
+        seed=vllm_seed(sampling),
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.logprobs if submission.echo else None,
         structured_outputs=to_vllm_outputs(sampling.structured_outputs),
         extra_args=to_extra_args(submission.service_level),
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def vllm_seed(sampling: SamplingParams) -> int | None:
+    """Return the seed as vLLM takes it."""
+    return SEED_OF_UNSEEDED if sampling.seed == UNSEEDED else sampling.seed
 
 
 def advised_sampling(advice: Mapping[str, Any]) -> SamplingParams:

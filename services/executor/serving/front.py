@@ -162,13 +162,14 @@ class Front:
         STREAMS.set(len(self._sessions))
         log.info("gateway_left", gateway_id=session.gateway_id, num_aborted_reqs=num_aborted)
 
-    def _why_not(self, submission: Submission) -> Rejection | None:
+    def _why_not(self, submissions: Sequence[Submission]) -> Rejection | None:
         if self._state is not FrontState.SERVING:
             return Rejection(code=RejectCode.UNAVAILABLE, message=self._state.value)
-        if submission.model != self.model_id:
-            message = self._no_such_model(submission.model)
+        model = submissions[0].model
+        if model != self.model_id:
+            message = self._no_such_model(model)
             return Rejection(code=RejectCode.UNKNOWN_MODEL, field="model", message=message)
-        if self.num_live >= self._max_num_reqs:
+        if self.num_live + len(submissions) > self._max_num_reqs:
             message = f"{self._max_num_reqs} requests are live; try again later"
             return Rejection(code=RejectCode.OVERLOADED, message=message)
         return None

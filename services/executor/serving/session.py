@@ -32,12 +32,14 @@ from services.kit.tracing import Tracing
 log = structlog.get_logger()
 
 CANCELLED = Delta((), FinishReason.CANCELLED)
+DUPLICATE = Rejection(code=RejectCode.DUPLICATE, message="a live request has the same id")
+INTERNAL = Rejection(code=RejectCode.INTERNAL, message="internal error")
 
 
 class GenerationEngine(Protocol):
     """What a session needs of an engine; see `services.executor.engine.engine.Engine`."""
 
-    async def prepare(self, submission: Submission) -> PreparedRequest: ...
+    async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]: ...
     async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None: ...
     def abort(self, engine_ids: Sequence[str]) -> None: ...
     def deliver(self, engine_id: str, num_delivered: int) -> None: ...
@@ -72,7 +74,7 @@ class LiveRequest:
 class Admission:
     """The front's hand on the requests of all gateways."""
 
-    why_not: Callable[[Submission], Rejection | None]  # None: the request may come in
+    why_not: Callable[[Sequence[Submission]], Rejection | None]  # None: all may come in
     ended: Callable[[], None]  # called for each one that came in
 
 
@@ -124,21 +126,26 @@ class Session:
             FRAME_TOKENS.observe(frame.num_tokens)
             yield frame
 
-    def submit(self, submission: Submission) -> None:
-        """Take a request; its answer comes with a frame."""
+    def submit(self, submissions: Sequence[Submission]) -> None:
+        """Take requests for one prompt, all or none; what becomes of each comes with a frame."""
         if self._closed:
             return
-        request_id = submission.request_id
-        if self._is_taken(request_id):
-            message = f"a live request has the id {request_id!r}"
-            self.reject(request_id, Rejection(code=RejectCode.DUPLICATE, message=message))
-        elif rejection := self._admission.why_not(submission):
-            self.reject(request_id, rejection)
-        else:
-            live = self._live[request_id] = self._enter(submission)
-            task = asyncio.create_task(self._start(live), name=f"start-{request_id}")
-            self._preparing[request_id] = task
-            task.add_done_callback(partial(self._on_started, live))
+        request_ids = [submission.request_id for submission in submissions]
+        if rejection := self._why_not(submissions, request_ids):
+            self.reject(request_ids, rejection)
+            return
+        answers = [self._enter(submission) for submission in submissions]
+        self._live |= dict(zip(request_ids, answers, strict=True))
+        task = asyncio.create_task(self._start(answers), name=f"start-{request_ids[0]}")
+        self._preparing |= dict.fromkeys(request_ids, task)
+        task.add_done_callback(partial(self._on_started, answers))
+
+    def _why_not(
+        self, submissions: Sequence[Submission], request_ids: Sequence[str]
+    ) -> Rejection | None:
+        if any(map(self._is_taken, request_ids)) or len(set(request_ids)) < len(request_ids):
+            return DUPLICATE
+        return self._admission.why_not(submissions)
 
     def _enter(self, submission: Submission) -> LiveRequest:
         trace = RequestTrace(submission, self._tracing)
@@ -147,44 +154,62 @@ class Session:
     def _is_taken(self, request_id: str) -> bool:
         return request_id in self._live or self._stream.knows(request_id)
 
-    def reject(self, request_id: str, rejection: Rejection) -> None:
-        """Refuse a request that is not live."""
-        REQUESTS.labels(rejection.code.value).inc()
-        log.info("request_rejected", request_id=request_id, code=rejection.code.value)
-        self._stream.reject(request_id, rejection)
+    def reject(self, request_ids: Iterable[str], rejection: Rejection) -> None:
+        """Refuse requests that are not live."""
+        for request_id in request_ids:
+            REQUESTS.labels(rejection.code.value).inc()
+            log.info("request_rejected", request_id=request_id, code=rejection.code.value)
+            self._stream.reject(request_id, rejection)
 
-    async def _start(self, live: LiveRequest) -> None:
-        request_id = live.submission.request_id
-        bind_request_id(request_id)  # this task's own: the stream's call has another
+    async def _start(self, answers: Sequence[LiveRequest]) -> None:
+        bind_request_id(answers[0].submission.request_id)  # the stream's call has another
         try:
-            prepared = await self._engine.prepare(live.submission)
+            prepared = await self._prepare(answers)
         except RejectedError as error:
-            self._refuse(live, error.rejection)
+            for live in filter(self._is_live, answers):
+                self._refuse(live, error.rejection)
             return
+        for live, one in zip(answers, prepared, strict=True):
+            if self._is_live(live):
+                await self._add(live, one)
+                await asyncio.sleep(0)  # many answers leave turns to all else
+
+    async def _prepare(self, answers: Sequence[LiveRequest]) -> Sequence[PreparedRequest]:
+        try:
+            return await self._engine.prepare([live.submission for live in answers])
+        finally:
+            for live in filter(self._is_live, answers):
+                self._preparing.pop(live.submission.request_id, None)
+
+    async def _add(self, live: LiveRequest, prepared: PreparedRequest) -> None:
         live.trace.prepared(prepared.num_prompt_tokens)
-        self._stream.accept(request_id, num_prompt_tokens=prepared.num_prompt_tokens)
+        self._stream.accept(
+            live.submission.request_id, num_prompt_tokens=prepared.num_prompt_tokens
+        )
         self._note(live, RequestStatus.QUEUED)
         live.engine_id = prepared.engine_id
         live.prompt_text = prepared.text or ""
         await self._engine.add(prepared, partial(self._on_delta, live))
 
-    def _on_started(self, live: LiveRequest, task: asyncio.Task[None]) -> None:
+    def _is_live(self, live: LiveRequest) -> bool:
+        return self._live.get(live.submission.request_id) is live
+
+    def _on_started(self, answers: Sequence[LiveRequest], task: asyncio.Task[None]) -> None:
         """Answer for a start that crashed: the other requests of the stream go on."""
-        request_id = live.submission.request_id
-        if self._preparing.get(request_id) is task:
-            del self._preparing[request_id]
         error = None if task.cancelled() else task.exception()
-        if error is None or self._live.get(request_id) is not live:
+        if error is None:
             return
-        log.error("request_start_crashed", request_id=request_id, exc_info=error)
-        if self._stream.knows(request_id):
-            self._on_delta(live, Delta((), Failure(message="internal error", retryable=False)))
-        else:
-            internal = Rejection(code=RejectCode.INTERNAL, message="internal error")
-            self._refuse(live, internal)
+        for live in filter(self._is_live, answers):
+            request_id = live.submission.request_id
+            log.error("request_start_crashed", request_id=request_id, exc_info=error)
+            if live.engine_id:
+                self._on_delta(live, Delta((), Failure(message="internal error", retryable=False)))
+                self._engine.abort([live.engine_id])
+            else:
+                self._refuse(live, INTERNAL)
 
     def _on_delta(self, live: LiveRequest, delta: Delta) -> None:
-        if self._live.get(live.submission.request_id) is not live:
+        if not self._is_live(live):
             return
         self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
         live.num_generated += len(delta.tokens)
@@ -217,7 +242,7 @@ class Session:
         """Reject a live request, which the engine does not have."""
         live.trace.rejected(rejection)
         self._forget(live)
-        self.reject(live.submission.request_id, rejection)
+        self.reject([live.submission.request_id], rejection)
 
     def _forget(self, live: LiveRequest) -> None:
         del self._live[live.submission.request_id]
@@ -233,7 +258,9 @@ class Session:
         if live.engine_id:
             self._engine.abort([live.engine_id])
             return
-        self._preparing[request_id].cancel()
+        task = self._preparing.pop(request_id, None)
+        if task is not None and task not in self._preparing.values():
+            task.cancel()  # no other answer waits for the prompt
         self._stream.accept(request_id, num_prompt_tokens=0)
         self._on_delta(live, CANCELLED)
 
@@ -293,10 +320,9 @@ class Session:
         return [live.engine_id for live in self._live.values() if live.engine_id]
 
     def _cancel_preparing(self) -> None:
-        for request_id, task in self._preparing.items():
-            live = self._live.get(request_id)
-            if live is not None and not live.engine_id:
-                task.cancel()
+        for task in set(self._preparing.values()):
+            task.cancel()
+        self._preparing.clear()
 
 
 def status_after(delta: Delta, num_generated: int) -> RequestStatus:

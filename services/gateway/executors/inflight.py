@@ -1,6 +1,6 @@
 """The requests that one executor has in hand, and how its frames reach them. No I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import Counter
@@ -42,11 +42,14 @@ class InflightRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def add(self, request_id: str, sink: RequestSink) -> None:
-        """Expect answers to a request. Raises DuplicateRequestError if its id is in hand."""
-        if request_id in self._requests:
-            raise DuplicateRequestError(request_id)
-        self._requests[request_id] = _Inflight(sink)
+    def add(self, sinks: Mapping[str, RequestSink]) -> None:
+        """Expect answers to requests, by their ids. Raises DuplicateRequestError, and expects none,
+        if one is in hand.
+        """
+        for request_id in sinks:
+            if request_id in self._requests:
+                raise DuplicateRequestError(request_id)
+        self._requests |= {request_id: _Inflight(sink) for request_id, sink in sinks.items()}
 
     def abort(self, request_id: str) -> bool:
         """Note that a request shall end; its sink hears how. Returns whether to tell the executor:

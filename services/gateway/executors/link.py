@@ -37,6 +37,16 @@ CONNECTED = Gauge(
     "evenflow_gateway_executor_connected", "1 while the executor takes requests.", ["executor"]
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One answer, as it is asked for."""
+
+    request: GenerationRequest
+    sink: RequestSink  # hears what becomes of it
+    trace: TraceContext | None = None  # that it is part of
+
+
 _Call: TypeAlias = "aio.StreamStreamCall[pb.StreamRequest, pb.StreamResponse]"
 
 
@@ -90,23 +100,20 @@ class ExecutorLink:
             num_inflight=len(self._session.inflight),
         )
 
-    def submit(
-        self,
-        request: GenerationRequest,
-        generation: int,
-        sink: RequestSink,
-        *,
-        trace: TraceContext | None = None,
-    ) -> None:
-        """Hand over a request, part of `trace`; `sink` hears what becomes of it.
+    def submit(self, answers: Sequence[Asked], generation: int) -> None:
+        """Hand over answers to one prompt, which differ in their ids, seeds and traces.
 
-        Raises UnavailableError while not connected, DuplicateRequestError if the id is in hand,
+        Raises UnavailableError while not connected, DuplicateRequestError if an id is in hand,
         BodyTooLargeError for what might break the stream, which all requests share.
         """
         session = self._connected()
-        submit = convert.submit_to_proto(request, generation, trace)
+        first, *others = answers
+        submit = convert.submit_to_proto(first.request, generation, first.trace)
+        submit.further_answers.extend(
+            convert.further_answer_to_proto(other.request, other.trace) for other in others
+        )
         self._check_size(submit.ByteSize())
-        session.inflight.add(request.request_id, sink)
+        session.inflight.add({answer.request.request_id: answer.sink for answer in answers})
         session.outbox.submit(submit)
 
     def _check_size(self, num_bytes: int) -> None:

@@ -15,7 +15,6 @@ from services.gateway.anthropic.events import MessageForm
 from services.gateway.anthropic.objects import MessageHead
 from services.gateway.anthropic.requests import to_generation_request as to_message_request
 from services.gateway.anthropic.requests import to_prompt
-from services.gateway.checks import check_num_answers
 from services.gateway.errors import UnknownModelError
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
@@ -189,10 +188,7 @@ class ApiRoutes:
         ignored: set[str] = request.scope.setdefault(IGNORED_PARAMETERS, set())
 
         def checked() -> MadeT:
-            body = parse_body(body_class, decode_json(content), ignored)
-            if isinstance(body, RequestBody):
-                check_num_answers(body.n, num_bytes=len(content))
-            return made(body)
+            return made(parse_body(body_class, decode_json(content), ignored))
 
         return await self._large_bodies.read(content, checked)
 

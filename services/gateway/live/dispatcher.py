@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import groupby
 
 import structlog
 
@@ -121,8 +122,9 @@ class Dispatcher:
     async def generate_all(
         self, requests: Sequence[GenerationRequest]
     ) -> AsyncIterator[Sequence[Generation]]:
-        """Have executors take all of `requests`, of one model, or none; on leaving, whatever is not
-        finished is aborted.
+        """Have executors take all of `requests` or none; on leaving, whatever is not finished is
+        aborted. The requests differ in their ids, prompts and seeds; neighbours with the same
+        prompt go to one executor, which prepares it once.
 
         Raises on entry, before anything reaches a client: OverloadedError above the limit of live
         requests, UnknownModelError, UnavailableError without an executor, DeadlineError without an
@@ -130,7 +132,8 @@ class Dispatcher:
         """
         admitted = self._admit(requests)
         try:
-            await side_by_side([self._place(live) for live in admitted])
+            prompts = groupby(admitted, key=lambda live: live.generation.request.prompt)
+            await side_by_side([self._place(list(answers)) for _, answers in prompts])
             yield [live.generation for live in admitted]
         finally:
             for live in admitted:
@@ -304,13 +307,16 @@ class Dispatcher:
         metrics.LIVE_REQUESTS.inc()
         return live
 
-    async def _place(self, live: LiveRequest) -> None:
+    async def _place(self, answers: Sequence[LiveRequest]) -> None:
+        """Have one executor take all answers to a prompt."""
         try:
-            await self.placing.place(live, is_draining=lambda: self._is_draining)
+            await self.placing.place(answers, is_draining=lambda: self._is_draining)
         except ServiceError as error:
-            live.generation.rejected(error)
+            for live in answers:
+                live.generation.rejected(error)
             raise
-        live.generation.listen(self)
+        for live in answers:
+            live.generation.listen(self)
 
     # -- what a generation tells while an executor has it ----------------------------------------
 

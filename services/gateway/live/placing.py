@@ -10,7 +10,7 @@ import structlog
 from services.gateway import convert
 from services.gateway.checks import fits_context
 from services.gateway.errors import ContextLengthError, LinkBrokenError, UnknownModelError
-from services.gateway.executors.link import ExecutorLink
+from services.gateway.executors.link import Asked, ExecutorLink
 from services.gateway.executors.routing import Candidate, choose_executor
 from services.gateway.live.generation import Generation
 from services.gateway.live.reports import DeliveryReports
@@ -73,13 +73,15 @@ class Placing:
                 largest[info.model] = info
         return [largest[model] for model in sorted(largest)]
 
-    async def place(self, live: LiveRequest, *, is_draining: Callable[[], bool]) -> None:
-        """Find an executor that takes the request and has a context for it; one that is
+    async def place(
+        self, answers: Sequence[LiveRequest], *, is_draining: Callable[[], bool]
+    ) -> None:
+        """Find an executor that takes all answers to a prompt and has a context for it; one that is
         unavailable, full or silent leads to the next, one whose context is too short to a longer
         one. The last one's refusal counts. A request that two executors were lost over may be what
         they were lost to: it goes to no third one.
         """
-        request = live.generation.request
+        request = answers[0].generation.request
         model = request.model
         tried = {
             candidate.address
@@ -95,7 +97,7 @@ class Placing:
                 raise refusal or error from None
             tried.add(chosen.address)
             try:
-                await self._submit(self._links[chosen.address], live)
+                await self._submit(self._links[chosen.address], answers)
             except (UnavailableError, OverloadedError, DeadlineError, ContextLengthError) as error:
                 num_lost += isinstance(error, LinkBrokenError)
                 is_late = not rpc.timeout_s(self._submit_timeout_s)
@@ -109,7 +111,8 @@ class Placing:
                         if candidate.max_model_len <= chosen.max_model_len
                     }
                 log.info("request_rerouted", address=chosen.address)
-                live.generation.reset()
+                for live in answers:
+                    live.generation.reset()
             else:
                 return
 
@@ -120,29 +123,40 @@ class Placing:
     def _candidates(self) -> list[Candidate]:
         return [c for link in self._links.values() if (c := link.candidate())]
 
-    async def _submit(self, link: ExecutorLink, live: LiveRequest) -> None:
-        """Submit to `link` and wait for its answer; record the route if it takes the request."""
-        generation = live.generation
-        request, info = generation.request, link.info
-        live.num_submits += 1
-        number = live.num_submits
-        link.submit(request, number, generation, trace=live.trace.context)
+    async def _submit(self, link: ExecutorLink, answers: Sequence[LiveRequest]) -> None:
+        """Submit to `link` and wait until it has taken all; record the route if it does."""
+        info = link.info
+        number = answers[0].num_submits + 1
+        for live in answers:
+            live.num_submits = number
+        asked = [
+            Asked(live.generation.request, live.generation, live.trace.context) for live in answers
+        ]
+        link.submit(asked, number)
         assert info is not None
         try:
             async with asyncio.timeout(rpc.timeout_s(self._submit_timeout_s)):
-                await generation.answered()
+                for live in answers:
+                    await live.generation.answered()
         except BaseException as error:
-            link.abandon(request.request_id)
+            for live in answers:
+                link.abandon(live.generation.request.request_id)
             if isinstance(error, TimeoutError):
                 raise DeadlineError("the executor did not answer in time") from None
             raise
+        for live in answers:
+            self._taken(live, link, info.executor_id)
+
+    def _taken(self, live: LiveRequest, link: ExecutorLink, executor_id: str) -> None:
+        """Record where a request is."""
+        generation, number = live.generation, live.num_submits
         if not generation.num_prompt_tokens:
             return  # cancelled before anything of it was done: it has ended already
-        live.route = Route(link, RequestRef(info.executor_id, request.request_id, number))
+        live.route = Route(link, RequestRef(executor_id, generation.request.request_id, number))
         self._reports.register(
             convert.registration_to_proto(
-                request,
-                executor_id=info.executor_id,
+                generation.request,
+                executor_id=executor_id,
                 generation=number,
                 num_prompt_tokens=generation.num_prompt_tokens,
             )

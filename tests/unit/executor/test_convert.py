@@ -36,20 +36,23 @@ def make_submit(**overrides: Any) -> pb.Submit:
     return pb.Submit(**{**fields, **overrides})
 
 
-def test_unset_sampling_means_openai_defaults() -> None:
-    submission = convert.submission_from_proto(make_submit())
+def only(converted: list[Submission] | Rejection) -> Submission:
+    assert not isinstance(converted, Rejection), converted
+    (submission,) = converted
+    return submission
 
-    assert isinstance(submission, Submission)
+
+def test_unset_sampling_means_openai_defaults() -> None:
+    submission = only(convert.submissions_from_proto(make_submit()))
+
     assert submission.sampling == DEFAULT_SAMPLING
     assert submission.service_level == ServiceLevel()
 
 
 def test_a_temperature_of_zero_is_not_unset() -> None:
-    submission = convert.submission_from_proto(
-        make_submit(sampling=gen.SamplingParams(temperature=0, seed=0))
-    )
+    sampling = gen.SamplingParams(temperature=0, seed=0)
+    submission = only(convert.submissions_from_proto(make_submit(sampling=sampling)))
 
-    assert isinstance(submission, Submission)
     assert submission.sampling.temperature == 0
     assert submission.sampling.seed == 0
 
@@ -69,17 +72,43 @@ def test_a_temperature_of_zero_is_not_unset() -> None:
     ],
 )
 def test_each_kind_of_input_is_kept(fields: dict[str, Any], expected: object) -> None:
-    submission = convert.submission_from_proto(make_submit(**fields))
+    submission = only(convert.submissions_from_proto(make_submit(**fields)))
 
-    assert isinstance(submission, Submission)
     assert submission.prompt == expected
+
+
+def test_further_answers_share_all_but_their_ids_seeds_and_traces() -> None:
+    further = [
+        pb.FurtherAnswer(request_id="r.1", seed=6),
+        pb.FurtherAnswer(request_id="r.2", trace_context=pb.TraceContext(traceparent="00-1-2-01")),
+    ]
+    sampling = gen.SamplingParams(temperature=0.5, seed=5)
+    submissions = convert.submissions_from_proto(
+        make_submit(sampling=sampling, priority=3, further_answers=further)
+    )
+
+    assert not isinstance(submissions, Rejection)
+    assert [(one.request_id, one.sampling.seed) for one in submissions] == [
+        ("r", 5),
+        ("r.1", 6),
+        ("r.2", None),
+    ]
+    assert all(one.prompt is submissions[0].prompt for one in submissions)
+    assert [(one.sampling.temperature, one.priority) for one in submissions] == [(0.5, 3)] * 3
+    assert [one.trace and one.trace.traceparent for one in submissions] == [None, None, "00-1-2-01"]
+
+
+def test_a_further_answer_without_an_id_is_refused() -> None:
+    rejection = convert.submissions_from_proto(make_submit(further_answers=[pb.FurtherAnswer()]))
+
+    assert isinstance(rejection, Rejection)
+    assert rejection.field == "request_id"
 
 
 def test_the_service_level_is_kept() -> None:
     level = gen.ServiceLevel(slo_ttft_s=1, slo_tbt_s=0.25, pace_tail=True)
-    submission = convert.submission_from_proto(make_submit(service_level=level))
+    submission = only(convert.submissions_from_proto(make_submit(service_level=level)))
 
-    assert isinstance(submission, Submission)
     assert submission.service_level == ServiceLevel(slo_ttft_s=1, slo_tbt_s=0.25, pace_tail=True)
 
 
@@ -121,7 +150,7 @@ def test_the_service_level_is_kept() -> None:
 def test_a_malformed_submit_is_refused_naming_the_field(
     overrides: dict[str, Any], field: str
 ) -> None:
-    rejection = convert.submission_from_proto(make_submit(**overrides))
+    rejection = convert.submissions_from_proto(make_submit(**overrides))
 
     assert isinstance(rejection, Rejection)
     assert rejection.code is RejectCode.INVALID_ARGUMENT
@@ -136,7 +165,7 @@ def test_a_malformed_submit_is_refused_naming_the_field(
     ],
 )
 def test_the_limits_themselves_are_allowed(overrides: dict[str, Any]) -> None:
-    assert isinstance(convert.submission_from_proto(make_submit(**overrides)), Submission)
+    assert only(convert.submissions_from_proto(make_submit(**overrides)))
 
 
 @pytest.mark.parametrize(
@@ -331,5 +360,7 @@ def test_a_conversation_keeps_its_options_and_calls() -> None:
 
 
 def test_whose_prefixes_a_request_may_share_is_kept() -> None:
-    assert convert.submission_from_proto(make_submit(cache_salt="alice")).cache_salt == "alice"
-    assert convert.submission_from_proto(make_submit()).cache_salt == ""
+    assert (
+        only(convert.submissions_from_proto(make_submit(cache_salt="alice"))).cache_salt == "alice"
+    )
+    assert only(convert.submissions_from_proto(make_submit())).cache_salt == ""

@@ -5,10 +5,8 @@ import threading
 
 import pytest
 
-from services.gateway.checks import check_num_answers
 from services.gateway.http.edge import LARGE_BODY_BYTES, LargeBodies
 from services.gateway.live.side_by_side import side_by_side
-from services.kit.errors import InvalidRequestError
 
 
 async def test_each_of_many_works_begins_in_a_turn_of_its_own() -> None:
@@ -62,12 +60,3 @@ async def test_large_bodies_are_read_off_the_loop_one_at_a_time() -> None:
 
     assert all(thread != loop_thread and seen == 1 for thread, seen in got)
     assert small_thread == loop_thread
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "most"), [(200, 20_971), (1 << 20, 4), (3 << 20, 1), (4 << 20, 1), (16 << 20, 1)]
-)
-def test_all_answers_to_a_body_take_four_mebibytes_at_most(num_bytes, most) -> None:
-    check_num_answers(most, num_bytes=num_bytes)
-    with pytest.raises(InvalidRequestError, match=f"^n: at most {most} answers"):
-        check_num_answers(most + 1, num_bytes=num_bytes)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.executor.prompts.context_length import resolve_max_tokens
+from services.executor.prompts.context_length import check_num_answers, resolve_max_tokens
 from services.executor.types import RejectCode, RejectedError
 from services.generation.conversation import ChatMessage
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -55,3 +55,19 @@ def test_what_does_not_fit_is_refused_naming_the_field(
         )
     assert caught.value.rejection.code is RejectCode.CONTEXT_LENGTH
     assert caught.value.rejection.field == field
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "most"), [(1, 2**20), (8_192, 128), (8_193, 127)])
+def test_the_prompts_of_all_answers_have_a_million_tokens_at_most(
+    num_prompt_tokens: int, most: int
+) -> None:
+    check_num_answers(most, num_prompt_tokens)
+    with pytest.raises(RejectedError) as caught:
+        check_num_answers(most + 1, num_prompt_tokens)
+
+    assert caught.value.rejection.code is RejectCode.INVALID_ARGUMENT
+    assert caught.value.rejection.field == "n"
+
+
+def test_a_prompt_of_any_length_has_one_answer() -> None:
+    check_num_answers(1, 2**21)

@@ -46,6 +46,7 @@ def make_observed_request(request_id: str) -> RequestObservation:
     )
 
 
+UNWELCOME = "unwelcome"  # a request that the engine fails on
 SCORES = (TokenLogprobs(Logprob(0, "x", None)),)
 TOO_LONG = Rejection(code=RejectCode.CONTEXT_LENGTH, field="prompt", message="too long")
 
@@ -60,9 +61,10 @@ class FakeEngine:
     holds: list[tuple[str, bool]] = field(default_factory=list)
     num_prepared: int = 0
 
-    async def prepare(self, submission: Submission) -> PreparedRequest:
-        assert isinstance(submission.prompt, TextPrompt)
-        match submission.prompt.text:
+    async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]:
+        prompt = submissions[0].prompt
+        assert isinstance(prompt, TextPrompt)
+        match prompt.text:
             case "slow":
                 await self.render_gate.wait()
             case "long":
@@ -70,16 +72,20 @@ class FakeEngine:
             case "crash":
                 raise RuntimeError("a bug")
         self.num_prepared += 1
-        return PreparedRequest(
-            engine_id=f"{submission.request_id}-x", num_prompt_tokens=7, text="the prompt"
-        )
+        return [
+            PreparedRequest(engine_id=f"{one.request_id}-x", num_prompt_tokens=7, text="the prompt")
+            for one in submissions
+        ]
 
     async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None:
+        if prepared.engine_id == f"{UNWELCOME}-x":
+            raise RuntimeError("a bug")
         self.sinks[prepared.engine_id] = sink
 
     def abort(self, engine_ids: Sequence[str]) -> None:
         for engine_id in engine_ids:
-            self.sinks.pop(engine_id)(Delta((), FinishReason.CANCELLED))
+            if sink := self.sinks.pop(engine_id, None):
+                sink(Delta((), FinishReason.CANCELLED))
 
     def generate(self, request_id: str, *ids: int, ending: FinishReason | None = None) -> None:
         self.sinks[f"{request_id}-x"](Delta(tuple(Token(id, "t") for id in ids), ending))
@@ -167,7 +173,7 @@ async def next_frame(session: Session) -> Frame:
 async def submit(session: Session, *texts: str) -> None:
     """Submit one request per text, named by its text."""
     for text in texts:
-        session.submit(make_submission(text, text))
+        session.submit([make_submission(text, text)])
     await settle()
 
 
@@ -246,7 +252,7 @@ async def test_two_gateways_may_use_the_same_id(front: Front) -> None:
 
 
 async def test_an_unknown_model_and_a_full_queue_are_refused(session: Session) -> None:
-    session.submit(make_submission("other", model="gpt"))
+    session.submit([make_submission("other", model="gpt")])
     await submit(session, "a", "b", "c", "d")
     frame = await next_frame(session)
 
@@ -289,7 +295,7 @@ async def test_requests_that_are_aborted_in_their_first_moment_cost_nothing(
     session: Session, engine: FakeEngine
 ) -> None:
     for number in range(3):
-        session.submit(make_submission(f"r{number}"))
+        session.submit([make_submission(f"r{number}")])
         session.abort(f"r{number}")
         session.abort(f"r{number}")
     frame = await next_frame(session)
@@ -297,6 +303,88 @@ async def test_requests_that_are_aborted_in_their_first_moment_cost_nothing(
 
     assert [output.ending for output in frame.outputs.values()] == [FinishReason.CANCELLED] * 3
     assert engine.num_prepared == 0
+
+
+def submissions(text: str, *request_ids: str) -> list[Submission]:
+    return [make_submission(request_id, text) for request_id in request_ids]
+
+
+async def test_answers_to_one_prompt_are_prepared_once_and_end_each_by_itself(
+    session: Session, engine: FakeEngine
+) -> None:
+    session.submit(submissions("hi", "a", "b"))
+    await settle()
+    engine.generate("b", 1, ending=FinishReason.STOP)
+    engine.generate("a", 2)
+    frame = await next_frame(session)
+
+    assert engine.num_prepared == 1
+    assert frame.accepted == {"a": 7, "b": 7}
+    assert frame.outputs["a"].ending is None
+    assert frame.outputs["b"].ending is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("text", "request_ids", "code"),
+    [
+        ("long", "ab", RejectCode.CONTEXT_LENGTH),
+        ("crash", "ab", RejectCode.INTERNAL),
+        ("hi", "abcd", RejectCode.OVERLOADED),  # there is room for three
+        ("hi", "aba", RejectCode.DUPLICATE),
+    ],
+)
+async def test_all_answers_to_a_prompt_are_refused_together(
+    session: Session, front: Front, text: str, request_ids: str, code: RejectCode
+) -> None:
+    session.submit(submissions(text, *request_ids))
+    await settle()
+    frame = await next_frame(session)
+
+    assert [(id, r.code) for id, r in frame.rejected] == [(id, code) for id in request_ids]
+    assert front.num_live == 0
+
+
+async def test_an_answer_that_is_aborted_early_leaves_the_prompt_to_the_others(
+    session: Session, engine: FakeEngine
+) -> None:
+    session.submit(submissions("slow", "a", "b"))
+    await settle()
+    session.abort("a")
+    engine.render_gate.set()
+    await settle()
+    frame = await next_frame(session)
+
+    assert frame.accepted == {"a": 0, "b": 7}
+    assert frame.outputs["a"].ending is FinishReason.CANCELLED
+    assert list(engine.sinks) == ["b-x"]
+
+
+async def test_a_prompt_is_not_prepared_once_all_its_answers_are_aborted(
+    session: Session, engine: FakeEngine
+) -> None:
+    session.submit(submissions("slow", "a", "b"))
+    await settle()
+    for request_id in "ab":
+        session.abort(request_id)
+    engine.render_gate.set()
+    await settle()
+
+    assert engine.num_prepared == 0
+    assert session.num_live == 0
+
+
+async def test_an_answer_that_crashes_on_its_way_into_the_engine_takes_the_others_with_it(
+    session: Session, front: Front, engine: FakeEngine
+) -> None:
+    session.submit(submissions("hi", "a", UNWELCOME, "c"))
+    await settle()
+    frame = await next_frame(session)
+
+    assert isinstance(frame.outputs["a"].ending, Failure)
+    assert isinstance(frame.outputs[UNWELCOME].ending, Failure)
+    assert [(id, r.code) for id, r in frame.rejected] == [("c", RejectCode.INTERNAL)]
+    assert not engine.sinks
+    assert front.num_live == 0
 
 
 async def test_a_closed_session_leaves_nothing_behind(
@@ -446,7 +534,7 @@ async def test_an_engine_that_loads_cannot_be_watched() -> None:
 async def test_a_prompt_goes_back_with_the_first_token_and_never_again(
     engine: FakeEngine, session: Session
 ) -> None:
-    session.submit(make_submission(echo=True))
+    session.submit([make_submission(echo=True)])
     await settle()
     engine.sinks["r-x"](Delta((Token(1, "a"),), None, SCORES))
     first = await next_frame(session)
@@ -461,7 +549,7 @@ async def test_a_prompt_goes_back_with_the_first_token_and_never_again(
 async def test_a_prompt_goes_back_although_the_writer_lags(
     engine: FakeEngine, session: Session
 ) -> None:
-    session.submit(make_submission(echo=True))
+    session.submit([make_submission(echo=True)])
     await settle()
     engine.generate("r", 1)
     engine.generate("r", 2)
@@ -473,7 +561,7 @@ async def test_a_prompt_goes_back_although_the_writer_lags(
 
 
 async def test_a_prompt_that_nobody_asked_for_stays(engine: FakeEngine, session: Session) -> None:
-    session.submit(make_submission())
+    session.submit([make_submission()])
     await settle()
     engine.generate("r", 1)
 

@@ -103,7 +103,7 @@ def executor(requests: InflightRequests) -> Executor:
 def sink(requests: InflightRequests, executor: Executor) -> Sink:
     """Hears request "a", which the executor has accepted."""
     sink = Sink()
-    requests.add("a", sink)
+    requests.add({"a": sink})
     executor.send(accepted="a")
     return sink
 
@@ -167,7 +167,7 @@ def test_a_gap_in_the_last_entry_needs_no_abort(requests, executor, sink) -> Non
 
 def test_a_gap_of_one_request_leaves_others_alone(requests, executor, sink) -> None:
     other = Sink()
-    requests.add("b", other)
+    requests.add({"b": other})
     executor.send(accepted="b")
 
     executor.send(make_output(3, "x"), make_output(0, "ok", STOPPED, request_id="b"))
@@ -194,7 +194,7 @@ def test_a_repeated_frame_is_ignored(requests, executor, sink) -> None:
 
 def test_a_refusal_is_told_and_forgotten(requests, executor) -> None:
     sink = Sink()
-    requests.add("a", sink)
+    requests.add({"a": sink})
     rejected = pb.Rejected(request_id="a", code=pb.REJECT_CODE_OVERLOADED)
 
     requests.apply(pb.StreamResponse(sequence=0, rejected=[rejected]), 0.0)
@@ -213,11 +213,11 @@ def test_a_failure_is_told(executor, sink) -> None:
 def test_an_id_in_hand_is_taken_until_the_executor_ends_it(requests, executor, sink) -> None:
     assert requests.abandon("a")
     with pytest.raises(DuplicateRequestError):
-        requests.add("a", Sink())
+        requests.add({"a": Sink()})
 
     executor.send(make_output(0, "late", CANCELLED))
     again = Sink()
-    requests.add("a", again)
+    requests.add({"a": again})
 
     assert sink.tokens == []
     assert again.tokens == []
@@ -242,7 +242,7 @@ def test_an_aborted_request_hears_how_it_ended(requests, executor, sink) -> None
 
 
 def test_outputs_of_unknown_requests_are_ignored(requests, executor, sink) -> None:
-    requests.add("unanswered", Sink())
+    requests.add({"unanswered": Sink()})
 
     assert executor.send(make_output(5, "x", request_id="nobody")) == []
     assert executor.send(make_output(5, "x", request_id="unanswered")) == []
