@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import schemathesis
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -22,6 +21,7 @@ from bench.fuzz.executor import LONG
 from bench.fuzz.types import Input, Kind
 from bench.gateway.synthetic_executor import MODEL
 from evenflow.gateway.v1 import gateway_pb2 as pb
+from lab.drawn_messages import messages_of
 from services.gateway.http.operations import openapi_document
 
 BATCH = 200  # of one strategy
@@ -61,6 +61,7 @@ header_names = st.sampled_from(
         "x-slo-ttft-ms",
     ]
 )
+message_texts = st.sampled_from(["", "a", MODEL, "user", LONG]) | st.text(max_size=9)
 headers = st.dictionaries(header_names, header_text | flat.map(str), max_size=3)
 targets = st.sampled_from(
     ["/", "/v1/models", "/v1/models/x", "/tokenize", "//", "*", "http://x/", "/v1/../health?a=%00"]
@@ -153,35 +154,9 @@ def readers(draw: st.DrawFn) -> Input:
     return Input(kind=Kind.READER, content=content, pauses_s=pauses_s)
 
 
-_BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
-    FieldDescriptor.TYPE_STRING: st.sampled_from(["", "a", MODEL, "user", LONG])
-    | st.text(max_size=9),
-    FieldDescriptor.TYPE_BOOL: st.booleans(),
-    FieldDescriptor.TYPE_DOUBLE: st.floats(),
-    FieldDescriptor.TYPE_INT32: st.integers(-3, 30) | st.sampled_from([-(2**31), 2**31 - 1]),
-    FieldDescriptor.TYPE_INT64: st.integers(-(2**63), 2**63 - 1),
-    FieldDescriptor.TYPE_ENUM: st.integers(0, 9),
-}
-
-
-def messages_of(descriptor: Descriptor) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw fields of a message, each whatever its type takes."""
-    return st.fixed_dictionaries(
-        {}, optional={field.name: _values_of(field) for field in descriptor.fields}
-    )
-
-
-def _values_of(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    if field.message_type and field.message_type.GetOptions().map_entry:
-        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-        return st.dictionaries(_values_of(key), _values_of(value), max_size=3)
-    one = messages_of(field.message_type) if field.message_type else _BY_TYPE[field.type]
-    return st.lists(one, max_size=4) if field.is_repeated else one
-
-
 def calls(kind: Kind, message: Any) -> st.SearchStrategy[Input]:
     """Draw messages of a gRPC call; half of them name the model, and some are no message."""
-    known = messages_of(message.DESCRIPTOR)
+    known = messages_of(message.DESCRIPTOR, message_texts)
     named = known.map(lambda fields: fields | {"model": MODEL})
     encoded = (known | named).map(lambda fields: message(**fields).SerializeToString())
     return (encoded | st.binary(max_size=60)).map(lambda content: Input(kind=kind, content=content))

@@ -5,24 +5,12 @@ third with half a head, a third with half a body.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from bench.document import Benchmark, Row
-from bench.gateway.processes import running, wait_until
 from bench.gateway.schedule import Schedule
-from bench.gateway.streams import (
-    GATEWAY_CORE,
-    INTERVAL_S,
-    OTHER_CORE,
-    expect,
-    gateway_settings,
-    is_ready,
-    line_of,
-)
-from lab.ports import free_port
+from bench.gateway.streams import INTERVAL_S, streams_read
 
 NUM_STREAMS, NUM_HALF_OPEN = 256, 300
 SECONDS = 45  # of each stream; half a body is given 30
@@ -47,21 +35,9 @@ def _measure(num_half_open: int) -> Row:
         speedup=1.1,
         num_bursts=int(SECONDS / INTERVAL_S / 10),
     )
-    text = json.dumps(asdict(schedule))
-    executor_port, port = free_port(), free_port()
-    settings = gateway_settings(port, executor_port, NUM_STREAMS)
-    with (
-        running(
-            "bench.gateway.synthetic_executor", str(executor_port), text, cores=[OTHER_CORE]
-        ) as executor,
-        running("services.gateway", settings=settings, cores=[GATEWAY_CORE]),
-    ):
-        wait_until(lambda: is_ready(port), "the gateway")
-        with running("bench.gateway.sse_readers", str(port), text, cores=[OTHER_CORE]) as readers:
-            expect(readers, "open")
-            expect(executor, "generating")
-            kept_s = asyncio.run(_all_kept_s(port, num_half_open))
-            errors = json.loads(line_of(readers))
+    with streams_read(schedule) as reading:
+        kept_s = asyncio.run(_all_kept_s(reading.port, num_half_open))
+        errors = reading.errors_s()
     return {"num_half_open": num_half_open, "release_error_s": errors, "kept_s": kept_s}
 
 

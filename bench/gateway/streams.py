@@ -2,7 +2,8 @@
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import httpx
@@ -52,13 +53,44 @@ def _measure(pattern: Pattern, num_streams: int) -> Row:
         speedup=pattern.speedup,
         num_bursts=int(SECONDS / INTERVAL_S / pattern.burst),
     )
+    with streams_read(schedule) as reading:
+        before_s, open_bytes = cpu_s([reading.gateway]), reading.gateway.memory_info().rss
+        errors = reading.errors_s()
+        used_s = cpu_s([reading.gateway]) - before_s
+    return {
+        "num_streams": num_streams,
+        "pattern": pattern.name,
+        "release_error_s": errors,
+        "cpu_per_token_s": used_s / (num_streams * schedule.num_tokens),
+        "cpu_frac": used_s / SECONDS,
+        "bytes_per_stream": (open_bytes - reading.before_bytes) / num_streams,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A gateway whose streams are all open and being read."""
+
+    port: int
+    gateway: psutil.Process
+    before_bytes: int  # of its resident memory, before the first stream
+    readers: "subprocess.Popen[str]"
+
+    def errors_s(self) -> dict[str, float]:
+        """Wait for the streams' end; return the quantiles of the release error."""
+        errors_s: dict[str, float] = json.loads(line_of(self.readers))
+        return errors_s
+
+
+@contextmanager
+def streams_read(schedule: Schedule) -> Iterator[Reading]:
+    """Run an executor, a gateway on a core of its own, and readers; begin with the first token."""
     text = json.dumps(asdict(schedule))
     executor_port, port = free_port(), free_port()
-    settings = gateway_settings(port, executor_port, num_streams)
+    settings = gateway_settings(port, executor_port, schedule.num_streams)
+    arguments = str(executor_port), text
     with (
-        running(
-            "bench.gateway.synthetic_executor", str(executor_port), text, cores=[OTHER_CORE]
-        ) as executor,
+        running("bench.gateway.synthetic_executor", *arguments, cores=[OTHER_CORE]) as executor,
         running("services.gateway", settings=settings, cores=[GATEWAY_CORE]) as front,
     ):
         wait_until(lambda: is_ready(port), "the gateway")
@@ -67,17 +99,7 @@ def _measure(pattern: Pattern, num_streams: int) -> Row:
         with running("bench.gateway.sse_readers", str(port), text, cores=[OTHER_CORE]) as readers:
             expect(readers, "open")
             expect(executor, "generating")
-            before_s, open_bytes = cpu_s([gateway]), gateway.memory_info().rss
-            errors = json.loads(line_of(readers))
-            used_s = cpu_s([gateway]) - before_s
-    return {
-        "num_streams": num_streams,
-        "pattern": pattern.name,
-        "release_error_s": errors,
-        "cpu_per_token_s": used_s / (num_streams * schedule.num_tokens),
-        "cpu_frac": used_s / SECONDS,
-        "bytes_per_stream": (open_bytes - before_bytes) / num_streams,
-    }
+            yield Reading(port=port, gateway=gateway, before_bytes=before_bytes, readers=readers)
 
 
 def gateway_settings(port: int, executor_port: int, max_streams: int) -> dict[str, object]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from grpc import aio
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
+from lab.drawn_messages import messages_of
 from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody
 from tests.fake_executor import MODEL
 from tests.fuzz import examples
@@ -111,32 +111,6 @@ def test_any_header_is_answered_or_refused(edge) -> None:
     fuzz()
 
 
-# Messages: every field of the request, whatever its type takes.
-
-_BY_TYPE: dict[int, st.SearchStrategy[Any]] = {
-    FieldDescriptor.TYPE_STRING: texts,
-    FieldDescriptor.TYPE_BOOL: st.booleans(),
-    FieldDescriptor.TYPE_DOUBLE: st.floats(),
-    FieldDescriptor.TYPE_INT32: st.integers(-3, 30) | st.sampled_from([-(2**31), 2**31 - 1]),
-    FieldDescriptor.TYPE_INT64: st.integers(-(2**63), 2**63 - 1),
-    FieldDescriptor.TYPE_ENUM: st.integers(0, 9),
-}
-
-
-def messages_of(descriptor: Descriptor) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries(
-        {}, optional={field.name: values_of(field) for field in descriptor.fields}
-    )
-
-
-def values_of(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    if field.message_type and field.message_type.GetOptions().map_entry:
-        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-        return st.dictionaries(values_of(key), values_of(value), max_size=3)
-    one = messages_of(field.message_type) if field.message_type else _BY_TYPE[field.type]
-    return st.lists(one, max_size=4) if field.is_repeated else one
-
-
 @pytest.mark.parametrize(
     ("call", "request_class"), [("Generate", pb.GenerateRequest), ("Chat", pb.ChatRequest)]
 )
@@ -155,7 +129,7 @@ def test_any_message_is_answered_or_refused(edge, call, request_class) -> None:
         good_fields["messages"] = good["messages"]
 
     @FUZZ
-    @given(messages_of(request_class.DESCRIPTOR), st.booleans())
+    @given(messages_of(request_class.DESCRIPTOR, texts), st.booleans())
     def fuzz(fields: dict[str, Any], is_well_addressed: bool) -> None:
         request = request_class(**fields | (good_fields if is_well_addressed else {}))
         assert edge.run(read(request)) in ("OK", *REFUSALS)
