@@ -73,6 +73,11 @@ class Submission:
     trace: TraceContext | None = None  # that it belongs to
     cache_salt: str = ""  # only requests with the same one share cached prefixes
 
+    @property
+    def tenant(self) -> str:
+        """Return whose it is: what the salt begins with, before a line end; empty: not known."""
+        return self.cache_salt.partition("\n")[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest:
