@@ -1,6 +1,5 @@
 """What one request's reader has got so far, whether it came in time, and why not."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from services.gateway import metrics
@@ -31,12 +30,14 @@ class DeliveryRecord:
         self.num_written = 0
         self.num_late = 0
         self._waited_s = dict.fromkeys(Cause, 0.0)
-        self._num_in_hand = Counter[int]()  # tokens by how many before them were not due
+        self._num_in_hand: dict[int, int] = {}  # tokens by how many before them were not due
 
     def generated(self, num_tokens: int, num_held: int) -> None:
         """Note that so many tokens came in, with which `num_held` are not due."""
+        num_in_hand = self._num_in_hand
         for number in range(num_held - num_tokens, num_held):
-            self._num_in_hand[max(0, number)] += 1
+            number = number if number > 0 else 0
+            num_in_hand[number] = num_in_hand.get(number, 0) + 1
 
     def written(self, tokens: Sequence[DueToken], now_s: float, there_s: float) -> None:
         """Note that `tokens` were handed to the client at `now_s`, which might have been at
@@ -47,11 +48,10 @@ class DeliveryRecord:
             self.num_written += len(tokens)
             return
         for token in tokens:
-            reader_s = now_s - max(there_s, token.due_s)
             if self.num_written:
-                self._note_gap(token, now_s, reader_s)
+                self._note_gap(token, now_s, there_s)
             else:
-                self._note_first(token, now_s, reader_s)
+                self._note_first(token, now_s, there_s)
             self._last_written_s, self._last_due_s = now_s, token.due_s
             self.num_written += 1
 
@@ -72,7 +72,7 @@ class DeliveryRecord:
             cause = max(Cause, key=lambda one: self._waited_s[one])
             metrics.DELIVERED.note_miss(Slo.TPOT, cause)
 
-    def _note_first(self, token: DueToken, now_s: float, reader_s: float) -> None:
+    def _note_first(self, token: DueToken, now_s: float, there_s: float) -> None:
         self._first_written_s = now_s
         ttft_s = self.ttft_s = now_s - self._arrived_s
         metrics.TTFT_SECONDS.observe(ttft_s)
@@ -80,24 +80,29 @@ class DeliveryRecord:
             self._reading.took(now_s)
         late_s = ttft_s - (self._level.slo_ttft_s or ttft_s)
         if late_s > 0.0:
-            cause = cause_of(late_s, delay=token.token.delay, reader_s=reader_s)
-            metrics.DELIVERED.note_miss(Slo.TTFT, cause)
+            metrics.DELIVERED.note_miss(Slo.TTFT, _cause(token, late_s, now_s, there_s))
 
-    def _note_gap(self, token: DueToken, now_s: float, reader_s: float) -> None:
-        metrics.DELIVERED.note_gap(now_s - self._last_written_s)
-        interval_s = self._reading.interval_s
+    def _note_gap(self, token: DueToken, now_s: float, there_s: float) -> None:
+        delivered, interval_s = metrics.DELIVERED, self._reading.interval_s
+        delivered.note_gap(now_s - self._last_written_s)
         if not interval_s:
             return
-        metrics.DELIVERED.num_paced += 1
-        metrics.DELIVERED.reading_s += interval_s
+        delivered.num_paced += 1
+        delivered.reading_s += interval_s
         waited_s = self._reading.took(now_s)
         is_late = violates_delivered_tbt(now_s, self._last_due_s, interval_s)
         if not waited_s and not is_late:
             return
         late_s = max(waited_s, now_s - self._last_due_s - interval_s)
-        cause = cause_of(late_s, delay=token.token.delay, reader_s=reader_s)
+        cause = _cause(token, late_s, now_s, there_s)
         self._waited_s[cause] += waited_s
-        metrics.DELIVERED.rebuffering_s[cause] += waited_s
+        delivered.rebuffering_s[cause] += waited_s
         if is_late:
             self.num_late += 1
-            metrics.DELIVERED.note_miss(Slo.TBT, cause)
+            delivered.note_miss(Slo.TBT, cause)
+
+
+def _cause(token: DueToken, late_s: float, now_s: float, there_s: float) -> Cause:
+    """Return why a token is late that was written at `now_s`, and might have been at `there_s`."""
+    reader_s = now_s - max(there_s, token.due_s)
+    return cause_of(late_s, delay=token.token.delay, reader_s=reader_s)
