@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from secrets import token_hex
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from uuid import uuid4
 
 import grpc
@@ -17,6 +17,7 @@ from grpc import aio
 
 from services.kit import errors
 from services.kit.metrics import RPC_ERRORS, RPC_SECONDS
+from services.kit.renewed_channel import RenewedChannel
 from services.kit.tls import channel_credentials
 from services.kit.transport import PLAIN, Transport
 
@@ -285,13 +286,20 @@ class OutgoingInterceptor(aio.UnaryUnaryClientInterceptor):
 def make_channel(
     address: str, *, transport: Transport = PLAIN, default_timeout_s: float = 5.0
 ) -> aio.Channel:
-    """Open a channel that reconnects within 2 s of the peer's return."""
+    """Open a channel that reconnects within 2 s of the peer's return; calls show the certificates
+    that the files hold when they begin.
+    """
     interceptors = [OutgoingInterceptor(default_timeout_s)]
     options = [*RECONNECT_OPTIONS, *transport.ping_options]
     if transport.certificates is None:
         return aio.insecure_channel(address, interceptors=interceptors, options=options)
-    credentials = channel_credentials(transport.certificates)
-    return aio.secure_channel(address, credentials, interceptors=interceptors, options=options)
+    certificates = transport.certificates
+
+    def secure_channel() -> aio.Channel:
+        credentials = channel_credentials(certificates)
+        return aio.secure_channel(address, credentials, interceptors=interceptors, options=options)
+
+    return cast(aio.Channel, RenewedChannel(certificates, secure_channel))
 
 
 def make_blocking_channel(
@@ -304,6 +312,9 @@ def make_blocking_channel(
     options = [*dict([*RECONNECT_OPTIONS, *transport.ping_options, *options]).items()]
     if transport.certificates is None:
         return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(
-        address, channel_credentials(transport.certificates), options=options
-    )
+    certificates = transport.certificates
+
+    def secure_channel() -> grpc.Channel:
+        return grpc.secure_channel(address, channel_credentials(certificates), options=options)
+
+    return cast(grpc.Channel, RenewedChannel(certificates, secure_channel))

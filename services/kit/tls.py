@@ -25,14 +25,14 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
 
 def renew_with_files(context: ssl.SSLContext, certificates: Certificates) -> None:
     """Have connections that begin with `context` show, and ask for, what the files hold then."""
-    made = _moments(certificates), context
+    made = moments(certificates), context
 
     def give(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
         nonlocal made
         try:
-            moments = _moments(certificates)
-            if moments != made[0]:
-                made = moments, _server_context(certificates)
+            newest = moments(certificates)
+            if newest != made[0]:
+                made = newest, _server_context(certificates)
         except (OSError, ssl.SSLError) as error:  # as before: they may be half written
             log.warning("certificates_not_read", error=type(error).__name__)
         connection.context = made[1]
@@ -40,7 +40,7 @@ def renew_with_files(context: ssl.SSLContext, certificates: Certificates) -> Non
     context.sni_callback = give  # called for each, whether or not it names a server
 
 
-def _moments(certificates: Certificates) -> list[int]:
+def moments(certificates: Certificates) -> list[int]:
     """Return when each file was written."""
     files = (certificates.cert_file, certificates.key_file, certificates.ca_file)
     return [Path(file).stat().st_mtime_ns for file in files if file]

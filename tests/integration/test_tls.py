@@ -1,5 +1,6 @@
 """TLS by settings: services show each other certificates, and talk to nobody who has none."""
 
+import asyncio
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.gateway.app import run_gateway
-from services.kit.rpc import make_channel
+from services.kit.rpc import make_blocking_channel, make_channel
 from services.kit.server import ServiceServer
 from services.kit.transport import Certificates, Transport
 from tests.certificates import Authority
@@ -107,6 +108,48 @@ async def test_a_server_shows_and_asks_for_what_its_files_hold_now(
 
     shutil.move(files.cert_file, tmp_path / "away")
     assert await status_of(make_channel(address, transport=new)) == SERVING
+
+
+async def answer_of(stub: health_pb2_grpc.HealthStub, *, is_blocking: bool) -> Any:
+    """Return the health that a stub's peer reports, or the code that the call fails with."""
+    request, timeout_s = health_pb2.HealthCheckRequest(), EVENT_TIMEOUT_S
+    try:
+        if is_blocking:
+            return (await asyncio.to_thread(stub.Check, request, timeout=timeout_s)).status
+        return (await stub.Check(request, timeout=timeout_s)).status
+    except grpc.RpcError as error:
+        return error.code()  # type: ignore[attr-defined]  # calls that fail are errors with codes
+
+
+@pytest.mark.parametrize("make", [make_channel, make_blocking_channel])
+async def test_a_client_shows_and_trusts_what_its_files_hold_now(
+    server, authority, tmp_path, make
+) -> None:
+    """Its stub is as old as the process; a file that is away for a moment changes nothing."""
+    newer = Authority(tmp_path / "newer")
+    address, mine = f"127.0.0.1:{server.port}", authority.issue("client")
+    channel = make(address, transport=Transport(certificates=mine))
+    stub, is_blocking = health_pb2_grpc.HealthStub(channel), make is make_blocking_channel
+    answers = [await answer_of(stub, is_blocking=is_blocking)]
+
+    await server.drain(0)
+    transport = Transport(certificates=newer.issue("server"))
+    renewed = ServiceServer(address, [], transport=transport)
+    await renewed.start()
+    await renewed.mark_serving()
+    answers.append(await answer_of(stub, is_blocking=is_blocking))
+    shutil.move(mine.cert_file, tmp_path / "away")
+    answers.append(await answer_of(stub, is_blocking=is_blocking))
+    shown = newer.issue("client")
+    for kind in ("key_file", "cert_file", "ca_file"):
+        shutil.copy(getattr(shown, kind), getattr(mine, kind))
+    answers.append(await answer_of(stub, is_blocking=is_blocking))
+
+    assert answers == [SERVING, REFUSED, REFUSED, SERVING]
+    closing = channel.close()
+    if not is_blocking:
+        await closing
+    await renewed.drain(0)
 
 
 async def test_only_services_with_a_listed_name_may_call(authority) -> None:
