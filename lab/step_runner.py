@@ -5,6 +5,7 @@ before any step, and check the ownership of every block after it.
 """
 
 import gc
+import multiprocessing
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ ENVIRONMENT = {
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",  # requests keep the names of the workload
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_USE_AOT_COMPILE": "0",  # it makes a key of all settings before every step
 }
 
 VOCABULARY = range(10, 2_000)
@@ -145,6 +147,7 @@ def make_engine(case: EngineCase) -> Any:
     config.scheduler_config.async_scheduling = case.asynchronous  # CPU platforms switch it off
     if case.num_ranks > 1:
         config.parallel_config.distributed_executor_backend = CPU_EXECUTOR
+        _fork_workers()
     if case.kv is not None:
         config.scheduler_config.scheduler_cls = (
             ASYNC_LAYERWISE_SCHEDULER if case.asynchronous else SYNC_LAYERWISE_SCHEDULER
@@ -152,6 +155,18 @@ def make_engine(case: EngineCase) -> Any:
     if case.controller is not None:
         config.additional_config |= case.controller.engine_args()
     return LLMEngine.from_vllm_config(config)
+
+
+def _fork_workers() -> None:
+    """Have workers forked from one process that has imported what they need, once for all engines.
+
+    Importing vLLM takes ten seconds of the processor, and vLLM would do it in every worker.
+    """
+    from vllm.v1.executor import multiproc_executor
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["services.executor.plugin.cpu_worker"])
+    multiproc_executor.get_mp_context = lambda: context
 
 
 class StepRunner:
