@@ -1,11 +1,29 @@
-"""A gateway's stream to the executor of a module."""
+"""The executor of several modules, and a gateway's stream to the one of a module."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from lab.executor_client import GatewayStream
 from lab.executor_process import ExecutorProcess
+from tests.otlp_receiver import OtlpReceiver, otlp_receiver
+
+
+@pytest.fixture(scope="session")
+def collector() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="session")
+def plain_executor(
+    tmp_path_factory: pytest.TempPathFactory, collector: OtlpReceiver
+) -> Iterator[ExecutorProcess]:
+    """An executor without layer-wise KV, whose spans the collector takes."""
+    log = tmp_path_factory.mktemp("executor") / "executor.log"
+    process = ExecutorProcess(log, KV_MAX_PAUSE_S=3_600, OTLP_TRACES_ENDPOINT=collector.endpoint)
+    with process.serving():
+        yield process
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -32,11 +32,8 @@ def stock() -> StockAnswers:
 
 
 @pytest.fixture(scope="module")
-def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProcess]:
-    log = tmp_path_factory.mktemp("executor") / "executor.log"
-    process = ExecutorProcess(log, KV_MAX_PAUSE_S=3_600)
-    with process.serving():
-        yield process
+def executor(plain_executor: ExecutorProcess) -> ExecutorProcess:
+    return plain_executor
 
 
 async def ask_as_stock(gateway: GatewayStream, name: str) -> Answer:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from lab.executor_client import ANSWER_TIMEOUT_S, MODEL
 from lab.executor_process import ExecutorProcess
 from tests.gateways import Client, gateway_for
-from tests.otlp_receiver import OtlpReceiver, ReceivedSpan, named, otlp_receiver
+from tests.otlp_receiver import OtlpReceiver, ReceivedSpan, named
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -19,20 +18,9 @@ CLIENT_SPAN_ID = "b7ad6b7169203331"
 SECRET = "xyzzy-plugh"  # in a prompt
 
 
-@pytest.fixture(scope="module")
-def collector() -> Iterator[OtlpReceiver]:
-    with otlp_receiver() as receiver:
-        yield receiver
-
-
-@pytest.fixture(scope="module")
-def executor(
-    tmp_path_factory: pytest.TempPathFactory, collector: OtlpReceiver
-) -> Iterator[ExecutorProcess]:
-    log = tmp_path_factory.mktemp("executor") / "executor.log"
-    process = ExecutorProcess(log, OTLP_TRACES_ENDPOINT=collector.endpoint)
-    with process.serving():
-        yield process
+@pytest.fixture
+def executor(plain_executor: ExecutorProcess) -> ExecutorProcess:
+    return plain_executor
 
 
 async def test_one_trace_leads_from_http_through_the_executor_to_the_engine(
