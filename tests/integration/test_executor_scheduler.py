@@ -18,6 +18,7 @@ from lab.models import exactness_model
 from services.executor.engine.config import make_config
 from services.executor.observation import RequestObservation, from_plain
 from services.executor.request_tag import to_extra_args
+from services.executor.scheduler import plain_scheduler
 from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, EvenflowScheduler
 from services.executor.settings import ExecutorSettings
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
@@ -59,10 +60,12 @@ def scheduler(request: pytest.FixtureRequest, config: Any) -> Iterator[Scheduler
         )
 
 
-def make_request(request_id: str, level: ServiceLevel | None) -> Request:
+def make_request(
+    request_id: str, level: ServiceLevel | None, *, num_prompt_tokens: int = 40
+) -> Request:
     return Request(
         request_id=request_id,
-        prompt_token_ids=[0] * 40,
+        prompt_token_ids=[0] * num_prompt_tokens,
         sampling_params=SamplingParams(
             max_tokens=8, extra_args=None if level is None else to_extra_args(level)
         ),
@@ -176,6 +179,55 @@ def test_a_held_request_is_passed_over_until_it_is_let_go(scheduler: Any) -> Non
     held = observed(scheduler)["held"]
     assert held.phase is RequestPhase.DECODING
     assert (held.num_generated_tokens, held.num_deposited_tokens) == (2, 0)
+
+
+def test_a_held_request_gives_way_to_who_waits_and_is_computed_again(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = NUM_BLOCKS // 2 * BLOCK_SIZE - 8  # of the pool, which one block is not of
+    scheduler.add_request(make_request("held", None, num_prompt_tokens=half))
+    until_generated(scheduler, "held", 2)
+    scheduler.add_request(make_request("waiting", None, num_prompt_tokens=half))
+    scheduler.hold({"held": True})
+    for _ in range(3):
+        run_step(scheduler)
+    assert observed(scheduler)["waiting"].num_generated_tokens == 0
+
+    monkeypatch.setattr(plain_scheduler, "MIN_HELD_S", 0.0)
+    until_generated(scheduler, "waiting", 3)
+    scheduler.check_integrity()
+    assert observed(scheduler)["held"].num_generated_tokens == 2
+    scheduler.finish_requests("waiting", RequestStatus.FINISHED_ABORTED)
+    run_step(scheduler)
+    assert observed(scheduler)["held"].num_generated_tokens == 2  # there is room, and no reader
+
+    scheduler.hold({"held": False})
+    until_generated(scheduler, "held", 5)
+    scheduler.check_integrity()
+
+
+def test_a_held_request_keeps_its_blocks_while_there_is_room(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_scheduler, "MIN_HELD_S", 0.0)
+    scheduler.add_request(make_request("held", None))
+    until_generated(scheduler, "held", 2)
+    scheduler.hold({"held": True})
+    scheduler.add_request(make_request("newcomer", None))
+    for _ in range(3):
+        run_step(scheduler)
+
+    assert scheduler.requests["held"].status is RequestStatus.RUNNING
+    assert scheduler.requests["held"].num_preemptions == 0
+
+
+def until_generated(scheduler: Any, request_id: str, num_tokens: int) -> None:
+    """Run steps until a request has so many tokens, which it has soon."""
+    for _ in range(20):
+        if observed(scheduler)[request_id].num_generated_tokens >= num_tokens:
+            return
+        run_step(scheduler)
+    raise AssertionError(f"{request_id} does not run")
 
 
 def test_a_held_request_that_is_aborted_leaves_nothing(scheduler: Any) -> None:

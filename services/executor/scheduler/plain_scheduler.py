@@ -5,30 +5,40 @@ between a synchronous and an asynchronous scheduler; there is one of ours for ea
 """
 
 import time
+from operator import itemgetter
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
 
 from services.control.request_record import Hold, HoldKind, RequestRecord
 from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.vllm_scheduler import IDLE_WAIT_S, NEVER
 
+MIN_HELD_S = 1.0  # before a request is computed again for others' sake
+
 
 class PlainSchedulerMixin(ReaderStateMixin):
     """Skips requests whose readers have stopped; everything else is vLLM's.
 
-    They keep their places and their blocks: there are no layers to give back.
+    They keep their places and their blocks until others wait for them: then one after the other is
+    preempted, and computed again once its reader goes on.
     """
+
+    _others_wait = False  # after the step before, for lack of room
 
     def hold_back(self, record: RequestRecord[RequestKV], *, held: bool) -> None:
         record.hold = Hold(HoldKind.PAUSE, time.monotonic()) if held else None
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if self._others_wait:
+            self._give_way()
         self._stop_and_start()
         output = super().schedule(*args, **kwargs)
+        self._others_wait = any(not self.records[one.request_id].is_held for one in self.waiting)
         if not output.total_num_scheduled_tokens and any(
             record.is_held for record in self.records.values()
         ):
@@ -46,6 +56,27 @@ class PlainSchedulerMixin(ReaderStateMixin):
                 # Wait for its token in flight: the scheduler would read it from the previous step.
                 record.skipped = False
                 request.next_decode_eligible_step = 0
+
+    def _give_way(self) -> None:
+        """Preempt the request that has been held longest, if for long."""
+        held = [
+            (hold.since_s, request)
+            for request in self.running
+            if (hold := self.records[request.request_id].hold) and not request.num_in_flight_tokens
+        ]
+        now_s = time.monotonic()
+        since_s, request = min(held, key=itemgetter(0), default=(now_s, None))
+        if request is None or now_s - since_s < MIN_HELD_S:
+            return
+        self.records[request.request_id].skipped = False
+        request.next_decode_eligible_step = 0
+        self.running.remove(request)
+        self._preempt_request(request, now_s)
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Say whether a waiting request may run."""
+        is_held = self.records[request.request_id].is_held
+        return not is_held and super()._handle_blocked_waiting_request(request)
 
 
 class EvenflowScheduler(PlainSchedulerMixin, Scheduler):  # type: ignore[misc]
