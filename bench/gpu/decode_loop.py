@@ -168,8 +168,6 @@ class DecodeLoop:
 
     def _send_tables(self, transfers: StepTransfers) -> None:
         for request in self._changed:
-            if self._step == 1:
-                transfers.generations[str(request)] = 1
             transfers.dropped_tables += [(str(request), n) for n in range(self.shape.num_layers)]
             transfers.num_staging[str(request)] = self.shape.num_staging
             positions = list(range(self.shape.num_blocks))

@@ -30,7 +30,7 @@ class LoadTableUpdate:
     request_id: str
     group: int
     replace: bool  # True: this is the whole table; False: append to it
-    positions: list[int]  # in the request's row; as long as the two below
+    uids: list[int]  # of the blocks' KV (`RequestKV.uid`); as long as the two below
     slots: list[int]
     block_ids: list[int]
 
@@ -41,7 +41,7 @@ class SaveOrder:
 
     request_id: str
     group: int
-    positions: list[int]  # in the request's row; as long as the two below
+    uids: list[int]  # of the blocks' KV (`RequestKV.uid`); as long as the two below
     slots: list[int]
     block_ids: list[int]
     from_staging: bool  # the next user of the staging buffer waits for this copy
@@ -54,7 +54,7 @@ class RestoreOrder:
     restore_id: int
     request_id: str
     group: int
-    positions: list[int]  # in the request's row; as long as the two below
+    uids: list[int]  # of the blocks' KV (`RequestKV.uid`); as long as the two below
     slots: list[int]
     block_ids: list[int]
 
@@ -71,7 +71,6 @@ class StepTransfers:
     cleared_block_ids: list[int] = field(default_factory=list)
     dropped_tables: list[tuple[str, int | None]] = field(default_factory=list)  # None: all groups
     table_updates: list[LoadTableUpdate] = field(default_factory=list)
-    generations: dict[str, int] = field(default_factory=dict)  # of requests that begin
     num_staging: dict[str, int] = field(default_factory=dict)  # of requests where it changed
     loading: list[str] = field(default_factory=list)  # scheduled requests with offloaded groups
     saves: list[SaveOrder] = field(default_factory=list)

@@ -105,7 +105,6 @@ class BlockOwner:
         self._put(request)
         self._last_generation += 1
         request.generation = self._last_generation
-        self.orders.begin(request.request_id, request.generation)
         if request.staging:
             self.orders.set_staging(request.request_id, len(request.staging))
             for index in request.offloaded:
@@ -175,7 +174,6 @@ class BlockOwner:
                 waiting=True,
             )
             self._put(parked)
-            self.orders.begin(parked.request_id, old.generation)
         return blocks
 
     # -- host room --------------------------------------------------------------------------
@@ -343,7 +341,7 @@ class BlockOwner:
         own = group.own.pop(position)
         staged = request.staging[group.buffer][position]
         slot = group.host_slots[position]
-        self.orders.append_table(key, [position], [slot], [staged.block_id])
+        self.orders.append_table(key, [request.uid(position)], [slot], [staged.block_id])
         if staged is not own:
             group.row[position] = staged
             self.orders.edit_row(key, position, staged.block_id)

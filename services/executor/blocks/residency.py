@@ -10,7 +10,7 @@ A request that does not run may be *asleep*: it has no staging buffers, and the 
 is on the host show the null block. A *parked* request is asleep and owns no block at all.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
@@ -19,6 +19,8 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from services.control.request_record import RequestRecord
 from services.executor.blocks.host_pool import Promise
 from services.placement.layer_placement import LayerPlacement
+
+POSITION_BITS = 24  # a request has fewer blocks than two to this power
 
 
 @dataclass(slots=True)
@@ -151,6 +153,15 @@ class RequestKV:
         if not self.mirrored:
             return self.num_owned
         return len(self.groups) * max(0, self.num_rows - self.num_full_blocks)
+
+    def uid(self, position: int) -> int:
+        """Return a number that stands for the KV of a block position, and for no other's."""
+        return self.generation << POSITION_BITS | position
+
+    def uids(self, positions: range) -> Sequence[int]:
+        """Return the same for a stretch."""
+        first = self.generation << POSITION_BITS
+        return range(first + positions.start, first + positions.stop)
 
     def owned_blocks(self) -> list[KVCacheBlock]:
         owned = [block for group in self.groups for block in group.owned_blocks()]

@@ -75,7 +75,7 @@ class Restores:
                     self._last_id,
                     request.request_id,
                     index,
-                    positions,
+                    [request.uid(position) for position in positions],
                     [group.host_slots[position] for position in positions],
                     [block.block_id for block in blocks],
                 )

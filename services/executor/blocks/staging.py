@@ -109,4 +109,6 @@ class StagingBuffers:
         key = (request.request_id, index)
         group.row[stretch] = request.staging[group.buffer][stretch]
         self._orders.edit_rows(key, positions.start, ids[stretch])
-        self._orders.append_table(key, positions, group.host_slots[stretch], ids[stretch])
+        self._orders.append_table(
+            key, request.uids(positions), group.host_slots[stretch], ids[stretch]
+        )

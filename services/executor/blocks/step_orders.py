@@ -21,7 +21,6 @@ class StepOrders:
         self._edits: dict[GroupOf, list[RowEdit]] = {}  # no two of which meet
         self._dropped: dict[tuple[str, int | None], None] = {}
         self._tables: dict[GroupOf, LoadTableUpdate] = {}
-        self._generations: dict[str, int] = {}
         self._num_staging: dict[str, int] = {}
         self._restores: dict[int, RestoreOrder] = {}
         self._cancelled: list[int] = []
@@ -48,35 +47,32 @@ class StepOrders:
         self._edits[key] = [*kept, RowEdit(*key, start, list(block_ids))]
 
     def replace_table(
-        self, key: GroupOf, positions: list[int], slots: list[int], block_ids: list[int]
+        self, key: GroupOf, uids: list[int], slots: list[int], block_ids: list[int]
     ) -> None:
-        self._tables[key] = LoadTableUpdate(*key, True, positions, slots, block_ids)
+        self._tables[key] = LoadTableUpdate(*key, True, uids, slots, block_ids)
 
     def append_table(
         self,
         key: GroupOf,
-        positions: Iterable[int],
+        uids: Iterable[int],
         slots: Iterable[int],
         block_ids: Iterable[int],
     ) -> None:
         update = self._tables.get(key)
         if update is None:
             update = self._tables[key] = LoadTableUpdate(*key, False, [], [], [])
-        update.positions.extend(positions)
+        update.uids.extend(uids)
         update.slots.extend(slots)
         update.block_ids.extend(block_ids)
 
     def extend_table(self, save: SaveOrder) -> None:
         """Load from the next step on what a save takes out of staging."""
         key = (save.request_id, save.group)
-        self.append_table(key, save.positions, save.slots, save.block_ids)
+        self.append_table(key, save.uids, save.slots, save.block_ids)
 
     def drop_table(self, key: GroupOf) -> None:
         self._tables.pop(key, None)
         self._dropped[key] = None
-
-    def begin(self, request_id: str, generation: int) -> None:
-        self._generations[request_id] = generation
 
     def set_staging(self, request_id: str, num_staging: int) -> None:
         self._num_staging[request_id] = num_staging
@@ -103,7 +99,6 @@ class StepOrders:
             for key in [key for key in pending if key[0] == request_id]:
                 del pending[key]
         self._num_staging.pop(request_id, None)
-        self._generations.pop(request_id, None)
         self._dropped[(request_id, None)] = None
 
     def take(self, *, loading: list[str], saves: list[SaveOrder]) -> StepTransfers:
@@ -116,7 +111,6 @@ class StepOrders:
             cleared_block_ids=self._cleared,
             dropped_tables=list(self._dropped),
             table_updates=list(self._tables.values()),
-            generations=self._generations,
             num_staging=self._num_staging,
             loading=loading,
             saves=saves,
@@ -124,7 +118,7 @@ class StepOrders:
             cancelled_restores=self._cancelled,
         )
         self._edits, self._tables, self._dropped = {}, {}, {}
-        self._generations, self._num_staging, self._restores = {}, {}, {}
+        self._num_staging, self._restores = {}, {}
         self._cancelled, self._poisoned, self._cleared = [], [], []
         return message
 

@@ -183,7 +183,7 @@ def _save_orders(request: RequestKV, index: int, end: int) -> list[SaveOrder]:
     ]
     for position in range(group.num_saves_sent, end):
         order = orders[group.offloaded and position not in group.own]
-        order.positions.append(position)
+        order.uids.append(request.uid(position))
         order.slots.append(group.host_slots[position])
         order.block_ids.append(group.row[position].block_id)
     group.num_saves_sent = end

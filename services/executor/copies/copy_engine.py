@@ -34,11 +34,10 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose KV a copy moves."""
+    """Which KV a copy moves."""
 
-    request_id: str
-    generation: int  # of the request's KV: another one each time that begins from nothing
-    positions: Sequence[int]  # in the request's row, one per block
+    request_id: str  # for whom
+    uids: Sequence[int]  # one per block, and no other KV's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class Copy:
     slots: Sequence[int]  # never changes, nor do the block ids: engines may keep them
     block_ids: Sequence[int]  # as long as `slots`
     urgency: float = 0.0  # H2D only: the layer group whose turn it must be ready for, or BACKGROUND
-    # Whose the blocks are, in turn: of each as many as it has positions; empty: nobody will ask.
+    # What the blocks are, in turn: of each as many as it has uids; empty: nobody will ask.
     identities: tuple[Identity, ...] = ()
 
 

@@ -1,9 +1,8 @@
 """Checks that what comes back into the pool is what once left it, block by block.
 
-When a block leaves, its checksum is noted beside the identity of its KV: whose it is, from which
-beginning of the request, of which layer group and position. When a slot is loaded, both must be
-what the load expects. So a stale slot, another request's block and a byte that changed on the way
-or at rest are all found, on each rank by itself.
+When a block leaves, its checksum is noted beside the identity of its KV: its uid and its layer
+group. When a slot is loaded, both must be what the load expects. So a stale slot, another request's
+block and a byte that changed on the way or at rest are all found, on each rank by itself.
 """
 
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ Checksums = npt.NDArray[np.int64]  # one per block
 SAMPLE_EVERY = 32  # loads of a layer group until each of its blocks was checked once
 ROWS_AT_ONCE = 16
 EVERY_BLOCK = slice(0, None, 1)
+GROUP_BITS = 10  # an engine has fewer layer groups than two to this power
 _ABSENT = 0  # identity of a slot that nothing was saved to
 
 
@@ -157,17 +157,14 @@ def guarded(
 
 
 def identities(copy: Copy, part: slice) -> Checksums:
-    """Return one number per block of a part that stands for whose KV it is; never that of an
-    empty slot. The part has a beginning and a step, and goes on to the end.
+    """Return one number per block of a part that stands for its KV; never that of an empty slot.
+
+    The part has a beginning and a step, and goes on to the end.
     """
-    positions: list[int] = []
-    owners: list[int] = []  # one per position
+    uids: list[int] = []
     start = part.start
     for identity in copy.identities:
-        mine = identity.positions[start :: part.step]
-        positions.extend(mine)
-        owner = hash((identity.request_id, identity.generation, copy.group))
-        owners.extend([owner] * len(mine))
-        start = (start - len(identity.positions)) % part.step  # of the part within the next one
-    spread = np.array(positions, dtype=np.int64) * np.int64(0x9E3779B97F4A7C1)
-    return ((np.array(owners, dtype=np.int64) + spread) << 1) | 1
+        uids.extend(identity.uids[start :: part.step])
+        start = (start - len(identity.uids)) % part.step  # of the part within the next one
+    in_group = (np.array(uids, dtype=np.int64) << GROUP_BITS) | copy.group
+    return (in_group << 1) | 1

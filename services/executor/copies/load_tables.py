@@ -14,7 +14,7 @@ def _numbers() -> "array[int]":
 class LoadTable:
     """One offloaded group of one request; pairwise, and packed: they are joined in every step."""
 
-    positions: "array[int]" = field(default_factory=_numbers)
+    uids: "array[int]" = field(default_factory=_numbers)
     slots: "array[int]" = field(default_factory=_numbers)
     block_ids: "array[int]" = field(default_factory=_numbers)
 
@@ -42,7 +42,6 @@ class LoadTables:
 
     def __init__(self) -> None:
         self._requests: dict[str, RequestLoads] = {}
-        self._generations: dict[str, int] = {}
 
     def update(self, transfers: StepTransfers) -> list[str]:
         """Take in a step's changes; return the requests that ended, or ended and begin anew."""
@@ -50,12 +49,10 @@ class LoadTables:
         for request_id, group in transfers.dropped_tables:
             if group is None:
                 self._requests.pop(request_id, None)
-                self._generations.pop(request_id, None)
                 ended.append(request_id)
             elif request_id in self._requests:
                 self._requests[request_id].tables.pop(group, None)
                 self._requests[request_id].chain = sorted(self._requests[request_id].tables)
-        self._generations |= transfers.generations
         for request_id, num_staging in transfers.num_staging.items():
             self._of(request_id).num_staging = num_staging
         for update in transfers.table_updates:
@@ -64,7 +61,7 @@ class LoadTables:
                 loads.tables[update.group] = LoadTable()
                 loads.chain = sorted(loads.tables)
             table = loads.tables[update.group]
-            table.positions.extend(update.positions)
+            table.uids.extend(update.uids)
             table.slots.extend(update.slots)
             table.block_ids.extend(update.block_ids)
         return ended
@@ -72,10 +69,6 @@ class LoadTables:
     def of(self, request_ids: list[str]) -> dict[str, RequestLoads]:
         """Return the tables of requests that have some."""
         return {request_id: self._requests[request_id] for request_id in request_ids}
-
-    def generation(self, request_id: str) -> int:
-        """Return the generation of a live request's KV."""
-        return self._generations[request_id]
 
     def _of(self, request_id: str) -> RequestLoads:
         return self._requests.setdefault(request_id, RequestLoads())

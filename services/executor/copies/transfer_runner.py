@@ -263,15 +263,8 @@ class TransferRunner:
                 slots=slots,
                 block_ids=block_ids,
                 urgency=urgency,
-                identities=tuple(self._identity(name, part.positions) for name, part in parts),
+                identities=tuple(Identity(request_id=name, uids=part.uids) for name, part in parts),
             )
-        )
-
-    def _identity(self, request_id: str, positions: Sequence[int]) -> Identity:
-        return Identity(
-            request_id=request_id,
-            generation=self._tables.generation(request_id),
-            positions=positions,
         )
 
     def _free_staging_for(self, group: int) -> None:

@@ -5,6 +5,7 @@ compute stream, step after step, while nothing there may have run yet.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class RequestsDevice(FakeDevice):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self._ended: set[KV] = set()
+        self._num_ends: Counter[str] = Counter()
         # Whose each row of a job is, by the identity of the job's own array; jobs are kept alive.
         self._owners: dict[int, dict[int, KV]] = {}
         self._jobs: list[CopyJob] = []
@@ -44,16 +46,19 @@ class RequestsDevice(FakeDevice):
 
     def note(self, copy: Copy, job: CopyJob) -> None:
         owners = [
-            (who.request_id, who.generation) for who in copy.identities for _ in who.positions
+            (who.request_id, self._num_ends[who.request_id])
+            for who in copy.identities
+            for _ in who.uids
         ]
         for rows in (job.slots, job.block_ids):
             self._owners[id(rows)] = dict(zip(rows.tolist(), owners, strict=False))
         self._jobs.append(job)
 
-    def end(self, kv: KV) -> None:
-        """Forget what is being read for it, now and later."""
+    def end(self, request_id: str) -> None:
+        """Forget what is being read for a request that ends, now and later."""
         with self.lock:
-            self._ended.add(kv)
+            self._ended.add((request_id, self._num_ends[request_id]))
+            self._num_ends[request_id] += 1
             for (address, stream), (rows, row) in list(self._readers.items()):
                 if self._owner(rows, row) in self._ended:
                     self._accesses[address].reads.pop(stream, None)
@@ -106,7 +111,7 @@ class StreamRank(SimulatedRank):
     def run_step(self, transfers: StepTransfers, batch: list[Slice]) -> StepFeedback:
         for request_id, group in transfers.dropped_tables:
             if group is None and request_id in self.rows:
-                self.device.end((request_id, self.runner._tables.generation(request_id)))
+                self.device.end(request_id)
         return super().run_step(transfers, batch)
 
     def _poison(self, block_ids: list[int]) -> None:

@@ -78,8 +78,8 @@ def test_class_6_rank_divergence_a_failure_on_one_rank_is_acted_on_by_all(kind: 
     assert sim.ranks[0].engine.num_faults > 0
     assert sim.ranks[1].engine.num_faults == 0
     assert sim.num_lost > 0
-    generations = [rank.runner._tables._generations for rank in sim.ranks]
-    assert generations[0] == generations[1] == generations[2]
+    tables = [rank.runner._tables._requests for rank in sim.ranks]
+    assert tables[0] == tables[1] == tables[2]
 
 
 def one_request(*groups: int, rates: FaultRates | None = None, **options: Any) -> FailingSimulation:
@@ -195,14 +195,14 @@ def test_loads_of_several_requests_share_a_copy_per_group_until_one_goes_wrong()
 
     def listen(copy: Copy) -> Any:
         if copy.direction is Direction.H2D and copy.urgency < BACKGROUND:
-            whose = [(identity.request_id, *identity.positions) for identity in copy.identities]
+            whose = [(identity.request_id, *identity.uids) for identity in copy.identities]
             loads.append((copy.group, copy.urgency, whose))
-            assert len(set(copy.slots)) == sum(len(one.positions) for one in copy.identities)
+            assert len(set(copy.slots)) == sum(len(one.uids) for one in copy.identities)
         return submit(copy)
 
     engine.submit = listen  # type: ignore[method-assign]
     sim.step(dict.fromkeys(names, 1))
-    everybody = [(name, 0, 1) for name in names]
+    everybody = [(kv.request_id, kv.uid(0), kv.uid(1)) for kv in sim.owner.kvs]
     assert loads == [(group, float(group), everybody) for group in range(sim.num_groups)]
 
     set_rates(sim, FaultRates(fails=1.0))

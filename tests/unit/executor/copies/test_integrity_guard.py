@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 NUM_BLOCKS = 40
 PAGE_BYTES = 512
-MINE = Identity(request_id="mine", generation=3, positions=(0, 1, 2))
+MINE = Identity(request_id="mine", uids=(30, 31, 32))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def copy_of(
     group: int = 0,
 ) -> Copy:
     """Return a copy of as many of the identity's blocks as there are slots."""
-    identity = replace(identity, positions=identity.positions[: len(slots)])
+    identity = replace(identity, uids=identity.uids[: len(slots)])
     return Copy(
         direction=direction, group=group, slots=slots, block_ids=blocks, identities=(identity,)
     )
@@ -99,7 +99,7 @@ def test_what_was_saved_comes_back_unharmed_wherever_it_is_put(guard: Guard) -> 
 
     save(engine, [7, 8, 9], [1, 2, 3])
     load(engine, [7, 8, 9], [11, 12, 13])
-    load(engine, [9, 7], [1, 2], replace(MINE, positions=(2, 0)))  # any order, and some of it
+    load(engine, [9, 7], [1, 2], replace(MINE, uids=(32, 30)))  # any order, and some of it
 
     assert engine.totals().num_checked_blocks == 5
 
@@ -229,11 +229,10 @@ def test_class_5_a_copy_that_moved_nothing_and_says_that_it_is_done(guard: Guard
 @pytest.mark.parametrize(
     "asked",
     [
-        replace(MINE, request_id="yours"),
-        replace(MINE, generation=4),
-        replace(MINE, positions=(0, 2, 1)),
+        replace(MINE, uids=(40, 41, 42)),
+        replace(MINE, uids=(30, 32, 31)),
     ],
-    ids=["another-request", "another-beginning", "another-position"],
+    ids=["another-beginning", "another-position"],
 )
 def test_class_7_a_key_that_is_stale_or_somebody_elses(guard: Guard, asked: Identity) -> None:
     engine = guard()
@@ -251,7 +250,7 @@ def test_class_7_a_slot_that_nothing_was_saved_to(guard: Guard) -> None:
 def test_class_7_a_slot_whose_new_owner_has_the_same_bytes(guard: Guard) -> None:
     engine = guard()
     save(engine, [7], [1])
-    save(engine, [7], [1], replace(MINE, request_id="yours"))
+    save(engine, [7], [1], replace(MINE, uids=(40,)))
 
     with pytest.raises(CopyCorruptError, match="slot 7"):
         load(engine, [7], [11])
@@ -305,7 +304,7 @@ def test_what_stands_for_part_of_a_shared_copy_is_that_part_of_what_stands_for_a
         slots=range(sum(lengths)),
         block_ids=range(sum(lengths)),
         identities=tuple(
-            Identity(request_id=f"r{n}", generation=n, positions=range(n, n + length))
+            Identity(request_id=f"r{n}", uids=range(100 * n, 100 * n + length))
             for n, length in enumerate(lengths)
         ),
     )

@@ -92,7 +92,6 @@ class Loop:
         staging = [[8 + block for block in blocks], [16 + block for block in blocks]]
         return StepTransfers(
             step=0,
-            generations={"r": 1},
             num_staging={"r": 2},
             table_updates=[
                 LoadTableUpdate("r", group, True, blocks, blocks, staging[ordinal % 2])
