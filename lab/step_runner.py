@@ -47,6 +47,7 @@ class Arrival:
     abort_at: int | None = None  # aborted before this step
     sampling: dict[str, Any] = field(default_factory=dict)  # over greedy, no end of sequence
     adapter: Path | None = None  # LoRA, of an engine that takes adapters
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ class EngineCase:
     pipeline_parallel_size: int = 1
     asynchronous: bool = False
     takes_adapters: bool = False  # LoRA
+    prefix_caching: bool = False  # vLLM's own, in the pool
     num_layers: int | None = None  # another depth than the model's; its weights are then random
 
     @property
@@ -125,7 +127,7 @@ def make_engine(case: EngineCase) -> Any:
         "max_num_batched_tokens": case.max_num_batched_tokens,
         "num_gpu_blocks_override": case.num_blocks,
         "kv_cache_memory_bytes": 1 << 28,
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": case.prefix_caching,
         "enforce_eager": True,
         "tensor_parallel_size": case.tensor_parallel_size,
         "pipeline_parallel_size": case.pipeline_parallel_size,
@@ -184,6 +186,9 @@ class StepRunner:
     def run(
         self, workload: Sequence[Arrival], *, hook: Hook | None = None, check: bool = True
     ) -> Outcome:
+        """Run a workload that finds nothing of earlier ones in the prefix cache."""
+        if self.case.kv is not None:
+            self.scheduler.reset_prefix_cache()
         outcome = Outcome(tokens={}, logprobs={}, texts={})
         pending = sorted(workload, key=lambda arrival: arrival.step)
         counters = _Counters(self, moves=check and self.case.kv is not None)
@@ -211,9 +216,10 @@ class StepRunner:
 
         adapter = arrival.adapter and LoRARequest(arrival.adapter.name, 1, str(arrival.adapter))
         options = {"temperature": 0, "ignore_eos": True, **arrival.sampling}
+        salt = {"cache_salt": arrival.cache_salt} if arrival.cache_salt else {}
         self.engine.add_request(
             arrival.request_id,
-            {"prompt_token_ids": list(arrival.prompt)},
+            {"prompt_token_ids": list(arrival.prompt), **salt},
             SamplingParams(max_tokens=arrival.num_output_tokens, **options),
             lora_request=adapter,
         )

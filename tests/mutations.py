@@ -76,8 +76,8 @@ MUTATIONS = (
     Mutation(
         "tokens of lost KV leave",
         f"{EXECUTOR}/blocks/losses.py",
-        "        return lost\n\n    def _has_begun_anew",
-        "        return {}\n\n    def _has_begun_anew",
+        "        return lost | self._distrust(lost)\n",
+        "        return {}\n",
         ("tests/exact/test_layerwise_failures.py",),
     ),
     Mutation(
@@ -86,6 +86,27 @@ MUTATIONS = (
         "self._pool.touch([self._blocks[block_id] for block_id in new_blocks])",
         "pass",
         ("tests/exact/test_layerwise_failures.py", "tests/unit/executor"),
+    ),
+    Mutation(
+        "columns are found before every rank has them",
+        f"{EXECUTOR}/blocks/block_owner.py",
+        "min(request.num_host_blocks, len(request.keys))",
+        "min(min(g.num_saves_sent for g in request.groups), len(request.keys))",
+        ("tests/unit/executor/blocks/test_prefix_hits.py",),
+    ),
+    Mutation(
+        "columns in use are evicted",
+        f"{EXECUTOR}/blocks/prefix_cache.py",
+        "            if column.num_users:\n                continue\n",
+        "",
+        ("tests/unit/executor/blocks/test_prefix_cache.py",),
+    ),
+    Mutation(
+        "who shares a corrupt column runs on",
+        f"{EXECUTOR}/blocks/losses.py",
+        "        return lost | self._distrust(lost)\n",
+        "        return lost\n",
+        ("tests/unit/executor/blocks/test_prefix_hits.py",),
     ),
     Mutation(
         "a plan for more than the pool",

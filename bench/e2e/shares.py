@@ -94,7 +94,6 @@ class Listener:
             ("kv_manager", scheduler._coordinator, ("allocate_new_blocks", "free")),
             ("kv_manager", scheduler._coordinator, ("get_num_blocks_to_allocate",)),
             ("kv_manager", scheduler.connector, ("build_connector_meta",)),
-            ("kv_manager", scheduler.connector, ("update_connector_output",)),
             ("model", core.model_executor, ("execute_model", "sample_tokens")),
             ("kv_manager", connector, ("start_load_kv", "wait_for_layer_load", "save_kv_layer")),
             ("kv_manager", connector, ("wait_for_save", "build_connector_worker_meta")),

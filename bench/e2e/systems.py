@@ -27,6 +27,7 @@ class Device:
         """Return the executor's settings, without their prefix."""
         return {
             "LAYERWISE_KV": "true",
+            "ENABLE_PREFIX_CACHING": "false",  # the same traces are replayed on one engine
             "BLOCK_SIZE": BLOCK_SIZE,
             "MAX_MODEL_LEN": MAX_MODEL_LEN,
             "MAX_NUM_SEQS": MAX_NUM_SEQS,

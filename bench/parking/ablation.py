@@ -22,6 +22,7 @@ NUM_OUTPUT_TOKENS = 48
 ROTATE_EVERY = 18  # output tokens of all requests together
 REPETITIONS = 9
 KV = KVOptions(
+    prefix_caching=False,  # the same prompts come again and again
     host_bytes=64 << 20,
     h2d_bytes_per_s=LINK_BYTES_PER_S,
     d2h_bytes_per_s=LINK_BYTES_PER_S,

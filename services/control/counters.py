@@ -29,15 +29,17 @@ class Counters:
     num_pauses: int = _counter("Requests that were paused.")
     num_parks: int = _counter("Requests that were parked.")
     num_resumes_in_place: int = _counter("Paused requests that ran again.")
-    num_resumes_load: int = _counter("Parked or preempted requests that came back by a load.")
-    num_resumes_recompute: int = _counter(
-        "Parked or preempted requests that came back by a recompute."
-    )
-    num_resumes_host_resident: int = _counter(
-        "Parked requests that came back with their layers on the host."
-    )
+    # Back from the queue, or for the first time with a cached prefix.
+    num_resumes_load: int = _counter("Requests whose KV was loaded before they ran.")
+    num_resumes_recompute: int = _counter("Requests whose KV on the host was computed again.")
+    num_resumes_host_resident: int = _counter("Requests that ran with their layers on the host.")
     num_overdue_holds: int = _counter("Pauses and parks that ended by themselves.")
     num_unknown_ids: int = _counter("Orders about requests that were gone.")
+    # The prefix cache.
+    num_prefix_hits: int = _counter("Requests that began with a cached prefix.")
+    num_prefix_hit_tokens: int = _counter("Prompt tokens that were cached, and not computed again.")
+    num_published_columns: int = _counter("Blocks of all layers that others might begin with.")
+    num_evicted_columns: int = _counter("Blocks of all layers that made room for others.")
     # Copies that went wrong; what several ranks report of one step counts once.
     num_losses_failed: int = _counter("Times that a request's KV was lost because a copy failed.")
     num_losses_hung: int = _counter(

@@ -70,6 +70,8 @@ class ExecutorSettings(ServiceSettings):
     tool_call_parser: str = ""
     reasoning_parser: str = ""
     enforce_eager: bool = False
+    # Requests begin with the KV of earlier ones: in the pool, with layer-wise KV on the host.
+    # Unset: yes, where it works.
     enable_prefix_caching: bool | None = None
 
     block_size: int | None = Field(default=None, ge=1)  # tokens

@@ -135,3 +135,13 @@ class SkipsSaveWaits(FaultyEngine):
             self.num_faults += 1
             return 0.0
         return super().wait(ticket, timeout_s)
+
+
+class HurriesSaves(FaultyEngine):
+    """Says that the first request's copies to the host are complete before a byte has moved."""
+
+    def submit(self, copy: Copy) -> Any:
+        if copy.direction is Direction.D2H and copy.identities[0].request_id == "first":
+            self.num_faults += 1
+            copy = replace(copy, slots=[], block_ids=[])
+        return super().submit(copy)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from lab.conversations import conversations
 from lab.step_runner import (
     Arrival,
     EngineCase,
@@ -29,6 +30,7 @@ from lab.workloads import (
     together,
     with_aborts,
 )
+from tests.exact.cached_prefixes import converse_in_all_ways, converse_with_little_room
 from tests.exact.cases import SCARCE_FRAC, make_case, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pressure
 from tests.exact.reference import reference
@@ -224,3 +226,13 @@ def test_the_tokens_are_those_of_stock_vllm(
         except AssertionError as error:
             error.add_note(run.name)
             raise
+
+
+def test_turns_begin_with_what_earlier_ones_left(
+    runner: StepRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = reference("float32")["conversations"]
+    turns = conversations(expected.tokens)
+
+    converse_with_little_room(runner, expected, turns)
+    converse_in_all_ways(runner, expected, turns, monkeypatch)

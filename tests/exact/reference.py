@@ -13,8 +13,10 @@ from functools import cache
 from pathlib import Path
 
 from demo.cached_build import build_once, recipe_fingerprint
+from lab import conversations as dialogues
 from lab import step_runner as harness
 from lab import workloads
+from lab.conversations import conversations
 from lab.models import exactness_fingerprint
 from lab.processes import ROOT
 from lab.step_runner import Arrival, EngineCase, Outcome, StepRunner, stock
@@ -35,7 +37,18 @@ def float32(run: Run) -> dict[str, Outcome]:
         "long": run(long_prompt()),
         "sampled": run(sampled()),
         "stopping": run(stopping(plain.texts)),
+        "conversations": turn_by_turn(run),
     }
+
+
+def turn_by_turn(run: Run) -> Outcome:
+    """Return the answers of all turns of `conversations`."""
+    outcome = Outcome(tokens={}, logprobs={}, texts={})
+    while new := [a for a in conversations(outcome.tokens) if a.request_id not in outcome.tokens]:
+        turn = run(new)
+        outcome.tokens |= turn.tokens
+        outcome.texts |= turn.texts
+    return outcome
 
 
 def bfloat16(run: Run) -> dict[str, Outcome]:
@@ -75,6 +88,7 @@ def _fingerprint(name: str) -> str:
         sys.modules[__name__],
         harness,
         workloads,
+        dialogues,
     )
 
 

@@ -87,6 +87,25 @@ async def test_a_prompt_larger_than_the_pool_gets_the_tokens_of_a_roomy_engine(
     assert metrics["vllm:evenflow_kv_step_stall_s_count"] > 0
 
 
+async def test_a_prompt_that_was_asked_before_is_cached_but_for_whoever_has_another_salt(
+    roomy: StockAnswers, executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    request = TOO_LONG["long"]
+    first = await gateway.ask("first", text=request["prompt"], sampling=request["sampling"])
+
+    again, apart = [
+        await gateway.ask(
+            name, text=request["prompt"], sampling=request["sampling"], cache_salt=salt
+        )
+        for name, salt in (("again", ""), ("apart", "somebody else's"))
+    ]
+
+    assert first.ids == again.ids == apart.ids == roomy["long"]["ids"]
+    assert again.ending.num_cached_tokens > 0
+    assert again.ending.num_cached_tokens % BLOCK_SIZE == 0
+    assert apart.ending.num_cached_tokens == 0
+
+
 async def test_probabilities_of_prompts_larger_than_the_pool_are_those_of_a_roomy_engine(
     roomy: StockAnswers, gateway: GatewayStream
 ) -> None:

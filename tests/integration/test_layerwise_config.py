@@ -47,10 +47,14 @@ def test_a_form_of_host_memory_that_does_not_exist_is_refused() -> None:
         KVOptions(host_memory="paged")
 
 
-def test_prefix_caching_is_switched_off_unless_asked_for(config: Any) -> None:
+@pytest.mark.parametrize(("asked", "expected"), [(None, True), (True, True), (False, False)])
+def test_prefixes_are_cached_on_the_host_and_not_in_the_pool_unless_switched_off(
+    asked: bool | None, expected: bool
+) -> None:
+    config = make_config(make_settings(enable_prefix_caching=asked))
+
     assert config.cache_config.enable_prefix_caching is False
-    with pytest.raises(ValueError, match="enable_prefix_caching"):
-        make_config(make_settings(enable_prefix_caching=True))
+    assert KVOptions.of(config).prefix_caching is expected
 
 
 def test_layerwise_kv_serves_in_the_order_of_arrival() -> None:

@@ -15,16 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from services.control.counters import Counters
 from services.control.request_record import RequestRecord
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
+from services.executor.blocks.prefix_cache import Column
 from services.executor.blocks.quarantine import Quarantine
-from services.executor.blocks.residency import GroupKV, RequestKV
+from services.executor.blocks.residency import GroupKV, RequestKV, on_host_only
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
@@ -51,7 +51,7 @@ class BlockOwner:
         self.orders = orders = StepOrders()
         self.records = records
         self.kvs: dict[RequestKV, None] = {}  # that there are, in the order of admission
-        self.counters = Counters()
+        self.counters = host.counters
         self.quarantine = Quarantine(pool, host)
         self._last_generation = 0
         self.blocks = PoolBlocks(pool, orders, poison_freed=poison_freed)
@@ -67,6 +67,7 @@ class BlockOwner:
         placement: LayerPlacement,
         *,
         num_slots: int,
+        keys: Sequence[BlockHash] = (),
     ) -> RequestKV:
         """Return a request without blocks, with `num_slots` reserved on the host if they fit.
 
@@ -82,6 +83,7 @@ class BlockOwner:
             mirrored=mirrored,
             block_size=self.geometry.block_size,
             wanted_staging=placement.num_staging,
+            keys=keys,
         )
         if mirrored:
             self.host.reserve_unbacked(request.promise, num_slots)
@@ -127,12 +129,15 @@ class BlockOwner:
         for index in range(len(request.groups)):
             self.restores.cancel(request, index)
         blocks = request.owned_blocks()
-        for group in request.groups:
-            self.host.give_back(group.host_slots)
-        self.host.withdraw(request.promise)
+        self._give_back_slots(request)
         self.orders.drop_request(request.request_id)
         self.blocks.poison(blocks)
         return blocks
+
+    def _give_back_slots(self, request: RequestKV) -> None:
+        self.host.give_back(request.own_slots())
+        self.host.release(request.columns)
+        self.host.withdraw(request.promise)
 
     def forget(self, request: RequestKV) -> None:
         """End the KV of a request that is not running, and its host copies."""
@@ -144,37 +149,60 @@ class BlockOwner:
         What has no complete copy in every group is forgotten; without any copy, all of it is.
         """
         num_kept = old.num_host_blocks
-        kept = []
-        if num_kept:
-            for group in old.groups:
-                kept.append(group.host_slots[:num_kept])
-                del group.host_slots[:num_kept]
+        if not num_kept:
+            return self.pop(old)
+        # A new object: copies under way of the old one, beyond what is kept, mean nothing.
+        kept = [group.host_slots[:num_kept] for group in old.groups]
+        parked = on_host_only(old, kept, null=self.blocks.null)
+        parked.columns, old.columns = old.columns, []
+        for group in old.groups:
+            del group.host_slots[:num_kept]
         blocks = self.pop(old)
-        if num_kept:
-            # A new object: copies under way of the old one, beyond what is kept, mean nothing.
-            parked = RequestKV(
-                record=old.record,
-                groups=[
-                    GroupKV(
-                        row=[self.blocks.null] * num_kept,
-                        offloaded=True,
-                        host_slots=slots,
-                        num_saves_sent=num_kept,
-                        num_host_blocks=num_kept,
-                        buffer=-1,
-                    )
-                    for slots in kept
-                ],
-                mirrored=True,
-                block_size=self.geometry.block_size,
-                wanted_staging=old.wanted_staging,
-                num_tokens=num_kept * self.geometry.block_size,
-                generation=old.generation,
-                asleep=True,
-                waiting=True,
-            )
-            self._put(parked)
+        self._put(parked)
         return blocks
+
+    # -- the prefix cache -------------------------------------------------------------------
+
+    def adopt_prefix(
+        self,
+        record: RequestRecord[RequestKV],
+        columns: Sequence[Column],
+        keys: Sequence[BlockHash],
+    ) -> None:
+        """Let a request that waits have columns of the prefix cache, as if it were parked."""
+        assert record.kv is None
+        self.host.cache.share(columns)
+        self._last_generation += 1
+        nothing = RequestKV(
+            record=record,
+            groups=[],
+            mirrored=True,
+            block_size=self.geometry.block_size,
+            generation=self._last_generation,
+            keys=keys,
+            columns=list(columns),
+        )
+        slots = [list(group) for group in zip(*(column.slots for column in columns), strict=True)]
+        self._put(on_host_only(nothing, slots, null=self.blocks.null))
+
+    def publish(self, request: RequestKV) -> None:
+        """Let others begin with the full blocks of a live request that are on the host."""
+        for position in range(
+            len(request.columns), min(request.num_host_blocks, len(request.keys))
+        ):
+            column = Column(
+                request.keys[position],
+                tuple(group.host_slots[position] for group in request.groups),
+                request.uid(position),
+            )
+            self.host.cache.publish(column)
+            request.columns.append(column)
+
+    def forget_prefixes(self) -> None:
+        """Let nobody begin with what is on the host now, nor with what follows from it."""
+        self.host.forget(lambda column: True)
+        for request in self.kvs:
+            request.keys = ()
 
     # -- host room --------------------------------------------------------------------------
 
@@ -189,9 +217,10 @@ class BlockOwner:
 
     def _can_reserve(self, num_slots: int) -> bool:
         """Return whether `reserve` would succeed."""
-        num_parked = sum(kv.num_host_blocks for kv in self.kvs if kv.is_parked)
-        num_droppable = num_parked * self.geometry.num_groups
-        return num_slots <= self.host.num_unpromised + num_droppable
+        num_missing = num_slots - self.host.num_unpromised
+        return num_missing <= 0 or num_missing <= sum(
+            kv.num_slots_of_its_own for kv in self.kvs if kv.is_parked
+        )
 
     def drop_parked(self, num_slots: int, *, but: RequestKV | None = None) -> bool:
         """Give up host copies of parked requests, shortest first, for at least `num_slots` slots.
@@ -204,22 +233,25 @@ class BlockOwner:
             (kv for kv in self.kvs if kv.is_parked and kv is not but),
             key=lambda kv: kv.num_tokens,
         )
-        num_groups = self.geometry.num_groups
-        if sum(request.num_host_blocks for request in parked) * num_groups < num_slots:
+        if sum(request.num_slots_of_its_own for request in parked) < num_slots:
             return False
         for request in parked:
             if num_slots <= 0:
                 break
-            num_slots -= request.num_host_blocks * num_groups
+            num_slots -= request.num_slots_of_its_own
             self.pop(request)
             self.counters.num_dropped_copies += 1
         return True
 
     def drop_all_waiting(self) -> None:
-        """Give up all KV of requests in the queue: their host copies, and what came back of it."""
+        """Give up all KV of requests in the queue: their host copies, and what came back of it.
+
+        Nor does anybody begin with cached prefixes.
+        """
         for request in [kv for kv in self.kvs if kv.waiting]:
             self.forget(request)
             self.counters.num_dropped_copies += 1
+        self.forget_prefixes()
 
     def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:
         """Give all full blocks of a group a slot; False if the host pool is full."""
@@ -235,9 +267,10 @@ class BlockOwner:
     def unmirror(self, request: RequestKV) -> None:
         """Forget all host copies of a request that has no offloaded groups, for good."""
         assert not request.offloaded, f"{request.request_id} is partly on the host only"
+        self._give_back_slots(request)
+        request.columns = []
         for group in request.groups:
-            self.retract_saves(group, 0)
-        self.host.withdraw(request.promise)
+            group.host_slots, group.num_saves_sent, group.num_host_blocks = [], 0, 0
         request.mirrored = False
 
     # -- offload ----------------------------------------------------------------------------
@@ -375,8 +408,11 @@ class BlockOwner:
             f"{num_usable} blocks: {num_free} free, {len(owned)} owned, {num_deferred} deferred, "
             f"{num_held} in quarantine"
         )
-        slots = [slot for kv in self.kvs for group in kv.groups for slot in group.host_slots]
-        self.host.check_integrity(slots, [kv.promise for kv in (*self.kvs, *drafts)])
+        self.host.check_integrity(
+            [slot for kv in self.kvs for slot in kv.own_slots()],
+            [kv.promise for kv in (*self.kvs, *drafts)],
+            [kv.columns for kv in self.kvs],
+        )
 
 
 def _stretches(positions: Sequence[int]) -> list[range]:

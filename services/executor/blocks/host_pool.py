@@ -4,11 +4,17 @@ The scheduler owns the slots; each rank has the same number of them, and slot i 
 its shard of the same block. Room is reserved per request at admission, so that a request that was
 promised a host copy gets it.
 
-Slots become usable from the first one on, as every rank gets their memory ready.
+Slots become usable from the first one on, as every rank gets their memory ready. What nobody uses
+of the prefix cache is as good as free.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+
+from services.control.counters import Counters
+from services.executor.blocks.prefix_cache import Column, PrefixCache
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +32,8 @@ class HostPool:
         """Make a pool of `num_slots`, of which the first `num_ready` are usable; None: all."""
         self.num_slots = num_slots
         self.num_ready = num_slots if num_ready is None else num_ready
+        self.counters = Counters()
+        self.cache = PrefixCache(self.counters)
         self._free = list(range(self.num_ready - 1, -1, -1))
         self._num_reserved = 0  # promised and not yet taken
         self._num_unbacked = 0  # of these, in promises that are not backed
@@ -49,17 +57,17 @@ class HostPool:
 
     @property
     def num_free(self) -> int:
-        """Usable slots that hold nothing; some of them may be promised."""
-        return len(self._free)
+        """Usable slots that no request's KV is in; some of them may be promised."""
+        return len(self._free) + self.cache.num_idle_slots
 
     @property
     def num_unpromised(self) -> int:
         """Free slots that nobody was promised; below 0 if more are promised than are free."""
-        return len(self._free) - self._num_reserved
+        return self.num_free - self._num_reserved
 
     @property
     def num_used(self) -> int:
-        return self.num_ready - len(self._free)
+        return self.num_ready - self.num_free
 
     def reserve(self, promise: Promise, num_slots: int) -> bool:
         """Fill an empty promise; False, and nothing changed, if there is no room."""
@@ -102,17 +110,44 @@ class HostPool:
         promised = min(num_slots, promise.num_slots)
         promise.num_slots -= promised
         self._num_reserved -= promised
+        self.give_back(self.cache.evict(num_slots - len(self._free)))
         return [self._free.pop() for _ in range(num_slots)]
 
-    def give_back(self, slots: list[int]) -> None:
+    def give_back(self, slots: Sequence[int]) -> None:
         for slot in reversed(slots):
             if slot in self._quarantined:
                 self._held.add(slot)
             else:
                 self._free.append(slot)
 
+    def find(self, keys: Iterable[BlockHash]) -> list[Column]:
+        """Return the columns that a request with these blocks may begin with.
+
+        Of those that nobody uses, no more than nobody was promised the room of.
+        """
+        columns = self.cache.find(keys)
+        num_left = self.num_unpromised
+        for number, column in enumerate(columns):
+            num_left -= 0 if column.num_users else len(column.slots)
+            if num_left < 0:
+                return columns[:number]
+        return columns
+
+    def release(self, columns: Sequence[Column]) -> None:
+        """Give columns back that a request does not use any more; they may be found again."""
+        self.give_back(self.cache.release(columns))
+
+    def forget(self, is_gone: Callable[[Column], bool]) -> None:
+        """Let columns not be found any more; who uses them now keeps them."""
+        self.give_back(self.cache.forget(is_gone))
+
     def quarantine(self, slots: frozenset[int]) -> None:
-        """Let exactly these slots not be taken, now or when they are given back."""
+        """Let exactly these slots not be taken, now or when they are given back.
+
+        Nor are columns found that have one of them.
+        """
+        if new := slots - self._quarantined:
+            self.forget(lambda column: not new.isdisjoint(column.slots))
         strays = (slots - self._quarantined).intersection(self._free) if slots else frozenset()
         if strays:
             self._free = [slot for slot in self._free if slot not in strays]
@@ -127,17 +162,24 @@ class HostPool:
         self._num_reserved -= promise.num_slots
         promise.num_slots, promise.backed = 0, True
 
-    def check_integrity(self, owned: list[int], promises: Iterable[Promise]) -> None:
-        """Assert that free and `owned` slots are all usable ones, each once, and cover promises.
+    def check_integrity(
+        self,
+        owned: Sequence[int],
+        promises: Iterable[Promise],
+        used: Iterable[Sequence[Column]] = (),
+    ) -> None:
+        """Assert that every usable slot is one thing, and that what is free covers promises.
 
-        `promises`: all but empty ones.
+        Free, held, of a column, or one of the `owned`. `promises`: all but empty ones; `used`: the
+        columns of each request.
         """
-        everything = sorted([*self._free, *self._held, *owned])
+        in_columns = self.cache.check_integrity(used)
+        everything = sorted([*self._free, *self._held, *in_columns, *owned])
         assert everything == list(range(self.num_ready)), "a host slot is lost or owned twice"
         promises = list(promises)
         assert self._num_reserved == sum(one.num_slots for one in promises)
         assert self._num_unbacked == sum(one.num_slots for one in promises if not one.backed)
-        num_coming = len(self._free) + len(self._quarantined)
+        num_coming = self.num_free + len(self._quarantined)
         assert 0 <= self._num_reserved - self._num_unbacked <= num_coming, (
             "more host slots promised than free"
         )

@@ -5,6 +5,7 @@ on the scheduler's next message only.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 import structlog
 
@@ -49,7 +50,23 @@ class Losses:
             for request in self._owner.kvs:
                 if request.request_id not in lost and uses(request, new_blocks, new_slots):
                     lost[request.request_id] = FailureCause.HUNG
-        return lost
+        return lost | self._distrust(lost)
+
+    def _distrust(self, lost: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
+        """Return who else loses its KV because it shares host copies that are corrupt.
+
+        Nobody begins with what is on the host by now: somebody who has ended may have read it.
+        """
+        corrupt = [name for name, cause in lost.items() if cause is FailureCause.CORRUPT]
+        if not corrupt:
+            return {}
+        self._owner.host.forget(lambda column: True)
+        columns = {c for kv in self._owner.kvs if kv.request_id in corrupt for c in kv.columns}
+        return {
+            kv.request_id: FailureCause.CORRUPT
+            for kv in self._owner.kvs
+            if kv.request_id not in lost and not columns.isdisjoint(kv.columns)
+        }
 
     def _has_begun_anew(self, request_id: str, step: int) -> bool:
         """Return whether a request runs, and did not yet use its present blocks in a step."""

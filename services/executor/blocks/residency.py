@@ -8,16 +8,20 @@ complete on every rank; its target blocks are in no row.
 
 A request that does not run may be *asleep*: it has no staging buffers, and the row entries of what
 is on the host show the null block. A *parked* request is asleep and owns no block at all.
+
+The host slots of a request's leading blocks are those of its columns, which others may share; the
+slots behind them are its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from services.control.request_record import RequestRecord
 from services.executor.blocks.host_pool import Promise
+from services.executor.blocks.prefix_cache import Column
 from services.placement.layer_placement import LayerPlacement
 
 POSITION_BITS = 24  # a request has fewer blocks than two to this power
@@ -83,6 +87,8 @@ class RequestKV:
     generation: int = 0  # of its KV: another one each time that begins from nothing
     first_step: int = 0  # that uses these blocks, since it was admitted; 0: none yet
     wanted_staging: int = 1  # buffers its placement asks for
+    keys: Sequence[BlockHash] = ()  # of its full blocks, as its tokens become known; none: unshared
+    columns: list[Column] = field(default_factory=list)  # of its leading blocks
     staging: list[list[KVCacheBlock]] = field(default_factory=list)  # equal lengths
     num_tokens: int = 0  # whose KV exists once the steps sent so far have run
     asleep: bool = False  # does not run and has no staging
@@ -156,12 +162,16 @@ class RequestKV:
 
     def uid(self, position: int) -> int:
         """Return a number that stands for the KV of a block position, and for no other's."""
+        if position < len(self.columns):
+            return self.columns[position].uid
         return self.generation << POSITION_BITS | position
 
     def uids(self, positions: range) -> Sequence[int]:
         """Return the same for a stretch."""
+        shared = self.columns[positions.start : positions.stop]
         first = self.generation << POSITION_BITS
-        return range(first + positions.start, first + positions.stop)
+        own = range(first + positions.start + len(shared), first + positions.stop)
+        return [*(column.uid for column in shared), *own]
 
     def owned_blocks(self) -> list[KVCacheBlock]:
         owned = [block for group in self.groups for block in group.owned_blocks()]
@@ -172,6 +182,17 @@ class RequestKV:
     def num_host_blocks(self) -> int:
         """Return how many leading blocks have a complete host copy in every group."""
         return min(group.num_host_blocks for group in self.groups)
+
+    def own_slots(self) -> list[int]:
+        """Return the host slots behind its columns."""
+        return [slot for group in self.groups for slot in group.host_slots[len(self.columns) :]]
+
+    @property
+    def num_slots_of_its_own(self) -> int:
+        """Return how many host slots nobody else uses."""
+        num_alone = sum(column.num_users == 1 for column in self.columns)
+        behind = (len(group.host_slots) - len(self.columns) for group in self.groups)
+        return sum(behind) + num_alone * len(self.groups)
 
     @property
     def is_parked(self) -> bool:
@@ -216,8 +237,12 @@ class RequestKV:
                 self.groups[index], ordinal % len(self.staging) if self.staging else -1
             )
         for group in self.groups:
+            assert len(self.columns) <= group.num_host_blocks
             assert group.num_host_blocks <= group.num_saves_sent <= len(group.host_slots)
             assert group.offloaded or (not group.own and group.restore is None)
+        for position, column in enumerate(self.columns):
+            slots = tuple(group.host_slots[position] for group in self.groups)
+            assert slots == column.slots, "a request does not load from its columns"
 
     def _check_offloaded(self, group: GroupKV, buffer: int) -> None:
         assert self.mirrored, f"{self.request_id} is offloaded without room on the host"
@@ -233,3 +258,33 @@ class RequestKV:
                     assert self.staging[buffer][position] is block, "a row points past its staging"
         if group.restore is not None:
             assert group.restore.targets.keys() <= set(group.staged_positions())
+
+
+def on_host_only(
+    old: RequestKV, host_slots: Sequence[list[int]], *, null: KVCacheBlock
+) -> RequestKV:
+    """Return the KV of a request that waits in the queue, as `old` but for where it is.
+
+    `host_slots`: of its leading blocks, by layer group; `null` stands in its rows.
+    """
+    num_blocks = len(host_slots[0])
+    return replace(
+        old,
+        groups=[
+            GroupKV(
+                row=[null] * num_blocks,
+                offloaded=True,
+                host_slots=slots,
+                num_saves_sent=num_blocks,
+                num_host_blocks=num_blocks,
+                buffer=-1,
+            )
+            for slots in host_slots
+        ],
+        staging=[],
+        num_tokens=num_blocks * old.block_size,
+        first_step=0,
+        asleep=True,
+        waiting=True,
+        promise=Promise(),
+    )

@@ -80,6 +80,8 @@ class Transfers:
         self._num_ranks_done.update(feedback.num_ranks_done)
         for request in self.write_through.confirm(feedback.saved_step):
             self._unsettled[request] = None
+            if request in self.owner.kvs:
+                self.owner.publish(request)
 
     def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
         """Return the transfers of the step that was just scheduled.
@@ -154,6 +156,7 @@ class Transfers:
             num_lagging_blocks=self.write_through.num_lagging_blocks(),
             num_quarantined_blocks=owner.quarantine.num_blocks,
             num_quarantined_slots=owner.quarantine.num_slots,
+            num_cached_columns=owner.host.cache.num_columns,
             **self._count_held(),
         )
         events = owner.counters.since(self._reported)

@@ -113,13 +113,9 @@ def _further_options(settings: ExecutorSettings) -> dict[str, Any]:
 
 
 def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
-    """Return the engine arguments that switch layer-wise KV on. ValueError if asked for both."""
-    if settings.enable_prefix_caching:
-        raise ValueError("layer-wise KV does not work with enable_prefix_caching")
+    """Return the engine arguments that switch layer-wise KV on. ValueError if they exclude it."""
     if settings.scheduling_policy == "priority":
         raise ValueError("layer-wise KV does not work with scheduling_policy=priority")
-    if settings.enable_prefix_caching is None:
-        log.info("prefix_caching_switched_off", reason="layer-wise KV")
     options = KVOptions(
         layers_per_group=settings.kv_layers_per_group,
         max_staging_buffers=settings.kv_staging_buffers,
@@ -127,6 +123,7 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         host_memory=settings.kv_host_memory,
         host_ring_bytes=settings.kv_host_ring_bytes,
         max_mirrored_blocks_per_step=settings.kv_mirrored_blocks_per_step,
+        prefix_caching=settings.enable_prefix_caching is not False,
         max_pause_s=settings.kv_max_pause_s,
         h2d_bytes_per_s=settings.kv_link_bytes_per_s,
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
@@ -141,7 +138,7 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
     )
     args = options.engine_args()
     args["additional_config"] |= _controller_options(settings).engine_args()
-    return {**args, "enable_prefix_caching": False}
+    return {**args, "enable_prefix_caching": False}  # vLLM's own, of the pool
 
 
 def _controller_options(settings: ExecutorSettings) -> ControllerOptions:

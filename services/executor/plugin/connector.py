@@ -4,9 +4,9 @@ vLLM makes one in the scheduler's process and one in every worker. The scheduler
 `Transfers`; the worker's puts a rank's copies together when the KV memory is there
 (`register_kv_caches`), and hands over to `TransferRunner`. In a step vLLM calls, on the scheduler's
 side, `get_num_new_matched_tokens` of who waits, `has_pending_block_frees` where blocks are missing,
-`build_connector_meta`, and at the end `update_connector_output`; on a rank `start_load_kv`, around
-each layer `wait_for_layer_load` and `save_kv_layer`, then `wait_for_save` and
-`build_connector_worker_meta`.
+`build_connector_meta`; on a rank `start_load_kv`, around each layer `wait_for_layer_load` and
+`save_kv_layer`, then `wait_for_save` and `build_connector_worker_meta`. What the last one returns,
+the scheduler hands to `Transfers` itself, before it looks at the step's tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import KVConnectorOutput
 
 from services.executor.blocks.transfers import Transfers
 from services.executor.copies.backend import guard_mode, make_backend
@@ -133,11 +132,6 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             transfers.num_tokens = scheduler_output.total_num_scheduled_tokens
             transfers.num_context_tokens = sum(num_tokens_after.values())
         return transfers
-
-    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        feedback = connector_output.kv_connector_worker_meta
-        if isinstance(feedback, StepFeedback):
-            self.transfers.absorb(feedback)
 
     def reset_cache(self) -> bool:
         """Forget all KV of requests in the queue: the weights may have changed."""

@@ -58,6 +58,7 @@ class Recovery:
 
     def _begin_anew(self, request: Request) -> None:
         """Drop a request's KV, and its tokens that are sampled or under way in steps sent."""
+        share_nothing(request)
         scheduler = self._scheduler
         if request.status == RequestStatus.RUNNING:
             scheduler.running.remove(request)
@@ -83,6 +84,12 @@ class Recovery:
         geometry = self._owner.geometry
         num_blocks = geometry.num_groups * -(-num_tokens // geometry.block_size)
         return bool(num_blocks <= self._owner.pool.num_gpu_blocks - 1)
+
+
+def share_nothing(request: Request) -> None:
+    """Let a request find no cached prefix, and leave none, from now on."""
+    request._block_hasher = None
+    request.block_hashes.clear()
 
 
 def error_output(request: Request) -> EngineCoreOutput:

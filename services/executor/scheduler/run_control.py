@@ -13,6 +13,7 @@ from services.control.holds import Holds
 from services.control.rates import Rates
 from services.control.request_record import HoldKind, RequestRecord
 from services.control.resumes import Resumes, is_preparing, num_host_tokens
+from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers import Transfers
 from services.executor.scheduler.vllm_scheduler import IDLE_WAIT_S, NEVER, VllmScheduler
@@ -125,11 +126,15 @@ class RunControl:
         self._scheduler.running.remove(request)
         self._scheduler._preempt_request(request, time.monotonic())
 
-    def admitted(self, request_ids: Iterable[str]) -> None:
-        """Take in which requests run again after a preemption; they own blocks."""
-        for request_id in request_ids:
-            record = self._records[request_id]
+    def admitted(self, requests: Iterable[Request]) -> None:
+        """Take in which requests run that did not; they own blocks."""
+        counters, block_size = self._owner.counters, self._owner.geometry.block_size
+        for request in requests:
+            record = self.record_of(request)
             assert record.kv is not None
+            if record.kv.waiting and not request.num_preemptions:
+                counters.num_prefix_hits += 1
+                counters.num_prefix_hit_tokens += len(record.kv.columns) * block_size
             record.kv.waiting = False
             self.resumes.admitted(record)
 
@@ -145,6 +150,7 @@ class RunControl:
         record = self.record_of(request)
         if record.is_held:
             return None
+        self._seek(request, record)
         if record.kv is None and self.resumes.is_short_of_blocks:
             return None  # no request overtakes one that has yet to find room
         return num_host_tokens(record)
@@ -171,6 +177,7 @@ class RunControl:
         ahead = self.active_needs()  # who is served before the request at hand
         for request in itertools.islice(self._eligible(), self._num_places()):
             record = self.record_of(request)
+            self._seek(request, record)
             self.resumes.prepare(
                 record,
                 partial(self._choose, request, tuple(ahead)),
@@ -180,6 +187,20 @@ class RunControl:
             if self.resumes.is_short_of_blocks or record.kv is None:
                 break
             ahead.append(need_of(request, record))
+
+    def _seek(self, request: Request, record: RequestRecord[RequestKV]) -> None:
+        """Let a request without KV begin with what is cached of its tokens, but for the last one.
+
+        As late as possible: others may still be computing what it begins with.
+        """
+        if record.kv is not None or record.way is not None or not may_mirror(record):
+            return
+        if request.skip_reading_prefix_cache:
+            return
+        num_blocks = (request.num_tokens - 1) // self._owner.geometry.block_size
+        columns = self._owner.host.find(itertools.islice(request.block_hashes, num_blocks))
+        if columns:
+            self._owner.adopt_prefix(record, columns, request.block_hashes)
 
     def _num_places(self) -> int:
         """Return how many more requests may run."""

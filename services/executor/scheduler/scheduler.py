@@ -35,7 +35,7 @@ from services.executor.scheduler.control_loop import ControlLoop, make_planner
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
 from services.executor.scheduler.engine_shape import engine_shape
 from services.executor.scheduler.reader_state import ReaderStateMixin
-from services.executor.scheduler.recovery import Recovery, error_output
+from services.executor.scheduler.recovery import Recovery, error_output, share_nothing
 from services.executor.scheduler.run_control import RunControl
 from services.executor.sizing import are_slots_ready_at_start, num_host_slots
 from services.executor.step_messages import StepFeedback
@@ -147,7 +147,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.control.prepare_resumes(self._num_predicted_slots)
         with self.loop.line.admitting():  # whom the run policy lets in, if there is one
             output = super().schedule(*args, **kwargs)  # vLLM's, asking for blocks
-        self.control.admitted(self._resumed(output))
+        self.control.admitted(self._admitted(output))
         self.control.after_step(num_scheduled=output.total_num_scheduled_tokens)
         # Otherwise vLLM would call the connector after the layers have run.
         output.has_sync_kv_loads = True
@@ -158,14 +158,12 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         """Let the capacity guard make room for the next step and the next admission."""
         self.capacity_guard.adjust(self.control.active_needs(), self.control.needs_in_line())
 
-    def _resumed(self, output: SchedulerOutput) -> list[str]:
-        """Return the requests that run again after a preemption."""
-        new = [
-            request.req_id
-            for request in output.scheduled_new_reqs
-            if self.requests[request.req_id].num_preemptions
+    def _admitted(self, output: SchedulerOutput) -> list[Request]:
+        """Return the requests that run now, and did not in the step before."""
+        new = (request.req_id for request in output.scheduled_new_reqs)
+        return [
+            self.requests[name] for name in (*output.scheduled_cached_reqs.resumed_req_ids, *new)
         ]
-        return [*output.scheduled_cached_reqs.resumed_req_ids, *new]
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -173,7 +171,10 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         transferred = model_runner_output.kv_connector_output
         meta = transferred and transferred.kv_connector_worker_meta
         feedback = meta if isinstance(meta, StepFeedback) else None
-        given_up = [] if feedback is None else self.recovery.recover(feedback)
+        given_up: list[Request] = []
+        if feedback is not None:
+            given_up = self.recovery.recover(feedback)
+            self.transfers.absorb(feedback)  # before requests end whose copies are complete now
         self.stall_s = 0.0 if feedback is None else feedback.timing.stall_s
         self.stalled_by = Cause.PLANNER if self.controller.lacks_plan else Cause.COPIES
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
@@ -200,8 +201,9 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     # -- a request's life -------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        # vLLM hashes the blocks of every request wherever there is a connector; nobody asks here.
-        request._block_hasher = None
+        # vLLM hashes the blocks of every request wherever there is a connector.
+        if not self.kv_options.prefix_caching:
+            share_nothing(request)
         super().add_request(request)
         self.loop.changed()
 
@@ -210,8 +212,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         request = self.requests[record.request_id]
         need = Need(record, max(num_tokens, request.num_tokens))
         placement = self.capacity_guard.place_new(need, self.control.active_needs())
-        num_slots = self._num_predicted_slots(request)
-        return self.block_owner.draft(record, placement, num_slots=num_slots)
+        num_slots, keys = self._num_predicted_slots(request), request.block_hashes
+        return self.block_owner.draft(record, placement, num_slots=num_slots, keys=keys)
 
     def _num_predicted_slots(self, request: Request) -> int:
         geometry = self.block_owner.geometry
@@ -234,6 +236,11 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             super()._preempt_request(request, timestamp, drop_stale_output)
         self.control.preempted(request)
         self.loop.preempted(request)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Let nobody begin with what was computed until now, nor with what follows from it."""
+        self.block_owner.forget_prefixes()
+        return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.loop.ended(request)
@@ -285,6 +292,11 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     @property
     def parked(self) -> frozenset[str]:
         return self.control.holds.ids(HoldKind.PARK)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        owner = self.block_owner
+        return owner.host.cache.num_columns * owner.geometry.block_size
 
     def make_stats(
         self, spec: Any = None, kv_stats: KVConnectorStats | None = None, *args: Any, **kwargs: Any

@@ -57,6 +57,7 @@ class Residencies:
     num_parked_requests: int = 0
     num_quarantined_blocks: int = 0  # that a hung copy may still write
     num_quarantined_slots: int = 0
+    num_cached_columns: int = 0  # of the prefix cache, those of live requests included
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]

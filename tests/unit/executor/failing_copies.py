@@ -23,6 +23,7 @@ from tests.unit.executor.simulated_ranks import (
     SimulatedRank,
     Simulation,
     Slice,
+    keys_of,
 )
 
 STEPS_UNTIL_LATE = 6
@@ -144,6 +145,9 @@ class FailingSimulation(Simulation):
                     self.records[request_id], self.owner.counters, cause, may_run_again=True
                 )
                 self.begin_anew(request_id, verdict)
+            elif self.records[request_id].kv is not None:  # it waits
+                self.beginnings[request_id] += 1
+                self.end(request_id)
         self.transfers.absorb(feedback)
         self.owner.check_integrity()
         wrong = set().union(*(rank.wrong for rank in self.ranks))
@@ -166,6 +170,7 @@ class FailingSimulation(Simulation):
             self.records[request_id],
             LayerPlacement(offloaded=groups, num_staging=self.rng.choice((1, 2))),
             num_slots=200,
+            keys=keys_of(self.prompts.get(request_id, ())),
         )
         self.owner.adopt(request)
         self.lengths[request_id] = 0

@@ -1,6 +1,7 @@
 """The product's scheduler, which is vLLM's, over a simulated rank: an engine without a model."""
 
 import random
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ from services.executor.scheduler.scheduler import (
 )
 from services.executor.settings import ExecutorSettings
 from services.executor.step_messages import StepFeedback, StepTransfers
-from tests.unit.executor.simulated_ranks import BLOCK_SIZE, SimulatedRank, Slice
+from tests.unit.executor.simulated_ranks import BLOCK_SIZE, SimulatedRank, Slice, keys_of
 
 NUM_GROUPS = 4
 MAX_MODEL_LEN = 400
@@ -80,10 +81,16 @@ class ModelFreeEngine:
         )
         self.rank = SimulatedRank(NUM_GROUPS, random.Random(1))
         self.do_copies_end = True  # those for which no layer waits
+        self.prompts: dict[str, tuple[str, ...]] = {}
 
-    def add(self, request_id: str, num_tokens: int) -> Request:
-        """Let a request arrive that goes on until it is told to end."""
+    def add(self, request_id: str, num_tokens: int, prompt: tuple[str, ...] = ()) -> Request:
+        """Let a request arrive that goes on until it is told to end.
+
+        `prompt`: its first full blocks, which others may share.
+        """
         request = make_request(request_id, num_tokens)
+        request.block_hashes = keys_of(prompt)
+        self.prompts[request_id] = prompt
         self.scheduler.add_request(request)
         return request
 
@@ -99,7 +106,7 @@ class ModelFreeEngine:
         self.scheduler.check_integrity()
         transfers = output.kv_connector_metadata
         assert isinstance(transfers, StepTransfers)
-        self.take_in(output, self.run(transfers, slices_of(output)))
+        self.take_in(output, self.run(transfers, slices_of(output, self.prompts)))
         self.scheduler.check_integrity()
         return set(output.num_scheduled_tokens)
 
@@ -150,8 +157,8 @@ def make_request(request_id: str, num_tokens: int, *, arrival_time: float | None
     )
 
 
-def slices_of(output: SchedulerOutput) -> list[Slice]:
-    """Return a step's requests as ranks see them."""
+def slices_of(output: SchedulerOutput, prompts: Mapping[str, tuple[str, ...]]) -> list[Slice]:
+    """Return a step's requests as ranks see them; `prompts` are blocks that others may share."""
     cached = output.scheduled_cached_reqs
     nothing: tuple[list[int], ...] = ([],) * NUM_GROUPS
     places: dict[str, tuple[int, Any, bool]] = {
@@ -163,7 +170,14 @@ def slices_of(output: SchedulerOutput) -> list[Slice]:
     ):
         places[name] = start, ids or nothing, name in cached.resumed_req_ids
     return [
-        Slice(name, start, output.num_scheduled_tokens[name], ids, is_new=is_new)
+        Slice(
+            name,
+            start,
+            output.num_scheduled_tokens[name],
+            ids,
+            is_new=is_new,
+            prompt=prompts.get(name, ()),
+        )
         for name, (start, ids, is_new) in places.items()
     ]
 

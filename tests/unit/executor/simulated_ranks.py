@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
@@ -25,7 +26,8 @@ from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.records import make_record
 
-Content = tuple[str, int, int] | None  # request, layer group, position; None: poison
+# Whose KV or which tokens', layer group, position; None: poison.
+Content = tuple[str, int, int] | None
 BLOCK_SIZE = 4
 
 
@@ -103,11 +105,18 @@ class Slice:
     new_ids: tuple[list[int], ...]  # per group, what its row gains
     is_new: bool
     beginning: int = 0  # how often it has begun anew
+    prompt: tuple[str, ...] = ()  # full blocks that others may begin with, too
 
     @property
     def kv(self) -> str:
         """Whose KV it is: that of another beginning is somebody else's."""
         return f"{self.request_id}.{self.beginning}"
+
+    def content(self, group: int, position: int) -> Content:
+        """Return what is in a block: in one of the prompt, what follows from its tokens alone."""
+        if position < len(self.prompt):
+            return "/".join(self.prompt[: position + 1]), group, position
+        return self.kv, group, position
 
 
 class SimulatedRank:
@@ -161,7 +170,7 @@ class SimulatedRank:
         end = part.start + part.num_tokens
         for position in range(part.start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
             block_id = self.rows[part.request_id][group][position]
-            content = (part.kv, group, position)
+            content = part.content(group, position)
             if position * BLOCK_SIZE < part.start:
                 self._check(part, self.memory.get(block_id) == content, "an open block is lost")
             self.memory[block_id] = None if part.kv in self.wrong else content
@@ -170,7 +179,7 @@ class SimulatedRank:
         end = part.start + part.num_tokens
         for position in range(-(-end // BLOCK_SIZE)):
             block_id = self.rows[part.request_id][group][position]
-            expected, found = (part.kv, group, position), self.memory.get(block_id)
+            expected, found = part.content(group, position), self.memory.get(block_id)
             message = f"attention reads {found} where {expected} belongs"
             self._check(part, found == expected, message)
 
@@ -178,6 +187,11 @@ class SimulatedRank:
         if not is_right:
             assert self._may_be_wrong, message
             self.wrong.add(part.kv)
+
+
+def keys_of(prompt: tuple[str, ...]) -> list[BlockHash]:
+    """Return the hashes of a prompt's blocks, each of which stands for those before it, too."""
+    return [BlockHash("/".join(prompt[: n + 1]).encode()) for n in range(len(prompt))]
 
 
 @dataclass
@@ -192,6 +206,7 @@ class Simulation:
     depth: int = 1  # steps in flight when the next one is scheduled
     max_mirrored: int = 1_000
     lengths: dict[str, int] = field(default_factory=dict)  # tokens computed, of live requests
+    prompts: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of those with shared ones
     returning: set[str] = field(default_factory=set)  # admitted again, not yet scheduled
     beginnings: Counter[str] = field(default_factory=Counter)  # how often each began anew
     in_flight: deque[tuple[StepTransfers, list[Slice]]] = field(default_factory=deque)
@@ -254,8 +269,15 @@ class Simulation:
         if is_new:  # vLLM sends the whole row
             gained = tuple(group.row for group in request.groups)
         ids = tuple([block.block_id for block in row] for row in gained)
-        beginning = self.beginnings[request_id]
-        return Slice(request_id, start, num_tokens, ids, is_new=is_new, beginning=beginning)
+        return Slice(
+            request_id,
+            start,
+            num_tokens,
+            ids,
+            is_new=is_new,
+            beginning=self.beginnings[request_id],
+            prompt=self.prompts.get(request_id, ()),
+        )
 
     def run_oldest(self) -> None:
         transfers, batch = self.in_flight.popleft()
@@ -268,13 +290,27 @@ class Simulation:
     def take_in(self, feedback: StepFeedback, batch: list[Slice]) -> None:
         self.transfers.absorb(feedback)
 
-    def admit(self, placement: LayerPlacement, num_slots: int = 200) -> RequestKV:
+    def admit(
+        self, placement: LayerPlacement, num_slots: int = 200, prompt: tuple[str, ...] = ()
+    ) -> RequestKV:
+        """Admit a request with nothing computed; `prompt` are blocks that others may share."""
+        name = self.arrive(prompt).request_id
+        return self.begin(name, placement, num_slots, prompt)
+
+    def arrive(self, prompt: tuple[str, ...] = ()) -> RequestRecord[RequestKV]:
         self.num_requests += 1
         record = make_record(f"r{self.num_requests}")
-        self.records[record.request_id] = record
-        request = self.owner.draft(record, placement, num_slots=num_slots)
+        self.records[record.request_id], self.prompts[record.request_id] = record, prompt
+        return record
+
+    def begin(
+        self, name: str, placement: LayerPlacement, num_slots: int, prompt: tuple[str, ...] = ()
+    ) -> RequestKV:
+        request = self.owner.draft(
+            self.records[name], placement, num_slots=num_slots, keys=keys_of(prompt)
+        )
         self.owner.adopt(request)
-        self.lengths[request.request_id] = 0
+        self.lengths[name] = 0
         return request
 
     def sleep(self, request_id: str, groups: Iterable[int]) -> None:

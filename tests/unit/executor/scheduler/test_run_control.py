@@ -14,6 +14,7 @@ from tests.unit.executor.model_free_engine import (
     make_scheduler,
     names_of,
 )
+from tests.unit.executor.simulated_ranks import BLOCK_SIZE
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -141,3 +142,83 @@ def test_a_reset_drops_the_kv_of_a_request_that_is_coming_back(num_steps: int) -
     owner.check_integrity()
     engine.do_copies_end = True
     assert any("a" in engine.step() for _ in range(10))
+
+
+def with_cached(*prompt: str) -> ModelFreeEngine:
+    """Return an engine without requests; one with this prompt has ended."""
+    engine = ModelFreeEngine(num_blocks=81)
+    engine.add("first", BLOCK_SIZE * len(prompt) + 2, prompt)
+    for _ in range(4):
+        engine.step()
+    engine.scheduler.finish_requests("first", RequestStatus.FINISHED_ABORTED)
+    engine.scheduler.control.resumes.choose_way = lambda parked, engine: ResumeWay.LOAD
+    return engine
+
+
+def test_a_newcomer_begins_with_what_another_left_and_computes_the_rest() -> None:
+    engine = with_cached("a", "b", "c")
+    engine.add("second", 18, ("a", "b", "x", "y"))
+
+    ran = [engine.step() for _ in range(6)]
+
+    counters = engine.scheduler.block_owner.counters
+    assert "second" in ran[-1]
+    assert (counters.num_prefix_hits, counters.num_prefix_hit_tokens) == (1, 2 * BLOCK_SIZE)
+
+
+def test_the_last_token_of_a_prompt_is_computed_though_all_of_it_is_cached() -> None:
+    engine = with_cached("a", "b", "c")
+    engine.add("second", 3 * BLOCK_SIZE, ("a", "b", "c"))
+
+    ran = [engine.step() for _ in range(6)]
+
+    assert "second" in ran[-1]
+    assert engine.scheduler.block_owner.counters.num_prefix_hit_tokens == 2 * BLOCK_SIZE
+
+
+def test_all_newcomers_in_line_begin_with_what_is_cached() -> None:
+    engine = with_cached("a", "b", "c")
+    for name in ("new", "second", "third"):
+        engine.add(name, 14, ("x",) if name == "new" else ("a", "b", "c"))
+
+    ran = [engine.step() for _ in range(8)]
+
+    assert ran[-1] == {"new", "second", "third"}
+    assert engine.scheduler.block_owner.counters.num_prefix_hits == 2
+
+
+def test_a_prompt_that_must_be_computed_whole_finds_nothing() -> None:
+    engine = with_cached("a", "b", "c")
+    request = engine.add("second", 14, ("a", "b", "c"))
+    request.skip_reading_prefix_cache = True
+
+    assert engine.step() == {"second"}
+    assert engine.scheduler.block_owner.counters.num_prefix_hits == 0
+
+
+def test_a_prefix_that_is_cheaper_to_compute_is_sought_once() -> None:
+    engine = with_cached("a", "b", "c")
+    engine.scheduler.control.resumes.choose_way = lambda parked, engine: ResumeWay.RECOMPUTE
+    engine.add("second", 14, ("a", "b", "c"))
+
+    ran = [engine.step() for _ in range(3)]
+
+    assert "second" in ran[-1]
+    counters = engine.scheduler.block_owner.counters
+    assert (counters.num_prefix_hits, counters.num_resumes_recompute) == (0, 1)
+
+
+def test_a_newcomer_whose_prefix_is_on_its_way_leaves_nothing_behind_when_it_is_aborted() -> None:
+    engine = with_cached("a", "b", "c")
+    engine.do_copies_end = False
+    engine.add("second", 14, ("a", "b", "c"))
+    assert engine.step() == set()
+    assert engine.kv("second").owned_blocks()
+
+    engine.scheduler.finish_requests("second", RequestStatus.FINISHED_ABORTED)
+    engine.do_copies_end = True
+    for _ in range(3):
+        engine.step_of_copies()
+
+    assert engine.scheduler.block_owner.blocks.num_free == 80
+    assert engine.scheduler.block_owner.host.num_used == 0

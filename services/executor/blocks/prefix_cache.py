@@ -1,0 +1,115 @@
+"""Prefix caching on the host: the KV of a full block is found again by the hash of its tokens.
+
+A *column* is one full block of a request in every layer group, complete on the host on every rank.
+Its key is vLLM's block hash, which stands for its tokens, all those before them, and the salt.
+Live requests use columns; a column that nobody uses stays until its room is wanted, the one that
+was used longest ago going first.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+
+from services.control.counters import Counters
+
+
+@dataclass(slots=True, eq=False)
+class Column:
+    """One block position of a request on the host."""
+
+    key: BlockHash
+    slots: tuple[int, ...]  # one per layer group
+    uid: int  # of its KV, see `RequestKV.uid`
+    num_users: int = 1  # live requests whose KV this is
+
+
+class PrefixCache:
+    """Columns by hash. Those of live requests that came second with a hash are not in it."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.num_idle_slots = 0  # of columns that nobody uses
+        self._columns: dict[BlockHash, Column] = {}
+        self._idle: OrderedDict[BlockHash, Column] = OrderedDict()  # in the order in which they go
+        self._counters = counters
+
+    @property
+    def num_columns(self) -> int:
+        return len(self._columns)
+
+    def find(self, keys: Iterable[BlockHash]) -> list[Column]:
+        """Return the columns of a request's leading blocks, up to the first that is not here."""
+        found = []
+        for key in keys:
+            column = self._columns.get(key)
+            if column is None:
+                break
+            found.append(column)
+        return found
+
+    def publish(self, column: Column) -> None:
+        """Let a column be found, unless its hash has one already."""
+        if column.key not in self._columns:
+            self._columns[column.key] = column
+            self._counters.num_published_columns += 1
+
+    def share(self, columns: Sequence[Column]) -> None:
+        """Count one more user of each."""
+        for column in columns:
+            column.num_users += 1
+            if self._idle.pop(column.key, None) is not None:
+                self.num_idle_slots -= len(column.slots)
+
+    def release(self, columns: Sequence[Column]) -> list[int]:
+        """Count one user less of each, and return the slots of those that are nobody's now.
+
+        The last ones go first when room is wanted: without what is before it a block is not found.
+        """
+        slots: list[int] = []
+        for column in reversed(columns):
+            column.num_users -= 1
+            if column.num_users:
+                continue
+            known = self._columns.get(column.key)
+            if known is column:
+                self._idle[column.key] = column
+                self.num_idle_slots += len(column.slots)
+                continue
+            slots.extend(column.slots)
+            if known is not None and not known.num_users:
+                self._idle.move_to_end(column.key)  # its twin was used until now
+        return slots
+
+    def evict(self, num_slots: int) -> list[int]:
+        """Forget idle columns with at least so many slots together, or all; return their slots."""
+        slots: list[int] = []
+        while self._idle and len(slots) < num_slots:
+            key, column = self._idle.popitem(last=False)
+            del self._columns[key]
+            slots.extend(column.slots)
+            self._counters.num_evicted_columns += 1
+        self.num_idle_slots -= len(slots)
+        return slots
+
+    def forget(self, is_gone: Callable[[Column], bool]) -> list[int]:
+        """Let columns not be found any more; return the slots of those that nobody uses."""
+        slots: list[int] = []
+        for column in [column for column in self._columns.values() if is_gone(column)]:
+            del self._columns[column.key]
+            if self._idle.pop(column.key, None) is not None:
+                slots.extend(column.slots)
+        self.num_idle_slots -= len(slots)
+        return slots
+
+    def check_integrity(self, used: Iterable[Sequence[Column]]) -> list[int]:
+        """Assert that `used`, by each live request, is what was counted; return every slot."""
+        num_users = Counter(column for columns in used for column in columns)
+        everything = {*self._columns.values(), *num_users}
+        for column in everything:
+            assert column.num_users == num_users[column], "a column has other users than counted"
+        idle = [column for column in everything if not column.num_users]
+        assert set(idle) == set(self._idle.values()), "an unused column is lost, or used"
+        slots = [slot for column in everything for slot in column.slots]
+        assert self.num_idle_slots == sum(len(column.slots) for column in idle)
+        return slots
