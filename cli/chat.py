@@ -153,6 +153,10 @@ def summary_line(answer: PacedAnswer, rate_tps: float | None) -> str:
         parts.append(f"{1 / mean_gap_s:.1f} tokens/s{asked}")
     if rate_tps is not None:
         parts.append(f"{num_late(answer.arrived_s, 1 / rate_tps)} late")
+    if answer.num_cached_tokens:
+        parts.append(
+            f"{answer.num_cached_tokens} of {answer.num_prompt_tokens} prompt tokens cached"
+        )
     if answer.finish_reason == "length":
         parts.append("cut off")
     return ", ".join(parts)

@@ -27,6 +27,7 @@ class PacedAnswer:
     text: str
     num_prompt_tokens: int  # as the server counted; 0 for an answer that was left
     num_tokens: int  # as the server counted; those that arrived for an answer that was left
+    num_cached_tokens: int = 0  # of the prompt, not computed again; 0 for an answer that was left
     sent_s: float
     arrived_s: tuple[float, ...]  # one per token
     finish_reason: str = ""  # as the server said it; empty for an answer that was left
@@ -96,7 +97,7 @@ class AnswerStream:
         self._headers = {**endpoint.headers, "x-request-id": question.request_id}
         if rate_tps is not None:
             self._headers["x-consumption-rate-tps"] = str(rate_tps)
-        self._usage = dict[str, int]()
+        self._usage = dict[str, Any]()
         self._text = ""
         self._finish_reason = ""
         self._arrived_s: list[float] = []
@@ -128,6 +129,7 @@ class AnswerStream:
         return PacedAnswer(
             text=self._text,
             num_prompt_tokens=self._usage.get("prompt_tokens", 0),
+            num_cached_tokens=_num_cached(self._usage),
             num_tokens=self._usage.get("completion_tokens", len(self._arrived_s)),
             sent_s=self._sent_s,
             arrived_s=tuple(self._arrived_s),
@@ -221,6 +223,11 @@ def _body(model: str, question: Question, rate_tps: float | None) -> dict[str, o
         # A small model has finished long before its reader; the tail keeps the pace all the same.
         body["evenflow"] = {"pace_tail": True}
     return body
+
+
+def _num_cached(usage: Mapping[str, Any]) -> int:
+    """Return a server's count of cached tokens; 0 if it tells none."""
+    return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 def _piece(choice: dict[str, Any]) -> Piece | None:

@@ -110,7 +110,8 @@ def summary_lines(state: EngineState) -> list[str]:
     lines = [
         f"step {update.num_steps}: {_ms(update.observed_step_s)} "
         f"(predicted {_predicted(update)}), pool {_num_used(update)} of "
-        f"{update.num_pool_blocks} blocks, in time {_percent(state.attainment)}"
+        f"{update.num_pool_blocks} blocks, {update.num_cached_tokens} tokens cached, "
+        f"in time {_percent(state.attainment)}"
     ]
     for row in state.rows:
         request = row.request
@@ -159,6 +160,8 @@ def _heading(state: EngineState, glyphs: Glyphs) -> Text:
         "\n",
         ("pool ", "bold"),
         f"{_num_used(update)} of {update.num_pool_blocks} blocks used   ",
+        ("cache ", "bold"),
+        f"{update.num_cached_tokens} tokens   ",
         ("in time ", "bold"),
         f"{_percent(state.attainment)} of tokens",
     )

@@ -287,6 +287,7 @@ def observation_to_proto(observation: EngineObservation) -> pb.WatchRequestsResp
         predicted_step_s=observation.predicted_step_s,
         num_pool_blocks=observation.num_pool_blocks,
         num_free_pool_blocks=observation.num_free_pool_blocks,
+        num_cached_tokens=observation.num_cached_tokens,
     )
 
 

@@ -51,6 +51,7 @@ class EngineObservation:
     predicted_step_s: float | None = None  # for the newest step; None: nobody predicts
     num_pool_blocks: int = 0
     num_free_pool_blocks: int = 0
+    num_cached_tokens: int = 0  # on the host, for requests that begin with them
 
 
 _OBSERVATION = TypeAdapter(EngineObservation)

@@ -132,6 +132,11 @@ class ReaderStateMixin(VllmScheduler):
         """Keep a live request from running from the next step on, or let it run again."""
         raise NotImplementedError
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Return the tokens whose KV is on the host, for requests that begin with them."""
+        return 0
+
     def observe(self) -> dict[str, Any]:
         """Return an `EngineObservation` as plain data."""
         now_s = time.monotonic()
@@ -147,6 +152,7 @@ class ReaderStateMixin(VllmScheduler):
                 predicted_step_s=self.predicted_step_s,
                 num_pool_blocks=pool.num_gpu_blocks - 1,  # one is vLLM's null block
                 num_free_pool_blocks=pool.get_num_free_blocks(),
+                num_cached_tokens=self.num_cached_tokens,
             )
         )
 

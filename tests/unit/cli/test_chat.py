@@ -91,6 +91,12 @@ def test_earlier_turns_go_along_until_the_conversation_begins_anew() -> None:
             id="one-token",
         ),
         pytest.param(
+            {"num_cached_tokens": 8},
+            None,
+            "TTFT 500 ms, 3 tokens, 10.0 tokens/s, 8 of 9 prompt tokens cached",
+            id="a-second-turn",
+        ),
+        pytest.param(
             {"arrived_s": (1.5, 1.5, 1.5)}, None, "TTFT 500 ms, 3 tokens", id="all-at-once"
         ),
     ],

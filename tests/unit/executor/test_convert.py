@@ -271,6 +271,7 @@ def test_an_observation_keeps_every_field() -> None:
         observed_step_s=0.25,
         num_pool_blocks=8,
         num_free_pool_blocks=9,
+        num_cached_tokens=10,
     )
 
     proto = convert.observation_to_proto(observation)
@@ -301,6 +302,7 @@ def test_an_observation_keeps_every_field() -> None:
         observed_step_s=0.25,
         num_pool_blocks=8,
         num_free_pool_blocks=9,
+        num_cached_tokens=10,
     )
 
 

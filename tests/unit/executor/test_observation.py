@@ -36,6 +36,7 @@ def test_an_observation_survives_the_way_between_processes() -> None:
         predicted_step_s=0.02,
         num_pool_blocks=9,
         num_free_pool_blocks=3,
+        num_cached_tokens=16,
     )
 
     assert from_plain(json.loads(json.dumps(to_plain(observation)))) == observation

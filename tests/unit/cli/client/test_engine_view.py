@@ -35,6 +35,7 @@ RECORDED = pb.WatchRequestsResponse(
     predicted_step_s=0.0341,
     num_pool_blocks=63,
     num_free_pool_blocks=3,
+    num_cached_tokens=96,
     requests=[
         pb.ObservedRequest(
             request_id="slow-1",
@@ -102,7 +103,8 @@ def test_a_narrow_terminal_still_shows_every_request(state: EngineState) -> None
 
 def test_off_a_terminal_there_is_a_line_per_request(state: EngineState) -> None:
     assert summary_lines(state) == [
-        "step 250: 35.8 ms (predicted 34.1 ms), pool 60 of 63 blocks, in time 90.0%",
+        "step 250: 35.8 ms (predicted 34.1 ms), pool 60 of 63 blocks, "
+        "96 tokens cached, in time 90.0%",
         "  slow-1: decoding, generated 41, delivered 10, deposit 31, in time 90.0% (copies), "
         "layers Robo",
         "  next-2: queued, generated 0, delivered 0, deposit 0, in time -",
