@@ -198,6 +198,11 @@ class BlockOwner:
             self.host.cache.publish(column)
             request.columns.append(column)
 
+    def num_duplicate_columns(self) -> int:
+        """Return how many blocks of live requests begin another one too, in all layers."""
+        keys = [column.key for request in self.kvs for column in request.columns]
+        return len(keys) - len(set(keys))
+
     def forget_prefixes(self) -> None:
         """Let nobody begin with what is on the host now, nor with what follows from it."""
         self.host.forget(lambda column: True)

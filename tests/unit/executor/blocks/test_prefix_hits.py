@@ -207,6 +207,18 @@ def test_a_corrupt_column_is_forgotten_and_costs_its_users_and_nobody_else() -> 
     assert_all_is_given_back(sim)
 
 
+def test_blocks_that_several_live_requests_have_are_counted() -> None:
+    sim = Simulation(seed=1, depth=0)
+    requests = [sim.admit(ALL_RESIDENT, prompt=prompt) for prompt in (("a", "b"), ("a", "c"))]
+    for request in requests:
+        sim.step({request.request_id: 2 * BLOCK_SIZE})
+    settled(sim)
+
+    assert sim.owner.num_duplicate_columns() == 1
+    sim.end(requests[0].request_id)
+    assert sim.owner.num_duplicate_columns() == 0
+
+
 def test_what_a_hung_copy_may_still_write_is_found_by_nobody() -> None:
     sim = FailingSimulation(seed=1, depth=0, num_ranks=1)
     one = sim.admit(ALL_RESIDENT, prompt=("a", "b"))
