@@ -156,8 +156,10 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         max_model_len: int = 4096,
         default_sampling: gen.SamplingParams | None = None,
         certificates: Certificates | None = None,
+        caches_prefixes: bool = False,
     ) -> None:
         self._certificates = certificates
+        self.caches_prefixes = caches_prefixes
         self.model = model
         self.executor_id = executor_id
         self.max_model_len = max_model_len
@@ -216,6 +218,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             model=self.model,
             max_model_len=self.max_model_len,
             default_sampling=self.default_sampling,
+            caches_prefixes=self.caches_prefixes,
         )
 
     async def GetLoad(  # noqa: N802

@@ -256,6 +256,7 @@ def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfo
         pipeline_parallel_size=info.pipeline_parallel_size,
         layers_per_group=info.layers_per_group,
         default_sampling=sampling_to_proto(info.default_sampling),
+        caches_prefixes=info.caches_prefixes,
     )
 
 

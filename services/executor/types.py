@@ -138,6 +138,7 @@ class ModelInfo:
     pipeline_parallel_size: int
     layers_per_group: int  # of a pipeline stage; all of them without layer-wise KV
     default_sampling: SamplingParams = DEFAULT_SAMPLING  # what the model's makers advise
+    caches_prefixes: bool = False  # requests begin with the KV that earlier ones left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,6 +223,7 @@ def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.Serv
         model=info.model,
         max_model_len=info.max_model_len,
         default_sampling=sampling_from_proto(info.default_sampling, path="default_sampling"),
+        caches_prefixes=info.caches_prefixes,
     )
 
 

@@ -106,6 +106,7 @@ class ServedModel:
     model: str
     max_model_len: int  # prompt and output tokens of one request at most
     default_sampling: SamplingParams = DEFAULT_SAMPLING  # where a client names nothing
+    caches_prefixes: bool = False  # requests begin with the KV that earlier ones left
 
 
 class RequestSink(Protocol):

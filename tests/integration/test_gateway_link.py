@@ -218,6 +218,27 @@ async def test_idle_executors_are_asked_by_turns(pair) -> None:
     assert [len(first.submits), len(second.submits)] == [2, 2]
 
 
+async def test_the_turns_of_a_conversation_go_to_one_executor_that_caches_prefixes() -> None:
+    executors = [FakeExecutor(executor_id=f"executor-{k}", caches_prefixes=True) for k in range(2)]
+    for executor in executors:
+        await executor.start()
+    async with gateway_for(*executors) as client:
+        await until(lambda: all(executor.session for executor in executors))
+        await client.wait_ready()
+        for num_turns in (1, 2, 3):
+            for name in "abcde":
+                turns = [{"role": "user", "content": f"{name}{k}"} for k in range(num_turns)]
+                await client.http.post("/v1/chat/completions", json=chat_body(messages=turns))
+    for executor in executors:
+        await executor.kill()
+
+    first, second = (
+        [submit.chat.messages[0].content for submit in executor.submits] for executor in executors
+    )
+    assert not set(first) & set(second)
+    assert sorted(first + second) == sorted(["a0", "b0", "c0", "d0", "e0"] * 3)
+
+
 async def test_a_silent_executor_passes_the_request_to_the_next() -> None:
     executors = [FakeExecutor(executor_id=f"executor-{k}") for k in range(2)]
     executors[0].script.accepting.clear()

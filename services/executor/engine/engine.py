@@ -207,6 +207,7 @@ class Engine:
             pipeline_parallel_size=parallel.pipeline_parallel_size,
             layers_per_group=layers_per_group(config),
             default_sampling=self._default_sampling,
+            caches_prefixes=bool(cache.enable_prefix_caching),
         )
 
     async def close(self) -> None:

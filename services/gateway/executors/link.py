@@ -98,6 +98,7 @@ class ExecutorLink:
             model=self._session.info.model,
             max_model_len=self._session.info.max_model_len,
             num_inflight=len(self._session.inflight),
+            caches_prefixes=self._session.info.caches_prefixes,
         )
 
     def submit(self, answers: Sequence[Asked], generation: int) -> None:

@@ -11,6 +11,7 @@ from services.gateway import convert
 from services.gateway.checks import fits_context
 from services.gateway.errors import ContextLengthError, LinkBrokenError, UnknownModelError
 from services.gateway.executors.link import Asked, ExecutorLink
+from services.gateway.executors.affinity import conversation_of
 from services.gateway.executors.routing import Candidate, choose_executor
 from services.gateway.live.generation import Generation
 from services.gateway.live.reports import DeliveryReports
@@ -82,7 +83,7 @@ class Placing:
         they were lost to: it goes to no third one.
         """
         request = answers[0].generation.request
-        model = request.model
+        model, conversation = request.model, conversation_of(request)
         tried = {
             candidate.address
             for candidate in self._candidates()
@@ -92,7 +93,7 @@ class Placing:
         num_lost = 0
         while True:
             try:
-                chosen = self._choose(model, tried)
+                chosen = self._choose(model, tried, conversation)
             except (UnavailableError, UnknownModelError) as error:
                 raise refusal or error from None
             tried.add(chosen.address)
@@ -116,9 +117,11 @@ class Placing:
             else:
                 return
 
-    def _choose(self, model: str, tried: set[str]) -> Candidate:
+    def _choose(self, model: str, tried: set[str], conversation: bytes = b"") -> Candidate:
         turn = next(self._turns)
-        return choose_executor(self._candidates(), model, excluded=tried, turn=turn)
+        return choose_executor(
+            self._candidates(), model, excluded=tried, turn=turn, conversation=conversation
+        )
 
     def _candidates(self) -> list[Candidate]:
         return [c for link in self._links.values() if (c := link.candidate())]
