@@ -194,7 +194,7 @@ class StepRunner:
         counters = _Counters(self, moves=check and self.case.kv is not None)
         while pending or self.engine.has_unfinished_requests():
             while pending and pending[0].step <= outcome.num_steps:
-                self._add(pending.pop(0))
+                self.add(pending.pop(0))
             self._abort(workload, outcome)
             if hook is not None:
                 hook(self.scheduler, outcome.num_steps)
@@ -210,7 +210,8 @@ class StepRunner:
         counters.finish(outcome)
         return outcome
 
-    def _add(self, arrival: Arrival) -> None:
+    def add(self, arrival: Arrival) -> None:
+        """Let a request arrive now."""
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
 

@@ -69,7 +69,7 @@ def run_variant(runner: StepRunner, number: int) -> Row:
     scheduler, rotation = runner.scheduler, Rotation()
     names = [f"v{number}-{n}" for n in range(NUM_REQUESTS)]
     for n, name in enumerate(names):
-        runner._add(
+        runner.add(
             Arrival(
                 request_id=name,
                 prompt=make_prompt(NUM_PROMPT_TOKENS, seed=n),

@@ -49,7 +49,7 @@ class Drive:
     def start(self, num_tokens: int, num_output: int = 60) -> str:
         self._num_started += 1
         name = f"p{self._num_started}"
-        self.runner._add(
+        self.runner.add(
             Arrival(
                 request_id=name,
                 prompt=make_prompt(num_tokens, seed=self._num_started),

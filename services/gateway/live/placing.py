@@ -10,8 +10,8 @@ import structlog
 from services.gateway import convert
 from services.gateway.checks import fits_context
 from services.gateway.errors import ContextLengthError, LinkBrokenError, UnknownModelError
-from services.gateway.executors.link import Asked, ExecutorLink
 from services.gateway.executors.affinity import conversation_of
+from services.gateway.executors.link import Asked, ExecutorLink
 from services.gateway.executors.routing import Candidate, choose_executor
 from services.gateway.live.generation import Generation
 from services.gateway.live.reports import DeliveryReports
