@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / ".cache" / "mutated"
 TIMEOUT_S = 3_600.0  # a guard against hangs
 EXECUTOR = "services/executor"
+CONTROL = "services/control"
 ONE_ENGINE = ("tests/exact/test_layerwise_exact.py", "-k", "layers and not layers-async")
 
 
@@ -96,7 +97,7 @@ MUTATIONS = (
     ),
     Mutation(
         "columns in use are evicted",
-        f"{EXECUTOR}/blocks/prefix_cache.py",
+        f"{CONTROL}/prefix_cache.py",
         "            if column.num_users:\n                continue\n",
         "",
         ("tests/unit/executor/blocks/test_prefix_cache.py",),

@@ -17,12 +17,12 @@ from itertools import pairwise
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
+from services.control.prefix_cache import Column
 from services.control.request_record import RequestRecord
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.prefix_cache import Column
 from services.executor.blocks.quarantine import Quarantine
 from services.executor.blocks.residency import GroupKV, RequestKV, on_host_only
 from services.executor.blocks.restores import Restores

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.counters import Counters
-from services.executor.blocks.prefix_cache import Column, PrefixCache
+from services.control.prefix_cache import Column, PrefixCache
 
 
 @dataclass(slots=True, eq=False)

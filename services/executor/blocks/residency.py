@@ -19,9 +19,9 @@ from itertools import chain, pairwise
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
+from services.control.prefix_cache import Column
 from services.control.request_record import RequestRecord
 from services.executor.blocks.host_pool import Promise
-from services.executor.blocks.prefix_cache import Column
 from services.placement.layer_placement import LayerPlacement
 
 POSITION_BITS = 24  # a request has fewer blocks than two to this power

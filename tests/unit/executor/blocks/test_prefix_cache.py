@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.counters import Counters
+from services.control.prefix_cache import Column, PrefixCache
 from services.executor.blocks.host_pool import HostPool, Promise
-from services.executor.blocks.prefix_cache import Column, PrefixCache
 from tests.unit.executor.simulated_ranks import keys_of
 
 NUM_GROUPS = 2

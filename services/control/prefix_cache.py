@@ -1,16 +1,15 @@
 """Prefix caching on the host: the KV of a full block is found again by the hash of its tokens.
 
 A *column* is one full block of a request in every layer group, complete on the host on every rank.
-Its key is vLLM's block hash, which stands for its tokens, all those before them, and the salt.
+Its key, in the executor vLLM's block hash, stands for its tokens, all those before them, and the
+salt.
 Live requests use columns; a column that nobody uses stays until its room is wanted, the one that
 was used longest ago going first.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-
-from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.counters import Counters
 
@@ -19,7 +18,7 @@ from services.control.counters import Counters
 class Column:
     """One block position of a request on the host."""
 
-    key: BlockHash
+    key: Hashable
     slots: tuple[int, ...]  # one per layer group
     uid: int  # of its KV, see `RequestKV.uid`
     num_users: int = 1  # live requests whose KV this is
@@ -30,15 +29,15 @@ class PrefixCache:
 
     def __init__(self, counters: Counters) -> None:
         self.num_idle_slots = 0  # of columns that nobody uses
-        self._columns: dict[BlockHash, Column] = {}
-        self._idle: OrderedDict[BlockHash, Column] = OrderedDict()  # in the order in which they go
+        self._columns: dict[Hashable, Column] = {}
+        self._idle: OrderedDict[Hashable, Column] = OrderedDict()  # in the order in which they go
         self._counters = counters
 
     @property
     def num_columns(self) -> int:
         return len(self._columns)
 
-    def find(self, keys: Iterable[BlockHash]) -> list[Column]:
+    def find(self, keys: Iterable[Hashable]) -> list[Column]:
         """Return the columns of a request's leading blocks, up to the first that is not here."""
         found = []
         for key in keys:
