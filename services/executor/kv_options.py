@@ -153,6 +153,13 @@ def layers_per_group(vllm_config: "VllmConfig") -> int:
     return num_layers // num_stages
 
 
+def caches_prefixes(vllm_config: "VllmConfig") -> bool:
+    """Return whether requests begin with KV of earlier ones: in the pool or on the host."""
+    if CONFIG_KEY in (vllm_config.additional_config or {}):
+        return KVOptions.of(vllm_config).prefix_caching
+    return bool(vllm_config.cache_config.enable_prefix_caching)
+
+
 def check_supported(vllm_config: "VllmConfig") -> None:
     """Raise ValueError naming the first option that does not work with layer-wise KV."""
     from vllm.platforms import current_platform

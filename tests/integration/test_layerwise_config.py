@@ -14,7 +14,13 @@ from lab.models import exactness_model
 from services.control.options import ControllerOptions
 from services.executor.engine.config import CPU_EXECUTOR, _block_size_for_copies, make_config
 from services.executor.engine.engine import shutdown_timeout_s
-from services.executor.kv_options import CONFIG_KEY, KVOptions, LayerTime, check_supported
+from services.executor.kv_options import (
+    CONFIG_KEY,
+    KVOptions,
+    LayerTime,
+    caches_prefixes,
+    check_supported,
+)
 from services.executor.plugin.gpu_worker import LayerwiseGPUWorker
 from services.executor.settings import ExecutorSettings
 from services.executor.sizing import block_size_for_copies
@@ -55,6 +61,7 @@ def test_prefixes_are_cached_on_the_host_and_not_in_the_pool_unless_switched_off
 
     assert config.cache_config.enable_prefix_caching is False
     assert KVOptions.of(config).prefix_caching is expected
+    assert caches_prefixes(config) is expected
 
 
 def test_layerwise_kv_serves_in_the_order_of_arrival() -> None:
@@ -66,6 +73,7 @@ def test_stock_vllm_keeps_prefix_caching() -> None:
     plain = make_config(make_settings(layerwise_kv=False))
 
     assert plain.cache_config.enable_prefix_caching
+    assert caches_prefixes(plain)
     assert plain.kv_transfer_config is None
 
 

@@ -17,7 +17,7 @@ from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting,
 from services.executor.engine.config import make_config
 from services.executor.engine.load_recorder import LoadRecorder
 from services.executor.engine.reader_relay import ReaderRelay
-from services.executor.kv_options import layers_per_group
+from services.executor.kv_options import caches_prefixes, layers_per_group
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
@@ -207,7 +207,7 @@ class Engine:
             pipeline_parallel_size=parallel.pipeline_parallel_size,
             layers_per_group=layers_per_group(config),
             default_sampling=self._default_sampling,
-            caches_prefixes=bool(cache.enable_prefix_caching),
+            caches_prefixes=caches_prefixes(config),
         )
 
     async def close(self) -> None:
