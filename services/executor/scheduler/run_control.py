@@ -10,6 +10,7 @@ from vllm.v1.request import Request
 
 from services.control.capacity_guard import Need
 from services.control.holds import Holds
+from services.control.prefix_cache import Column
 from services.control.rates import Rates
 from services.control.request_record import HoldKind, RequestRecord
 from services.control.resumes import Resumes, is_preparing, num_host_tokens
@@ -188,18 +189,21 @@ class RunControl:
                 break
             ahead.append(need_of(request, record))
 
+    def cached_prefix(self, request: Request, record: RequestRecord[RequestKV]) -> Sequence[Column]:
+        """Return the columns that a request without KV may begin with: not its last token's."""
+        if record.kv is not None or record.way is not None or not may_mirror(record):
+            return ()
+        if request.skip_reading_prefix_cache:
+            return ()
+        num_blocks = (request.num_tokens - 1) // self._owner.geometry.block_size
+        return self._owner.host.find(itertools.islice(request.block_hashes, num_blocks))
+
     def _seek(self, request: Request, record: RequestRecord[RequestKV]) -> None:
-        """Let a request without KV begin with what is cached of its tokens, but for the last one.
+        """Let a request without KV begin with what is cached of its tokens.
 
         As late as possible: others may still be computing what it begins with.
         """
-        if record.kv is not None or record.way is not None or not may_mirror(record):
-            return
-        if request.skip_reading_prefix_cache:
-            return
-        num_blocks = (request.num_tokens - 1) // self._owner.geometry.block_size
-        columns = self._owner.host.find(itertools.islice(request.block_hashes, num_blocks))
-        if columns:
+        if columns := self.cached_prefix(request, record):
             self._owner.adopt_prefix(record, columns, request.block_hashes)
 
     def _num_places(self) -> int:

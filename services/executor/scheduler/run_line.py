@@ -55,7 +55,10 @@ class RunLine:
         self, request: "Request", record: RequestRecord[RequestKV], phase: RunPhase
     ) -> RunPlace:
         kv = record.kv
-        num_blocks = 0 if kv is None or not kv.mirrored else kv.num_host_blocks
+        if kv is None:
+            num_blocks = len(self._control.cached_prefix(request, record))
+        else:
+            num_blocks = kv.num_host_blocks if kv.mirrored else 0
         return RunPlace(request, record, phase, num_blocks * self._shape.block_size)
 
     def num_returning_bytes(self) -> int:

@@ -50,8 +50,9 @@ class RunRequest:
 
     @property
     def num_prompt_left(self) -> int:
-        """Tokens of its prompt that are still to be computed."""
-        return max(0, self.num_prompt_tokens - self.num_computed_tokens)
+        """Tokens of its prompt that are still to be computed: nothing has their KV."""
+        num_there = max(self.num_computed_tokens, self.num_host_tokens)
+        return max(0, self.num_prompt_tokens - num_there)
 
     @property
     def runs(self) -> bool:

@@ -8,6 +8,7 @@ from vllm.v1.request import RequestStatus
 from services.executor.scheduler.run_control import need_of
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
+from services.placement.run.types import RunPhase
 from tests.unit.executor.model_free_engine import (
     ModelFreeEngine,
     make_request,
@@ -185,6 +186,19 @@ def test_all_newcomers_in_line_begin_with_what_is_cached() -> None:
 
     assert ran[-1] == {"new", "second", "third"}
     assert engine.scheduler.block_owner.counters.num_prefix_hits == 2
+
+
+def test_policies_know_what_of_a_newcomer_s_prompt_is_cached() -> None:
+    engine = with_cached("a", "b", "c")
+    engine.add("known", 14, ("a", "b", "x"))
+    engine.add("unknown", 14, ("x", "b", "c"))
+
+    places = engine.scheduler.loop.line.run_places()
+
+    assert [(place.request.request_id, place.phase, place.num_host_tokens) for place in places] == [
+        ("known", RunPhase.NEW, 2 * BLOCK_SIZE),
+        ("unknown", RunPhase.NEW, 0),
+    ]
 
 
 def test_a_prompt_that_must_be_computed_whole_finds_nothing() -> None:
