@@ -108,6 +108,11 @@ def simulate(
     ] = 0,
     cv: Annotated[float, typer.Option(min=0.01, help="of gaps; 1: Poisson")] = 1.0,
     burst: Annotated[int, typer.Option(min=0, help="requests at once instead")] = 0,
+    turns: Annotated[int, typer.Option(min=1, help="of a conversation; drawn requests only")] = 1,
+    turn_gap_s: Annotated[float, typer.Option(min=0, help="between its messages")] = 60.0,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="requests begin with what others left on the host")
+    ] = True,
     gpus: GpusOption = 1,
     link: LinkOption = None,
     pool_tokens: PoolOption = 0,
@@ -138,7 +143,7 @@ def simulate(
         lengths=None if trace else published_lengths(lengths.value),
         trace=tuple(requests),
         num_requests=num_requests or DEFAULT_NUM_REQUESTS,
-        arrivals=Arrivals(cv=cv, burst=burst),
+        arrivals=Arrivals(cv=cv, burst=burst, num_turns=turns, turn_gap_s=turn_gap_s),
     )
     cells = [
         Cell(
@@ -149,6 +154,7 @@ def simulate(
             slo_tbt_s=tbt_ms / 1e3 if scale is None else scale * deployment.base_tbt_s(),
             slo_scale=scale,
             seed=seed,
+            prefix_caching=prefix_caching,
         )
         for scale in ([None] if tbt_ms else slo_scale)
         for per_s in rate or [mean_rate_per_s(requests) if trace else DEFAULT_RATE_PER_S]

@@ -103,6 +103,7 @@ class Engine:
         self.h2d, self.d2h = machine.lane(), machine.lane()
         self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, rates=self._measured_rates)
         self.scheduler.moves.way_back = machine.way_back
+        self.scheduler.caches_prefixes &= brain.options.prefix_caching
         options = brain.options.controller
         self._max_pause_s = options.parameters.max_pause_s
         self._ledger = ledger = RequestLedger(self.scheduler.records)
@@ -214,6 +215,8 @@ class Engine:
             self.totals.num_restored_groups += restored
             if restored:
                 self._changed()
+            if saved:
+                self.scheduler.publish(request)
             if saved or restored:
                 kv.seal()
                 self.scheduler.moves.refresh(request.kv)
@@ -301,6 +304,8 @@ class Engine:
                 request.decode_steps_s.append(now_s - step.start_s)
             self._save(turn, now_s)
         for request in [t.request for t in step.turns if t.request.is_finished]:
+            if request.kv.take_in_saves():
+                self.scheduler.publish(request)
             self.scheduler.running.remove(request)
             self._leave(request)
             self._controller.note(Trigger.FINISHED)
@@ -381,6 +386,7 @@ class Engine:
         self.totals.d2h_bytes = self.d2h.counts.carried_bytes
         self.totals.num_offloaded_groups = self.scheduler.moves.num_offloads
         counters = self.scheduler.counters
+        self.totals.num_cached_tokens = counters.num_prefix_hit_tokens
         self.totals.resumes = {way.value: counters.num_resumes(way) for way in ResumeWay}
         counts = self._controller.counts
         triggers = {f"trigger_{name}": number for name, number in counts.triggers.items()}

@@ -45,6 +45,7 @@ DEFINITIONS: Mapping[str, str] = {
     "stall": "share of busy time in which layers waited for copies",
     "prefill": "share of busy time in steps that compute a prompt",
     "plans_per_request": "questions to the placement policy / requests",
+    "cached": "share of the prompts' tokens that were on the host, and not computed",
     "recomputed": "tokens of uncached KV that a step computes anew, mean over steps",
 }
 
@@ -210,6 +211,8 @@ def _totals(run: RunRecord) -> dict[str, float]:
         "stall": totals.stall_s / busy_s,
         "prefill": totals.prefill_s / busy_s,
         "plans_per_request": totals.plans.get("asked", 0) / max(1, len(run.outcomes)),
+        "cached": totals.num_cached_tokens
+        / max(1, sum(outcome.num_prompt_tokens for outcome in run.outcomes)),
         "recomputed": totals.num_recomputed_tokens / max(1, totals.num_steps),
         "h2d_bytes": totals.h2d_bytes,
         "d2h_bytes": totals.d2h_bytes,

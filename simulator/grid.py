@@ -21,6 +21,7 @@ from simulator.views import view_of
 from simulator.workload import (
     ArrivingRequest,
     Lengths,
+    as_conversations,
     burst_gaps,
     drawn_requests,
     gamma_gaps,
@@ -34,6 +35,8 @@ class Arrivals:
 
     cv: float = 1.0  # coefficient of variation of the gaps, > 0; 1: Poisson
     burst: int = 0  # requests at once; 0: none
+    num_turns: int = 1  # of a conversation; its first one arrives, >= 1
+    turn_gap_s: float = 60.0  # between a conversation's messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +54,10 @@ class Workload:
             return f"{len(self.trace)} requests of {path.name if path else 'a trace'}"
         prompt, output = self.lengths
         arrivals = self.arrivals
+        turns = f", {arrivals.num_turns} turns" if arrivals.num_turns > 1 else ""
         how = f"bursts of {arrivals.burst}" if arrivals.burst else f"gaps with CV {arrivals.cv:g}"
         means = f"{prompt.mean:g} prompt and {output.mean:g} output tokens on average"
-        return f"{self.num_requests} requests, {means}, {how}"
+        return f"{self.num_requests} requests, {means}, {how}{turns}"
 
     def requests(
         self, *, rate_per_s: float, seed: int, level: ServiceLevel
@@ -66,9 +70,13 @@ class Workload:
         else:
             rng = random.Random(f"arrivals-{seed}")
             gaps_s = gamma_gaps(rng, rate_per_s=rate_per_s, cv=self.arrivals.cv)
-        return drawn_requests(
+        drawn = drawn_requests(
             gaps_s, self.lengths, num_requests=self.num_requests, seed=seed, level=level
         )
+        arrivals = self.arrivals
+        if arrivals.num_turns == 1:
+            return drawn
+        return as_conversations(drawn, num_turns=arrivals.num_turns, gap_s=arrivals.turn_gap_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +104,7 @@ class Cell:
     slo_ttft_s: float | None = None
     tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
     ellm: EllmRules = field(default_factory=EllmRules)
+    prefix_caching: bool = True
 
     @property
     def name(self) -> str:
@@ -118,6 +127,7 @@ class Cell:
             seed=self.seed,
             tokenflow=self.tokenflow,
             ellm=self.ellm,
+            prefix_caching=self.prefix_caching,
         )
         record = run_policy(self.deployment, requests, options, seed=self.seed)
         cpu_s = time.process_time() - began_s

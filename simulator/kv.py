@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from services.control.prefix_cache import Column
 from services.placement.blocks import BlockGeometry
 from simulator.copies import RESTORE, CopyJob
 
@@ -35,6 +36,7 @@ class KVState:
     mirrored: bool = False  # has room on the host
     num_host_blocks: int = 0  # per group, complete copies
     num_sent_blocks: int = 0  # per group, copies ordered
+    columns: list[Column] = field(default_factory=list)  # its leading ones in the prefix cache
     saves: deque[tuple[CopyJob, int]] = field(default_factory=deque)  # and the host blocks after
     restoring: dict[int, CopyJob] = field(
         default_factory=dict
@@ -204,20 +206,7 @@ class KVState:
 
     def parked(self) -> "KVState | None":
         """Return what is left of it out of the pool: positions that every group has a copy of."""
-        num_kept = self.num_host_blocks
-        if not num_kept:
-            return None
-        return KVState(
-            request_id=self.request_id,
-            geometry=self.geometry,
-            num_tokens=num_kept * self.geometry.block_size,
-            offloaded=tuple(range(self.geometry.num_groups)),
-            wanted_buffers=self.wanted_buffers,
-            asleep=True,
-            mirrored=True,
-            num_host_blocks=num_kept,
-            num_sent_blocks=num_kept,
-        )
+        return on_host_only(self, self.num_host_blocks) if self.num_host_blocks else None
 
     def begin_restore(self, group: int, block_bytes: int) -> CopyJob:
         """Take the blocks that a group comes back to; return its copy, to be submitted."""
@@ -263,6 +252,7 @@ class KVState:
     def check_integrity(self) -> None:
         """Raise AssertionError if the parts contradict each other."""
         assert self.num_host_blocks <= self.num_sent_blocks <= self.num_full_blocks
+        assert len(self.columns) <= self.num_host_blocks
         assert set(self.restoring) <= set(self.offloaded)
         assert self.mirrored or not self.offloaded
         assert not (self.num_uncached and self.offloaded)
@@ -276,3 +266,19 @@ class KVState:
             assert list(self.own) == sorted(set(self.own))
             assert all(0 <= position < self.num_rows for position in self.own)
             assert not self.num_buffers or self.num_staged <= self.buffer_length
+
+
+def on_host_only(old: KVState, num_blocks: int) -> KVState:
+    """Return the KV of a request that waits, as `old` but for so many blocks on the host."""
+    return KVState(
+        request_id=old.request_id,
+        geometry=old.geometry,
+        num_tokens=num_blocks * old.geometry.block_size,
+        offloaded=tuple(range(old.geometry.num_groups)),
+        wanted_buffers=old.wanted_buffers,
+        asleep=True,
+        mirrored=True,
+        num_host_blocks=num_blocks,
+        num_sent_blocks=num_blocks,
+        columns=old.columns,
+    )

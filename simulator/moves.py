@@ -9,6 +9,7 @@ from services.placement.blocks import BlockGeometry
 from services.placement.types import EngineShape, RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
+from simulator.host import HostLedger
 from simulator.kv import KVState
 from simulator.requests import LiveRequest
 
@@ -31,7 +32,7 @@ class CountedMoves:
         self,
         shape: EngineShape,
         pool: BlockLedger,
-        host: BlockLedger,
+        host: HostLedger,
         live: Callable[[], Sequence[LiveRequest]],
         h2d: Lane,
     ) -> None:
@@ -107,7 +108,7 @@ class CountedMoves:
 
     def can_reserve(self, request: LiveRequest, num_slots: int) -> bool:
         """Return whether `promise` would succeed."""
-        num_droppable = sum(self.host.owned[one.request_id] for one in self._parked(request))
+        num_droppable = sum(self._num_droppable(one) for one in self._parked(request))
         return self._num_missing(request, num_slots) <= num_droppable
 
     def promise(self, request: LiveRequest, num_slots: int) -> bool:
@@ -121,10 +122,16 @@ class CountedMoves:
             if self._num_missing(request, num_slots) <= 0:
                 break
             self.drop(one.kv)
-        return self.host.set_owned(request.request_id, num_slots)
+        return self.host.set_owned(request.request_id, num_slots - num_shared_slots(request.kv))
 
     def _num_missing(self, request: LiveRequest, num_slots: int) -> int:
-        return num_slots - self.host.owned.get(request.request_id, 0) - self.host.num_free
+        num_held = self.host.owned.get(request.request_id, 0) + num_shared_slots(request.kv)
+        return num_slots - num_held - self.host.num_unpromised
+
+    def _num_droppable(self, request: LiveRequest) -> int:
+        """Return the slots that nobody else uses."""
+        alone = (len(column.slots) for column in request.kv.columns if column.num_users == 1)
+        return self.host.owned[request.request_id] + sum(alone)
 
     def _parked(self, but: LiveRequest) -> list[LiveRequest]:
         waiting = (one for one in self._live() if not one.num_computed_tokens and one is not but)
@@ -141,6 +148,7 @@ class CountedMoves:
         kv.cancel_copies()
         self.pool.release(request.request_id)
         self.host.release(request.request_id)
+        self.host.give_back(kv.columns)
         request.record.kv = None
 
     def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
@@ -182,3 +190,8 @@ def num_host_blocks(geometry: BlockGeometry, request: LiveRequest) -> int:
     """Return the host blocks that a request takes until its end."""
     total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
     return geometry.num_groups * -(-total // geometry.block_size)
+
+
+def num_shared_slots(kv: KVState) -> int:
+    """Return the host slots of what the prefix cache has of a request."""
+    return sum(len(column.slots) for column in kv.columns)

@@ -27,6 +27,7 @@ class PlanningOptions:
     seed: int = 0
     plan_latency_s: float = 0.005  # from the snapshot to the plan, >= 0
     report_interval_s: float = 0.0  # of what readers have, see `reader_reports`; 0: known at once
+    prefix_caching: bool = True  # requests begin with what others left on the host
     mismatch_frac: float = 0.15  # of the predicted step that a measured one may differ; 0: any
 
     @property

@@ -46,9 +46,12 @@ class Totals:
     d2h_bytes: int = 0
     num_loads: int = 0  # groups copied into staging, one per request and step
     num_recomputed_tokens: int = 0  # of uncached prefixes
+    num_cached_tokens: int = 0  # of prompts, that were not computed
     num_offloaded_groups: int = 0  # that left the pool, admissions not counted
     num_restored_groups: int = 0  # that came back
-    resumes: dict[str, int] = field(default_factory=dict)  # of preempted requests, by their way
+    resumes: dict[str, int] = field(
+        default_factory=dict
+    )  # of preempted requests and cached prefixes, by way
     plans: dict[str, int] = field(default_factory=dict)
 
 

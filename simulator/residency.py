@@ -27,7 +27,7 @@ def sample_of(scheduler: Scheduler, now_s: float) -> ResidencySample:
     return ResidencySample(
         time_s=now_s,
         pool_used_frac=1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks,
-        host_used_frac=1.0 - host.num_free / host.num_blocks if host.num_blocks else 0.0,
+        host_used_frac=1.0 - host.num_unpromised / host.num_blocks if host.num_blocks else 0.0,
         offloaded_frac=offloaded / max(1, len(running) * scheduler.shape.num_groups),
         num_running=len(running),
         num_paused=sum(request.is_paused for request in running),

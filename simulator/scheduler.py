@@ -15,6 +15,7 @@ from itertools import islice
 
 from services.control.capacity_guard import CapacityGuard, Need
 from services.control.counters import Counters
+from services.control.prefix_cache import Column
 from services.control.rates import Rates
 from services.control.request_record import RequestRecord
 from services.control.resumes import Resumes, is_preparing, num_host_tokens
@@ -30,8 +31,9 @@ from services.placement.run.types import RunDecision
 from services.placement.types import EngineShape, RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
-from simulator.kv import KVState
-from simulator.moves import CountedMoves, num_host_blocks
+from simulator.host import COLUMNS, HostLedger
+from simulator.kv import KVState, on_host_only
+from simulator.moves import CountedMoves, num_host_blocks, num_shared_slots
 from simulator.requests import LiveRequest, need_of
 
 MAX_STAGING = 2  # buffers of a request
@@ -65,10 +67,11 @@ class Scheduler:
         self.offloads = offloads and shape.num_host_blocks > 0
         self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
         self.pool = BlockLedger(num_blocks=shape.num_blocks)
-        self.host = BlockLedger(num_blocks=shape.num_host_blocks)
+        self.counters = Counters()
+        self.host = HostLedger(num_blocks=shape.num_host_blocks, counters=self.counters)
+        self.caches_prefixes = self.offloads
         self.running: list[LiveRequest] = []
         self.waiting: deque[LiveRequest] = deque()
-        self.counters = Counters()
         self.records: dict[str, RequestRecord[KVState]] = {}  # of all live requests
         self.moves = CountedMoves(shape, self.pool, self.host, lambda: self.live, h2d)
         self.guard = CapacityGuard(
@@ -143,6 +146,7 @@ class Scheduler:
         ahead = [need_of(request) for request in active]
         staged = sum(r.kv.num_staged * r.kv.num_staging_groups for r in active)
         for request in islice(self.line(), self._num_places):
+            self._seek(request)
             self.resumes.prepare(
                 request.record,
                 partial(self._choose, request, tuple(ahead), staged),
@@ -173,6 +177,7 @@ class Scheduler:
     def _first_ready(self) -> LiveRequest | None:
         """Return who may be admitted first; who is prepared is passed over."""
         for request in self.line():
+            self._seek(request)
             num_tokens = num_host_tokens(request.record)
             if num_tokens or (num_tokens == 0 and not self.resumes.is_short_of_blocks):
                 return request
@@ -274,6 +279,9 @@ class Scheduler:
         self.running.append(request)
         self.resumes.admitted(request.record)
         request.num_computed_tokens = request.kv.num_tokens
+        if request.kv.columns and not request.num_preemptions:
+            self.counters.num_prefix_hits += 1
+            self.counters.num_prefix_hit_tokens += request.kv.num_tokens
         self.num_admitted += 1
         return True
 
@@ -305,6 +313,35 @@ class Scheduler:
                 kv.offload(sorted(placement.offloaded), num_free=0)
         return kv
 
+    # -- the prefix cache ----------------------------------------------------------------------
+
+    def publish(self, request: LiveRequest) -> None:
+        """Let other requests begin with what the host has of this one."""
+        kv = request.kv
+        if not self.caches_prefixes:
+            return
+        keys = request.spec.block_keys(self.shape.block_size)
+        for key in islice(keys, len(kv.columns), kv.num_host_blocks):
+            column = Column(key, (0,) * self.geometry.num_groups, uid=0)
+            self.host.publish(request.request_id, column)
+            kv.columns.append(column)
+
+    def cached_prefix(self, request: LiveRequest) -> list[Column]:
+        """Return the columns that a request without KV may begin with: not its last token's."""
+        num_blocks = (request.num_tokens - 1) // self.shape.block_size
+        keys = request.spec.block_keys(self.shape.block_size)
+        return self.host.cache.find(islice(keys, num_blocks))
+
+    def _seek(self, request: LiveRequest) -> None:
+        """Let a request without KV begin with what is cached of its tokens, as late as possible."""
+        if request.record.kv is not None or request.record.way is not None:
+            return
+        if columns := self.cached_prefix(request):
+            self.host.cache.share(columns)
+            self.host.set_owned(request.request_id, 0)
+            kv = KVState(request_id=request.request_id, geometry=self.geometry, columns=columns)
+            request.record.kv = on_host_only(kv, len(columns))
+
     # -- leaving -------------------------------------------------------------------------------
 
     def preempt(self, request: LiveRequest, now_s: float) -> None:
@@ -313,9 +350,8 @@ class Scheduler:
         self.release(request)
         request.preempt(now_s)
         if request.kv.mirrored:
-            self.host.set_owned(
-                request.request_id, self.geometry.num_groups * request.kv.num_host_blocks
-            )
+            num_slots = self.geometry.num_groups * request.kv.num_host_blocks
+            self.host.set_owned(request.request_id, num_slots - num_shared_slots(request.kv))
         self.waiting.appendleft(request)
         self.preempted.append(request)
 
@@ -340,6 +376,7 @@ class Scheduler:
     def forget(self, request: LiveRequest) -> None:
         """Forget a request that has left the queues."""
         self.release(request)
+        self.host.give_back(request.kv.columns)
         self.moves.forget(request.request_id)
         self.records.pop(request.request_id, None)
 
@@ -353,7 +390,9 @@ class Scheduler:
         self.pool.check_integrity()
         self.host.check_integrity()
         ids = {request.request_id for request in self.live}
-        assert self.pool.owned.keys() | self.host.owned.keys() <= ids
+        assert self.pool.owned.keys() | self.host.owned.keys() <= ids | {COLUMNS}
+        in_columns = self.host.cache.check_integrity(one.kv.columns for one in self.live)
+        assert len(in_columns) == self.host.owned.get(COLUMNS, 0)
         assert len(ids) == len(self.running) + len(self.waiting)
         assert len(self.running) <= self.shape.max_num_seqs
         for request in self.live:

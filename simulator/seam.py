@@ -59,7 +59,7 @@ class SimulatedSeam:
             engine=self.shape,
             requests=tuple(self._state(reader, request) for request in scheduler.live),
             num_free_blocks=max(0, scheduler.pool.num_free - scheduler.guard.num_spare),
-            num_free_host_blocks=scheduler.host.num_free,
+            num_free_host_blocks=scheduler.host.num_unpromised,
             num_free_staging_blocks=sum(kv.num_buffers * kv.buffer_length for kv in idle),
             last_completion_age_s=None if completed_s is None else self.now_s - completed_s,
             h2d=links.h2d,
@@ -97,7 +97,10 @@ class SimulatedSeam:
         queue = sorted(scheduler.waiting, key=lambda one: (one.priority, one.spec.arrival_s))
         for request in queue:
             phase = phase_in_queue(request, is_returning=is_preparing(request.record))
-            yield RunPlace(request, request.record, phase, request.kv.num_tokens)
+            num_tokens = request.kv.num_tokens
+            if request.record.kv is None and request.record.way is None:
+                num_tokens = block_size * len(scheduler.cached_prefix(request))
+            yield RunPlace(request, request.record, phase, num_tokens)
 
     def park(self, record: RequestRecord[KVState]) -> None:
         self._scheduler.park(self._request(record), self.now_s)

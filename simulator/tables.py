@@ -38,6 +38,7 @@ MORE_COLUMNS: Sequence[Column] = (
     ("p95_s", "P95 ms", _ms),
     ("pool", "pool %", _percent),
     ("stall", "stall %", _percent),
+    ("cached", "cached %", _percent),
     ("pauses", "pauses", _count),
     ("preemptions", "preempt", _count),
     ("rejected", "reject", _count),

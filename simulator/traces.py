@@ -19,7 +19,15 @@ from simulator.workload import ArrivingRequest
 AZURE_COLUMNS = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 BURSTGPT_COLUMNS = {"Timestamp", "Request tokens", "Response tokens"}
 T = TypeVar("T")
-OWN_FIELDS = ("request_id", "arrival_s", "num_prompt_tokens", "num_output_tokens", "priority")
+OWN_FIELDS = (
+    "request_id",
+    "arrival_s",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "priority",
+    "conversation",
+    "prompt_hashes",
+)
 
 
 def read_trace(path: Path, *, step_s: float) -> list[ArrivingRequest]:
@@ -47,7 +55,7 @@ def read_trace(path: Path, *, step_s: float) -> list[ArrivingRequest]:
 def read_jsonl(path: Path) -> list[ArrivingRequest]:
     """Read our own format: one object per line, fields as in `ArrivingRequest` and `ServiceLevel`.
 
-    `request_id`, `priority` and the service level may be absent. Raises ValueError naming the line.
+    All but the arrival and the lengths may be absent. Raises ValueError naming the line.
     """
     return sorted(_parsed(path, _from_object), key=lambda request: request.arrival_s)
 
@@ -56,6 +64,7 @@ def _from_object(row: dict[str, Any], number: int) -> ArrivingRequest:
     fields = {name: row[name] for name in OWN_FIELDS if name in row}
     level = {name: value for name, value in row.items() if name not in OWN_FIELDS}
     fields.setdefault("request_id", f"r{number}")
+    fields["prompt_hashes"] = tuple(fields.get("prompt_hashes", ()))
     request = ArrivingRequest(**fields, level=ServiceLevel(**level))
     if min(request.num_prompt_tokens, request.num_output_tokens) < 1 or request.arrival_s < 0:
         raise ValueError("lengths must be at least 1, the arrival at least 0")
@@ -73,6 +82,7 @@ class _Row:
     instant_s: float  # on the trace's own clock
     num_prompt_tokens: int
     num_output_tokens: int
+    prompt_hashes: tuple[int, ...] = ()
 
 
 def read_orbitflow(path: Path, *, step_s: float) -> list[ArrivingRequest]:
@@ -96,9 +106,8 @@ def read_orbitflow(path: Path, *, step_s: float) -> list[ArrivingRequest]:
 
 
 def read_mooncake(path: Path) -> list[ArrivingRequest]:
-    """Read a trace of Mooncake: JSON lines with `timestamp` in milliseconds.
-
-    Its block hashes are not read: prompts share no KV here. Raises ValueError naming the line.
+    """Read a trace of Mooncake: JSON lines with `timestamp` in milliseconds. Raises ValueError
+    naming the line.
     """
     return _requests(_parsed(path, _mooncake_row))
 
@@ -109,6 +118,7 @@ def _mooncake_row(row: dict[str, Any], number: int) -> _Row:
         instant_s=row["timestamp"] / 1e3,
         num_prompt_tokens=int(row["input_length"]),
         num_output_tokens=int(row["output_length"]),
+        prompt_hashes=tuple(map(int, row.get("hash_ids", ()))),
     )
 
 
@@ -174,6 +184,7 @@ def _requests(rows: Iterable[_Row]) -> list[ArrivingRequest]:
             arrival_s=row.instant_s - complete[0].instant_s,
             num_prompt_tokens=row.num_prompt_tokens,
             num_output_tokens=row.num_output_tokens,
+            prompt_hashes=row.prompt_hashes,
         )
         for row in complete
     ]

@@ -2,13 +2,14 @@
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from services.placement.types import RequestId
 from simulator.hardware import data_file
 
+HASHED_TOKENS = 512  # that one of Mooncake's hashes stands for, and all before them
 DEFAULT_SIGMA = 1.0  # of a lognormal length of which only the mean is published
 
 
@@ -22,6 +23,21 @@ class ArrivingRequest:
     num_output_tokens: int  # >= 1
     level: ServiceLevel = NO_SERVICE_LEVEL
     priority: int = 0  # lower is served first
+    # What tells that requests begin alike: a conversation, whose turns each begin with all that was
+    # said before, or hashes of the prompt's pieces of HASHED_TOKENS. Neither: they do not.
+    conversation: str = ""
+    prompt_hashes: tuple[int, ...] = ()
+
+    def block_keys(self, block_size: int) -> Iterator[Hashable]:
+        """Yield what each leading full block is found by; of hashed prompts not the answer's."""
+        if self.conversation:
+            for number in range((self.num_prompt_tokens + self.num_output_tokens) // block_size):
+                yield self.conversation, number
+        else:
+            num_hashed = min(self.num_prompt_tokens, len(self.prompt_hashes) * HASHED_TOKENS)
+            for end in range(block_size, num_hashed + 1, block_size):
+                piece, last = divmod(end - 1, HASHED_TOKENS)
+                yield self.prompt_hashes[piece], last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +119,28 @@ def drawn_requests(
 
 def with_level(requests: Iterable[ArrivingRequest], level: ServiceLevel) -> list[ArrivingRequest]:
     return [replace(request, level=level) for request in requests]
+
+
+def as_conversations(
+    requests: list[ArrivingRequest], *, num_turns: int, gap_s: float
+) -> list[ArrivingRequest]:
+    """Return conversations of so many turns, by arrival.
+
+    Each begins when the first of its requests arrives. Their prompts are its user's messages, sent
+    `gap_s` after one another; a turn's prompt is all that was said before, and the message.
+    """
+    turns = []
+    for first in range(0, len(requests), num_turns):
+        num_said = 0
+        for number, message in enumerate(requests[first : first + num_turns]):
+            num_prompt = num_said + message.num_prompt_tokens
+            turns.append(
+                replace(
+                    message,
+                    arrival_s=requests[first].arrival_s + number * gap_s,
+                    num_prompt_tokens=num_prompt,
+                    conversation=requests[first].request_id,
+                )
+            )
+            num_said = num_prompt + message.num_output_tokens
+    return sorted(turns, key=lambda turn: turn.arrival_s)

@@ -9,6 +9,7 @@ from services.placement.layer_placement import LayerPlacement
 from services.placement.types import EngineShape, RequestId
 from simulator.blocks import BlockLedger
 from simulator.copies import Lane
+from simulator.host import HostLedger
 from simulator.kv import KVState
 from simulator.moves import CountedMoves
 from simulator.requests import LiveRequest, live_request, need_of
@@ -54,7 +55,7 @@ class Bench:
         self.moves = CountedMoves(
             SHAPE,
             self.pool,
-            BlockLedger(num_blocks=1_000),
+            HostLedger(num_blocks=1_000),
             lambda: list(self.moves.requests.values()),
             self.h2d,
         )

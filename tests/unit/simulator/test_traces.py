@@ -39,6 +39,28 @@ def written(folder: Path, name: str, text: str) -> Path:
     return folder / name
 
 
+def test_requests_of_a_published_trace_share_what_their_hashes_say(tmp_path) -> None:
+    first, second = read_trace(written(tmp_path, "mooncake.jsonl", MOONCAKE), step_s=1.0)
+
+    keys = [list(request.block_keys(16)) for request in (first, second)]
+    assert keys[0][:32] == keys[1][:32]  # 512 tokens
+    assert keys[0][32] != keys[1][32]
+
+
+def test_a_trace_of_our_own_may_name_conversations(tmp_path) -> None:
+    lines = "".join(
+        json.dumps(row) + "\n"
+        for row in (
+            {"arrival_s": 0, "num_prompt_tokens": 30, "num_output_tokens": 10},
+            {"arrival_s": 1, "num_prompt_tokens": 30, "num_output_tokens": 10, "conversation": "c"},
+        )
+    )
+    alone, turn = read_jsonl(written(tmp_path, "own.jsonl", lines))
+
+    assert list(alone.block_keys(16)) == []
+    assert list(turn.block_keys(16)) == [("c", 0), ("c", 1)]
+
+
 def shape(requests: list[ArrivingRequest]) -> list[tuple[float, int, int]]:
     return [(round(r.arrival_s, 6), r.num_prompt_tokens, r.num_output_tokens) for r in requests]
 
@@ -113,6 +135,14 @@ def test_our_own_format_goes_out_and_in(tmp_path) -> None:
         ),
         ArrivingRequest(
             request_id=RequestId("y"), arrival_s=2.0, num_prompt_tokens=1, num_output_tokens=1
+        ),
+        ArrivingRequest(
+            request_id=RequestId("z"),
+            arrival_s=3.0,
+            num_prompt_tokens=600,
+            num_output_tokens=1,
+            conversation="c",
+            prompt_hashes=(7, 8),
         ),
     ]
     rows = [asdict(request) for request in requests]
