@@ -49,8 +49,8 @@ MUTATIONS = (
     Mutation(
         "wrong staging buffer",
         f"{EXECUTOR}/blocks/staging.py",
-        "self._point_at(request, index, buffer, ids[buffer])",
-        "self._point_at(request, index, 0, ids[0])",
+        "self._point_at(request, index, ordinal % len(request.staging))",
+        "self._point_at(request, index, 0)",
         ONE_ENGINE,
     ),
     Mutation(

@@ -6,14 +6,15 @@ and own blocks while their layer is away, so that what comes too early or too la
 """
 
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from bench.gpu.machine import POISON, Machine
 from services.executor.copies.backend import make_rings
+from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.host_memory import HostMemory
 from services.executor.copies.pages import pair_pages
@@ -24,6 +25,7 @@ from services.executor.step_messages import (
     LoadTableUpdate,
     RestoreOrder,
     SaveOrder,
+    StagingUpdate,
     StepFeedback,
     StepTransfers,
 )
@@ -86,7 +88,6 @@ class DecodeLoop:
         self._saved_step = 0
         self._last_restore_id = 0
         self._changed: set[int] = set(range(shape.num_requests))  # whose tables are sent anew
-        self._swaps_slots = False  # a mistake to be found
 
     def _request(self, number: int) -> list[LayerKV]:
         shape = self.shape
@@ -140,6 +141,7 @@ class DecodeLoop:
         self._step += 1
         by_layer = self._order_saves(transfers, writes)
         self._send_tables(transfers)
+        self.runner.take_in(transfers)
         self.runner.begin_step(transfers)
         self.marks.layers_begin(self._step)
         for layer in range(self.shape.num_layers):
@@ -170,15 +172,20 @@ class DecodeLoop:
         for request in self._changed:
             transfers.dropped_tables += [(str(request), n) for n in range(self.shape.num_layers)]
             transfers.num_staging[str(request)] = self.shape.num_staging
-            positions = list(range(self.shape.num_blocks))
-            for layer in self._chain(request):
-                slots = self.requests[request][layer].slots
-                if self._swaps_slots:
-                    slots = slots[::-1]
-                staging = self._staging(request, layer)
-                transfers.table_updates.append(
-                    LoadTableUpdate(str(request), layer, True, positions, slots, staging)
+            transfers.staging_updates += [
+                StagingUpdate(str(request), buffer, 0, self._blocks_of(request, buffer))
+                for buffer in range(self.shape.num_staging)
+            ]
+            transfers.table_updates += [
+                LoadTableUpdate(
+                    str(request),
+                    layer,
+                    True,
+                    ordinal % self.shape.num_staging,
+                    [range(self.shape.num_blocks)],
                 )
+                for ordinal, layer in enumerate(self._chain(request))
+            ]
         self._changed.clear()
         transfers.loading = [
             str(request) for request in range(self.shape.num_requests) if self._chain(request)
@@ -188,8 +195,11 @@ class DecodeLoop:
         return [layer for layer, kv in enumerate(self.requests[request]) if kv.offloaded]
 
     def _staging(self, request: int, layer: int) -> list[int]:
+        ordinal = self._chain(request).index(layer)
+        return self._blocks_of(request, ordinal % self.shape.num_staging)
+
+    def _blocks_of(self, request: int, buffer: int) -> list[int]:
         shape = self.shape
-        buffer = self._chain(request).index(layer) % shape.num_staging
         first = 1 + shape.num_slots
         first += (request * shape.num_staging + buffer) * shape.num_blocks
         return list(range(first, first + shape.num_blocks))
@@ -263,7 +273,8 @@ class DecodeLoop:
         engine: Any = self.engine
         if how == "waits":
             engine.wait = lambda ticket, timeout_s=0.0: 0.0
-        self._swaps_slots = how == "slots"
+        elif how == "slots":
+            engine.submit = _with_slots_swapped(engine.submit)
 
     def close(self) -> None:
         self.machine.finish()
@@ -271,3 +282,11 @@ class DecodeLoop:
         for ring in self._rings.values():
             ring.close()
         self._host.close()
+
+
+def _with_slots_swapped(submit: Callable[[Copy], Any]) -> Callable[[Copy], Any]:
+    def swapped(copy: Copy) -> Any:
+        is_load = copy.direction is Direction.H2D
+        return submit(replace(copy, slots=copy.slots[::-1]) if is_load else copy)
+
+    return swapped

@@ -1,8 +1,10 @@
 """What travels with a step: from the scheduler to every rank, and back.
 
-Lists of block ids and slots are sent once, when they change; a rank keeps them. So what a steady
-decode step sends does not grow with the context. To vLLM they are what its connectors' metadata
-are; it asks for no base class, and copies run without vLLM.
+Block ids and slots are sent once, when they change, and a rank keeps them: slots as saves and
+restores name them, blocks of staging buffers as they are taken. What loads copy, and what rows show
+of it, is then said by positions. So neither what a steady decode step sends nor a layer group that
+leaves grows with the context. To vLLM these are what its connectors' metadata are; it asks for no
+base class, and copies run without vLLM.
 """
 
 import sys
@@ -11,6 +13,8 @@ from dataclasses import dataclass, field
 
 from services.control.step_timing import StepTiming
 from services.executor.transfer_types import FailureCause
+
+POSITION_BITS = 24  # of a uid, its last: the position in a row, which has fewer blocks than that
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +28,36 @@ class RowEdit:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixSlots:
+    """Where a request's first blocks are on the host that others have saved."""
+
+    request_id: str
+    uids: list[int]  # by position
+    slots: list[list[int]]  # by layer group; each as long as `uids`
+
+
+@dataclass(frozen=True, slots=True)
+class StagingUpdate:
+    """The blocks of one of a request's staging buffers, from a position on to its end."""
+
+    request_id: str
+    buffer: int
+    start: int
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadTableUpdate:
-    """What an offloaded group's loads copy at each step: slot i of the host to block i."""
+    """What an offloaded group loads at each step from now on, and what its row shows.
+
+    The slot of each position goes to the block of that position in the group's staging buffer.
+    """
 
     request_id: str
     group: int
     replace: bool  # True: this is the whole table; False: append to it
-    uids: list[int]  # of the blocks' KV (`RequestKV.uid`); as long as the two below
-    slots: list[int]
-    block_ids: list[int]
+    buffer: int
+    positions: list[range]  # stretches of the request's row that are not in the table yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +96,11 @@ class StepTransfers:
     cleared_block_ids: list[int] = field(default_factory=list)
     dropped_tables: list[tuple[str, int | None]] = field(default_factory=list)  # None: all groups
     table_updates: list[LoadTableUpdate] = field(default_factory=list)
+    # Leading positions that requests in `dropped_tables` keep the slots of: they were parked.
+    num_kept_slots: dict[str, int] = field(default_factory=dict)
+    prefixes: list[PrefixSlots] = field(default_factory=list)  # of requests that begin with some
     num_staging: dict[str, int] = field(default_factory=dict)  # of requests where it changed
+    staging_updates: list[StagingUpdate] = field(default_factory=list)
     loading: list[str] = field(default_factory=list)  # scheduled requests with offloaded groups
     saves: list[SaveOrder] = field(default_factory=list)
     restores: list[RestoreOrder] = field(default_factory=list)

@@ -12,7 +12,6 @@ with the next step, and each rank carries out steps one after the other.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -24,10 +23,16 @@ from services.executor.blocks.growth import Growth
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.quarantine import Quarantine
-from services.executor.blocks.residency import GroupKV, RequestKV, on_host_only
+from services.executor.blocks.residency import (
+    GroupKV,
+    RequestKV,
+    on_host_only,
+    stretches,
+)
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
+from services.executor.step_messages import PrefixSlots
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 
@@ -110,7 +115,7 @@ class BlockOwner:
         if request.staging:
             self.orders.set_staging(request.request_id, len(request.staging))
             for index in request.offloaded:
-                self.orders.replace_table((request.request_id, index), [], [], [])
+                self.orders.replace_table((request.request_id, index), request.groups[index].buffer)
 
     def _put(self, request: RequestKV) -> None:
         request.record.kv = request
@@ -119,9 +124,10 @@ class BlockOwner:
     def discard(self, request: RequestKV) -> None:
         self.host.withdraw(request.promise)
 
-    def pop(self, request: RequestKV) -> list[KVCacheBlock]:
+    def pop(self, request: RequestKV, *, num_kept: int = 0) -> list[KVCacheBlock]:
         """Forget a request's KV and return its blocks; the caller gives them to the pool.
 
+        The ranks remember where its first `num_kept` positions are on the host.
         Targets of a running restore are not among them: a rank may still write to them.
         """
         request.record.kv = None
@@ -130,7 +136,7 @@ class BlockOwner:
             self.restores.cancel(request, index)
         blocks = request.owned_blocks()
         self._give_back_slots(request)
-        self.orders.drop_request(request.request_id)
+        self.orders.drop_request(request.request_id, num_kept=num_kept)
         self.blocks.poison(blocks)
         return blocks
 
@@ -157,7 +163,7 @@ class BlockOwner:
         parked.columns, old.columns = old.columns, []
         for group in old.groups:
             del group.host_slots[:num_kept]
-        blocks = self.pop(old)
+        blocks = self.pop(old, num_kept=num_kept)
         self._put(parked)
         return blocks
 
@@ -184,6 +190,13 @@ class BlockOwner:
         )
         slots = [list(group) for group in zip(*(column.slots for column in columns), strict=True)]
         self._put(on_host_only(nothing, slots, null=self.blocks.null))
+        self.orders.begin_with(
+            PrefixSlots(
+                record.request_id,
+                [column.uid for column in columns],
+                [list(group) for group in slots],
+            )
+        )
 
     def publish(self, request: RequestKV) -> None:
         """Let others begin with the full blocks of a live request that are on the host."""
@@ -335,7 +348,6 @@ class BlockOwner:
         Return the groups' own blocks there, which are nobody's any more.
         """
         freed: list[KVCacheBlock] = []
-        ids: dict[int, list[int]] = {}  # by buffer
         for index, group in enumerate(request.groups):
             if not group.stages or not group.own:
                 continue
@@ -344,11 +356,8 @@ class BlockOwner:
             if not positions:
                 continue
             freed.extend(map(group.own.pop, positions))
-            if group.buffer not in ids:
-                buffer = request.staging[group.buffer]
-                ids[group.buffer] = [block.block_id for block in buffer]
-            for stretch in _stretches(positions):
-                self.staging.stage(request, index, stretch, ids[group.buffer])
+            for stretch in stretches(positions):
+                self.staging.stage(request, index, stretch)
         return freed
 
     def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
@@ -371,18 +380,13 @@ class BlockOwner:
             donor = next((group for group in unused if group.buffer == number), unused[0])
             unused.remove(donor)
             buffer.append(donor.own[position])
+            donated = [donor.own[position].block_id]
+            self.orders.fill_staging(request.request_id, number, position, donated)
 
     def _seal_one(self, request: RequestKV, index: int, position: int) -> list[KVCacheBlock]:
         """Point one row entry at staging; return its own block unless it became staging."""
-        group = request.groups[index]
-        key = (request.request_id, index)
-        own = group.own.pop(position)
-        staged = request.staging[group.buffer][position]
-        slot = group.host_slots[position]
-        self.orders.append_table(key, [request.uid(position)], [slot], [staged.block_id])
-        if staged is not own:
-            group.row[position] = staged
-            self.orders.edit_row(key, position, staged.block_id)
+        own = request.groups[index].own.pop(position)
+        self.staging.stage(request, index, range(position, position + 1))
         if any(own is buffer[position] for buffer in request.staging):
             return []
         return [own]
@@ -418,12 +422,3 @@ class BlockOwner:
             [kv.promise for kv in (*self.kvs, *drafts)],
             [kv.columns for kv in self.kvs],
         )
-
-
-def _stretches(positions: Sequence[int]) -> list[range]:
-    """Return ascending positions as stretches of neighbours."""
-    ends = [n for n, (a, b) in enumerate(pairwise(positions), start=1) if b != a + 1]
-    return [
-        range(positions[first], positions[last - 1] + 1)
-        for first, last in pairwise([0, *ends, len(positions)])
-    ]

@@ -22,9 +22,8 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from services.control.prefix_cache import Column
 from services.control.request_record import RequestRecord
 from services.executor.blocks.host_pool import Promise
+from services.executor.step_messages import POSITION_BITS
 from services.placement.layer_placement import LayerPlacement
-
-POSITION_BITS = 24  # a request has fewer blocks than two to this power
 
 
 @dataclass(slots=True)
@@ -288,3 +287,16 @@ def on_host_only(
         waiting=True,
         promise=Promise(),
     )
+
+
+def stretches(positions: Sequence[int]) -> list[range]:
+    """Return ascending positions as stretches of neighbours."""
+    if not positions:
+        return []
+    if positions[-1] - positions[0] + 1 == len(positions):
+        return [range(positions[0], positions[-1] + 1)]
+    ends = [n for n, (a, b) in enumerate(pairwise(positions), start=1) if b != a + 1]
+    return [
+        range(positions[first], positions[last - 1] + 1)
+        for first, last in pairwise([0, *ends, len(positions)])
+    ]

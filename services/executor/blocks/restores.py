@@ -6,7 +6,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.counters import Counters
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.residency import GroupKV, RequestKV, Restore
+from services.executor.blocks.residency import GroupKV, RequestKV, Restore, stretches
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.step_messages import RestoreOrder
@@ -98,9 +98,11 @@ class Restores:
         group = request.groups[index]
         assert group.restore is not None
         key = (request.request_id, index)
-        for position, block in group.restore.targets.items():
-            group.row[position] = block
-            self._orders.edit_row(key, position, block.block_id)
+        targets = group.restore.targets
+        for stretch in stretches(sorted(targets)):
+            blocks = [targets[position] for position in stretch]
+            group.row[stretch.start : stretch.stop] = blocks
+            self._orders.edit_row(key, stretch.start, [block.block_id for block in blocks])
         group.restore = None
         group.offloaded = False
         group.own = {}

@@ -1,7 +1,5 @@
 """Staging buffers: pool blocks that a request's offloaded groups take turns in."""
 
-from collections.abc import Sequence
-
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.step_orders import StepOrders
@@ -30,15 +28,15 @@ class StagingBuffers:
         dropped = []
         if not request.staging:
             request.staging = [[] for _ in range(num_wanted)]
+            for number in range(num_wanted):
+                self._orders.fill_staging(request.request_id, number, 0)
         elif len(request.staging) > num_wanted:
             dropped = [block for buffer in request.staging[num_wanted:] for block in buffer]
             del request.staging[num_wanted:]
         else:
             self._add(request, num_wanted)
-        ids = [[block.block_id for block in buffer] for buffer in request.staging]
         for ordinal, index in enumerate(chain):
-            buffer = ordinal % len(request.staging)
-            self._point_at(request, index, buffer, ids[buffer])
+            self._point_at(request, index, ordinal % len(request.staging))
         if len(request.staging) != num_before and request.staging:
             self._orders.set_staging(request.request_id, len(request.staging))
         self._blocks.release(dropped)
@@ -70,45 +68,55 @@ class StagingBuffers:
             return False
         request.asleep = False
         if request.offloaded:
-            request.staging = [self._blocks.take(length)]
+            request.staging = [[]]
+            self._fill(request, 0, length)
             self._orders.set_staging(request.request_id, 1)
             self.assign(request)
         return True
 
     def extend(self, request: RequestKV, length: int) -> None:
-        for buffer in request.staging:
-            buffer.extend(self._blocks.take(max(0, length - len(buffer))))
+        for number in range(len(request.staging)):
+            self._fill(request, number, length)
+
+    def _fill(self, request: RequestKV, number: int, length: int) -> None:
+        """Take what a buffer lacks in length; nothing changes if there are too few blocks."""
+        buffer = request.staging[number]
+        start = len(buffer)
+        if length <= start:
+            return
+        buffer.extend(self._blocks.take(length - start))
+        new = (block.block_id for block in buffer[start:])
+        self._orders.fill_staging(request.request_id, number, start, new)
 
     def trim(self, request: RequestKV) -> None:
         """Give back what no offloaded group stages any more."""
         length = request.num_staged_positions
-        for buffer in request.staging:
-            self._blocks.release(buffer[length:])
-            del buffer[length:]
+        for number, buffer in enumerate(request.staging):
+            if length < len(buffer):
+                self._blocks.release(buffer[length:])
+                del buffer[length:]
+                self._orders.fill_staging(request.request_id, number, length)
 
     def _add(self, request: RequestKV, num_wanted: int) -> None:
         while len(request.staging) < num_wanted:
             if self._blocks.num_free < request.staging_length:
                 return
-            request.staging.append(self._blocks.take(request.staging_length))
+            length = request.staging_length
+            request.staging.append([])
+            self._fill(request, len(request.staging) - 1, length)
 
-    def _point_at(self, request: RequestKV, index: int, buffer: int, ids: list[int]) -> None:
-        """Let a group use a buffer, whose blocks have these ids."""
+    def _point_at(self, request: RequestKV, index: int, buffer: int) -> None:
+        """Let a group use a buffer."""
         group = request.groups[index]
         if group.buffer == buffer:
             return
         group.buffer = buffer
-        key = (request.request_id, index)
-        self._orders.replace_table(key, [], [], [])
+        self._orders.replace_table((request.request_id, index), buffer)
         for staged in group.staged_stretches():
-            self.stage(request, index, staged, ids)
+            self.stage(request, index, staged)
 
-    def stage(self, request: RequestKV, index: int, positions: range, ids: Sequence[int]) -> None:
+    def stage(self, request: RequestKV, index: int, positions: range) -> None:
         """Point row entries of a group at its buffer, and load them from now on."""
         group, stretch = request.groups[index], slice(positions.start, positions.stop)
-        key = (request.request_id, index)
         group.row[stretch] = request.staging[group.buffer][stretch]
-        self._orders.edit_rows(key, positions.start, ids[stretch])
-        self._orders.append_table(
-            key, request.uids(positions), group.host_slots[stretch], ids[stretch]
-        )
+        self._orders.append_table((request.request_id, index), group.buffer, positions)

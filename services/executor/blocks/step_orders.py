@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 
 from services.executor.step_messages import (
     LoadTableUpdate,
+    PrefixSlots,
     RestoreOrder,
     RowEdit,
     SaveOrder,
+    StagingUpdate,
     StepTransfers,
 )
 
@@ -21,7 +23,10 @@ class StepOrders:
         self._edits: dict[GroupOf, list[RowEdit]] = {}  # no two of which meet
         self._dropped: dict[tuple[str, int | None], None] = {}
         self._tables: dict[GroupOf, LoadTableUpdate] = {}
+        self._num_kept_slots: dict[str, int] = {}
+        self._prefixes: dict[str, PrefixSlots] = {}
         self._num_staging: dict[str, int] = {}
+        self._staging: dict[tuple[str, int], StagingUpdate] = {}  # by request and buffer
         self._restores: dict[int, RestoreOrder] = {}
         self._cancelled: list[int] = []
         self._poisoned: list[int] = []
@@ -31,51 +36,51 @@ class StepOrders:
     def next_step(self) -> int:
         return self._step + 1
 
-    def edit_row(self, key: GroupOf, position: int, block_id: int) -> None:
-        self.edit_rows(key, position, [block_id])
-
-    def edit_rows(self, key: GroupOf, start: int, block_ids: Sequence[int]) -> None:
+    def edit_row(self, key: GroupOf, start: int, block_ids: Sequence[int]) -> None:
         """Let a stretch of a row show other blocks, whatever it was to show before."""
-        pending = self._edits.setdefault(key, [])
-        end = start + len(block_ids)
-        if pending and pending[-1].start + len(pending[-1].block_ids) == start:
-            last = pending[-1]
-            if all(edit.start < start for edit in pending):  # as rows are sealed, in their order
-                last.block_ids.extend(block_ids)
-                return
-        kept = [piece for edit in pending for piece in _outside(edit, start, end)]
-        self._edits[key] = [*kept, RowEdit(*key, start, list(block_ids))]
+        self._forget_edits(key, start, start + len(block_ids))
+        self._edits.setdefault(key, []).append(RowEdit(*key, start, list(block_ids)))
 
-    def replace_table(
-        self, key: GroupOf, uids: list[int], slots: list[int], block_ids: list[int]
-    ) -> None:
-        self._tables[key] = LoadTableUpdate(*key, True, uids, slots, block_ids)
+    def _forget_edits(self, key: GroupOf, start: int, end: int) -> None:
+        if pending := self._edits.get(key):
+            pending[:] = [piece for edit in pending for piece in _outside(edit, start, end)]
 
-    def append_table(
-        self,
-        key: GroupOf,
-        uids: Iterable[int],
-        slots: Iterable[int],
-        block_ids: Iterable[int],
-    ) -> None:
-        update = self._tables.get(key)
-        if update is None:
-            update = self._tables[key] = LoadTableUpdate(*key, False, [], [], [])
-        update.uids.extend(uids)
-        update.slots.extend(slots)
-        update.block_ids.extend(block_ids)
+    def replace_table(self, key: GroupOf, buffer: int) -> None:
+        """Let a group use a staging buffer, and load nothing until it is told to."""
+        self._tables[key] = LoadTableUpdate(*key, True, buffer, [])
 
-    def extend_table(self, save: SaveOrder) -> None:
-        """Load from the next step on what a save takes out of staging."""
-        key = (save.request_id, save.group)
-        self.append_table(key, save.uids, save.slots, save.block_ids)
+    def append_table(self, key: GroupOf, buffer: int, positions: range) -> None:
+        """Load a stretch from now on into the group's buffer, and let its row show that."""
+        self._forget_edits(key, positions.start, positions.stop)
+        update = self._tables.setdefault(key, LoadTableUpdate(*key, False, buffer, []))
+        if update.positions and update.positions[-1].stop == positions.start:
+            positions = range(update.positions.pop().start, positions.stop)
+        update.positions.append(positions)
 
     def drop_table(self, key: GroupOf) -> None:
         self._tables.pop(key, None)
         self._dropped[key] = None
 
     def set_staging(self, request_id: str, num_staging: int) -> None:
+        """Let a request have so many staging buffers; new ones are filled by `fill_staging`."""
         self._num_staging[request_id] = num_staging
+        for key in [key for key in self._staging if key[0] == request_id and key[1] >= num_staging]:
+            del self._staging[key]
+
+    def fill_staging(
+        self, request_id: str, buffer: int, start: int, block_ids: Iterable[int] = ()
+    ) -> None:
+        """Let a buffer have these blocks from a position on, and none behind them."""
+        pending = self._staging.get((request_id, buffer))
+        if pending is None or start < pending.start:
+            pending = self._staging[request_id, buffer] = StagingUpdate(
+                request_id, buffer, start, []
+            )
+        pending.block_ids[start - pending.start :] = block_ids
+
+    def begin_with(self, prefix: PrefixSlots) -> None:
+        """Tell the ranks where on the host a request's first blocks are, which others saved."""
+        self._prefixes[prefix.request_id] = prefix
 
     def restore(self, order: RestoreOrder) -> None:
         self._restores[order.restore_id] = order
@@ -93,12 +98,20 @@ class StepOrders:
     def clear(self, block_ids: Iterable[int]) -> None:
         self._cleared.extend(block_ids)
 
-    def drop_request(self, request_id: str) -> None:
-        """Forget all orders about a request and tell the ranks to forget it too."""
-        for pending in (self._edits, self._tables):
+    def drop_request(self, request_id: str, *, num_kept: int = 0) -> None:
+        """Forget all orders about a request and tell the ranks to forget it too.
+
+        But for where its first `num_kept` positions are on the host.
+        """
+        for pending in (self._edits, self._tables, self._staging):
             for key in [key for key in pending if key[0] == request_id]:
                 del pending[key]
         self._num_staging.pop(request_id, None)
+        if num_kept:
+            self._num_kept_slots[request_id] = num_kept
+        else:
+            self._num_kept_slots.pop(request_id, None)
+            self._prefixes.pop(request_id, None)
         self._dropped[(request_id, None)] = None
 
     def take(self, *, loading: list[str], saves: list[SaveOrder]) -> StepTransfers:
@@ -111,14 +124,18 @@ class StepOrders:
             cleared_block_ids=self._cleared,
             dropped_tables=list(self._dropped),
             table_updates=list(self._tables.values()),
+            num_kept_slots=self._num_kept_slots,
+            prefixes=list(self._prefixes.values()),
             num_staging=self._num_staging,
+            staging_updates=list(self._staging.values()),
             loading=loading,
             saves=saves,
             restores=list(self._restores.values()),
             cancelled_restores=self._cancelled,
         )
         self._edits, self._tables, self._dropped = {}, {}, {}
-        self._num_staging, self._restores = {}, {}
+        self._restores, self._num_kept_slots, self._prefixes = {}, {}, {}
+        self._num_staging, self._staging = {}, {}
         self._cancelled, self._poisoned, self._cleared = [], [], []
         return message
 

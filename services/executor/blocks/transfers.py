@@ -101,13 +101,7 @@ class Transfers:
                 self.write_through.note(request)
             if request.staging:
                 loading.append(request_id)
-        saves = self.write_through.plan(step)
-        transfers = owner.orders.take(loading=loading, saves=saves)
-        # What a step writes to staging itself is loaded from the step after it.
-        for save in saves:
-            if save.from_staging:
-                owner.orders.extend_table(save)
-        return transfers
+        return owner.orders.take(loading=loading, saves=self.write_through.plan(step))
 
     @property
     def is_busy(self) -> bool:

@@ -1,9 +1,21 @@
-"""What each request's steps load on one rank: sent once when it changes, and kept here."""
+"""What each request's steps load on one rank: sent once when it changes, and kept here.
+
+A rank knows the host slots of a request's blocks from the saves and restores that named them, and
+the blocks of its staging buffers. A table is put together from both, and so is what rows show.
+"""
 
 from array import array
 from dataclasses import dataclass, field
 
-from services.executor.step_messages import StepTransfers
+from services.executor.step_messages import (
+    POSITION_BITS,
+    LoadTableUpdate,
+    PrefixSlots,
+    RestoreOrder,
+    RowEdit,
+    SaveOrder,
+    StepTransfers,
+)
 
 
 def _numbers() -> "array[int]":
@@ -14,6 +26,7 @@ def _numbers() -> "array[int]":
 class LoadTable:
     """One offloaded group of one request; pairwise, and packed: they are joined in every step."""
 
+    buffer: int
     uids: "array[int]" = field(default_factory=_numbers)
     slots: "array[int]" = field(default_factory=_numbers)
     block_ids: "array[int]" = field(default_factory=_numbers)
@@ -24,8 +37,14 @@ class RequestLoads:
     """What one request's steps load: a table per offloaded group, in layer order."""
 
     tables: dict[int, LoadTable] = field(default_factory=dict)
-    num_staging: int = 1
+    uids: "array[int]" = field(default_factory=_numbers)  # one per position, as below
+    slots: "dict[int, array[int]]" = field(default_factory=dict)  # by group
+    staging: "list[array[int]]" = field(default_factory=list)  # blocks of each buffer
     chain: list[int] = field(default_factory=list)  # the tables' groups, ascending
+
+    @property
+    def num_staging(self) -> int:
+        return len(self.staging)
 
     def buffer_successor(self, group: int) -> int | None:
         """Return the group that uses a group's staging buffer next in the step."""
@@ -36,35 +55,115 @@ class RequestLoads:
         position = self.chain.index(group) - self.num_staging
         return self.chain[position] if position >= 0 else None
 
+    def kept(self, num_positions: int) -> "RequestLoads":
+        """Return what is left of a request that was parked: the slots of its first positions."""
+        return RequestLoads(
+            uids=self.uids[:num_positions],
+            slots={group: slots[:num_positions] for group, slots in self.slots.items()},
+        )
+
+    def begin_with(self, prefix: PrefixSlots) -> None:
+        """Take in where the first blocks are that others have saved."""
+        self.uids = array("q", prefix.uids)
+        self.slots = {group: array("q", slots) for group, slots in enumerate(prefix.slots)}
+
+    def learn(self, order: SaveOrder | RestoreOrder) -> None:
+        """Take in which slots are whose."""
+        slots = self.slots.setdefault(order.group, array("q"))
+        first, last = position_of(order.uids[0]), position_of(order.uids[-1])
+        for known, new in ((self.uids, order.uids), (slots, order.slots)):
+            known.extend([0] * (last + 1 - len(known)))
+            if last - first + 1 == len(new):
+                known[first : last + 1] = array("q", new)
+            else:
+                for uid, number in zip(order.uids, new, strict=True):
+                    known[position_of(uid)] = number
+
+    def resize_staging(self, num_staging: int) -> None:
+        del self.staging[num_staging:]
+        self.staging.extend(array("q") for _ in range(num_staging - len(self.staging)))
+
+    def load(self, group: int, positions: range) -> "array[int]":
+        """Extend a group's table by a stretch; return the staging blocks that its row shows."""
+        table, stretch = self.tables[group], slice(positions.start, positions.stop)
+        block_ids = self.staging[table.buffer][stretch]
+        table.uids.extend(self.uids[stretch])
+        table.slots.extend(self.slots[group][stretch])
+        table.block_ids.extend(block_ids)
+        assert len(table.slots) == len(table.block_ids) == len(table.uids)
+        return block_ids
+
+    def drop(self, group: int) -> None:
+        self.tables.pop(group, None)
+        self.chain = sorted(self.tables)
+
+
+def position_of(uid: int) -> int:
+    return uid & ((1 << POSITION_BITS) - 1)
+
 
 class LoadTables:
     """The tables of all requests."""
 
     def __init__(self) -> None:
         self._requests: dict[str, RequestLoads] = {}
+        self._written: list[SaveOrder] = []  # out of staging, by the last step
 
-    def update(self, transfers: StepTransfers) -> list[str]:
-        """Take in a step's changes; return the requests that ended, or ended and begin anew."""
+    def update(self, transfers: StepTransfers) -> tuple[list[str], list[RowEdit]]:
+        """Take in a step's changes.
+
+        Return the requests that ended, or ended and begin anew, and how rows change, beside what
+        the message itself says of them.
+        """
+        for save in self._written:  # what a step writes to staging is loaded from the next one on
+            self._append(save)
+        ended = self._drop(transfers)
+        for prefix in transfers.prefixes:
+            self._of(prefix.request_id).begin_with(prefix)
+        for order in (*transfers.saves, *transfers.restores):
+            self._of(order.request_id).learn(order)
+        self._written = [save for save in transfers.saves if save.from_staging]
+        for request_id, num_staging in transfers.num_staging.items():
+            self._of(request_id).resize_staging(num_staging)
+        for buffer in transfers.staging_updates:
+            self._of(buffer.request_id).staging[buffer.buffer][buffer.start :] = array(
+                "q", buffer.block_ids
+            )
+        return ended, [edit for update in transfers.table_updates for edit in self._point(update)]
+
+    def _append(self, save: SaveOrder) -> None:
+        loads = self._requests[save.request_id]
+        for uid in save.uids:
+            position = position_of(uid)
+            loads.load(save.group, range(position, position + 1))
+
+    def _drop(self, transfers: StepTransfers) -> list[str]:
         ended = []
         for request_id, group in transfers.dropped_tables:
             if group is None:
-                self._requests.pop(request_id, None)
+                gone = self._requests.pop(request_id, None)
                 ended.append(request_id)
+                if gone is not None and request_id in transfers.num_kept_slots:
+                    kept = gone.kept(transfers.num_kept_slots[request_id])
+                    self._requests[request_id] = kept
             elif request_id in self._requests:
-                self._requests[request_id].tables.pop(group, None)
-                self._requests[request_id].chain = sorted(self._requests[request_id].tables)
-        for request_id, num_staging in transfers.num_staging.items():
-            self._of(request_id).num_staging = num_staging
-        for update in transfers.table_updates:
-            loads = self._of(update.request_id)
-            if update.replace:
-                loads.tables[update.group] = LoadTable()
-                loads.chain = sorted(loads.tables)
-            table = loads.tables[update.group]
-            table.uids.extend(update.uids)
-            table.slots.extend(update.slots)
-            table.block_ids.extend(update.block_ids)
+                self._requests[request_id].drop(group)
         return ended
+
+    def _point(self, update: LoadTableUpdate) -> list[RowEdit]:
+        loads = self._of(update.request_id)
+        if update.replace:
+            loads.tables[update.group] = LoadTable(update.buffer)
+            loads.chain = sorted(loads.tables)
+        return [
+            RowEdit(
+                update.request_id,
+                update.group,
+                positions.start,
+                loads.load(update.group, positions).tolist(),
+            )
+            for positions in update.positions
+        ]
 
     def of(self, request_ids: list[str]) -> dict[str, RequestLoads]:
         """Return the tables of requests that have some."""

@@ -2,6 +2,7 @@
 
 Order within a step, on the engine's thread:
 
+    take in    what loads copy, and what rows show, changes
     begin      copies out of staging of the last step are complete; what was freed may be
                overwritten; restores start; the first loads of every request start
     before g   the loads of layer group g are complete
@@ -24,7 +25,13 @@ from typing import TypeVar
 from services.executor.copies.copy_engine import BACKGROUND, Copy, CopyEngine, Direction, Identity
 from services.executor.copies.copy_watch import CopyWatch, Patience, WatchedCopy
 from services.executor.copies.load_tables import LoadTable, LoadTables, RequestLoads
-from services.executor.step_messages import RestoreOrder, SaveOrder, StepFeedback, StepTransfers
+from services.executor.step_messages import (
+    RestoreOrder,
+    RowEdit,
+    SaveOrder,
+    StepFeedback,
+    StepTransfers,
+)
 from services.executor.transfer_types import FailureCause
 
 T = TypeVar("T")
@@ -68,6 +75,7 @@ class TransferRunner:
         self._num_groups_begun = 0  # in this step
         self._lost: dict[str, FailureCause] = {}  # requests whose KV here is wrong
         self._newly_lost: dict[str, FailureCause] = {}  # of this step
+        self._ended: list[str] = []  # requests, with this step
 
     @property
     def engine(self) -> CopyEngine:
@@ -80,14 +88,19 @@ class TransferRunner:
 
     # -- the parts of a step ----------------------------------------------------------------
 
+    def take_in(self, transfers: StepTransfers) -> list[RowEdit]:
+        """Take in what a step changes, before `begin_step`; return all edits of rows."""
+        self._ended, edits = self._tables.update(transfers)
+        return [*transfers.row_edits, *edits]
+
     def begin_step(self, transfers: StepTransfers) -> None:
-        """Take in a step's orders and start what can start before its first layer."""
+        """Start what can start before a step's first layer."""
         self._step = transfers.step
         self.num_steps += 1
         for (request_id, _), copy in self._staging_saves.items():
             self._await([request_id], copy)
         self._staging_saves.clear()
-        self._forget(self._tables.update(transfers))
+        self._forget(self._ended)
         if self.fill is not None:
             self.fill(transfers.poisoned_block_ids, True)
             self.fill(transfers.cleared_block_ids, False)

@@ -36,11 +36,12 @@ class LayerwiseWorkerMixin:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         transfers = scheduler_output.kv_connector_metadata
-        if isinstance(transfers, StepTransfers) and transfers.row_edits:
-            if self.use_v2_model_runner:
-                self._edit_rows_v2(transfers.row_edits, rows_of_this_step(scheduler_output))
-            else:
-                self._edit_rows_v1(transfers.row_edits)
+        if isinstance(transfers, StepTransfers):
+            edits = get_kv_transfer_group().runner.take_in(transfers)
+            if edits and self.use_v2_model_runner:
+                self._edit_rows_v2(edits, rows_of_this_step(scheduler_output))
+            elif edits:
+                self._edit_rows_v1(edits)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
     # Rows of running requests are changed in place; vLLM itself only appends to them. Edits of

@@ -135,7 +135,7 @@ class SimulatedRank:
         self._num_groups = num_groups
 
     def run_step(self, transfers: StepTransfers, batch: list[Slice]) -> StepFeedback:
-        for edit in transfers.row_edits:
+        for edit in self.runner.take_in(transfers):
             if edit.request_id in self.rows:
                 row = self.rows[edit.request_id][edit.group]
                 row[edit.start : edit.start + len(edit.block_ids)] = edit.block_ids

@@ -131,6 +131,7 @@ def test_class_3_a_step_whose_hooks_are_skipped_loses_the_requests_that_load_in_
     transfers = sim.transfers.plan_step({"r1": 22})
     runner = sim.ranks[0].runner
 
+    runner.take_in(transfers)
     runner.begin_step(transfers)
     runner.before_group(0)
     runner.after_group(0)
@@ -226,7 +227,9 @@ def test_a_step_that_moves_nothing_needs_no_hooks_between_its_layers() -> None:
 
     sim.step({"r1": 1})  # 22 tokens: no block is full
     assert not runner.has_work_between_layers
-    runner.begin_step(sim.transfers.plan_step({"r1": 24}))  # the sixth block is
+    transfers = sim.transfers.plan_step({"r1": 24})
+    runner.take_in(transfers)
+    runner.begin_step(transfers)  # the sixth block is
     assert runner.has_work_between_layers
 
 

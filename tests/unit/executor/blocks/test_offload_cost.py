@@ -1,5 +1,6 @@
 """Offloading one more layer group of a request: what it costs does not grow with the context."""
 
+import pickle
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -38,8 +39,11 @@ def num_calls(work: Callable[[], None]) -> int:
     return count
 
 
-def calls_of_one_more(num_blocks: int) -> int:
-    """Return the calls for the second of twelve groups, after every other one is away."""
+def cost_of_one_more(num_blocks: int) -> tuple[int, int]:
+    """Return the calls, and the bytes of the message, for the second of twelve groups.
+
+    Every other one is away.
+    """
     record = make_record("r")
     owner = BlockOwner(
         BlockPool(2 * NUM_GROUPS * num_blocks, False, BLOCK_SIZE),
@@ -61,16 +65,20 @@ def calls_of_one_more(num_blocks: int) -> int:
     owner.offload(request, range(0, NUM_GROUPS, 2))
     transfers.plan_step({"r": num_tokens})
 
+    messages = []
+
     def offload() -> None:
         owner.offload(request, [1])
-        transfers.plan_step({"r": num_tokens})
+        messages.append(transfers.plan_step({"r": num_tokens}))
 
     calls = num_calls(offload)
     owner.check_integrity()
     assert request.offloaded == [0, 1, 2, 4, 6, 8, 10]
     assert not any(group.own for group in request.groups if group.offloaded)
-    return calls
+    assert len(messages[0].table_updates) == 6  # the group, and those that change their buffer
+    return calls, len(pickle.dumps(messages[0]))
 
 
-def test_one_more_group_takes_as_many_calls_whatever_the_context() -> None:
-    assert calls_of_one_more(300) == calls_of_one_more(30)
+def test_one_more_group_costs_as_many_calls_and_bytes_whatever_the_context() -> None:
+    # Numbers from 256 to 65,535 are as many bytes each.
+    assert cost_of_one_more(3_000) == cost_of_one_more(300)

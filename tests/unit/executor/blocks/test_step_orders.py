@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.executor.blocks.step_orders import StepOrders
-from services.executor.step_messages import LoadTableUpdate, RestoreOrder, RowEdit, StepFeedback
+from services.executor.step_messages import (
+    LoadTableUpdate,
+    PrefixSlots,
+    RestoreOrder,
+    RowEdit,
+    StepFeedback,
+)
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -15,8 +21,8 @@ pytestmark = pytest.mark.filterwarnings("default")
 def test_edits_of_one_row_travel_as_few_stretches() -> None:
     orders = StepOrders()
     for position in (4, 2, 3, 9):
-        orders.edit_row(("r", 1), position, 100 + position)
-    orders.edit_row(("r", 1), 3, 7)
+        orders.edit_row(("r", 1), position, [100 + position])
+    orders.edit_row(("r", 1), 3, [7])
 
     assert orders.take(loading=[], saves=[]).row_edits == [
         RowEdit("r", 1, 2, [102, 7, 104]),
@@ -35,7 +41,7 @@ def test_later_edits_of_a_stretch_replace_earlier_ones_and_no_two_meet(
 ) -> None:
     orders, row = StepOrders(), {}
     for start, block_ids in edits:
-        orders.edit_rows(("r", 1), start, block_ids)
+        orders.edit_row(("r", 1), start, block_ids)
         row.update(zip(range(start, start + len(block_ids)), block_ids, strict=True))
 
     sent = orders.take(loading=[], saves=[]).row_edits
@@ -48,7 +54,7 @@ def test_later_edits_of_a_stretch_replace_earlier_ones_and_no_two_meet(
 
 def test_steps_count_from_one_and_start_empty() -> None:
     orders = StepOrders()
-    orders.edit_row(("r", 0), 0, 1)
+    orders.edit_row(("r", 0), 0, [1])
     first, second = (orders.take(loading=[], saves=[]) for _ in range(2))
 
     assert (first.step, second.step) == (1, 2)
@@ -57,27 +63,66 @@ def test_steps_count_from_one_and_start_empty() -> None:
 
 def test_a_replaced_table_takes_what_is_appended_after_it_and_drops_what_was_before() -> None:
     orders = StepOrders()
-    orders.append_table(("r", 0), [7], [1], [11])
-    orders.replace_table(("r", 0), [0], [2], [12])
-    orders.append_table(("r", 0), [1], [3], [13])
-    orders.append_table(("r", 1), [5], [4], [14])
+    orders.append_table(("r", 0), 0, range(7, 8))
+    orders.replace_table(("r", 0), 1)
+    orders.append_table(("r", 0), 1, range(2))
+    orders.append_table(("r", 0), 1, range(2, 3))
+    orders.append_table(("r", 1), 0, range(5, 6))
 
     assert orders.take(loading=[], saves=[]).table_updates == [
-        LoadTableUpdate("r", 0, True, [0, 1], [2, 3], [12, 13]),
-        LoadTableUpdate("r", 1, False, [5], [4], [14]),
+        LoadTableUpdate("r", 0, True, 1, [range(3)]),
+        LoadTableUpdate("r", 1, False, 0, [range(5, 6)]),
     ]
+
+
+def test_what_a_row_shows_of_a_staging_buffer_replaces_what_it_was_to_show_before() -> None:
+    orders = StepOrders()
+    orders.edit_row(("r", 0), 2, [7, 8, 9])
+    orders.append_table(("r", 0), 0, range(3, 4))
+
+    assert orders.take(loading=[], saves=[]).row_edits == [
+        RowEdit("r", 0, 2, [7]),
+        RowEdit("r", 0, 4, [9]),
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 6), st.lists(st.integers(1, 99), max_size=4)),
+        max_size=12,
+    )
+)
+def test_a_rank_has_the_blocks_of_a_staging_buffer_after_any_history(
+    changes: list[tuple[bool, int, list[int]]],
+) -> None:
+    orders, here, there = StepOrders(), [], []
+    for is_sent, start, block_ids in changes:
+        start = min(start, len(here))
+        here[start:] = block_ids
+        orders.fill_staging("r", 0, start, block_ids)
+        if is_sent:
+            for update in orders.take(loading=[], saves=[]).staging_updates:
+                there[update.start :] = update.block_ids
+
+    for update in orders.take(loading=[], saves=[]).staging_updates:
+        there[update.start :] = update.block_ids
+    assert there == here
 
 
 def test_a_dropped_request_leaves_no_orders_behind() -> None:
     orders = StepOrders()
-    orders.edit_row(("gone", 0), 0, 1)
-    orders.append_table(("gone", 0), [0], [1], [1])
+    orders.edit_row(("gone", 0), 0, [1])
+    orders.append_table(("gone", 0), 0, range(1))
     orders.set_staging("gone", 2)
+    orders.fill_staging("gone", 1, 0, [1])
+    orders.begin_with(PrefixSlots("gone", [0], [[1], [2]]))
+    orders.drop_request("gone", num_kept=1)
     orders.drop_request("gone")
 
     message = orders.take(loading=[], saves=[])
 
     assert (message.row_edits, message.table_updates, message.num_staging) == ([], [], {})
+    assert (message.staging_updates, message.prefixes, message.num_kept_slots) == ([], [], {})
     assert message.dropped_tables == [("gone", None)]
 
 

@@ -9,6 +9,7 @@ from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 from vllm.v1.worker.gpu_worker import Worker
 
+from services.executor.plugin import worker as plugin_worker
 from services.executor.plugin.full_graphs import forbid_full_graphs_v1, forbid_full_graphs_v2
 from services.executor.plugin.gpu_worker import LayerwiseGPUWorker
 from services.executor.step_messages import SaveOrder, StepTransfers
@@ -112,6 +113,8 @@ def test_hooks_are_needed_where_layers_load_or_write_staging_that_is_saved(
     monkeypatch: pytest.MonkeyPatch, transfers: StepTransfers | None, needed: bool
 ) -> None:
     seen = []
+    connector = SimpleNamespace(runner=SimpleNamespace(take_in=lambda transfers: []))
+    monkeypatch.setattr(plugin_worker, "get_kv_transfer_group", lambda: connector)
     worker: Any = object.__new__(LayerwiseGPUWorker)
     worker.use_v2_model_runner = True
     monkeypatch.setattr(

@@ -76,8 +76,8 @@ def test_another_batch_or_another_placement_is_another_composition() -> None:
     assert not run(watch, {"a": 1}).same_batch
     assert run(watch, {"a": 1}).same_batch
 
-    growing = StepTransfers(step=2, table_updates=[LoadTableUpdate("a", 0, False, [0], [1], [1])])
-    moving = StepTransfers(step=3, table_updates=[LoadTableUpdate("a", 0, True, [0], [1], [1])])
+    growing = StepTransfers(step=2, table_updates=[LoadTableUpdate("a", 0, False, 0, [range(1)])])
+    moving = StepTransfers(step=3, table_updates=[LoadTableUpdate("a", 0, True, 0, [range(1)])])
 
     assert run(watch, {"a": 1}, transfers=growing).same_batch
     assert not run(watch, {"a": 1}, transfers=moving).same_batch

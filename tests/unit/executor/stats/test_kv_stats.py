@@ -131,7 +131,9 @@ def test_a_rank_reports_until_all_that_it_copied_is_told_and_then_nothing() -> N
     assert stats.take() is None
     save = SaveOrder("r", 0, [0, 1], [0, 1], [2, 3], from_staging=False)
 
-    runner.begin_step(StepTransfers(step=1, saves=[save]))
+    message = StepTransfers(step=1, saves=[save])
+    runner.take_in(message)
+    runner.begin_step(message)
     runner.end_step()
     reports = [stats.take()]  # the copy may not have ended yet
     runner.watch.wait(runner._running_saves[0].copy)

@@ -23,7 +23,12 @@ from services.executor.copies.link_calibration import calibrate
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.step_marks import MAX_UNREAD_STEPS, DeviceMarks
 from services.executor.copies.transfer_runner import TransferRunner
-from services.executor.step_messages import LoadTableUpdate, StepTransfers
+from services.executor.step_messages import (
+    LoadTableUpdate,
+    PrefixSlots,
+    StagingUpdate,
+    StepTransfers,
+)
 
 NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, PAGE_BYTES = 8, 16, 4, 4096
 LAYER_S, OUTSIDE_S = 1e-3, 2e-3
@@ -92,9 +97,11 @@ class Loop:
         staging = [[8 + block for block in blocks], [16 + block for block in blocks]]
         return StepTransfers(
             step=0,
+            prefixes=[PrefixSlots("r", blocks, [blocks] * NUM_LAYERS)],
             num_staging={"r": 2},
+            staging_updates=[StagingUpdate("r", n, 0, ids) for n, ids in enumerate(staging)],
             table_updates=[
-                LoadTableUpdate("r", group, True, blocks, blocks, staging[ordinal % 2])
+                LoadTableUpdate("r", group, True, ordinal % 2, [range(NUM_BLOCKS)])
                 for ordinal, group in enumerate(groups)
             ],
         )
@@ -123,6 +130,7 @@ class Loop:
                 undisturbed=True,
             )
         )
+        self.runner.take_in(transfers)
         self.runner.begin_step(transfers)
         self.marks.layers_begin(self._step)
         for group in range(NUM_LAYERS):
