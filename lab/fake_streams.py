@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.executor.copies.streams import RowCopy
+from services.executor.copies.streams import Part, RowCopy
 
 Clock = dict[int, int]  # per stream: how many of its operations come before
 HOST = -1  # the stream of what the host does itself
@@ -156,7 +156,8 @@ class FakeDevice:
             self._streams.append(FakeStream(self, len(self._streams)))
             return self._streams[-1]
 
-    def copy(self, stream: Any, copies: Sequence[RowCopy], *, source_is_stable: bool) -> None:
+    def copy(self, stream: Any, part: Part, *, source_is_stable: bool) -> None:
+        copies = part.copies()
         with self.lock:
             if self.fails is not None and self.fails(copies):
                 raise RuntimeError("the device refused a copy")

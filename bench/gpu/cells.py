@@ -63,8 +63,7 @@ def device_cells(device: str) -> list[Cell]:
             for every in (1, 2, 4)
             for buffers in (1, 2)
         },
-        "loads": {"": {**large, "num_blocks": (64, 512, 4096) if is_real else (4, 16),
-                       "num_runs": 200 if is_real else 3}},
+        "loads": {"": {**large, "num_blocks": (64, 512, 4096), "num_runs": 200}},
         "marks": {"": {**loop, "num_marks": 10_000 if is_real else 50}},
         "small": {"": {**large, "num_blocks": 4096 if is_real else 8,
                        "num_runs": 200 if is_real else 3}},

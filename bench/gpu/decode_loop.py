@@ -76,7 +76,7 @@ class DecodeLoop:
         self._rings = (
             make_rings(ring_options, [shape.page_bytes], machine.registrar) if shape.ring else {}
         )
-        pages = pair_pages([(self._pool,)] * shape.num_layers, self._host.slabs)
+        self.pages = pages = pair_pages([(self._pool,)] * shape.num_layers, self._host.slabs)
         device = machine.copies(0 if shape.ring else self._host.slots_per_range)
         self.engine = CudaCopyEngine(pages, device, rings=self._rings)
         self.runner = TransferRunner(self.engine, shape.num_layers)

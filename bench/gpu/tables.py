@@ -10,7 +10,8 @@ DEFINITIONS = {
     "with something left out there must be some",
     "overlap": "copy_s: one layer's blocks of one request; step_s: first layer's beginning to last "
     "one's end; path_s: longest path through measured layers and copies",
-    "loads": "processor time of the engine's thread for the submission of a load and its wait",
+    "loads": "processor time of the engine's thread for the submission of a load and its wait, "
+    "of the same blocks step after step and of others each time",
     "marks": "step with and without the marks that times are read from",
     "small": "what 4 KiB take to the host on the compute stream, copies of KV beside them",
     "pinning": "a graph captured with memory pinned before or by a thread meanwhile; memlock: "

@@ -11,7 +11,7 @@ import torch
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.host_ring import RingBuffer
 from services.executor.copies.pages import GroupPages
-from services.executor.copies.streams import Event, RowCopy
+from services.executor.copies.streams import Batch, Event, Part, RowCopy
 
 Indices = npt.NDArray[np.int64]
 Rows = tuple[torch.Tensor, Indices]  # a matrix of bytes, and which of its rows
@@ -26,6 +26,7 @@ class CopyJob:
     block_ids: Indices
     pages: GroupPages
     ready: Event  # on the compute stream: the model's last use of what it reads or overwrites
+    batch: Batch  # between the pool and the host; of a copy that is made again, the same
     after_save: "CopyJob | None" = None  # must be over before this load
     num_to_issue: int = 0  # chunks
     next_block: int = 0  # of a load: the first that is in no chunk yet
@@ -63,14 +64,18 @@ def chunks_of(job: CopyJob) -> list[Chunk]:
     ]
 
 
-def between_pool_and_host(chunk: Chunk) -> list[RowCopy]:
-    """Return the copies of a chunk between pool blocks and host slots, one per layer."""
-    return _row_copies(chunk.job.copy.direction, _slots(chunk), _blocks(chunk))
+def between_pool_and_host(
+    direction: Direction, pages: GroupPages, slots: Indices, block_ids: Indices
+) -> Batch:
+    """Return the copies between pool blocks and host slots, one per layer, in parts of chunks."""
+    host, pool = [(slab, slots) for slab in pages.host], [(rows, block_ids) for rows in pages.pool]
+    return Batch(_row_copies(direction, host, pool), pages.blocks_per_chunk)
 
 
-def between_pool_and_ring(chunk: Chunk, buffer: RingBuffer) -> list[RowCopy]:
+def between_pool_and_ring(chunk: Chunk, buffer: RingBuffer) -> Part:
     """Return the copies of a chunk between pool blocks and a ring buffer, one per layer."""
-    return _row_copies(chunk.job.copy.direction, _buffered(chunk, buffer), _blocks(chunk))
+    copies = _row_copies(chunk.job.copy.direction, _buffered(chunk, buffer), _blocks(chunk))
+    return Part(Batch(copies), 0, chunk.end - chunk.start)
 
 
 def between_ring_and_host(chunk: Chunk, buffer: RingBuffer) -> list[RowCopy]:

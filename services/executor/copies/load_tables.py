@@ -22,7 +22,7 @@ def _numbers() -> "array[int]":
     return array("q")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LoadTable:
     """One offloaded group of one request; pairwise, and packed: they are joined in every step."""
 
@@ -120,7 +120,8 @@ class LoadTables:
         ended = self._drop(transfers)
         for prefix in transfers.prefixes:
             self._of(prefix.request_id).begin_with(prefix)
-        for order in (*transfers.saves, *transfers.restores):
+        orders: list[SaveOrder | RestoreOrder] = [*transfers.saves, *transfers.restores]
+        for order in orders:
             self._of(order.request_id).learn(order)
         self._written = [save for save in transfers.saves if save.from_staging]
         for request_id, num_staging in transfers.num_staging.items():

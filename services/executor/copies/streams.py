@@ -7,7 +7,7 @@ happened only after `query` said so or `synchronize` returned.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,35 @@ class RowCopy:
     target_rows: npt.NDArray[np.int64]
 
 
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Copies of as many rows each, enqueued together, whole or in parts, perhaps many times."""
+
+    copies: Sequence[RowCopy]
+    rows_per_part: int = 0  # parts begin at multiples of it, and end there or with the last row
+    prepared: Any = None  # what the device has made of it
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows `[start, end)` of each copy of a batch."""
+
+    batch: Batch
+    start: int
+    end: int
+
+    def copies(self) -> list[RowCopy]:
+        return [
+            RowCopy(
+                source=copy.source,
+                source_rows=copy.source_rows[self.start : self.end],
+                target=copy.target,
+                target_rows=copy.target_rows[self.start : self.end],
+            )
+            for copy in self.batch.copies
+        ]
+
+
 class Device(Protocol):
     """A device with copy engines of its own, and the host beside it."""
 
@@ -56,8 +85,8 @@ class Device(Protocol):
 
     def new_stream(self) -> Stream: ...
 
-    def copy(self, stream: Stream, copies: Sequence[RowCopy], *, source_is_stable: bool) -> None:
-        """Enqueue a batch of copies between the device and pinned host memory.
+    def copy(self, stream: Stream, part: Part, *, source_is_stable: bool) -> None:
+        """Enqueue part of a batch of copies between the device and pinned host memory.
 
         `source_is_stable` says that the host knows the last write of every source to be over; the
         copy may then read them before its turn.

@@ -66,6 +66,8 @@ class TransferRunner:
         self._num_groups = num_groups
         self._tables = LoadTables()
         self._loads: list[list[RunningLoad]] = [[] for _ in range(num_groups)]  # of this step
+        # What each group loaded last, by tables, which only grow.
+        self._last_loads: dict[int, tuple[list[tuple[str, LoadTable, int]], Copy]] = {}
         self._saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]  # still to start
         self._staging_saves: dict[tuple[str, int], WatchedCopy] = {}  # possibly not complete
         self._step = 0
@@ -235,8 +237,17 @@ class TransferRunner:
         for group in sorted(tables):
             self.num_loads += len(tables[group])
             for parts in self._sharing(tables[group]):
-                copy = self._submit(Direction.H2D, group, parts, urgency=float(group))
+                copy = self.watch.submit(self._load_of(group, parts))
                 self._loads[group].append(RunningLoad([name for name, _ in parts], copy))
+
+    def _load_of(self, group: int, parts: Sequence[tuple[str, LoadTable]]) -> Copy:
+        """Return a group's load: the same object as long as the same is loaded."""
+        what = [(name, table, len(table.slots)) for name, table in parts]
+        last = self._last_loads.get(group)
+        if last is None or last[0] != what:
+            copy = self._copy(Direction.H2D, group, parts, urgency=float(group))
+            last = self._last_loads[group] = what, copy
+        return last[1]
 
     def _start_saves(self, group: int) -> None:
         # The next group may wait for those out of staging, and for none of the others.
@@ -265,19 +276,22 @@ class TransferRunner:
         self, direction: Direction, group: int, parts: Sequence[Part], *, urgency: float = 0.0
     ) -> WatchedCopy:
         """Submit one copy of all parts, which are of one layer group."""
+        return self.watch.submit(self._copy(direction, group, parts, urgency=urgency))
+
+    def _copy(
+        self, direction: Direction, group: int, parts: Sequence[Part], *, urgency: float
+    ) -> Copy:
         slots, block_ids = array("q"), array("q")
         for _, part in parts:
             slots.extend(part.slots)
             block_ids.extend(part.block_ids)
-        return self.watch.submit(
-            Copy(
-                direction=direction,
-                group=group,
-                slots=slots,
-                block_ids=block_ids,
-                urgency=urgency,
-                identities=tuple(Identity(request_id=name, uids=part.uids) for name, part in parts),
-            )
+        return Copy(
+            direction=direction,
+            group=group,
+            slots=slots,
+            block_ids=block_ids,
+            urgency=urgency,
+            identities=tuple(Identity(request_id=name, uids=part.uids) for name, part in parts),
         )
 
     def _free_staging_for(self, group: int) -> None:

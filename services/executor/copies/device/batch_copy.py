@@ -6,14 +6,14 @@ call of `cuMemcpyAsync` per copy.
 """
 
 import ctypes
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from services.executor.copies.streams import RowCopy
+from services.executor.copies.streams import Batch, Part
 
 Numbers = npt.NDArray[np.int64]
 
@@ -128,34 +128,60 @@ def one_by_one(driver: Any) -> BatchCopy:
     return copy
 
 
-def descriptors(
-    copies: Sequence[RowCopy], *, rows_per_range: int = 0
-) -> tuple[Numbers, Numbers, Numbers]:
-    """Return sources, targets and sizes in bytes: one for each run of rows.
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """A batch as the driver takes it: for each run of rows one copy per layer, run by run."""
+
+    starts: Numbers  # of the runs, among the batch's rows
+    sources: Numbers  # addresses
+    targets: Numbers
+    sizes: Numbers  # bytes
+
+    def of(self, part: Part) -> tuple[Numbers, Numbers, Numbers]:
+        """Return sources, targets and sizes of a part."""
+        num_layers = len(part.batch.copies)
+        begin, end = np.searchsorted(self.starts, (part.start, part.end)) * num_layers
+        return self.sources[begin:end], self.targets[begin:end], self.sizes[begin:end]
+
+
+def descriptors(batch: Batch, *, rows_per_range: int = 0) -> Descriptors:
+    """Return what the driver is told of a batch, whose copies are of the same rows.
 
     A run follows on both sides, and crosses no multiple of `rows_per_range` (0: no bound), for no
-    copy may cross from one pinned range to another. The matrices' rows are dense.
+    copy may cross from one pinned range to another, nor from a part to the next. The matrices' rows
+    are dense.
     """
-    sources, targets, sizes = [], [], []
-    starts = lengths = np.empty(0, dtype=np.int64)
-    of: tuple[Any, Any] | None = None  # whose runs these are: layers of a group share their rows
-    for copy in copies:
-        if of is None or of[0] is not copy.source_rows or of[1] is not copy.target_rows:
-            of = copy.source_rows, copy.target_rows
-            starts, lengths = runs(copy.source_rows, copy.target_rows, rows_per_range)
+    first = batch.copies[0]
+    assert all(
+        copy.source_rows is first.source_rows and copy.target_rows is first.target_rows
+        for copy in batch.copies
+    )
+    starts, lengths = runs(
+        first.source_rows, first.target_rows, rows_per_range, batch.rows_per_part
+    )
+    source_rows, target_rows = first.source_rows[starts], first.target_rows[starts]
+    sources, targets, sizes = np.empty((3, len(starts), len(batch.copies)), dtype=np.int64)
+    for layer, copy in enumerate(batch.copies):
         row_bytes = copy.source.shape[1]
-        sources.append(copy.source_rows[starts] * row_bytes + copy.source.data_ptr())
-        targets.append(copy.target_rows[starts] * row_bytes + copy.target.data_ptr())
-        sizes.append(lengths * row_bytes)
-    return np.concatenate(sources), np.concatenate(targets), np.concatenate(sizes)
+        sources[:, layer] = source_rows * row_bytes + copy.source.data_ptr()
+        targets[:, layer] = target_rows * row_bytes + copy.target.data_ptr()
+        sizes[:, layer] = lengths * row_bytes
+    return Descriptors(starts, sources.ravel(), targets.ravel(), sizes.ravel())
 
 
-def runs(sources: Numbers, targets: Numbers, rows_per_range: int) -> tuple[Numbers, Numbers]:
+def runs(
+    sources: Numbers, targets: Numbers, rows_per_range: int, rows_per_part: int
+) -> tuple[Numbers, Numbers]:
     """Return where runs of pairs begin, and how long they are."""
-    if not len(sources):
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    begins = (np.diff(sources) != 1) | (np.diff(targets) != 1)
+    num_rows = len(sources)
+    begins = np.ones(num_rows, dtype=bool)
+    begins[1:] = (sources[1:] - sources[:-1] != 1) | (targets[1:] - targets[:-1] != 1)
     if rows_per_range:
-        begins |= (sources[1:] % rows_per_range == 0) | (targets[1:] % rows_per_range == 0)
-    starts = np.concatenate(([0], np.flatnonzero(begins) + 1))
-    return starts, np.diff(starts, append=len(sources))
+        begins |= (sources % rows_per_range == 0) | (targets % rows_per_range == 0)
+    if rows_per_part:
+        begins[::rows_per_part] = True
+    starts = np.flatnonzero(begins)
+    lengths = np.empty_like(starts)
+    lengths[:-1] = starts[1:] - starts[:-1]
+    lengths[-1:] = num_rows - starts[-1:]
+    return starts, lengths

@@ -8,10 +8,12 @@ with pinned host memory no thread of the model waits for a copy.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from services.executor.copies.copy_engine import (
+    BACKGROUND,
     FOR_EVER,
     Copy,
     CopyFailedError,
@@ -19,14 +21,14 @@ from services.executor.copies.copy_engine import (
     Direction,
     TransferTotals,
 )
-from services.executor.copies.copy_job import CopyJob, Indices
+from services.executor.copies.copy_job import CopyJob, Indices, between_pool_and_host
 from services.executor.copies.device.direct_lanes import DirectLoads, DirectSaves
 from services.executor.copies.device.lane import Lane
 from services.executor.copies.device.ring_lanes import RingLoads, RingSaves
 from services.executor.copies.host_ring import HostRing
 from services.executor.copies.pages import POISON_BYTE, GroupPages
 from services.executor.copies.step_marks import Mark
-from services.executor.copies.streams import Device, Event
+from services.executor.copies.streams import Batch, Device, Event
 
 
 class SaveHistory:
@@ -70,6 +72,17 @@ class SaveHistory:
             self._under_way.popleft()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedCopy:
+    """A copy, looked through once however often it is submitted."""
+
+    copy: Copy
+    slots: Indices
+    block_ids: Indices
+    batch: Batch
+    exists: bool  # all of its slots and blocks do
+
+
 class CudaCopyEngine:
     """`CopyEngine` whose waits are waits of the compute stream."""
 
@@ -97,6 +110,7 @@ class CudaCopyEngine:
         self._saves = SaveHistory(
             num_slots=pages[0].host[0].shape[0], num_blocks=pages[0].pool[0].shape[0]
         )
+        self._loads: dict[int, PreparedCopy] = {}  # each group's last
         # Of the compute stream, in its order and not yet passed: waits, and marks.
         self._points: deque[tuple[Event, Event] | Mark] = deque()
         self._stall_s = self._told_stall_s = 0.0  # that passed waits took
@@ -104,15 +118,14 @@ class CudaCopyEngine:
         self._busy_s = dict.fromkeys(Direction, 0.0)
 
     def submit(self, copy: Copy) -> CopyJob:
-        slots = np.asarray(copy.slots, dtype=np.int64)
-        block_ids = np.asarray(copy.block_ids, dtype=np.int64)
-        pages = self._pages[copy.group]
+        prepared = self._prepare(copy)
+        slots, block_ids, pages = prepared.slots, prepared.block_ids, self._pages[copy.group]
         if self._poison_targets and copy.direction is Direction.H2D:
             for pool in pages.pool:
                 self._device.fill(pool, block_ids, POISON_BYTE)
         ready = self._device.compute_stream().record()
-        job = CopyJob(copy, slots, block_ids, pages, ready)
-        if not self._saves.covers(slots, block_ids):  # as an address, it would be anybody's memory
+        job = CopyJob(copy, slots, block_ids, pages, ready, prepared.batch)
+        if not prepared.exists:  # as an address, it would be anybody's memory
             job.error = IndexError("a slot or block that does not exist")
         elif copy.direction is Direction.H2D:
             job.after_save = self._saves.last_before(slots, block_ids)
@@ -121,6 +134,20 @@ class CudaCopyEngine:
             self._lanes[Direction.D2H].submit(job)
             self._saves.note(job)
         return job
+
+    def _prepare(self, copy: Copy) -> "PreparedCopy":
+        """Return what each submission of a copy shares: step after step loads the same."""
+        prepared = self._loads.get(copy.group)
+        if prepared is not None and prepared.copy is copy:
+            return prepared
+        slots = np.asarray(copy.slots, dtype=np.int64)
+        block_ids = np.asarray(copy.block_ids, dtype=np.int64)
+        batch = between_pool_and_host(copy.direction, self._pages[copy.group], slots, block_ids)
+        exists = self._saves.covers(slots, block_ids)
+        prepared = PreparedCopy(copy, slots, block_ids, batch, exists)
+        if copy.direction is Direction.H2D and copy.urgency != BACKGROUND:
+            self._loads[copy.group] = prepared
+        return prepared
 
     def wait(self, ticket: CopyJob, timeout_s: float = FOR_EVER) -> float:
         is_settled = self._lanes[ticket.copy.direction].settle(ticket, timeout_s)

@@ -5,8 +5,6 @@ model. Gather kernels pay off below about 28 KiB per piece, says vLLM; pages her
 tokens of 8 heads of 128 in two bytes are 128 KiB.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,7 +16,7 @@ from services.executor.copies.device.batch_copy import (
     driver_batch_copy,
 )
 from services.executor.copies.host_memory import PinningError
-from services.executor.copies.streams import Event, RowCopy, Stream
+from services.executor.copies.streams import Event, Part, RowCopy, Stream
 
 
 class EventPool:
@@ -92,10 +90,13 @@ class CudaDevice:
     def new_stream(self) -> CudaStream:
         return CudaStream(torch.cuda.Stream(self._device), self._events)
 
-    def copy(self, stream: Stream, copies: Sequence[RowCopy], *, source_is_stable: bool) -> None:
+    def copy(self, stream: Stream, part: Part, *, source_is_stable: bool) -> None:
         assert isinstance(stream, CudaStream)
+        batch = part.batch
+        if batch.prepared is None:
+            batch.prepared = descriptors(batch, rows_per_range=self._rows_per_range)
         driver_batch_copy()(
-            *descriptors(copies, rows_per_range=self._rows_per_range),
+            *batch.prepared.of(part),
             stream=stream.stream.cuda_stream,
             order=ANY_ORDER if source_is_stable else STREAM_ORDER,
         )

@@ -2,10 +2,10 @@
 
 from collections import deque
 
-from services.executor.copies.copy_job import Chunk, CopyJob, between_pool_and_host
+from services.executor.copies.copy_job import Chunk, CopyJob
 from services.executor.copies.device.lane import IssuingLane, closed_error
 from services.executor.copies.device.queued_loads import QueuedLoads
-from services.executor.copies.streams import Device, Event
+from services.executor.copies.streams import Device, Event, Part
 
 MAX_ISSUED_CHUNKS = 4  # enough to keep a link busy; the rest can still be overtaken
 
@@ -48,9 +48,9 @@ class DirectLoads(QueuedLoads):
             is_over = save is None or save.done
             if save is not None and save.end is not None and not is_over:
                 self.stream.wait(save.end)
-            copies = between_pool_and_host(chunk)
             self._drop_passed()
-            self._issued.append(self.issue(chunk, copies, source_is_stable=is_over))
+            part = Part(job.batch, chunk.start, chunk.end)
+            self._issued.append(self.issue(chunk, part, source_is_stable=is_over))
         job.num_to_issue -= num_chunks
 
     def _drop_passed(self) -> None:
@@ -68,8 +68,9 @@ class DirectSaves(IssuingLane):
                 return
             if len(job.slots):
                 self.stream.wait(job.ready)
-                everything = Chunk(job, 0, len(job.slots))
-                self.issue(everything, between_pool_and_host(everything), source_is_stable=False)
+                num_blocks = len(job.slots)
+                part = Part(job.batch, 0, num_blocks)
+                self.issue(Chunk(job, 0, num_blocks), part, source_is_stable=False)
 
     def settle(self, job: CopyJob, timeout_s: float) -> bool:
         return True

@@ -4,13 +4,12 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
 
 from services.executor.copies.copy_job import Chunk, CopyJob
-from services.executor.copies.streams import Device, Event, RowCopy
+from services.executor.copies.streams import Device, Event, Part
 
 log = structlog.get_logger()
 
@@ -47,12 +46,12 @@ class IssuingLane:
         self.closing = False
         self._timed: deque[tuple[Event, Event, int]] = deque()
 
-    def issue(self, chunk: Chunk, copies: Sequence[RowCopy], *, source_is_stable: bool) -> Event:
+    def issue(self, chunk: Chunk, part: Part, *, source_is_stable: bool) -> Event:
         """Enqueue a chunk and return its end. A failure is the job's; others go on."""
         job = chunk.job
         begin = self.stream.record(timing=True)
         try:
-            self.device.copy(self.stream, copies, source_is_stable=source_is_stable)
+            self.device.copy(self.stream, part, source_is_stable=source_is_stable)
         except Exception as error:  # noqa: BLE001  # told to whoever waits
             job.error = error
         job.end = end = self.stream.record(timing=True)

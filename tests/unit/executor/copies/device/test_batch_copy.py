@@ -18,7 +18,7 @@ from services.executor.copies.device.batch_copy import (
     one_by_one,
 )
 from services.executor.copies.device.cuda_device import CudaDevice, CudaStream, EventPool
-from services.executor.copies.streams import RowCopy
+from services.executor.copies.streams import Batch, Part, RowCopy
 
 ROW_BYTES, REFUSED = 64, 801
 
@@ -49,14 +49,39 @@ def test_rows_that_follow_each_other_on_both_sides_are_one_copy(
 ) -> None:
     source, target = rows_of(0), rows_of(100)
 
-    sources, targets, sizes = descriptors(
-        [copy_of(source, rows, target, to)], rows_per_range=rows_per_range
-    )
+    batch = Batch([copy_of(source, rows, target, to)])
+    found = descriptors(batch, rows_per_range=rows_per_range)
+    sources, targets, sizes = found.of(Part(batch, 0, len(rows)))
 
     assert (sizes // ROW_BYTES).tolist() == lengths
     starts = np.cumsum([0, *lengths[:-1]])
     assert ((sources - source.data_ptr()) // ROW_BYTES).tolist() == np.array(rows)[starts].tolist()
     assert ((targets - target.data_ptr()) // ROW_BYTES).tolist() == np.array(to)[starts].tolist()
+
+
+def test_parts_of_a_batch_are_what_it_is_in_pieces_of_its_own() -> None:
+    rng = np.random.default_rng(5)
+    for rows_per_part in (1, 3, 4, 20):
+        rows, to = np.sort(rng.choice(32, 17, replace=False)), np.arange(17)
+        layers = [(rows_of(0), rows_of(100)), (rows_of(50), rows_of(150))]
+        batch = Batch(
+            [RowCopy(source=s, source_rows=rows, target=t, target_rows=to) for s, t in layers],
+            rows_per_part,
+        )
+        found = descriptors(batch, rows_per_range=8)
+        for start in range(0, 17, rows_per_part):
+            for end in {*range(start + rows_per_part, 17, rows_per_part), 17}:
+                part = Part(batch, start, end)
+                moved = {
+                    (source + n, target + n)
+                    for source, target, size in zip(*map(list, found.of(part)), strict=True)
+                    for n in range(0, int(size), ROW_BYTES)
+                }
+                assert moved == {
+                    (s.data_ptr() + int(a) * ROW_BYTES, t.data_ptr() + int(b) * ROW_BYTES)
+                    for s, t in layers
+                    for a, b in zip(rows[start:end], to[start:end], strict=True)
+                }
 
 
 class Driver:
@@ -94,19 +119,23 @@ def test_a_batch_is_one_call_on_the_streams_handle(monkeypatch: pytest.MonkeyPat
     stream: Any = type("Handle", (), {"cuda_stream": 77})()
     from_rows, to_rows = np.array([3, 4, 9]), np.array([0, 1, 5])
 
-    CudaDevice(torch.device("cpu")).copy(
-        CudaStream(stream, EventPool()),
+    batch = Batch(
         [
             RowCopy(source=source, source_rows=from_rows, target=target, target_rows=to_rows)
             for target in targets
-        ],
-        source_is_stable=True,
+        ]
     )
+    device = CudaDevice(torch.device("cpu"))
+    device.copy(CudaStream(stream, EventPool()), Part(batch, 0, 3), source_is_stable=True)
 
     assert driver.calls == [(4, ANY_ORDER, 77)]  # two runs in each of two layers
     for target, start in zip(targets, (100, 200), strict=True):
         assert target[:6, 0].tolist() == [3, 4, start + 2, start + 3, start + 4, 9]
         assert (target[5] == 9).all()
+
+    prepared = batch.prepared
+    device.copy(CudaStream(stream, EventPool()), Part(batch, 0, 3), source_is_stable=True)
+    assert batch.prepared is prepared
 
 
 def test_a_batch_that_the_driver_refuses_fails_by_its_number() -> None:
@@ -120,7 +149,8 @@ def test_a_batch_that_the_driver_refuses_fails_by_its_number() -> None:
 
 def test_a_driver_without_batches_copies_one_by_one() -> None:
     driver, source, target = Driver(), rows_of(0), rows_of(100)
-    numbers = descriptors([copy_of(source, [3, 9], target, [0, 1])])
+    batch = Batch([copy_of(source, [3, 9], target, [0, 1])])
+    numbers = descriptors(batch).of(Part(batch, 0, 2))
 
     one_by_one(driver)(*numbers, stream=5, order=ANY_ORDER)
 
