@@ -11,6 +11,7 @@ from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.host_memory import HostMemory, PacedRegistrar, Registrar
 from services.executor.copies.host_ring import HostRing
+from services.executor.copies.memory_node import node_of
 from services.executor.copies.pages import (
     GroupPages,
     blocks_per_chunk,
@@ -46,11 +47,11 @@ def make_backend(
 ) -> Backend:
     """Make host memory for `num_slots` slots, and the engine that copies to and from it."""
     device = pools[0][0].device
-    registrar = _registrar(options, device)
+    registrar, node = _registrar(options, device), node_of(device)
     sizes = page_sizes(pools)
     is_ring = options.host_memory == HostMemoryForm.RING
-    rings = make_rings(options, sizes, registrar) if is_ring else {}
-    host = HostMemory(sizes, num_slots, registrar=None if is_ring else registrar)
+    rings = make_rings(options, sizes, registrar, node) if is_ring else {}
+    host = HostMemory(sizes, num_slots, registrar=None if is_ring else registrar, node=node)
     pages = pair_pages(pools, host.slabs)
     engine = (
         _cpu_engine(options, pages, rings)
@@ -111,7 +112,10 @@ def guard_mode(options: KVOptions, engine: CpuCopyEngine | CudaCopyEngine) -> Gu
 
 
 def make_rings(
-    options: KVOptions, page_bytes: Sequence[int], registrar: Registrar | None
+    options: KVOptions,
+    page_bytes: Sequence[int],
+    registrar: Registrar | None,
+    node: int | None = None,
 ) -> dict[Direction, HostRing]:
     """Make a ring for each direction, so that neither can starve the other."""
     block_bytes = sum(page_bytes)
@@ -119,7 +123,11 @@ def make_rings(
     num_buffers = max(2, options.host_ring_bytes // len(Direction) // (rows * block_bytes))
     return {
         direction: HostRing(
-            page_bytes, rows_per_buffer=rows, num_buffers=num_buffers, registrar=registrar
+            page_bytes,
+            rows_per_buffer=rows,
+            num_buffers=num_buffers,
+            registrar=registrar,
+            node=node,
         )
         for direction in Direction
     }

@@ -11,6 +11,7 @@ hangs in the kernel.
 import contextlib
 import math
 import mmap
+import os
 import resource
 import sys
 import threading
@@ -20,6 +21,8 @@ from typing import Protocol
 
 import structlog
 import torch
+
+from services.executor.copies.memory_node import prefer_node
 
 log = structlog.get_logger()
 
@@ -68,8 +71,10 @@ class HostMemory:
         num_slots: int,
         *,
         registrar: Registrar | None = None,
+        node: int | None = None,
     ) -> None:
-        self.slabs = allocate_slabs(page_bytes, num_slots)
+        """`node`: of the machine's memory, near the device; None: any."""
+        self.slabs = allocate_slabs(page_bytes, num_slots, node)
         self.num_slots = num_slots = min((len(slab) for slab in self.slabs), default=0)
         self.num_ready_slots = num_slots if registrar is None else 0  # the first ones
         self._registrar = registrar
@@ -77,8 +82,6 @@ class HostMemory:
         self._registered: list[int] = []  # addresses
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        if registrar is not None and num_slots:
-            check_memlock_limit(num_slots * sum(page_bytes))
 
     def pin_first_chunk(self) -> None:
         """Pin the first slots now. Does nothing where slots are ready."""
@@ -127,6 +130,7 @@ class HostMemory:
                 num_pinned_slots=self.num_ready_slots,
                 num_slots=self.num_slots,
                 reason=str(error),
+                memlock_limit_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
                 effect="serving goes on with the slots that are pinned",
             )
             return
@@ -149,12 +153,14 @@ class HostMemory:
             self._registered.append(rows.data_ptr())
 
 
-def allocate_slabs(page_bytes: Sequence[int], num_slots: int) -> tuple[torch.Tensor, ...]:
+def allocate_slabs(
+    page_bytes: Sequence[int], num_slots: int, node: int | None = None
+) -> tuple[torch.Tensor, ...]:
     """Return a slab of `num_slots` rows per page size; fewer rows if memory is refused."""
     num_rows = num_slots
     while True:
         try:
-            slabs = tuple(allocate_rows(num_rows, size) for size in page_bytes)
+            slabs = tuple(allocate_rows(num_rows, size, node) for size in page_bytes)
         except (OSError, MemoryError) as error:
             num_rows //= 2
             reason = str(error)
@@ -170,33 +176,22 @@ def allocate_slabs(page_bytes: Sequence[int], num_slots: int) -> tuple[torch.Ten
         return slabs
 
 
-def allocate_rows(num_rows: int, row_bytes: int) -> torch.Tensor:
+def allocate_rows(num_rows: int, row_bytes: int, node: int | None = None) -> torch.Tensor:
     """Return `[num_rows, row_bytes]` uint8 that begins on an OS page.
 
     Pages are touched when they are first written, so that a slab that is never filled costs
-    address space only. They are huge where the kernel has such: pinning walks them one by one.
+    address space only. They are huge where the kernel has such: pinning walks them one by one. They
+    are on a node of the machine's memory, as long as it has some, whichever thread touches them.
     """
     if num_rows * row_bytes == 0:
         return torch.empty((num_rows, row_bytes), dtype=torch.uint8)
     pages = mmap.mmap(-1, num_rows * row_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8).view(num_rows, row_bytes)
-
-
-def check_memlock_limit(num_bytes: int) -> bool:
-    """Return whether the process may lock that much memory; log what to do about it if not."""
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if limit_bytes in (resource.RLIM_INFINITY, -1) or limit_bytes >= num_bytes:
-        return True
-    log.warning(
-        "memlock_limit_below_host_memory",
-        limit_bytes=limit_bytes,
-        host_memory_bytes=num_bytes,
-        effect="the driver may refuse to pin part of it; unpinned slots are never used",
-        remedy="raise `ulimit -l`, set a smaller host memory, or use the ring",
-    )
-    return False
+    rows = torch.frombuffer(pages, dtype=torch.uint8).view(num_rows, row_bytes)
+    if node is not None and (error := prefer_node(rows.data_ptr(), rows.numel(), node)):
+        log.warning("host_memory_on_any_node", node=node, reason=os.strerror(error))
+    return rows
 
 
 def _slots_per_range(page_bytes: Sequence[int], num_slots: int) -> int:

@@ -38,10 +38,11 @@ class HostRing:
         rows_per_buffer: int,
         num_buffers: int,
         registrar: Registrar | None = None,
+        node: int | None = None,
     ) -> None:
         assert num_buffers >= 1
         self._registrar = registrar
-        memory = [allocate_rows(num_buffers * rows_per_buffer, size) for size in page_bytes]
+        memory = [allocate_rows(num_buffers * rows_per_buffer, size, node) for size in page_bytes]
         self._addresses = [rows.data_ptr() for rows in memory]
         if registrar is not None:
             for rows in memory:

@@ -1,20 +1,17 @@
 """Host memory: pinned little by little, given back in chunks, and the ring."""
 
 import itertools
-import resource
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from services.executor.copies import host_memory
 from services.executor.copies.host_memory import (
     OS_PAGE_BYTES,
     HostMemory,
     PinningError,
     allocate_rows,
-    check_memlock_limit,
 )
 from services.executor.copies.host_ring import HostRing
 
@@ -135,15 +132,6 @@ def test_pinned_ranges_are_whole_os_pages_that_no_two_share(page_bytes: list[int
     for (_, end), (begin, _) in itertools.pairwise(ends):
         assert -(-end // OS_PAGE_BYTES) <= begin // OS_PAGE_BYTES
     memory.close()
-
-
-def test_a_memlock_limit_below_the_host_memory_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = iter([(1 << 20, -1), (2 << 20, -1), (resource.RLIM_INFINITY, -1)])
-    monkeypatch.setattr(host_memory.resource, "getrlimit", lambda _: next(limits))
-
-    assert not check_memlock_limit(2 << 20)
-    assert check_memlock_limit(2 << 20)
-    assert check_memlock_limit(1 << 50)
 
 
 @dataclass(eq=False)
