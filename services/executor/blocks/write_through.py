@@ -33,6 +33,11 @@ class UnderWay:
     end: int  # leading blocks that are on the host once it is complete
     num_blocks: int
 
+    @property
+    def frees_blocks(self) -> bool:
+        copied = range(self.end - self.num_blocks, self.end)
+        return self.group.stages and any(position in copied for position in self.group.own)
+
 
 class WriteThrough:
     """Knows which full blocks have no host copy yet, and orders copies."""
@@ -157,8 +162,8 @@ class WriteThrough:
                 del self._lagging[request]
 
     def frees_blocks(self) -> bool:
-        """Whether a copy is under way whose completion gives blocks back."""
-        return any(copy.group.stages for copy in self._under_way if copy.request in self._owner.kvs)
+        """Whether a copy is under way whose completion gives blocks back: own ones, not staging."""
+        return any(copy.frees_blocks for copy in self._under_way if copy.request in self._owner.kvs)
 
     @property
     def is_busy(self) -> bool:

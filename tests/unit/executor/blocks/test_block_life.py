@@ -213,3 +213,18 @@ def test_while_a_group_is_restored_the_others_seal_only_what_fills_every_buffer(
 
     assert request.offloaded == [0]
     assert request.staging_length == request.num_tokens // BLOCK_SIZE
+
+
+def test_copies_out_of_staging_give_no_blocks_back_and_copies_of_own_blocks_do() -> None:
+    sim = Simulation(11, num_blocks=20, depth=2)
+    sim.admit(placed(0, 1, 2, 3))
+    sim.step({"r1": 4 * BLOCK_SIZE})  # a prefill straight into staging
+
+    assert sim.transfers.write_through.is_busy
+    assert not sim.transfers.write_through.frees_blocks()
+
+    sim.drain()
+    sim.step({"r1": 1})
+    sim.step({"r1": BLOCK_SIZE - 1})  # fills an open block, which was the request's own
+    assert sim.transfers.write_through.frees_blocks()
+    sim.drain()
