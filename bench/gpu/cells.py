@@ -94,7 +94,7 @@ def engine_cells(device: str, model: str) -> list[Cell]:
     for how in ("waits", "slots"):
         cells.append(_exactness(device, "pinned", kv={}, breakable="0", broken=how))
     if not is_real:
-        return cells
+        return cells + _tiny_decode_cells(device)
     shape = {"model": model}
     for graphs in ("full", "piecewise"):
         options = {**shape, "kind": "decode", "graphs": graphs, "batches": [1, 8, 32]}
@@ -116,6 +116,18 @@ def engine_cells(device: str, model: str) -> list[Cell]:
                          options={**options, "placements": [placement], "num_staging": buffers})
                 )  # fmt: skip
     return cells
+
+
+def _tiny_decode_cells(device: str) -> list[Cell]:
+    """Return cells that say no more than that decode steps are measured."""
+    options = {"kind": "decode", "batches": [2], "num_prompt_tokens": 40, "num_output_tokens": 20}
+    options |= {"pool_tokens": 1_280, "max_model_len": 1_024}
+    loading = {"kv": {}, "placements": ["none", "every:1"]}
+    return [
+        Cell(part="cost", name="stock,full", device=device, options=options),
+        Cell(part="cost", name="groups of 1,full", device=device, options={**options, "kv": {}}),
+        Cell(part="engine-overlap", name="pinned", device=device, options={**options, **loading}),
+    ]
 
 
 def _breakables(device: str) -> tuple[str, ...]:
