@@ -78,7 +78,7 @@ class RingSaves(IssuingLane):
         self._ring = ring
         self._waiting: deque[Chunk] = deque()
         self._issued: deque[tuple[Chunk, RingBuffer, Event]] = deque()
-        self._thread = threading.Thread(target=self._run, name="kv-d2h", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="kv-d2h", daemon=True)
         self._thread.start()
 
     def submit(self, job: CopyJob) -> None:
@@ -101,10 +101,13 @@ class RingSaves(IssuingLane):
     def close(self) -> bool:
         has_ended = self.stop(self._thread)
         with self.changed:
-            for chunk in [*self._waiting, *(chunk for chunk, _, _ in self._issued)]:
-                self._end(chunk.job, closed_error())
-            self._waiting.clear()
+            self._end_all(closed_error())
         return has_ended
+
+    def _end_all(self, error: Exception) -> None:
+        for chunk in [*self._waiting, *(chunk for chunk, _, _ in self._issued)]:
+            self._end(chunk.job, error)
+        self._waiting.clear()
 
     def cancel(self, job: CopyJob) -> None:
         with self.changed:
@@ -135,7 +138,17 @@ class RingSaves(IssuingLane):
             chunk.job.num_to_issue -= 1
             self._issued.append((chunk, buffer, end))
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Empty buffers until the lane closes; what goes wrong is the end of all saves."""
+        try:
+            self._empty_buffers()
+        except Exception as error:  # noqa: BLE001  # a load may wait for a save to land
+            with self.changed:
+                self.closing = True
+                self._end_all(error)
+                self.changed.notify_all()
+
+    def _empty_buffers(self) -> None:
         self.device.attach()
         while True:
             with self.changed:

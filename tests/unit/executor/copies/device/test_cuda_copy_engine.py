@@ -26,6 +26,7 @@ from services.executor.copies.copy_job import CopyJob
 from services.executor.copies.device import lane as lane_module
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.device.direct_lanes import MAX_ISSUED_CHUNKS
+from services.executor.copies.device.ring_lanes import RingSaves
 from services.executor.copies.host_ring import HostRing
 from services.executor.copies.pages import GroupPages
 
@@ -356,3 +357,34 @@ def test_closing_ends_what_is_under_way_and_fails_what_is_queued() -> None:
     with pytest.raises(CopyFailedError):
         rig.engine.wait(restoring)
     assert restoring.done
+
+
+def test_saves_whose_thread_dies_fail_and_no_load_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    are_submitted = threading.Event()
+
+    def die(*arguments: Any) -> None:
+        assert are_submitted.wait(60)
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(RingSaves, "_empty", die)
+    rig = Rig("ring")
+    save, load = rig.save([1], [1]), rig.load([1], [2])
+    are_submitted.set()
+
+    assert save.landed.wait(60)
+    for job in (save, load):
+        with pytest.raises(CopyFailedError):
+            rig.engine.wait(job)
+    rig.finish()
+
+
+def test_a_copy_that_comes_after_nothing_unfinished_waits_for_no_layers() -> None:
+    rig = Rig("pinned")
+    rig.write([1], 5)
+    job = rig.save([1], [1])
+
+    rig.device.finish()
+    assert not job.waits_for_layers
+    rig.finish()
