@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from services.executor.copies.copy_engine import (
     FOR_EVER,
@@ -67,6 +67,7 @@ class FaultDraw:
 
 @dataclass(slots=True, eq=False)
 class FaultyTicket:
+    waits_for_layers: ClassVar[bool] = False
     copy: Copy
     inner: Any = None  # None: not carried out
     fault: str = ""

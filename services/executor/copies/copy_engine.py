@@ -86,6 +86,10 @@ class Ticket(Protocol):
         it failed, which `wait` tells.
         """
 
+    @property
+    def waits_for_layers(self) -> bool:
+        """Whether layers have still to run before the copy may, however long they take."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferTotals:

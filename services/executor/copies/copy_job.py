@@ -42,6 +42,10 @@ class CopyJob:
             return False
         return self.end is None or self.end.query()
 
+    @property
+    def waits_for_layers(self) -> bool:
+        return not self.ready.query()
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -2,8 +2,9 @@
 write.
 
 A copy is late when the link, at its slowest believable speed, would have carried everything that
-could go before it. A late copy counts as hung: it is cancelled, nobody waits for it again, and the
-blocks and slots that it may still write are told to the scheduler until it has ended.
+could go before it, since the layers that it comes after have run. A late copy counts as hung: it is
+cancelled, nobody waits for it again, and the blocks and slots that it may still write are told to
+the scheduler until it has ended.
 """
 
 import time
@@ -41,7 +42,7 @@ class WatchedCopy:
 
     copy: Copy
     ticket: Any
-    due_s: float  # of the watch's clock, if the link had nothing to carry
+    due_s: float | None  # of the watch's clock, if the link had nothing to carry; None: not begun
     num_carried_before: int  # blocks in its direction that cannot delay it
     settled: bool = False  # `failure` is the last word
     failure: FailureCause | None = None
@@ -77,10 +78,11 @@ class CopyWatch:
         return not self._open
 
     def submit(self, copy: Copy) -> WatchedCopy:
+        ticket = self.engine.submit(copy)
         watched = WatchedCopy(
             copy,
-            self.engine.submit(copy),
-            due_s=self._clock() + self._patience.least_s,
+            ticket,
+            due_s=None if ticket.waits_for_layers else self._clock() + self._patience.least_s,
             num_carried_before=self._num_carried[copy.direction],
         )
         self._num_submitted[copy.direction] += len(copy.slots)
@@ -128,6 +130,10 @@ class CopyWatch:
         return frozenset(by_direction[Direction.H2D]), frozenset(by_direction[Direction.D2H])
 
     def _left_s(self, watched: WatchedCopy) -> float:
+        if watched.due_s is None:
+            if watched.ticket.waits_for_layers:
+                return self._patience.least_s
+            watched.due_s = self._clock() + self._patience.least_s
         num_in_turn = self._num_submitted[watched.copy.direction] - watched.num_carried_before
         late_s = watched.due_s + num_in_turn * self._patience.s_per_block
         return max(0.0, late_s - self._clock())

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import structlog
 
@@ -45,6 +46,7 @@ class LinkModel:
 
 @dataclass(slots=True, eq=False)
 class CpuTicket:
+    waits_for_layers: ClassVar[bool] = False
     copy: Copy
     num_chunks_left: int
     submitted_s: float

@@ -75,6 +75,10 @@ class GuardedTicket:
     def done(self) -> bool:
         return bool(self.ticket.done)
 
+    @property
+    def waits_for_layers(self) -> bool:
+        return bool(self.ticket.waits_for_layers)
+
 
 class GuardedEngine:
     """A `CopyEngine` whose loads fail with CopyCorruptError when `wait` finds a wrong block.

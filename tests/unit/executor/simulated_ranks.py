@@ -9,7 +9,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash
@@ -33,6 +33,7 @@ BLOCK_SIZE = 4
 
 @dataclass(eq=False)
 class LateTicket:
+    waits_for_layers: ClassVar[bool] = False
     copy: Copy
     done: bool = False
     cancelled: bool = False

@@ -9,6 +9,7 @@ from services.executor.copies.copy_watch import CopyWatch, Patience
 from services.executor.kv_options import KVOptions
 from services.executor.transfer_types import FailureCause
 from tests.unit.executor.failing_copies import FailingEngine, FaultRates
+from tests.unit.executor.simulated_ranks import LateTicket
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -105,3 +106,20 @@ def test_a_modelled_link_is_given_twice_its_time() -> None:
     assert Patience.of(KVOptions(), block_bytes=1_000).s_per_block == pytest.approx(
         1_000 / KVOptions().slowest_bytes_per_s
     )
+
+
+def test_a_copy_that_waits_for_layers_is_late_only_long_after_they_have_run(
+    watch: CopyWatch, engine: FailingEngine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LateTicket, "waits_for_layers", True)
+    copy = watch.submit(load(1))
+
+    clock.now_s = 1_000.0  # a step that compiled something
+    assert not watch.poll(copy)
+
+    monkeypatch.setattr(LateTicket, "waits_for_layers", False)
+    assert not watch.poll(copy)
+    clock.now_s = 1_010.9
+    assert not watch.poll(copy)
+    clock.now_s = 1_011.0
+    assert watch.poll(copy)
