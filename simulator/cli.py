@@ -67,6 +67,14 @@ SeqsOption = Annotated[int, typer.Option(min=1, help="requests in one step")]
 BatchedOption = Annotated[int, typer.Option(min=1, help="tokens in one step")]
 LinkOption = Annotated[LinkName | None, typer.Option("--link", help="instead of the device's")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="write everything here")]
+RatesOption = Annotated[
+    list[float] | None,
+    typer.Option(min=1e-6, help="requests per second, repeatable; a trace has its own"),
+]
+RequestsOption = Annotated[int, typer.Option(min=0, help="0: 60 drawn ones, or the whole trace")]
+CacheOption = Annotated[
+    Path | None, typer.Option(help="folder that keeps finished runs; they are not repeated")
+]
 
 
 def _deployment(
@@ -94,18 +102,13 @@ def simulate(
     device_name: Annotated[DeviceName | None, typer.Option("--device", help=DEVICE_HELP)] = None,
     measured: Annotated[Path | None, typer.Option(help=MEASURED_HELP)] = None,
     policy: PoliciesOption = DEFAULT_POLICIES,
-    rate: Annotated[
-        list[float] | None,
-        typer.Option(min=1e-6, help="requests per second, repeatable; a trace has its own"),
-    ] = None,
+    rate: RatesOption = None,
     slo_scale: Annotated[list[float], typer.Option(help="x base SLO, repeatable")] = [1.5],
     tbt_ms: Annotated[float, typer.Option(min=0, help="TBT SLO instead of a scale")] = 0.0,
     lengths: Annotated[LengthsName, typer.Option(help="data set")] = LengthsName("sharegpt"),
     trace: Annotated[Path | None, typer.Option(help=TRACE_HELP)] = None,
     trace_step_ms: Annotated[float, typer.Option(help="of OrbitFlow's arrival steps")] = 36.0,
-    num_requests: Annotated[
-        int, typer.Option(min=0, help="0: 60 drawn ones, or the whole trace")
-    ] = 0,
+    num_requests: RequestsOption = 0,
     cv: Annotated[float, typer.Option(min=0.01, help="of gaps; 1: Poisson")] = 1.0,
     burst: Annotated[int, typer.Option(min=0, help="requests at once instead")] = 0,
     turns: Annotated[int, typer.Option(min=1, help="of a conversation; drawn requests only")] = 1,
@@ -121,9 +124,7 @@ def simulate(
     max_num_batched_tokens: BatchedOption = 2_048,
     seed: int = 0,
     jobs: Annotated[int, typer.Option(min=0, help="processes; 0: one per core")] = 0,
-    cache: Annotated[
-        Path | None, typer.Option(help="folder that keeps finished runs; they are not repeated")
-    ] = None,
+    cache: CacheOption = None,
     json_path: JsonOption = None,
     html: Annotated[Path | None, typer.Option(help="write a report with plots here")] = None,
 ) -> None:
@@ -138,13 +139,8 @@ def simulate(
         ),
         link,
     )
-    requests = _read_trace(trace, trace_step_ms / 1e3, num_requests) if trace else []
-    workload = Workload(
-        lengths=None if trace else published_lengths(lengths.value),
-        trace=tuple(requests),
-        num_requests=num_requests or DEFAULT_NUM_REQUESTS,
-        arrivals=Arrivals(cv=cv, burst=burst, num_turns=turns, turn_gap_s=turn_gap_s),
-    )
+    arrivals = Arrivals(cv=cv, burst=burst, num_turns=turns, turn_gap_s=turn_gap_s)
+    workload = _workload(lengths, (trace, trace_step_ms / 1e3), num_requests, arrivals)
     cells = [
         Cell(
             deployment=deployment,
@@ -157,18 +153,16 @@ def simulate(
             prefix_caching=prefix_caching,
         )
         for scale in ([None] if tbt_ms else slo_scale)
-        for per_s in rate or [mean_rate_per_s(requests) if trace else DEFAULT_RATE_PER_S]
+        for per_s in rate or [mean_rate_per_s(workload.trace) if trace else DEFAULT_RATE_PER_S]
         for one in policy
     ]
     console = Console()
     results = _swept(cells, console, jobs, cache)
-    rows = [cell.row(result) for cell, result in zip(cells, results, strict=True)]
-    title = _title(deployment)
+    runs = [Run(row=c.row(r), view=r.view) for c, r in zip(cells, results, strict=True)]
+    rows, title = [run.row for run in runs], _title(deployment)
     print_rows(rows, title, console)
     _write(json_path, deployment, {"base_slo_s": deployment.base_tbt_s(), "cells": rows})
-    if html is not None:
-        runs = [Run(row=row, view=r.view) for row, r in zip(rows, results, strict=True)]
-        _write_report(html, title, f"{workload.name(trace)}; {SIMULATED}", runs)
+    _write_report(html, title, f"{workload.name(trace)}; {SIMULATED}", runs)
 
 
 def _title(deployment: Deployment | MeasuredDeployment) -> str:
@@ -204,9 +198,23 @@ def _chosen(
     return deployment if link is None else deployment.with_link(link_rates()[link.value])
 
 
-def _write_report(path: Path, title: str, intro: str, runs: list[Run]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(title, intro, [*sweep_sections(runs), definitions(DEFINITIONS)]))
+def _write_report(path: Path | None, title: str, intro: str, runs: list[Run]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page(title, intro, [*sweep_sections(runs), definitions(DEFINITIONS)]))
+
+
+def _workload(
+    lengths: LengthsName, trace: tuple[Path | None, float], num_requests: int, arrivals: Arrivals
+) -> Workload:
+    """Return what arrives. `trace`: its file, if there is one, and OrbitFlow's step in seconds."""
+    path, step_s = trace
+    return Workload(
+        lengths=None if path else published_lengths(lengths.value),
+        trace=tuple(_read_trace(path, step_s, num_requests)) if path else (),
+        num_requests=num_requests or DEFAULT_NUM_REQUESTS,
+        arrivals=arrivals,
+    )
 
 
 def _read_trace(path: Path, step_s: float, num_requests: int) -> list[ArrivingRequest]:

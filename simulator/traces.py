@@ -6,7 +6,7 @@ without an answer, which is how failures are noted, are left out.
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -209,7 +209,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 # -- what can be done with any ---------------------------------------------------------------------
 
 
-def mean_rate_per_s(requests: list[ArrivingRequest]) -> float:
+def mean_rate_per_s(requests: Sequence[ArrivingRequest]) -> float:
     """Return requests per second from the first arrival to the last; inf if all come at once."""
     span_s = requests[-1].arrival_s - requests[0].arrival_s
     return (len(requests) - 1) / span_s if span_s else float("inf")
