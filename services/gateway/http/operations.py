@@ -227,6 +227,10 @@ def _response_form() -> ResponseForm:
 
 
 def _posts() -> dict[str, Operation]:
+    return _generations() | _counts() | {"/ping": Operation(summary="Ping by POST", **_HEALTH)}
+
+
+def _generations() -> dict[str, Operation]:
     message_form = MessageForm(MessageHead(request_id=_ID, model=_MODEL))
     return {
         "/v1/chat/completions": _generating(
@@ -258,6 +262,11 @@ def _posts() -> dict[str, Operation]:
             max_tokens=64,
             messages=[_TURN],
         ),
+    }
+
+
+def _counts() -> dict[str, Operation]:
+    return {
         "/v1/messages/count_tokens": Operation(
             summary="Count tokens",
             body=CountTokensBody,
@@ -282,7 +291,6 @@ def _posts() -> dict[str, Operation]:
             told={"prompt": "Hello!"},
             faults=_WITH_A_BODY,
         ),
-        "/ping": Operation(summary="Ping by POST", **_HEALTH),
     }
 
 
