@@ -55,11 +55,6 @@ class StepStream:
         self._ended = False
         self._error: Exception | None = None
 
-    @property
-    def num_pending_tokens(self) -> int:
-        """Return how many tokens wait for the writer."""
-        return self._pending.num_tokens
-
     def knows(self, request_id: str) -> bool:
         """Return whether the writer has not yet taken the ending of this accepted request."""
         return request_id in self._num_sent
