@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from lab.exhaustive import exhaustive
-from lab.instances import small_instance
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode
 from services.planner.solver.library import pattern_library
 from tests.kernels import compile_kernels
+from tests.unit.planner.small_instances import small_instance
 
 
 @pytest.fixture(scope="session", autouse=True)

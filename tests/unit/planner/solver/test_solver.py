@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lab.exhaustive import by_milp, exhaustive
-from lab.instances import HARDWARE, realistic_instance, small_instance
+from lab.exhaustive import exhaustive
+from lab.instances import HARDWARE, realistic_instance
 from services.placement.latency import Fetch, step_timing
 from services.placement.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
@@ -17,6 +17,8 @@ from services.planner.solver.library import pattern_library
 from services.planner.solver.search import Incumbent, Problem
 from services.planner.solver.solver import Solver
 from tests.unit.placement.closed_forms import longest_path_s
+from tests.unit.planner.milp import by_milp
+from tests.unit.planner.small_instances import small_instance
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
