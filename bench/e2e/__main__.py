@@ -39,21 +39,34 @@ class RunError(Exception):
 
 def main() -> None:
     options = _options()
-    folder: Path = options.out
-    device = Device(link_bytes_per_s=options.link_bytes_per_s)
+    out: Path = options.out
+    devices = [Device(link_bytes_per_s=rate) for rate in options.link_bytes_per_s]
+    out.mkdir(parents=True, exist_ok=True)
+    with planner(out / "planner.log") as address:
+        base_s = options.base_slo_s or _kept_base_slo_s(devices[0], address, out)
+        for device in devices:
+            link = f"{device.link_bytes_per_s / 1e6:g}MBps"
+            folder = out if len(devices) == 1 else out / link
+            print(f"base SLO {base_s * 1e3:.1f} ms; {asdict(device)}", flush=True)
+            _series(options, base_s, device, (address, folder))
+
+
+def _series(
+    options: argparse.Namespace, base_s: float, device: Device, places: tuple[str, Path]
+) -> None:
+    """Make the runs of one device that are not there yet, and the report of all."""
+    _, folder = places
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    with planner(folder / "planner.log") as address:
-        base_s = options.base_slo_s or _kept_base_slo_s(device, address, folder)
-        print(f"base SLO {base_s * 1e3:.1f} ms; {asdict(device)}", flush=True)
-        for key in _keys(options):
-            path = folder / "runs" / f"{key.name}.json"
-            if not path.exists():
-                trace = _trace(options, key.seed, base_s)
-                try:
-                    save(_run(key, trace, base_s, device, (address, folder)), path)
-                except (RunError, aio.AioRpcError) as error:
-                    print(f"{key.name}: no figures, see {folder}: {error}", flush=True)
-    print(write_report(load_all(folder / "runs"), folder / "report"))
+    for key in _keys(options):
+        path = folder / "runs" / f"{key.name}.json"
+        if not path.exists():
+            trace = _trace(options, key.seed, base_s)
+            try:
+                save(_run(key, trace, base_s, device, places), path)
+            except (RunError, aio.AioRpcError) as error:
+                print(f"{key.name}: no figures, see {folder}: {error}", flush=True)
+    link_ratio = device.link_bytes_per_s * base_s / device.pool_bytes
+    print(write_report(load_all(folder / "runs"), folder / "report", link_ratio=link_ratio))
 
 
 def _keys(options: argparse.Namespace) -> list[RunKey]:
@@ -148,7 +161,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--load", type=float, default=0.8, help="of what full batches could serve")
     parser.add_argument("--trace", type=Path, help="a recorded trace instead")
     parser.add_argument("--token-scale", type=float, default=1 / 16, help="of a recorded trace")
-    parser.add_argument("--link-bytes-per-s", type=float, default=300e6)
+    parser.add_argument(
+        "--link-bytes-per-s",
+        nargs="+",
+        type=float,
+        default=[300e6],
+        help="several: a folder each, one base SLO",
+    )
     parser.add_argument("--base-slo-s", type=float, help="instead of measuring it")
     parser.add_argument("--quick", action="store_true", help="does not count")
     options = parser.parse_args()

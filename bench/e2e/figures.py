@@ -41,6 +41,7 @@ DEFINITIONS = {
     "pool": "mean used share of the KV pool while requests were live",
     "offloaded": "mean share of layer groups in host memory while requests were live",
     "held": "mean number of paused or parked requests",
+    "lambda": "bytes that the link moves in a base SLO / bytes of the KV pool",
     "mape": "mean of |predicted - measured| / mean measured, over the decode steps that the "
     "controller predicted",
     "mape_prompts": "the same, over the steps with part of a prompt, without waits for copies",

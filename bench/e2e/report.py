@@ -49,19 +49,20 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
 }
 
 
-def write_report(runs: Sequence[RunRecord], out: Path) -> str:
-    """Write OUT.json, OUT.md and OUT.svg; return the tables."""
+def write_report(runs: Sequence[RunRecord], out: Path, *, link_ratio: float) -> str:
+    """Write OUT.json, OUT.md and OUT.svg; return the tables. `link_ratio`: lambda."""
     rows = rows_of(runs)
     document = {
         "benchmark": "e2e",
         "commit": _output("git", "rev-parse", "HEAD"),
         "machine": {"cpu": platform.machine(), "num_cpus": os.cpu_count()},
         "definitions": DEFINITIONS,
+        "lambda": link_ratio,
         "rows": rows,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-    text = tables(rows)
+    text = tables(rows, link_ratio)
     out.with_suffix(".md").write_text(text)
     out.with_suffix(".svg").write_text(plot(rows))
     return text
@@ -105,12 +106,13 @@ def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     return rows
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> str:
-    """Return one Markdown table per SLO scale."""
+def tables(rows: Sequence[dict[str, Any]], link_ratio: float) -> str:
+    """Return one Markdown table per SLO scale, each with lambda."""
     parts = []
     for scale in sorted({row["slo_scale"] for row in rows}):
         here = [row for row in rows if row["slo_scale"] == scale]
-        parts.append(f"## SLO {here[0]['slo_s'] * 1e3:.1f} ms (base x {scale:g})\n")
+        slo_s, share = here[0]["slo_s"], 100 * link_ratio
+        parts.append(f"## SLO {slo_s * 1e3:.1f} ms (base x {scale:g}), lambda {share:.0f} %\n")
         parts.append("| system | " + " | ".join(title for title, _ in COLUMNS.values()) + " |")
         parts.append("|---" * (len(COLUMNS) + 1) + "|")
         for row in here:

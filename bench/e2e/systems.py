@@ -23,6 +23,10 @@ class Device:
     link_bytes_per_s: float = 300e6
     pool_tokens: int = 2_176  # of all layers; the longest request fits alone
 
+    @property
+    def pool_bytes(self) -> int:
+        return self.pool_tokens // BLOCK_SIZE * NUM_LAYERS * BLOCK_BYTES
+
     def settings(self) -> dict[str, object]:
         """Return the executor's settings, without their prefix."""
         return {
@@ -32,7 +36,7 @@ class Device:
             "MAX_MODEL_LEN": MAX_MODEL_LEN,
             "MAX_NUM_SEQS": MAX_NUM_SEQS,
             "MAX_NUM_BATCHED_TOKENS": 512,
-            "KV_CACHE_MEMORY_BYTES": self.pool_tokens // BLOCK_SIZE * NUM_LAYERS * BLOCK_BYTES,
+            "KV_CACHE_MEMORY_BYTES": self.pool_bytes,
             "KV_HOST_MEMORY_BYTES": 256 << 20,
             "KV_LINK_BYTES_PER_S": self.link_bytes_per_s,
             "KV_EMULATED_LAYER_S": self.layer_s,

@@ -14,7 +14,7 @@ from bench.e2e.figures import (
     why_not_counted,
 )
 from bench.e2e.records import RequestRecord, RunKey, RunRecord, Sample, load, save
-from bench.e2e.report import plot, rows_of
+from bench.e2e.report import plot, rows_of, tables
 from bench.e2e.trace import poisson_trace
 
 
@@ -143,6 +143,12 @@ def test_the_plot_has_a_bar_of_the_right_height_for_every_share() -> None:
         ("orbitflow", pytest.approx(100 * 2 / 3)),
         ("orbitflow", pytest.approx(100.0)),
     ]
+
+
+def test_every_table_says_its_lambda() -> None:
+    rows = rows_of([make_run(make_request(1.0, 1.2))])
+
+    assert tables(rows, 0.1579).startswith("## SLO 1000.0 ms (base x 1.5), lambda 16 %\n")
 
 
 def test_a_system_without_figures_is_left_out_of_the_plot() -> None:
