@@ -113,6 +113,22 @@ def arriving(
     return requests
 
 
+TTFT_SLOS_S = (5.0, 20.0, 60.0, None)
+
+
+def with_ttft_slos(
+    requests: Callable[[int], list[ArrivingRequest]],
+) -> Callable[[int], list[ArrivingRequest]]:
+    """Return requests of which each states one of `TTFT_SLOS_S`, or none."""
+
+    def stated(seed: int) -> list[ArrivingRequest]:
+        rng = random.Random(f"TTFT SLOs {seed}")
+        levels = {slo_s: replace(AT_20_TPS, slo_ttft_s=slo_s) for slo_s in TTFT_SLOS_S}
+        return [replace(one, level=levels[rng.choice(TTFT_SLOS_S)]) for one in requests(seed)]
+
+    return stated
+
+
 # Requests per second of ShareGPT's lengths that fill an A5000 with a pool of 8,000 tokens.
 SHAREGPT_CAPACITY = 1.05
 LAYERKV_CONTEXT = 4_096
@@ -200,6 +216,8 @@ def all_regimes() -> dict[str, Regime]:
     h100 = deployed("llama-2-7b", "h100", link="pcie4x16", max_num_seqs=512)
     for rate in (0.7, 1.0):
         regimes[f"7B, H100, 9k + 600, {rate}/s"] = on_gpu(h100, arriving(rate, 9_000, 600, 60))
+    asked = with_ttft_slos(arriving(0.7, 9_000, 600, 60))
+    regimes["7B, H100, TTFT SLOs, 0.7/s"] = on_gpu(h100, asked)
     h100 = deployed("llama-3-8b", "h100", max_num_seqs=512)
     regimes["8B, H100, 24k + 800, 0.8/s"] = on_gpu(h100, arriving(0.8, 24_000, 800, 80))
     a5000 = deployed("llama-3-8b", "a5000", max_num_seqs=512)
