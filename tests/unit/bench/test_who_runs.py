@@ -1,6 +1,8 @@
 """Rows of `bench.who_runs`."""
 
-from bench.who_runs.__main__ import mean_of
+import pytest
+
+from bench.who_runs.__main__ import mean_of, measured
 
 
 def test_a_count_that_one_seed_alone_has_is_nothing_in_the_others() -> None:
@@ -11,3 +13,33 @@ def test_a_count_that_one_seed_alone_has_is_nothing_in_the_others() -> None:
 
     assert (row["tokens_per_s"], row["plans_dropped"]) == (15.0, 1.5)
     assert row["runs"] == [unseen, seen]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "regime",
+    [
+        "bench 300 MB/s, S x 1.0",
+        "bench 300 MB/s, S x 1.5",
+        "bench 50 MB/s, S x 2.5",
+        "7B, H100, 9k + 600, 1.0/s",
+        "8B, H100, 24k + 800, 0.8/s",
+        "8B, A5000, 6k + 800, 0.15/s",
+        "8B, A5000, 6k + 800, 0.25/s",
+        "ShareGPT, unpaced, load 1.2",
+        "ShareGPT, half, load 1.2",
+        "ShareGPT, mixed, load 1.2",
+        "demo, four at once",
+        "TokenFlow, 4090 (a)",
+        "LayerKV, L20, 4,096 + 512",
+    ],
+)
+def test_the_default_is_nowhere_behind_vllms_queue(regime: str) -> None:
+    vllm, ours = (measured(regime, policy, 1) for policy in ("vllm", "evenflow"))
+
+    assert ours["tokens_per_s"] >= 0.98 * vllm["tokens_per_s"]
+    assert ours.get("tbt_deposit", 1.0) >= vllm.get("tbt_deposit", 1.0) - 0.005
+    assert ours.get("tpot_deposit", 1.0) >= vllm.get("tpot_deposit", 1.0) - 0.02
+    assert ours["rebuffering"] <= vllm["rebuffering"]
+    assert ours["ttft_s"] <= 1.02 * vllm["ttft_s"]
+    assert ours["ttft_p95_s"] <= 1.02 * vllm["ttft_p95_s"]
