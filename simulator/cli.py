@@ -13,7 +13,7 @@ from rich.console import Console
 
 from services.placement.presets import PRESETS
 from simulator.cache import CellCache
-from simulator.compose import run_policy
+from simulator.compose import check, run_policy
 from simulator.deployment import Deployment
 from simulator.figures import DEFINITIONS
 from simulator.grid import Arrivals, Cell, CellResult, Workload
@@ -139,6 +139,11 @@ def simulate(
         ),
         link,
     )
+    for one in policy:
+        try:
+            check(deployment, one.value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--policy") from error
     arrivals = Arrivals(cv=cv, burst=burst, num_turns=turns, turn_gap_s=turn_gap_s)
     workload = _workload(lengths, (trace, trace_step_ms / 1e3), num_requests, arrivals)
     cells = [

@@ -60,6 +60,14 @@ def make_engine(
     )
 
 
+def check(deployment: Deployment | MeasuredDeployment, policy: str) -> None:
+    """Raise ValueError for `hcache` on a measured engine, whose projections nobody has measured."""
+    if policy == hcache.PRESET and not isinstance(deployment, Deployment):
+        raise ValueError(
+            f"{policy} needs a model and a device: nobody has measured its projections"
+        )
+
+
 def run_policy(
     deployment: Deployment | MeasuredDeployment,
     requests: list[ArrivingRequest],
@@ -67,14 +75,10 @@ def run_policy(
     *,
     seed: int = 0,
 ) -> RunRecord:
-    """Return what one policy does with a workload.
-
-    Raises ValueError for `hcache` on a measured engine: its projections have not been measured.
-    """
+    """Return what one policy does with a workload. Raises what `check` raises."""
+    check(deployment, options.policy)
     machine = deployment.machine()
-    if options.policy == hcache.PRESET:
-        if not isinstance(deployment, Deployment):
-            raise ValueError(f"{hcache.PRESET} needs a model and a device")
+    if options.policy == hcache.PRESET and isinstance(deployment, Deployment):
         machine = replace(machine, way_back=hcache.way_back(deployment))
     engine = make_engine(deployment.shape(), machine, options, seed=seed)
     return simulate(engine, requests)

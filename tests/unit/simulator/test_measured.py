@@ -99,3 +99,13 @@ def test_simulate_needs_an_engine() -> None:
 
     assert result.exit_code == 2
     assert "--measured" in result.output
+
+
+def test_simulate_refuses_what_nobody_has_measured_of_an_engine(tmp_path) -> None:
+    path, _ = written(tmp_path, engine=make_engine(num_layers=4, num_blocks=4_000))
+    result = CliRunner().invoke(
+        app, ["simulate", "--measured", str(path), "--policy", "vllm", "--policy", "hcache"]
+    )
+
+    assert result.exit_code == 2, result.output
+    assert "hcache needs a model and a device" in " ".join(result.output.split())
