@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bench.papers.cells import Found, Point, Size, with_seeds
 from bench.papers.ellm_equations import Consistent, Setting, chosen, settings
-from bench.papers.sections import Column, Drawn, Shows, as_ms, as_number, as_percent
+from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
 from services.placement.run.ellm import EllmRules
 from simulator.grid import Cell, Workload
 from simulator.workload import constant_length
@@ -33,10 +33,17 @@ COLUMNS: tuple[Column, ...] = (
     ("ttft_s", "TTFT s", as_number),
     ("ttft_p95_s", "P95 TTFT s", as_number),
     ("tpot", "TPOT %", as_percent),
+    ("tbt_deposit", "TBT+D %", as_percent),
+    ("rebuffering", "rebuffering %", as_percent),
     ("tpot_p95_s", "P95 TPOT ms", as_ms),
     ("recomputed", "recomputed per step", as_number),
     ("preemptions", "preemptions", as_number),
     ("pool", "pool %", as_percent),
+)
+COUNTING = Counting(
+    alike=frozenset(
+        {"tokens_per_s", "ttft_s", "ttft_p95_s", "tpot", "tpot_p95_s", "recomputed", "preemptions"}
+    ),
 )
 DRAWN = (
     Drawn(figure="tokens_per_s", title="Throughput", unit="tokens/s"),
@@ -90,6 +97,13 @@ def _cells(setting: Setting, load: float, size: Size, *, with_ratios: bool) -> l
 def shows(found: Found) -> list[Shows]:
     """Return the tables."""
     return [
-        Shows(title=FIGURES[name], x_label="load", columns=COLUMNS, points=points, drawn=DRAWN)
+        Shows(
+            title=FIGURES[name],
+            x_label="load",
+            columns=COLUMNS,
+            counting=COUNTING,
+            points=points,
+            drawn=DRAWN,
+        )
         for name, points in found.items()
     ]

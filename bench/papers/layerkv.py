@@ -9,7 +9,7 @@ one PCI Express link; here each has its own.
 from dataclasses import replace
 
 from bench.papers.cells import Found, Point, Size, with_seeds
-from bench.papers.sections import Column, Drawn, Shows, as_ms, as_number, as_percent
+from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
 from services.placement.types import PolicyParameters
 from simulator.deployment import Deployment
 from simulator.grid import Cell, Workload
@@ -48,6 +48,10 @@ COLUMNS: tuple[Column, ...] = (
     ("rebuffering", "rebuffering %", as_percent),
     ("stall", "stall %", as_percent),
     ("rejected", "refused", as_number),
+)
+COUNTING = Counting(
+    theirs=frozenset({"violations"}),
+    alike=frozenset({"ttft_s", "ttft_p99_s", "tpot_p95_s", "tokens_per_s", "rejected"}),
 )
 DRAWN = (
     Drawn(figure="ttft_s", title="TTFT", unit="s"),
@@ -145,6 +149,7 @@ def shows(found: Found) -> list[Shows]:
             title=titles[name],
             x_label=axes.get(name, "prompt"),
             columns=COLUMNS,
+            counting=COUNTING,
             points=points,
             drawn=DRAWN,
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bench.papers.cells import Found, Point, Size, with_seeds
-from bench.papers.sections import Column, Drawn, Shows, as_ms, as_number, as_percent
+from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
 from services.placement.presets import RunPolicy
 from services.placement.types import PolicyParameters, VictimRule
 from simulator.deployment import Deployment
@@ -289,6 +289,13 @@ def recorded(path: Path, size: Size) -> list[Point]:
     ]
 
 
+COUNTING = Counting(
+    theirs=frozenset({"step_tbt", "step_tbt_deposit", "step_tpot"}),
+    alike=frozenset(
+        {"requests_per_min", "tokens_per_s", "pool", "ttft_s", "ttft_p95_s", "plans_per_request"}
+    )
+    | {"pauses", "preemptions"},
+)
 DRAWN = (
     Drawn(figure="tbt_deposit", title="TBT + deposit"),
     Drawn(figure="tbt", title="TBT"),
@@ -326,6 +333,7 @@ def shows(found: Found) -> list[Shows]:
             title=title,
             x_label=x_label,
             columns=columns,
+            counting=COUNTING,
             points=points,
             drawn=DRAWN if x_label != "-" else (),
         )

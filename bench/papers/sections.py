@@ -39,6 +39,26 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Counting:
+    """Which figures count as a paper does; all others count as this project does."""
+
+    theirs: frozenset[str] = frozenset()  # the paper's own, shown beside this project's
+    alike: frozenset[str] = frozenset()  # there is one way to count them
+
+    def of(self, columns: Sequence[Column]) -> str:
+        """Say how each of a table's columns counts."""
+        kinds: dict[str, list[str]] = {
+            "As the paper counts": [],
+            "As this project counts": [],
+            "Both alike": [],
+        }
+        for name, heading, _ in columns:
+            ours = "Both alike" if name in self.alike else "As this project counts"
+            kinds["As the paper counts" if name in self.theirs else ours].append(heading)
+        return " ".join(f"{kind}: {', '.join(named)}." for kind, named in kinds.items() if named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shows:
     """One table: rows are policies at an x."""
 
@@ -46,6 +66,7 @@ class Shows:
     x_label: str
     columns: Sequence[Column]
     points: Sequence[tuple[Point, CellResult]]
+    counting: Counting
     drawn: Sequence[Drawn] = ()  # charts over x, where x is an axis
 
     def rows(self) -> list[list[str]]:
@@ -78,7 +99,7 @@ class Shows:
 
     def markdown(self) -> str:
         lines = [self.heads, ["---"] * len(self.heads), *self.rows()]
-        head = f"### {self.title}\n\n{self.ratios}\n\n"
+        head = f"### {self.title}\n\n{self.ratios}. {self.counting.of(self.columns)}\n\n"
         return head + "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def chart(self, drawn: Drawn, suffix: str) -> Chart:
@@ -136,7 +157,11 @@ def section(one: Shows) -> Section:
             whole = not scale or (part is one and len(scales) > 1)
             suffix = "" if whole else f", SLO x {scale:g}"
             made += [part.chart(drawn, suffix) for drawn in one.drawn]
-    body = f"<p>{one.ratios}</p>" + charts(made) + table(one.heads, one.rows())
+    body = (
+        f"<p>{one.ratios}. {one.counting.of(one.columns)}</p>"
+        + charts(made)
+        + table(one.heads, one.rows())
+    )
     return Section(title=one.title, body=body)
 
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from bench.papers.cells import Found, Point, Size, with_seeds
-from bench.papers.sections import Column, Drawn, Shows, as_number, as_percent
+from bench.papers.sections import Column, Counting, Drawn, Shows, as_number, as_percent
 from services.placement.run.tokenflow import TokenflowRules
 from simulator.deployment import Deployment
 from simulator.grid import Arrivals, Cell, Workload
@@ -44,6 +44,10 @@ COLUMNS: tuple[Column, ...] = (
     ("tbt_deposit", "TBT+D %", as_percent),
     ("tpot_deposit", "TPOT+D %", as_percent),
     ("preemptions", "preemptions", as_number),
+)
+COUNTING = Counting(
+    theirs=frozenset({"effective_tokens_per_s", "qos"}),
+    alike=frozenset({"tokens_per_s", "ttft_s", "ttft_p99_s", "preemptions"}),
 )
 DRAWN = (
     Drawn(figure="effective_tokens_per_s", title="Effective throughput", unit="tokens/s"),
@@ -145,6 +149,7 @@ def shows(found: Found) -> list[Shows]:
             title=f"Table 1, {name}: {SETUPS[name].title}",
             x_label="-",
             columns=COLUMNS,
+            counting=COUNTING,
             points=points,
         )
         for name, points in found.items()
@@ -156,6 +161,13 @@ def shows(found: Found) -> list[Shows]:
         "23": ("Fig. 23: buffer conservativeness", "mu"),
     }
     return made + [
-        Shows(title=title, x_label=x_label, columns=COLUMNS, points=found[name], drawn=DRAWN)
+        Shows(
+            title=title,
+            x_label=x_label,
+            columns=COLUMNS,
+            counting=COUNTING,
+            points=found[name],
+            drawn=DRAWN,
+        )
         for name, (title, x_label) in axes.items()
     ]

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.papers import ellm, layerkv, tokenflow
+from bench.papers import ellm, layerkv, orbitflow, tokenflow
 from bench.papers.cells import Size
 from bench.papers.orbitflow import LENGTHS, LOADS, deployment, figures, recorded, shows
-from bench.papers.sections import Shows, section, speed
+from bench.papers.sections import Counting, Shows, section, speed
 from services.pacing.types import ServiceLevel
 from simulator.grid import CellResult
 from simulator.workload import published_lengths
@@ -77,7 +77,13 @@ def test_a_recorded_trace_brings_its_own_pool_and_batch(tmp_path) -> None:
 def test_a_table_has_means_over_seeds() -> None:
     points = [point for point in figures(SIZE)["14c"] if point.cell.label.endswith("longest")]
     found = [(point, result(tbt=share)) for point, share in zip(points, (0.4, 0.6), strict=True)]
-    one = Shows(title="t", x_label="x", columns=[("tbt", "TBT", "{:.2f}".format)], points=found)
+    one = Shows(
+        title="t",
+        x_label="x",
+        columns=[("tbt", "TBT", "{:.2f}".format)],
+        counting=Counting(),
+        points=found,
+    )
 
     assert one.rows() == [["pause the longest", "1", "0", "0.50"]]
     assert "| pause the longest | 1 | 0 | 0.50 |" in one.markdown()
@@ -87,12 +93,32 @@ def test_a_table_says_its_lambda() -> None:
     points = figures(SIZE)["14c"][:2]
     found = [(points[0], result()), (points[1], result(**{"lambda": 0.125}))]
     columns = [("tbt", "TBT", str)]
-    one = Shows(title="t", x_label="-", columns=columns, points=found)
+    one = Shows(title="t", x_label="-", columns=columns, counting=Counting(), points=found)
 
     assert one.ratios == "lambda 5 to 12 %"
     assert one.ratios in one.markdown()
     assert one.ratios in section(one).body
     assert replace(one, points=found[:1]).ratios == "lambda 5 %"
+
+
+def test_a_table_says_what_counts_as_in_the_paper_and_what_does_not() -> None:
+    columns = [(name, name.upper(), str) for name in ("tbt", "qos", "ttft_s", "stall")]
+    counting = Counting(theirs=frozenset({"qos"}), alike=frozenset({"ttft_s"}))
+    found = [(figures(SIZE)["14c"][0], result())]
+    one = Shows(title="t", x_label="-", columns=columns, counting=counting, points=found)
+
+    said = "As the paper counts: QOS. As this project counts: TBT, STALL. Both alike: TTFT_S."
+    assert said in one.markdown()
+    assert said in section(one).body
+
+
+@pytest.mark.parametrize("paper", [orbitflow, tokenflow, layerkv, ellm])
+def test_what_counts_as_in_the_paper_is_shown(paper) -> None:
+    wanted = paper.figures(paper.FULL)
+    found = {name: [(point, result()) for point in points] for name, points in wanted.items()}
+    shown = {name for one in paper.shows(found) for name, _, _ in one.columns}
+
+    assert paper.COUNTING.theirs | paper.COUNTING.alike < shown
 
 
 def test_every_figure_has_a_table_and_those_with_an_axis_charts() -> None:
