@@ -54,7 +54,9 @@ def test_prompts_begin_as_long_as_all_of_them_take_less() -> None:
 
 
 def test_prompts_under_way_are_charged() -> None:
-    under_way = replace(runs("u", 1_000), num_output_tokens=0, num_computed_tokens=700)
+    under_way = replace(
+        runs("u", 1_000), num_output_tokens=0, num_computed_tokens=700, num_host_tokens=0
+    )
 
     assert num_admitted(snapshot(decoding(), under_way, *PROMPTS)) == 1  # 0.3 and 0.8
     assert num_admitted(snapshot(decoding(), replace(under_way, num_computed_tokens=0))) == 0
