@@ -6,6 +6,7 @@ it is enqueued: two accesses to one row, of which one writes, must be ordered by
 what the host knows (vector clocks), whatever order they happen to run in.
 """
 
+import math
 import random
 import threading
 from collections import deque
@@ -48,9 +49,10 @@ class FakeEvent:
     def query(self) -> bool:
         with self.device.lock:
             self.device.run_some()
-            if self.passed:
-                self.device.host_learns(self.clock)
-            return self.passed
+            if not self.passed or self.time_s > self.device.host_s:
+                return False
+            self.device.host_learns(self.clock)
+            return True
 
     def synchronize(self) -> None:
         while True:
@@ -125,6 +127,7 @@ class FakeDevice:
         self.fails: Callable[[Sequence[RowCopy]], bool] | None = None  # whose copy raises
         self.copied_rows: list[tuple[int, list[int]]] = []  # target matrix and rows, as they ran
         self.host_clock: Clock = {}
+        self.host_s = math.inf  # the host asks now: what takes until later has not passed
         self.attached: set[int] = set()
         self._rng = random.Random(seed)
         self._bytes_per_s = bytes_per_s
@@ -203,6 +206,7 @@ class FakeDevice:
         """Let everything run, and let the host know it."""
         for stream in list(self._streams):
             stream.record().synchronize()
+        self.host_s = math.inf
 
     # -- running ----------------------------------------------------------------------------
 

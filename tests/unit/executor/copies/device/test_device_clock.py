@@ -89,6 +89,7 @@ class Loop:
         self.num_mismatches = 0
         self._step = 0
         self._launched: deque[tuple[FakeEvent, StepTiming]] = deque()
+        self.device.host_s = 0.0
 
     def place(self, *groups: int) -> StepTransfers:
         """Offload groups; return the next step's message."""
@@ -148,6 +149,7 @@ class Loop:
         """Let the output of the oldest step come: its device is that far."""
         end, timing = self._launched.popleft()
         end.synchronize()
+        self.device.host_s = end.time_s
         self.timings.append(timing)
         self.num_mismatches += self.meter.ended(timing, end.time_s, busy=True).mismatch
 
@@ -156,6 +158,7 @@ class Loop:
 def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
     loop = Loop(request.param)
     yield loop
+    loop.device.finish()
     loop.engine.close()
 
 
