@@ -181,7 +181,9 @@ class StepMeter:
         num_decodes = step.num_tokens - step.num_prefill_tokens
         predicted_s = costs.decode_s(num_decodes, step.num_context_tokens)
         predicted_s += costs.prompt_s(step.num_prefill_tokens)
-        self._counts.predicted_prompts(predicted_s=predicted_s, measured_s=step_s - timing.stall_s)
+        # An output that is taken in late makes the next step seem shorter than its own waits.
+        measured_s = max(0.0, step_s - timing.stall_s)
+        self._counts.predicted_prompts(predicted_s=predicted_s, measured_s=measured_s)
 
     def _add(self, step: ScheduledStep, step_s: float, timing: StepTiming) -> None:
         self._compare_prompts(step, step_s, timing)

@@ -29,17 +29,34 @@ def step(meter: StepMeter, *, step_s: float, num_prefill_tokens: int = 0) -> Non
     meter.ended(StepTiming(layer_s=layer_s, stall_s=0.005), step_s + 0.005, busy=False)
 
 
-def test_a_step_with_a_prompt_is_compared_with_what_prompts_took_before() -> None:
-    counts = ControllerCounts()
+def settled(counts: ControllerCounts) -> StepMeter:
+    """Return a meter that knows what steps with and without prompts take."""
     meter = StepMeter(FakeEngine("a"), counts, mismatch_frac=0.0)
     for _ in range(8):
         step(meter, step_s=DECODE_S)
     for _ in range(200):
         step(meter, step_s=DECODE_S + 100 * 1e-4, num_prefill_tokens=100)
     counts.take()
+    return meter
+
+
+def test_a_step_with_a_prompt_is_compared_with_what_prompts_took_before() -> None:
+    counts = ControllerCounts()
+    meter = settled(counts)
 
     step(meter, step_s=DECODE_S + 100 * 3e-4, num_prefill_tokens=100)
 
     assert counts.sums["num_predicted_prompt_steps"] == 1
     assert counts.sums["measured_prompt_step_s"] == pytest.approx(0.05)
     assert counts.sums["prompt_abs_error_s"] == pytest.approx(0.02, rel=0.01)
+
+
+def test_a_step_shorter_than_what_it_waited_counts_as_none() -> None:
+    """A counter may not fall: the metrics would refuse it, and the engine would end."""
+    counts = ControllerCounts()
+    meter = settled(counts)
+
+    step(meter, step_s=-0.001, num_prefill_tokens=100)
+
+    assert counts.sums["num_predicted_prompt_steps"] == 1
+    assert counts.sums["measured_prompt_step_s"] == 0.0
