@@ -326,11 +326,11 @@ class Scheduler:
             self.host.publish(request.request_id, column)
             kv.columns.append(column)
 
-    def cached_prefix(self, request: LiveRequest) -> list[Column]:
+    def cached_prefix(self, request: LiveRequest) -> Sequence[Column]:
         """Return the columns that a request without KV may begin with: not its last token's."""
         num_blocks = (request.num_tokens - 1) // self.shape.block_size
         keys = request.spec.block_keys(self.shape.block_size)
-        return self.host.cache.find(islice(keys, num_blocks))
+        return self.host.cache.find_again(request.record.prefix, keys, num_blocks)
 
     def _seek(self, request: LiveRequest) -> None:
         """Let a request without KV begin with what is cached of its tokens, as late as possible."""
@@ -339,7 +339,9 @@ class Scheduler:
         if columns := self.cached_prefix(request):
             self.host.cache.share(columns)
             self.host.set_owned(request.request_id, 0)
-            kv = KVState(request_id=request.request_id, geometry=self.geometry, columns=columns)
+            kv = KVState(
+                request_id=request.request_id, geometry=self.geometry, columns=list(columns)
+            )
             request.record.kv = on_host_only(kv, len(columns))
 
     # -- leaving -------------------------------------------------------------------------------

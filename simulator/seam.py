@@ -90,17 +90,20 @@ class SimulatedSeam:
 
     def run_places(self) -> Iterator[RunPlace]:
         scheduler = self._scheduler
-        block_size = self.shape.block_size
         for request in scheduler.running:
-            num_tokens = request.kv.num_host_blocks * block_size
-            yield RunPlace(request, request.record, RunPhase.RUNNING, num_tokens)
+            yield RunPlace(request, request.record, RunPhase.RUNNING)
         queue = sorted(scheduler.waiting, key=lambda one: (one.priority, one.spec.arrival_s))
         for request in queue:
             phase = phase_in_queue(request, is_returning=is_preparing(request.record))
-            num_tokens = request.kv.num_tokens
-            if request.record.kv is None and request.record.way is None:
-                num_tokens = block_size * len(scheduler.cached_prefix(request))
-            yield RunPlace(request, request.record, phase, num_tokens)
+            yield RunPlace(request, request.record, phase)
+
+    def num_host_tokens(self, place: RunPlace) -> int:
+        request = self._request(place.record)
+        if place.phase is RunPhase.RUNNING:
+            return request.kv.num_host_blocks * self.shape.block_size
+        if place.record.kv is None and place.record.way is None:
+            return self.shape.block_size * len(self._scheduler.cached_prefix(request))
+        return request.kv.num_tokens
 
     def park(self, record: RequestRecord[KVState]) -> None:
         self._scheduler.park(self._request(record), self.now_s)

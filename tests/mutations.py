@@ -103,6 +103,13 @@ MUTATIONS = (
         ("tests/unit/executor/blocks/test_prefix_cache.py",),
     ),
     Mutation(
+        "a request that waits goes on finding what was evicted",
+        f"{CONTROL}/prefix_cache.py",
+        " or found.generation < self._last_loss:",
+        ":",
+        ("tests/unit/executor/blocks/test_prefix_cache.py",),
+    ),
+    Mutation(
         "who shares a corrupt column runs on",
         f"{EXECUTOR}/blocks/losses.py",
         "        return lost | self._distrust(lost)\n",

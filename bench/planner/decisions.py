@@ -9,7 +9,7 @@ import cProfile
 import pstats
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from bench.planner.tables import Row, printed
-from lab.snapshots import make_engine
+from lab.snapshots import BLOCK_SIZE, make_engine
+from services.control.counters import Counters
+from services.control.prefix_cache import Column, PrefixCache
 from services.control.rates import Rates
 from services.control.request_ledger import RequestLedger
 from services.control.request_record import RequestRecord
@@ -83,13 +85,15 @@ class Request:
 
 
 class Crowded:
-    """`RunSeam` over a crowd that never moves."""
+    """`RunSeam` over a crowd that never moves. Half of a newcomer's prompt is cached."""
 
     def __init__(self, crowd: Crowd, seed: int) -> None:
         draw = random.Random(seed)
         self.places: list[RunPlace] = []
         self.records: dict[str, RequestRecord[Any]] = {}
         self.ledger = RequestLedger(self.records)
+        self.cache = PrefixCache(Counters())
+        self.keys: dict[str, list[Hashable]] = {}  # of newcomers' full blocks
         for phase, number in (
             (RunPhase.RUNNING, 32),
             (RunPhase.PARKED, crowd.num_parked),
@@ -97,7 +101,7 @@ class Crowded:
         ):
             for index in range(number):
                 self._add(f"{phase.value}{index}", phase, draw)
-        rows = sum(-(-request.num_tokens // 16) for request, *_ in self.places[:32])
+        rows = sum(-(-request.num_tokens // BLOCK_SIZE) for request, *_ in self.places[:32])
         self.shape: EngineShape = make_engine(
             num_layers=NUM_LAYERS, num_blocks=int(crowd.room * rows * NUM_LAYERS), max_num_seqs=256
         )
@@ -117,10 +121,22 @@ class Crowded:
             buffer.generated(draw.randint(1, 200), 0.0)
             record.first_token_s = -10.0
             self.ledger.scheduled([name], -10.0)
-        self.places.append(RunPlace(request, record, phase, request.num_computed_tokens))
+        self.places.append(RunPlace(request, record, phase))
+        if phase is RunPhase.NEW:
+            keys = [(name, number) for number in range(request.num_tokens // BLOCK_SIZE)]
+            for key in keys[: len(keys) // 2]:
+                self.cache.publish(Column(key, (0,) * NUM_LAYERS, uid=0))
+            self.keys[name] = keys
 
     def run_places(self) -> Iterator[RunPlace]:
         yield from self.places
+
+    def num_host_tokens(self, place: RunPlace) -> int:
+        if place.phase is not RunPhase.NEW:
+            return place.request.num_computed_tokens
+        keys = self.keys[place.request.request_id]
+        found = self.cache.find_again(place.record.prefix, keys, len(keys))
+        return len(found) * BLOCK_SIZE
 
     def num_returning_bytes(self) -> int:
         return 0

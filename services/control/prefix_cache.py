@@ -10,6 +10,7 @@ was used longest ago going first.
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from services.control.counters import Counters
 
@@ -24,11 +25,22 @@ class Column:
     num_users: int = 1  # live requests whose KV this is
 
 
+@dataclass(slots=True, eq=False)
+class FoundPrefix:
+    """What one request's leading blocks were found to be when it last asked."""
+
+    columns: tuple[Column, ...] = ()
+    num_keys: int = 0  # that were asked for
+    generation: int = 0  # of the cache then
+
+
 class PrefixCache:
     """Columns by hash. Those of live requests that came second with a hash are not in it."""
 
     def __init__(self, counters: Counters) -> None:
         self.num_idle_slots = 0  # of columns that nobody uses
+        self.generation = 0  # another one whenever a column is published, evicted or forgotten
+        self._last_loss = 0  # the generation since which every column that was found is still here
         self._columns: dict[Hashable, Column] = {}
         self._idle: OrderedDict[Hashable, Column] = OrderedDict()  # in the order in which they go
         self._counters = counters
@@ -47,11 +59,28 @@ class PrefixCache:
             found.append(column)
         return found
 
+    def find_again(
+        self, found: FoundPrefix, keys: Iterable[Hashable], num_keys: int
+    ) -> Sequence[Column]:
+        """Return what `find` does of the first `num_keys`, and remember it in `found`.
+
+        While nothing has changed no key is looked up; while only more is cached, none of those
+        that were found.
+        """
+        if found.num_keys != num_keys or found.generation < self._last_loss:
+            found.columns = ()
+        elif found.generation == self.generation:
+            return found.columns
+        found.columns += tuple(self.find(islice(keys, len(found.columns), num_keys)))
+        found.num_keys, found.generation = num_keys, self.generation
+        return found.columns
+
     def publish(self, column: Column) -> None:
         """Let a column be found, unless its hash has one already."""
         if column.key not in self._columns:
             self._columns[column.key] = column
             self._counters.num_published_columns += 1
+            self.generation += 1
 
     def share(self, columns: Sequence[Column]) -> None:
         """Count one more user of each."""
@@ -89,6 +118,8 @@ class PrefixCache:
             slots.extend(column.slots)
             self._counters.num_evicted_columns += 1
         self.num_idle_slots -= len(slots)
+        if slots:
+            self._lost_some()
         return slots
 
     def forget(self, is_gone: Callable[[Column], bool]) -> list[int]:
@@ -99,7 +130,12 @@ class PrefixCache:
             if self._idle.pop(column.key, None) is not None:
                 slots.extend(column.slots)
         self.num_idle_slots -= len(slots)
+        self._lost_some()
         return slots
+
+    def _lost_some(self) -> None:
+        self.generation += 1
+        self._last_loss = self.generation
 
     def check_integrity(self, used: Iterable[Sequence[Column]]) -> list[int]:
         """Assert that `used`, by each live request, is what was counted; return every slot."""

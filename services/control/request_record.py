@@ -1,10 +1,11 @@
 """One live request: what is kept of it beside the scheduler's own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic
 
 from services.control.kv import KVT
+from services.control.prefix_cache import FoundPrefix
 from services.pacing.request_buffer import RequestBuffer
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
@@ -61,6 +62,7 @@ class RequestRecord(Generic[KVT]):
     skipped: bool = False  # the scheduler was told to pass over it
     way: ResumeWay | None = None  # in which it is being brought back
     # Where its KV is.
+    prefix: FoundPrefix = field(default_factory=FoundPrefix)  # cached, while it has no KV
     kv: KVT | None = None  # None: nowhere, neither in the pool nor on the host
     floor: LayerPlacement | None = None  # by somebody's order; None: all may be in the pool
     num_deposited_tokens: int = 0  # in its reader's hand, when the policy was last asked

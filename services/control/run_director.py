@@ -51,7 +51,6 @@ class RunPlace(NamedTuple):
     request: SchedulerRequest
     record: RequestRecord[Any]
     phase: RunPhase
-    num_host_tokens: int  # leading ones with a complete host copy
 
 
 class RunSeam(Protocol):
@@ -62,6 +61,9 @@ class RunSeam(Protocol):
 
     def run_places(self) -> Iterable[RunPlace]:
         """Yield live requests, those that run first, then the queue by arrival."""
+
+    def num_host_tokens(self, place: RunPlace) -> int:
+        """Return how many leading tokens have a complete copy on the host, cached or its own."""
 
     def num_returning_bytes(self) -> int:
         """Return what is queued on the way to the pool."""
@@ -155,7 +157,7 @@ class RunDirector:
             num_prompt_tokens=progress.num_prompt_tokens,
             num_output_tokens=progress.num_output_tokens,
             max_tokens=progress.max_tokens,
-            num_host_tokens=place.num_host_tokens,
+            num_host_tokens=self._engine.num_host_tokens(place),
             rate_tps=1.0 / interval_s if interval_s else 0.0,
             slack_s=record.buffer.slack_s(now_s),
             arrival_age_s=now_s - record.arrival_s,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.counters import Counters
-from services.control.prefix_cache import Column, PrefixCache
+from services.control.prefix_cache import Column, FoundPrefix, PrefixCache
 
 
 @dataclass(slots=True, eq=False)
@@ -120,13 +120,18 @@ class HostPool:
             else:
                 self._free.append(slot)
 
-    def find(self, keys: Iterable[BlockHash]) -> list[Column]:
-        """Return the columns that a request with these blocks may begin with.
+    def find(
+        self, found: FoundPrefix, keys: Iterable[BlockHash], num_keys: int
+    ) -> Sequence[Column]:
+        """Return the columns that a request may begin with whose first blocks are these.
 
-        Of those that nobody uses, no more than nobody was promised the room of.
+        Of those that nobody uses, no more than nobody was promised the room of. `found`: the
+        request's own.
         """
-        columns = self.cache.find(keys)
+        columns = self.cache.find_again(found, keys, num_keys)
         num_left = self.num_unpromised
+        if not columns or len(columns) * len(columns[0].slots) <= num_left:
+            return columns  # there is room for all; a column has a slot per layer group
         for number, column in enumerate(columns):
             num_left -= 0 if column.num_users else len(column.slots)
             if num_left < 0:

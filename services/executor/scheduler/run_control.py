@@ -195,8 +195,9 @@ class RunControl:
             return ()
         if request.skip_reading_prefix_cache:
             return ()
-        num_blocks = (request.num_tokens - 1) // self._owner.geometry.block_size
-        return self._owner.host.find(itertools.islice(request.block_hashes, num_blocks))
+        keys = request.block_hashes  # none any more of a request that has lost its KV
+        num_keys = min(len(keys), (request.num_tokens - 1) // self._owner.geometry.block_size)
+        return self._owner.host.find(record.prefix, keys, num_keys)
 
     def _seek(self, request: Request, record: RequestRecord[RequestKV]) -> None:
         """Let a request without KV begin with what is cached of its tokens.

@@ -43,23 +43,21 @@ class RunLine:
             record = self._control.record_of(request)
             phase = RunPhase.PARKED if record.is_held else RunPhase.RUNNING
             if not _is_paused(record):
-                yield self._place(request, record, phase)
+                yield RunPlace(request, record, phase)
         waiting = self._scheduler.waiting
         for request in sorted(waiting, key=lambda one: (one.priority, one.arrival_time)):
             record = self._control.record_of(request)
             phase = phase_in_queue(request, is_returning=is_preparing(record))
             if not _is_paused(record):
-                yield self._place(request, record, phase)
+                yield RunPlace(request, record, phase)
 
-    def _place(
-        self, request: "Request", record: RequestRecord[RequestKV], phase: RunPhase
-    ) -> RunPlace:
-        kv = record.kv
+    def num_host_tokens(self, place: RunPlace) -> int:
+        kv = place.record.kv
         if kv is None:
-            num_blocks = len(self._control.cached_prefix(request, record))
+            num_blocks = len(self._control.cached_prefix(place.request, place.record))
         else:
             num_blocks = kv.num_host_blocks if kv.mirrored else 0
-        return RunPlace(request, record, phase, num_blocks * self._shape.block_size)
+        return num_blocks * self._shape.block_size
 
     def num_returning_bytes(self) -> int:
         return self._control.transfers.num_restoring_blocks() * self._shape.block_bytes

@@ -38,11 +38,16 @@ class Engine:
 
     def __init__(self) -> None:
         self.places: list[RunPlace] = []
+        self.looked_up: list[str] = []
         self.parked: list[str] = []
         self.obeyed: list[RunDecision] = []
 
     def run_places(self) -> Iterator[RunPlace]:
         yield from self.places
+
+    def num_host_tokens(self, place: RunPlace) -> int:
+        self.looked_up.append(place.request.request_id)
+        return 4
 
     def num_returning_bytes(self) -> int:
         return 7
@@ -77,7 +82,7 @@ class Bench:
     def add(self, name: str, phase: RunPhase, **reader: Any) -> RequestBuffer:
         record = make_record(name, arrival_s=self.now_s - 5.0, level=ServiceLevel(**reader))
         self.records[name] = record
-        self.engine.places.append(RunPlace(progress(name), record, phase, 4))
+        self.engine.places.append(RunPlace(progress(name), record, phase))
         return record.buffer
 
 
@@ -163,6 +168,7 @@ def test_of_a_long_queue_the_first_are_shown_and_nobody_else_is_left_out() -> No
 
     names = [request.request_id for request in bench.asked[0].requests]
     assert names == [*(f"n{number}" for number in range(MAX_NEW)), "parked"]
+    assert bench.engine.looked_up == names
 
 
 def test_vllms_own_order_needs_no_director() -> None:

@@ -7,13 +7,14 @@ their source only then, so that a missing wait shows.
 
 import random
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash
 
+from services.control.prefix_cache import Column, FoundPrefix
 from services.control.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
@@ -193,6 +194,11 @@ class SimulatedRank:
 def keys_of(prompt: tuple[str, ...]) -> list[BlockHash]:
     """Return the hashes of a prompt's blocks, each of which stands for those before it, too."""
     return [BlockHash("/".join(prompt[: n + 1]).encode()) for n in range(len(prompt))]
+
+
+def found_in(host: HostPool, keys: Sequence[BlockHash]) -> list[Column]:
+    """Return what a request that asks for the first time may begin with."""
+    return list(host.find(FoundPrefix(), keys, len(keys)))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import pytest
 from hypothesis import settings
@@ -10,13 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.counters import Counters
-from services.control.prefix_cache import Column, PrefixCache
+from services.control.prefix_cache import Column, FoundPrefix, PrefixCache
 from services.executor.blocks.host_pool import HostPool, Promise
-from tests.unit.executor.simulated_ranks import keys_of
+from tests.unit.executor.simulated_ranks import found_in, keys_of
 
 NUM_GROUPS = 2
 NUM_SLOTS = 24
 MAX_BLOCKS = 4
+PROBES = tuple(product("ab", repeat=MAX_BLOCKS))  # what requests that wait may begin with
 
 Blocks = tuple[str, ...]  # what is in the leading blocks of a request
 
@@ -48,13 +50,14 @@ class CachedPrefixes(RuleBasedStateMachine):
         self.memory: dict[int, tuple[BlockHash, int] | None] = {}  # key and group, by slot
         self.holders: dict[str, Holder] = {}
         self.num_made = self.num_uids = 0
+        self.asked = {blocks: FoundPrefix() for blocks in PROBES}
 
     @rule(
         blocks=st.lists(st.sampled_from("ab"), min_size=1, max_size=MAX_BLOCKS),
         mirrored=st.booleans(),
     )
     def arrive(self, blocks: Sequence[str], mirrored: bool) -> None:
-        holder = Holder(tuple(blocks), self.pool.find(keys_of(tuple(blocks))))
+        holder = Holder(tuple(blocks), found_in(self.pool, keys_of(tuple(blocks))))
         found = len(holder.columns)
         assert [c.key for c in holder.columns] == keys_of(tuple(blocks))[:found]
         self.pool.cache.share(holder.columns)
@@ -121,6 +124,13 @@ class CachedPrefixes(RuleBasedStateMachine):
         self.pool.forget(lambda column: column.key.endswith(letter.encode()))
         assert not self.pool.cache.find(keys_of((letter,)))
 
+    @rule(blocks=st.sampled_from(PROBES), num_keys=st.integers(0, MAX_BLOCKS))
+    def ask_again(self, blocks: Blocks, num_keys: int) -> None:
+        """A request that waits finds what it would if it asked for the first time."""
+        keys, cache = keys_of(blocks), self.pool.cache
+        again = cache.find_again(self.asked[blocks], keys, num_keys)
+        assert list(again) == cache.find(keys[:num_keys])
+
     @invariant()
     def every_slot_is_one_thing(self) -> None:
         owned = [s for h in self.holders.values() for slots in h.slots for s in slots]
@@ -150,6 +160,54 @@ def test_a_longest_chain_from_the_front_is_found() -> None:
     cache.publish(columns[1])
     assert cache.find(keys) == columns
     assert cache.find(keys_of(("a", "c"))) == columns[:1]
+
+
+class CountedKey:
+    """Equal to itself only; counts how often it is looked up."""
+
+    def __init__(self) -> None:
+        self.num_lookups = 0
+
+    def __hash__(self) -> int:
+        self.num_lookups += 1
+        return id(self)
+
+
+def num_lookups(keys: Sequence[CountedKey]) -> int:
+    """Return how often any of them was looked up since this was last asked."""
+    total = sum(key.num_lookups for key in keys)
+    for key in keys:
+        key.num_lookups = 0
+    return total
+
+
+def test_a_request_that_asks_again_looks_up_only_what_may_have_changed() -> None:
+    cache, found, keys = PrefixCache(Counters()), FoundPrefix(), [CountedKey() for _ in range(6)]
+    columns = [Column(key, (n,), uid=n) for n, key in enumerate(keys)]
+    for one in columns[:3]:
+        cache.publish(one)
+    num_lookups(keys)
+
+    def ask() -> tuple[int, int]:
+        """Return how many columns are found, and how many keys that took."""
+        return len(cache.find_again(found, keys, len(keys))), num_lookups(keys)
+
+    assert ask() == (3, 4)
+    assert ask() == (3, 0)
+    cache.publish(column("another's", 9))
+    assert ask() == (3, 1)
+    cache.publish(columns[3])
+    num_lookups(keys)
+    assert ask() == (4, 2)
+    cache.release(columns[:4])
+    cache.share(columns[:3])  # those in use stay
+    cache.evict(1)
+    num_lookups(keys)
+    assert ask() == (3, 4)
+    cache.forget(lambda one: one is columns[1])
+    num_lookups(keys)
+    assert ask() == (1, 2)
+    assert ask() == (1, 0)
 
 
 def test_what_was_used_longest_ago_goes_first_and_tails_before_heads() -> None:

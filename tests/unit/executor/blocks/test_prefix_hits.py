@@ -13,7 +13,7 @@ from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from services.placement.run.resume import ResumeWay
 from tests.unit.executor.failing_copies import FailingSimulation, FaultRates
 from tests.unit.executor.resumes import resumes_of
-from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, keys_of
+from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, found_in, keys_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -51,7 +51,7 @@ class Conversations:
     def arrive(self) -> None:
         sim = self.sim
         prompt = tuple(sim.rng.choice("ab") for _ in range(sim.rng.randrange(1, NUM_BLOCKS + 1)))
-        columns = sim.owner.host.find(keys_of(prompt)[:-1])
+        columns = found_in(sim.owner.host, keys_of(prompt)[:-1])
         if not columns:
             sim.admit(self.placement(), num_slots=sim.rng.choice((0, 40, 80)), prompt=prompt)
             return
@@ -170,7 +170,7 @@ def begun(sim: FailingSimulation, prompt: tuple[str, ...]) -> str:
     """Return a request that begins with what is cached of a prompt, and runs host-resident."""
     record, keys = sim.arrive(prompt), keys_of(prompt)
     name = record.request_id
-    sim.owner.adopt_prefix(record, sim.owner.host.find(keys[:-1]), keys)
+    sim.owner.adopt_prefix(record, found_in(sim.owner.host, keys[:-1]), keys)
     sim.owner.reserve(sim.kv(name), 40)
     assert sim.owner.staging.take(sim.kv(name))
     sim.kv(name).waiting = False
@@ -195,14 +195,14 @@ def test_a_corrupt_column_is_forgotten_and_costs_its_users_and_nobody_else() -> 
         sim.end(one.request_id)
     first, second = begun(sim, ("a", "b", "c")), begun(sim, ("a", "q", "c"))
     other = begun(sim, ("x", "y", "z"))
-    (shared,) = sim.owner.host.find(keys_of(("a",)))
+    (shared,) = found_in(sim.owner.host, keys_of(("a",)))
     sim.ranks[0].engine.host[shared.slots[1]] = ("changed at rest", 0, 0)
 
     sim.step({first: BLOCK_SIZE})
 
     assert sim.beginnings[first] == sim.beginnings[second] == 1
     assert sim.beginnings[other] == 0
-    assert sim.owner.host.find(keys_of(("a",))) == []
+    assert found_in(sim.owner.host, keys_of(("a",))) == []
     sim.end_all()
     assert_all_is_given_back(sim)
 
@@ -225,11 +225,11 @@ def test_what_a_hung_copy_may_still_write_is_found_by_nobody() -> None:
     sim.step({one.request_id: 2 * BLOCK_SIZE})
     settled(sim)
     sim.end(one.request_id)
-    _, second = sim.owner.host.find(keys_of(("a", "b")))
+    _, second = found_in(sim.owner.host, keys_of(("a", "b")))
 
     sim.owner.quarantine.update(frozenset(), frozenset(second.slots[:1]))
 
-    assert len(sim.owner.host.find(keys_of(("a", "b")))) == 1
+    assert len(found_in(sim.owner.host, keys_of(("a", "b")))) == 1
     sim.owner.check_integrity()
 
 
@@ -238,14 +238,14 @@ def test_after_new_weights_nobody_begins_with_the_old_ones_kv() -> None:
     running = sim.admit(ALL_RESIDENT, prompt=("a", "b", "c"))
     sim.step({running.request_id: 2 * BLOCK_SIZE})
     settled(sim)
-    assert len(sim.owner.host.find(keys_of(("a", "b")))) == 2
+    assert len(found_in(sim.owner.host, keys_of(("a", "b")))) == 2
 
     sim.owner.drop_all_waiting()
     sim.step({running.request_id: BLOCK_SIZE})
     settled(sim)
 
     assert running.num_host_blocks == 3
-    assert sim.owner.host.find(keys_of(("a", "b", "c"))) == []
+    assert found_in(sim.owner.host, keys_of(("a", "b", "c"))) == []
     sim.end(running.request_id)
     assert_all_is_given_back(sim)
 
@@ -257,7 +257,7 @@ def test_a_parked_request_makes_room_only_with_what_nobody_else_uses() -> None:
     settled(sim)
     keys = keys_of(("a", "b", "c"))
     other = sim.arrive(("a", "b", "c"))
-    sim.owner.adopt_prefix(other, sim.owner.host.find(keys[:2]), keys)
+    sim.owner.adopt_prefix(other, found_in(sim.owner.host, keys[:2]), keys)
     sim.park(first.request_id)
 
     assert not sim.owner.drop_parked(4 * 2, but=other.kv)  # one block is its own

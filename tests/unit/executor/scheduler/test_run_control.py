@@ -5,6 +5,7 @@ import threading
 import pytest
 from vllm.v1.request import RequestStatus
 
+from services.executor.scheduler.recovery import share_nothing
 from services.executor.scheduler.run_control import need_of
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
@@ -193,12 +194,13 @@ def test_policies_know_what_of_a_newcomer_s_prompt_is_cached() -> None:
     engine.add("known", 14, ("a", "b", "x"))
     engine.add("unknown", 14, ("x", "b", "c"))
 
-    places = engine.scheduler.loop.line.run_places()
+    line = engine.scheduler.loop.line
+    known, unknown = line.run_places()
 
-    assert [(place.request.request_id, place.phase, place.num_host_tokens) for place in places] == [
-        ("known", RunPhase.NEW, 2 * BLOCK_SIZE),
-        ("unknown", RunPhase.NEW, 0),
-    ]
+    assert (known.request.request_id, unknown.request.request_id) == ("known", "unknown")
+    assert known.phase is unknown.phase is RunPhase.NEW
+    assert line.num_host_tokens(known) == 2 * BLOCK_SIZE
+    assert line.num_host_tokens(unknown) == 0
 
 
 def test_a_prompt_that_must_be_computed_whole_finds_nothing() -> None:
@@ -208,6 +210,17 @@ def test_a_prompt_that_must_be_computed_whole_finds_nothing() -> None:
 
     assert engine.step() == {"second"}
     assert engine.scheduler.block_owner.counters.num_prefix_hits == 0
+
+
+def test_a_request_that_is_to_share_nothing_any_more_finds_nothing_that_it_found_before() -> None:
+    engine = with_cached("a", "b", "c")
+    request = engine.add("second", 14, ("a", "b", "c"))
+    control, record = engine.scheduler.control, engine.scheduler.records["second"]
+    assert len(control.cached_prefix(request, record)) == 3
+
+    share_nothing(request)
+
+    assert len(control.cached_prefix(request, record)) == 0
 
 
 def test_a_prefix_that_is_cheaper_to_compute_is_sought_once() -> None:
