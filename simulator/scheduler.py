@@ -277,10 +277,10 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         self.running.append(request)
-        self.resumes.admitted(request.record)
+        is_new = not request.num_preemptions
+        self.resumes.admitted(request.record, is_new=is_new)
         request.num_computed_tokens = request.kv.num_tokens
-        if request.kv.columns and not request.num_preemptions:
-            self.counters.num_prefix_hits += 1
+        if request.kv.columns and is_new:
             self.counters.num_prefix_hit_tokens += request.kv.num_tokens
         self.num_admitted += 1
         return True

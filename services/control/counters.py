@@ -36,7 +36,11 @@ class Counters:
     num_overdue_holds: int = _counter("Pauses and parks that ended by themselves.")
     num_unknown_ids: int = _counter("Orders about requests that were gone.")
     # The prefix cache.
-    num_prefix_hits: int = _counter("Requests that began with a cached prefix.")
+    num_prefix_hits_load: int = _counter("Requests whose cached prefix was loaded before they ran.")
+    num_prefix_hits_recompute: int = _counter("Requests whose cached prefix was computed again.")
+    num_prefix_hits_host_resident: int = _counter(
+        "Requests that ran with their cached prefix on the host."
+    )
     num_prefix_hit_tokens: int = _counter("Prompt tokens that were cached, and not computed again.")
     num_published_columns: int = _counter("Blocks of all layers that others might begin with.")
     num_evicted_columns: int = _counter("Blocks of all layers that made room for others.")
@@ -72,6 +76,22 @@ class Counters:
                 self.num_resumes_recompute += 1
             case ResumeWay.HOST_RESIDENT:
                 self.num_resumes_host_resident += 1
+
+    def count_prefix_hit(self, way: ResumeWay) -> None:
+        match way:
+            case ResumeWay.LOAD:
+                self.num_prefix_hits_load += 1
+            case ResumeWay.RECOMPUTE:
+                self.num_prefix_hits_recompute += 1
+            case ResumeWay.HOST_RESIDENT:
+                self.num_prefix_hits_host_resident += 1
+
+    def num_prefix_hits(self, way: ResumeWay) -> int:
+        return {
+            ResumeWay.LOAD: self.num_prefix_hits_load,
+            ResumeWay.RECOMPUTE: self.num_prefix_hits_recompute,
+            ResumeWay.HOST_RESIDENT: self.num_prefix_hits_host_resident,
+        }[way]
 
     def num_resumes(self, way: ResumeWay) -> int:
         return {

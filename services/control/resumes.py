@@ -130,10 +130,12 @@ class Resumes(Generic[KVT]):
         self._moves.put_back(kv)
         return True
 
-    def admitted(self, record: RequestRecord[KVT]) -> None:
-        """Take in that a request runs again, prepared or not."""
+    def admitted(self, record: RequestRecord[KVT], *, is_new: bool = False) -> None:
+        """Take in that a request runs again, prepared or not; a new one has a cached prefix."""
         if record.way is not None:
             self._counters.count_resume(record.way)
+            if is_new:
+                self._counters.count_prefix_hit(record.way)
             record.way = None
 
 

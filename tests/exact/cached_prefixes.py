@@ -105,7 +105,7 @@ def converse_in_all_ways(
     assert {BRANCH, TWIN} <= hits.num_blocks.keys()
     assert SALTED not in hits.num_blocks
     for way in ResumeWay:
-        assert counters.num_resumes(way) > before.num_resumes(way)
+        assert counters.num_prefix_hits(way) > before.num_prefix_hits(way)
 
 
 def converse_with_little_room(runner: StepRunner, expected: Outcome, turns: list[Arrival]) -> None:

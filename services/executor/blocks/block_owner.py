@@ -11,7 +11,8 @@ with the next step, and each rank carries out steps one after the other.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -211,10 +212,14 @@ class BlockOwner:
             self.host.cache.publish(column)
             request.columns.append(column)
 
-    def num_duplicate_columns(self) -> int:
-        """Return how many blocks of live requests begin another one too, in all layers."""
-        keys = [column.key for request in self.kvs for column in request.columns]
-        return len(keys) - len(set(keys))
+    def num_duplicate_blocks(self) -> int:
+        """Return how many blocks the pool could do without if requests shared them there."""
+        holders: defaultdict[Hashable, list[RequestKV]] = defaultdict(list)
+        for request in self.kvs:
+            for column in request.columns:
+                holders[column.key].append(request)
+        num_columns = Counter(map(tuple, holders.values()))  # by the requests that they begin
+        return sum(number * _num_duplicates(those) for those, number in num_columns.items())
 
     def forget_prefixes(self) -> None:
         """Let nobody begin with what is on the host now, nor with what follows from it."""
@@ -422,3 +427,10 @@ class BlockOwner:
             [kv.promise for kv in (*self.kvs, *drafts)],
             [kv.columns for kv in self.kvs],
         )
+
+
+def _num_duplicates(requests: Sequence[RequestKV]) -> int:
+    """Return how many pool blocks one position of all of them takes beyond one per layer group."""
+    by_group = zip(*(request.groups for request in requests), strict=True)
+    num_resident = (sum(not group.offloaded for group in groups) for groups in by_group)
+    return sum(max(0, number - 1) for number in num_resident)

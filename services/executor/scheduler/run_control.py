@@ -133,11 +133,11 @@ class RunControl:
         for request in requests:
             record = self.record_of(request)
             assert record.kv is not None
-            if record.kv.waiting and not request.num_preemptions:
-                counters.num_prefix_hits += 1
+            is_new = not request.num_preemptions
+            if record.kv.waiting and is_new:
                 counters.num_prefix_hit_tokens += len(record.kv.columns) * block_size
             record.kv.waiting = False
-            self.resumes.admitted(record)
+            self.resumes.admitted(record, is_new=is_new)
 
     def preempted(self, request: Request) -> None:
         """A running request has gone back to the queue."""

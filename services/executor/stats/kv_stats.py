@@ -58,7 +58,7 @@ class Residencies:
     num_quarantined_blocks: int = 0  # that a hung copy may still write
     num_quarantined_slots: int = 0
     num_cached_columns: int = 0  # of the prefix cache, those of live requests included
-    num_duplicate_columns: int = 0  # of live requests, beside another one's with the same tokens
+    num_duplicate_blocks: int = 0  # of the pool, whose KV another live request's have too
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]

@@ -207,16 +207,24 @@ def test_a_corrupt_column_is_forgotten_and_costs_its_users_and_nobody_else() -> 
     assert_all_is_given_back(sim)
 
 
-def test_blocks_that_several_live_requests_have_are_counted() -> None:
+def test_pool_blocks_that_several_live_requests_have_are_counted() -> None:
     sim = Simulation(seed=1, depth=0)
-    requests = [sim.admit(ALL_RESIDENT, prompt=prompt) for prompt in (("a", "b"), ("a", "c"))]
-    for request in requests:
-        sim.step({request.request_id: 2 * BLOCK_SIZE})
+    prompts = (("a", "b", "c"), ("a", "b", "d"), ("a", "e", "f"))
+    first, second, third = [sim.admit(ALL_RESIDENT, num_slots=20, prompt=one) for one in prompts]
+    for request in (first, second, third):
+        sim.step({request.request_id: 3 * BLOCK_SIZE})
     settled(sim)
 
-    assert sim.owner.num_duplicate_columns() == 1
-    sim.end(requests[0].request_id)
-    assert sim.owner.num_duplicate_columns() == 0
+    # Three have "a", two "b" behind it, in each of four layer groups.
+    assert sim.owner.num_duplicate_blocks() == 4 * (2 + 1)
+    sim.owner.offload(first, [0])
+    settled(sim)
+    # Of the first group two requests have "a" in the pool, and one has "b".
+    assert sim.owner.num_duplicate_blocks() == 3 * (2 + 1) + 1
+    sim.end(second.request_id)
+    assert sim.owner.num_duplicate_blocks() == 3
+    sim.end(third.request_id)
+    assert sim.owner.num_duplicate_blocks() == 0
 
 
 def test_what_a_hung_copy_may_still_write_is_found_by_nobody() -> None:

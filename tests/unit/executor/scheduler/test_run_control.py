@@ -165,7 +165,8 @@ def test_a_newcomer_begins_with_what_another_left_and_computes_the_rest() -> Non
 
     counters = engine.scheduler.block_owner.counters
     assert "second" in ran[-1]
-    assert (counters.num_prefix_hits, counters.num_prefix_hit_tokens) == (1, 2 * BLOCK_SIZE)
+    assert counters.num_prefix_hits(ResumeWay.LOAD) == 1
+    assert counters.num_prefix_hit_tokens == 2 * BLOCK_SIZE
 
 
 def test_the_last_token_of_a_prompt_is_computed_though_all_of_it_is_cached() -> None:
@@ -186,7 +187,7 @@ def test_all_newcomers_in_line_begin_with_what_is_cached() -> None:
     ran = [engine.step() for _ in range(8)]
 
     assert ran[-1] == {"new", "second", "third"}
-    assert engine.scheduler.block_owner.counters.num_prefix_hits == 2
+    assert engine.scheduler.block_owner.counters.num_prefix_hits(ResumeWay.LOAD) == 2
 
 
 def test_policies_know_what_of_a_newcomer_s_prompt_is_cached() -> None:
@@ -209,7 +210,8 @@ def test_a_prompt_that_must_be_computed_whole_finds_nothing() -> None:
     request.skip_reading_prefix_cache = True
 
     assert engine.step() == {"second"}
-    assert engine.scheduler.block_owner.counters.num_prefix_hits == 0
+    counters = engine.scheduler.block_owner.counters
+    assert not any(map(counters.num_prefix_hits, ResumeWay))
 
 
 def test_a_request_that_is_to_share_nothing_any_more_finds_nothing_that_it_found_before() -> None:
@@ -232,7 +234,29 @@ def test_a_prefix_that_is_cheaper_to_compute_is_sought_once() -> None:
 
     assert "second" in ran[-1]
     counters = engine.scheduler.block_owner.counters
-    assert (counters.num_prefix_hits, counters.num_resumes_recompute) == (0, 1)
+    assert counters.num_prefix_hits(ResumeWay.RECOMPUTE) == counters.num_resumes_recompute == 1
+    assert counters.num_prefix_hit_tokens == 0
+
+
+@pytest.mark.parametrize("way", ResumeWay)
+def test_hits_are_counted_by_their_way_apart_from_those_who_come_back(way: ResumeWay) -> None:
+    engine = with_cached("a", "b", "c")
+    engine.scheduler.control.resumes.choose_way = lambda parked, engine: way
+    counters = engine.scheduler.block_owner.counters
+
+    engine.add("second", 14, ("a", "b", "c"))
+    ran = [engine.step() for _ in range(6)]
+    assert "second" in ran[-1]
+    assert {one: counters.num_prefix_hits(one) for one in ResumeWay} == {
+        one: int(one is way) for one in ResumeWay
+    }
+    engine.park("second")
+    engine.scheduler.resume("second")
+    ran = [engine.step() for _ in range(6)]
+
+    assert "second" in ran[-1]
+    assert counters.num_resumes(way) == 2
+    assert counters.num_prefix_hits(way) == 1
 
 
 def test_a_newcomer_whose_prefix_is_on_its_way_leaves_nothing_behind_when_it_is_aborted() -> None:
