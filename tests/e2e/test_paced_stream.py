@@ -54,6 +54,25 @@ def test_the_openai_sdk_gets_the_same_answer_streamed_and_whole(client) -> None:
     assert whole.choices[0].finish_reason == "length"
 
 
+def test_the_next_turn_says_how_many_of_its_tokens_were_cached_streamed_and_whole(client) -> None:
+    asked = [{"role": "user", "content": "Columns of blocks, one after the other. " * 100}]
+    options = {"model": MODEL, "max_tokens": 24, "temperature": 0}
+    first = client.chat.completions.create(messages=asked, **options)
+    answer = {"role": "assistant", "content": first.choices[0].message.content}
+    asked += [answer, {"role": "user", "content": "And after these?"}]
+
+    whole = client.chat.completions.create(messages=asked, **options)
+    *_, last = client.chat.completions.create(
+        messages=asked, stream=True, stream_options={"include_usage": True}, **options
+    )
+
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    for usage in (whole.usage, last.usage):
+        assert usage.prompt_tokens > first.usage.prompt_tokens
+        num_cached = usage.prompt_tokens_details.cached_tokens
+        assert first.usage.prompt_tokens / 2 < num_cached < usage.prompt_tokens
+
+
 UNITS = {"type": "object", "properties": {"u": {"enum": ["C", "F"]}}, "required": ["u"]}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": UNITS}}
 
