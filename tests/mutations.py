@@ -147,7 +147,7 @@ MUTATIONS = (
     Mutation(
         "repeated tokens delivered twice",
         "services/gateway/executors/inflight.py",
-        "num_duplicates = min(num_known - output.first_token_index, len(output.tokens))",
+        "num_duplicates = min(num_known - output.first_token_index, len(tokens))",
         "num_duplicates = 0",
         ("tests/unit/gateway", "tests/integration/test_gateway_link.py"),
     ),
@@ -161,8 +161,8 @@ MUTATIONS = (
     Mutation(
         "tokens earlier than the reader reads",
         "services/pacing/deposit.py",
-        "    return max(generated_s, previous_due_s + interval_s)\n",
-        "    return max(generated_s, previous_due_s + 0.9 * interval_s)\n",
+        "    due_s = previous_due_s + interval_s\n",
+        "    due_s = previous_due_s + 0.9 * interval_s\n",
         ("tests/unit/pacing", "tests/unit/gateway"),
     ),
     Mutation(

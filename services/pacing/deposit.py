@@ -26,7 +26,8 @@ def next_due_s(previous_due_s: float | None, generated_s: float, interval_s: flo
     """Return d_k from d_{k-1} (None for the first token), g_k and S >= 0."""
     if previous_due_s is None:
         return generated_s
-    return max(generated_s, previous_due_s + interval_s)
+    due_s = previous_due_s + interval_s
+    return due_s if due_s > generated_s else generated_s
 
 
 def due_times_s(

@@ -182,11 +182,11 @@ class Way:
         self._stream.accept(name, num_prompt_tokens=1)
         add(scheduler, name, num_tokens=40, arrived_s=world(), level=LEVEL)
 
-    def progressed(self, request_id: RequestId, num_delivered: int) -> None:
+    def progressed(self, num_delivered: int) -> None:
         """Do nothing: without a planner nobody asks."""
 
-    def lags(self, request_id: RequestId, hold: bool) -> None:
-        self.scheduler.hold({request_id: hold})
+    def lags(self, hold: bool) -> None:
+        self.scheduler.hold({self.generation.request.request_id: hold})
 
     async def step(self, *, extra_s: float = 0.0, stall_s: float = 0.0) -> None:
         """Run a step of 80 to 95 ms, longer by what prompts, trouble and stalls add."""

@@ -116,7 +116,7 @@ class InflightRequests:
             return True
         if output.first_token_index > request.num_tokens:
             return self._fail_gap(output, request)
-        if request.sink is not None and output.HasField("prompt") and not request.num_tokens:
+        if not request.num_tokens and request.sink is not None and output.HasField("prompt"):
             request.sink.echoed(prompt_from_proto(output.prompt))
         if tokens := _new_tokens(output, request.num_tokens):
             request.num_tokens += len(tokens)
@@ -152,10 +152,9 @@ class InflightRequests:
 
 def _new_tokens(output: pb.RequestOutput, num_known: int) -> Sequence[Token]:
     """Return the tokens after the first `num_known` of the request; none is missing."""
-    num_duplicates = min(num_known - output.first_token_index, len(output.tokens))
-    if num_duplicates:
+    tokens: Sequence[pb.Token] = output.tokens
+    if output.first_token_index != num_known:
+        num_duplicates = min(num_known - output.first_token_index, len(tokens))
         DROPPED_TOKENS.inc(num_duplicates)
-    return [
-        convert.token_from_proto(token, index)
-        for index, token in enumerate(output.tokens[num_duplicates:], num_known)
-    ]
+        tokens = tokens[num_duplicates:]
+    return [convert.token_from_proto(token, index) for index, token in enumerate(tokens, num_known)]

@@ -17,7 +17,7 @@ from services.gateway.errors import BodyTooLargeError, LinkBrokenError
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.executors.outbox import Outbox
 from services.gateway.executors.routing import Candidate
-from services.gateway.types import GenerationRequest, RequestId, RequestSink, ServedModel
+from services.gateway.types import GenerationRequest, RequestSink, ServedModel
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit.clock import Clock
 from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
@@ -122,17 +122,17 @@ class ExecutorLink:
         if num_bytes > most:
             raise BodyTooLargeError(f"the request is larger than {most} bytes")
 
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: str) -> None:
         """Have a request ended; its sink hears how. Ignored if it is not in hand."""
         if self._session is not None and self._session.inflight.abort(request_id):
             self._session.outbox.abort(request_id)
 
-    def abandon(self, request_id: RequestId) -> None:
+    def abandon(self, request_id: str) -> None:
         """Have a request ended; its sink hears nothing more. Ignored if it is not in hand."""
         if self._session is not None and self._session.inflight.abandon(request_id):
             self._session.outbox.abort(request_id)
 
-    def delivered(self, request_id: RequestId, num_delivered: int) -> None:
+    def delivered(self, request_id: str, num_delivered: int) -> None:
         """Pass on how far a reader has come; ignored if the request is not in hand."""
         if self._session is not None and request_id in self._session.inflight:
             self._session.outbox.delivered(request_id, num_delivered)
@@ -161,7 +161,7 @@ class ExecutorLink:
             raise UnavailableError("the executor is not connected")
         return self._session
 
-    def hold(self, request_id: RequestId, held: bool) -> bool:
+    def hold(self, request_id: str, held: bool) -> bool:
         """Have a request's generation held, or go on. False, and ignored, if it is not in hand."""
         if self._session is None or request_id not in self._session.inflight:
             return False

@@ -192,8 +192,7 @@ class _AnswerEvents:
         await self._stream.body.opened()
 
     def write(self, tokens: Sequence[Token], *, as_one: bool) -> None:
-        prompt = self._generation.prompt
-        if self._prompt_is_due and prompt is not None:
+        if self._prompt_is_due and (prompt := self._generation.prompt) is not None:
             self._prompt_is_due = False
             self._stream.write(self._chunks.prompt(prompt))
         if events := self._chunks.tokens(tokens, as_one=as_one):

@@ -1,5 +1,6 @@
 """What one request's reader has got so far, whether it came in time, and why not."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from services.gateway import metrics
@@ -30,14 +31,17 @@ class DeliveryRecord:
         self.num_written = 0
         self.num_late = 0
         self._waited_s = dict.fromkeys(Cause, 0.0)
-        self._num_in_hand: dict[int, int] = {}  # tokens by how many before them were not due
+        self._num_in_hand: defaultdict[int, int] = defaultdict(
+            int
+        )  # tokens by how many before them were not due
 
     def generated(self, num_tokens: int, num_held: int) -> None:
         """Note that so many tokens came in, with which `num_held` are not due."""
-        num_in_hand = self._num_in_hand
+        if num_held <= 1:  # none before any of them
+            self._num_in_hand[0] += num_tokens
+            return
         for number in range(num_held - num_tokens, num_held):
-            number = number if number > 0 else 0
-            num_in_hand[number] = num_in_hand.get(number, 0) + 1
+            self._num_in_hand[number if number > 0 else 0] += 1
 
     def written(self, tokens: Sequence[DueToken], now_s: float, there_s: float) -> None:
         """Note that `tokens` were handed to the client at `now_s`, which might have been at

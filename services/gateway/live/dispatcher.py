@@ -179,7 +179,8 @@ class Dispatcher:
             return
         del self._live[generation.request.request_id]
         generation.close()
-        self.placing.leave(live)
+        if live.route is not None:
+            live.route.leave()
         self._quotas.leave(generation.caller, generation.num_tokens)
         metrics.LIVE_REQUESTS.dec()
         metrics.REQUESTS.labels(generation.result).inc()
@@ -316,23 +317,8 @@ class Dispatcher:
                 live.generation.rejected(error)
             raise
         for live in answers:
-            live.generation.listen(self)
-
-    # -- what a generation tells while an executor has it ----------------------------------------
-
-    def progressed(self, request_id: RequestId, num_delivered: int) -> None:
-        """Tell executor and tracker how far a reader has come."""
-        live = self._live.get(request_id)
-        if live is not None:
-            self.placing.progressed(live, num_delivered)
-
-    def lags(self, request_id: RequestId, hold: bool) -> None:
-        """Have the executor hold a request whose reader lags, or go on with it."""
-        live = self._live.get(request_id)
-        if live is None or live.route is None:
-            return
-        if live.route.link.hold(request_id, hold) and hold:
-            metrics.HOLDS.inc()
+            if live.route is not None:
+                live.generation.listen(live.route)
 
 
 def _record(generation: Generation) -> None:

@@ -13,7 +13,6 @@ from services.gateway.types import (
     Delivery,
     Finish,
     GenerationRequest,
-    RequestId,
     Token,
     estimated_num_tokens,
 )
@@ -27,10 +26,10 @@ from services.pacing.deposit import release_interval_s
 class ReaderListener(Protocol):
     """Hears how one request's reader comes along."""
 
-    def progressed(self, request_id: RequestId, num_delivered: int) -> None:
+    def progressed(self, num_delivered: int) -> None:
         """Take in how many tokens the reader has."""
 
-    def lags(self, request_id: RequestId, hold: bool) -> None:
+    def lags(self, hold: bool) -> None:
         """Take in that generation should be held, or go on again."""
 
 
@@ -51,11 +50,14 @@ class Outlet(Protocol):
 class _Nobody:
     """Hears nothing."""
 
-    def progressed(self, request_id: RequestId, num_delivered: int) -> None:
+    def progressed(self, num_delivered: int) -> None:
         """Do nothing."""
 
-    def lags(self, request_id: RequestId, hold: bool) -> None:
+    def lags(self, hold: bool) -> None:
         """Do nothing."""
+
+
+_NOBODY = _Nobody()
 
 
 class Generation:
@@ -78,7 +80,7 @@ class Generation:
         self.num_prompt_tokens = 0  # known once it is answered
         self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
         self.caller = current_caller()
-        self._listener: ReaderListener = _Nobody()
+        self._listener: ReaderListener = _NOBODY
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[None] = self._loop.create_future()
@@ -89,7 +91,7 @@ class Generation:
         self._reader = Reader(
             max_undelivered_tokens=limits.max_undelivered_tokens,
             max_deposited_tokens=limits.max_deposited_tokens(request.sampling.logprobs),
-            on_hold=lambda hold: self._listener.lags(request.request_id, hold),
+            on_hold=lambda hold: self._listener.lags(hold),
         )
         self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
         self._outlet: Outlet | None = None
@@ -118,11 +120,12 @@ class Generation:
         self.prompt = prompt if self.prompt is None else self.prompt + prompt
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
-        self._num_generated += len(tokens)
-        self._paced.push(tokens, generated_s)
-        self._record.generated(len(tokens), self._paced.num_held)
-        if self._paced.num_held:
-            self._reader.deposited(self._paced.num_held)
+        num_tokens = len(tokens)
+        self._num_generated += num_tokens
+        num_held = self._paced.push(tokens, generated_s)
+        self._record.generated(num_tokens, num_held)
+        if num_held:
+            self._reader.deposited(num_held)
 
     def ended(
         self,
@@ -192,6 +195,7 @@ class Generation:
         """
         self._drop_rest()
         self._reader.close()
+        self._listener = _NOBODY
         if self._answer.done() and not self._answer.cancelled():
             self._answer.exception()  # it may be that nobody waited for it
 
@@ -199,7 +203,7 @@ class Generation:
         """Tell `listener` from now on, and at once if generation should be held already."""
         self._listener = listener
         if self._reader.is_held:
-            listener.lags(self.request.request_id, True)
+            listener.lags(True)
 
     async def write_to(self, outlet: Outlet) -> None:
         """Write tokens when they become due: from the pacer's timer while `outlet` is open, so
@@ -214,7 +218,8 @@ class Generation:
                 self._reader.handed(self._clock())
                 await outlet.opened()
                 there_s, batch = self._take_ready()
-                self._hand_over(outlet, batch, there_s, as_one=lags)
+                outlet.write([due.token for due in batch], as_one=lags)
+                self._note_written(batch, there_s)
                 self._reader.took(len(batch))
         finally:
             self._outlet = None  # whoever gave it up may write something else now
@@ -302,30 +307,33 @@ class Generation:
         """Pass on tokens that are due, which the pacer says from its timer; raises nothing."""
         if self._reader.is_held:
             self._reader.deposited(self._paced.num_held)
-        outlet, now_s = self._outlet, self._clock()
+        outlet = self._outlet
         if outlet is None or self._ready or not outlet.is_open:
-            self._ready_since_s = self._ready_since_s if self._ready else now_s
-            self._ready.extend(tokens)
-            self._reader.due(len(tokens))
-            self._wake()
+            self._keep(tokens)
             return
         try:
-            self._hand_over(outlet, tokens, now_s, as_one=False)
+            outlet.write([due.token for due in tokens], as_one=False)
+            self._note_written(tokens)
         except Exception as error:  # noqa: BLE001 - `write_to` raises it, no other stream suffers
             self.give_up(error)
-        if self._is_over and not self._paced.num_held:
+        if self._reason is not None and not self._paced.num_held:
             self._wake()
 
-    def _hand_over(
-        self, outlet: Outlet, tokens: Sequence[DueToken], there_s: float, *, as_one: bool
-    ) -> None:
-        outlet.write([due.token for due in tokens], as_one=as_one)
-        self._note_written(tokens, there_s)
+    def _keep(self, tokens: Sequence[DueToken]) -> None:
+        """Have due tokens wait until the reader takes them."""
+        if not self._ready:
+            self._ready_since_s = self._clock()
+        self._ready.extend(tokens)
+        self._reader.due(len(tokens))
+        self._wake()
 
-    def _note_written(self, tokens: Sequence[DueToken], there_s: float) -> None:
-        """Note that tokens were written that the reader might have had since `there_s`."""
-        self._record.written(tokens, self._clock(), there_s)
-        self._listener.progressed(self.request.request_id, self._record.num_written)
+    def _note_written(self, tokens: Sequence[DueToken], there_s: float | None = None) -> None:
+        """Note that tokens were written that the reader might have had since `there_s`; None: not
+        before, for it takes them at once.
+        """
+        now_s = self._clock()
+        self._record.written(tokens, now_s, now_s if there_s is None else there_s)
+        self._listener.progressed(self._record.num_written)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

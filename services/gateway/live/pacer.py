@@ -41,7 +41,7 @@ class Pacer:
     """Owns the one timer and the heap of stream heads."""
 
     def __init__(self, *, clock: Clock, timer: Timer) -> None:
-        self._clock = clock
+        self.clock = clock
         self._timer = timer
         self._heads: list[tuple[float, int, PacedStream]] = []  # stale ones are skipped
         self._num_live_heads = 0
@@ -58,7 +58,7 @@ class Pacer:
 
     def check_integrity(self) -> None:
         """Assert that each stream with waiting tokens, and no other, has its head in the heap."""
-        live = [(due_s, stream) for due_s, ticket, stream in self._heads if stream.owns(ticket)]
+        live = [(due_s, stream) for due_s, ticket, stream in self._heads if stream.ticket == ticket]
         assert len(live) == self._num_live_heads == len({id(stream) for _, stream in live})
         assert all(stream.next_due_s == due_s for due_s, stream in live)
         assert (self._armed is None) == (self._armed_for_s == float("inf"))
@@ -70,27 +70,23 @@ class Pacer:
         ticket = next(self._tickets)
         heapq.heappush(self._heads, (due_s, ticket, stream))
         self._num_live_heads += 1
-        self._arm()
+        if due_s < self._armed_for_s:
+            self._arm()
         return ticket
 
     def dequeue(self) -> None:
         """Note that a queued head has become stale."""
         self._num_live_heads -= 1
         if len(self._heads) > 2 * self._num_live_heads + 64:
-            self._heads = [head for head in self._heads if head[2].owns(head[1])]
+            self._heads = [head for head in self._heads if head[2].ticket == head[1]]
             heapq.heapify(self._heads)
 
-    def now_s(self) -> float:
-        return self._clock()
-
     def _arm(self) -> None:
-        """Have the timer stand at the earliest head, or earlier."""
+        """Have the timer stand at the earliest head."""
         due_s = self._heads[0][0]
-        if self._armed_for_s <= due_s:
-            return
         if self._armed is not None:
             self._armed.cancel()
-        now_s = self._clock()
+        now_s = self.clock()
         delay_s = min(max(0.0, due_s - now_s), MAX_TIMER_S)
         self._armed_for_s = min(due_s, now_s + delay_s)
         self._armed = self._timer(delay_s, self._wake)
@@ -101,9 +97,9 @@ class Pacer:
         """
         self._armed, self._armed_for_s = None, float("-inf")  # `enqueue` need not arm meanwhile
         try:
-            self._release_due(self._clock())
+            self._release_due(self.clock())
         finally:
-            while self._heads and not self._heads[0][2].owns(self._heads[0][1]):
+            while self._heads and self._heads[0][2].ticket != self._heads[0][1]:
                 heapq.heappop(self._heads)
             self._armed_for_s = float("inf")
             if self._heads:
@@ -112,7 +108,7 @@ class Pacer:
     def _release_due(self, now_s: float) -> None:
         while self._heads and self._heads[0][0] <= now_s:
             _, ticket, stream = heapq.heappop(self._heads)
-            if stream.owns(ticket):
+            if stream.ticket == ticket:
                 self._num_live_heads -= 1
                 stream.release_due(now_s)
 
@@ -122,11 +118,12 @@ class PacedStream:
 
     def __init__(self, pacer: Pacer, interval_s: float, release: Release) -> None:
         self._pacer = pacer
+        self._clock = pacer.clock
         self._interval_s = interval_s
         self._release: Release | None = release  # None: closed; whom it belongs to refers to it
         self._waiting: deque[DueToken] = deque()
         self._last_due_s: float | None = None
-        self._ticket = 0  # of the head in the pacer's heap; 0: none is queued
+        self.ticket = 0  # of the head in the pacer's heap; 0: none is queued
 
     @property
     def num_held(self) -> int:
@@ -137,29 +134,29 @@ class PacedStream:
     def next_due_s(self) -> float | None:
         return self._waiting[0].due_s if self._waiting else None
 
-    def owns(self, ticket: int) -> bool:
-        """Say whether `ticket` stands for this stream's present head."""
-        return ticket == self._ticket
-
-    def push(self, tokens: Sequence[Token], generated_s: float) -> None:
-        """Take tokens generated at `generated_s`, not before those of earlier calls."""
+    def push(self, tokens: Sequence[Token], generated_s: float) -> int:
+        """Take tokens generated at `generated_s`, neither in the future nor before those of earlier
+        calls. Returns how many are held then.
+        """
         if self._release is None:
-            return
+            return 0
+        waiting = self._waiting
         for token in tokens:
             due_s = next_due_s(self._last_due_s, generated_s, self._interval_s)
             self._last_due_s = due_s
-            self._waiting.append(DueToken(token, due_s))
-        if not self._ticket:
-            self.release_due(max(generated_s, self._pacer.now_s()))
+            waiting.append(DueToken(token, due_s))
+        if not self.ticket:
+            self.release_due(self._clock())
+        return len(waiting)
 
     def release_due(self, now_s: float) -> None:
         """Release every token due by `now_s` and queue the next one."""
-        self._ticket = 0
-        due = []
-        while self._waiting and self._waiting[0].due_s <= now_s:
-            due.append(self._waiting.popleft())
-        if self._waiting:
-            self._ticket = self._pacer.enqueue(self, self._waiting[0].due_s)
+        self.ticket = 0
+        waiting, due = self._waiting, []
+        while waiting and waiting[0].due_s <= now_s:
+            due.append(waiting.popleft())
+        if waiting:
+            self.ticket = self._pacer.enqueue(self, waiting[0].due_s)
         if due and self._release is not None:
             self._release(due)
 
@@ -169,11 +166,11 @@ class PacedStream:
         self._forget()
         if rest:
             self._waiting.extend(rest)
-            self.release_due(self._pacer.now_s())
+            self.release_due(self._clock())
 
     def flush(self) -> None:
         """Release all waiting tokens now: they are due, generation having ended."""
-        now_s = self._pacer.now_s()
+        now_s = self._clock()
         rest = [DueToken(held.token, min(held.due_s, now_s)) for held in self._waiting]
         self._forget()
         if rest and self._release is not None:
@@ -186,6 +183,6 @@ class PacedStream:
 
     def _forget(self) -> None:
         self._waiting.clear()
-        if self._ticket:
-            self._ticket = 0
+        if self.ticket:
+            self.ticket = 0
             self._pacer.dequeue()

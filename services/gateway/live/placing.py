@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.gateway import convert
+from services.gateway import convert, metrics
 from services.gateway.checks import fits_context
 from services.gateway.errors import ContextLengthError, LinkBrokenError, UnknownModelError
 from services.gateway.executors.affinity import conversation_of
@@ -29,10 +29,26 @@ MAX_LOST_EXECUTORS = 2  # over one request that none of them had answered
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a live request is."""
+    """Where a live request is, and who hears there how its reader comes along."""
 
     link: ExecutorLink
     ref: RequestRef
+    reports: DeliveryReports
+
+    def progressed(self, num_delivered: int) -> None:
+        """Tell executor and tracker how far the reader has come."""
+        self.link.delivered(self.ref.request_id, num_delivered)
+        self.reports.update(self.ref, num_delivered=num_delivered)
+
+    def lags(self, hold: bool) -> None:
+        """Have the executor hold the request, for its reader lags, or go on with it."""
+        if self.link.hold(self.ref.request_id, hold) and hold:
+            metrics.HOLDS.inc()
+
+    def leave(self) -> None:
+        """Have executor and tracker know that nobody wants more of the request."""
+        self.link.abandon(self.ref.request_id)
+        self.reports.update(self.ref, final=True)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -155,7 +171,8 @@ class Placing:
         generation, number = live.generation, live.num_submits
         if not generation.num_prompt_tokens:
             return  # cancelled before anything of it was done: it has ended already
-        live.route = Route(link, RequestRef(executor_id, generation.request.request_id, number))
+        ref = RequestRef(executor_id, generation.request.request_id, number)
+        live.route = Route(link, ref, self._reports)
         self._reports.register(
             convert.registration_to_proto(
                 generation.request,
@@ -164,18 +181,6 @@ class Placing:
                 num_prompt_tokens=generation.num_prompt_tokens,
             )
         )
-
-    def progressed(self, live: LiveRequest, num_delivered: int) -> None:
-        """Tell executor and tracker how far a reader has come."""
-        if live.route is not None:
-            live.route.link.delivered(live.generation.request.request_id, num_delivered)
-            self._reports.update(live.route.ref, num_delivered=num_delivered)
-
-    def leave(self, live: LiveRequest) -> None:
-        """Have the executor, if any, and the tracker know that nobody wants more of a request."""
-        if live.route is not None:
-            live.route.link.abandon(live.generation.request.request_id)
-            self._reports.update(live.route.ref, final=True)
 
     def abort(self, request_id: RequestId) -> None:
         """Have whoever has a request end it."""

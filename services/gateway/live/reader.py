@@ -54,7 +54,8 @@ class Reader:
     def deposited(self, num_tokens: int) -> None:
         """Note how many tokens are not due yet."""
         self._num_deposited = num_tokens
-        self._hold_or_let_go()
+        if self.is_held or num_tokens >= self._max_deposited_tokens:
+            self._hold_or_let_go()
 
     def handed(self, now_s: float) -> None:
         """Note that a batch is being written; until `took` the reader is waited for."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from json.encoder import encode_basestring
 from typing import Any
 
 from services.gateway.openai.errors import body_of
@@ -63,6 +64,12 @@ def encode_large_json(value: Any) -> str:
     if isinstance(value, list) and len(value) > MAX_LIST_STEP:
         return f"[{','.join(map(encode_large_json, value))}]"
     return encode_json(value)
+
+
+def encode_text(text: str) -> str:
+    """Encode a string as `encode_json` does, but faster: each token is one."""
+    quoted = encode_basestring(text)
+    return quoted if quoted.isascii() else quoted.translate(_LINE_ENDS)
 
 
 def event(value: Any) -> bytes:
@@ -130,7 +137,7 @@ class ChunkWriter:
         self._counted_from = counted_from
         self._num_tokens = 0  # of the answer, up to the chunk that is made
         self._head = chunk_base(head)
-        self._is_begun = False
+        self._is_begun = not self._is_chat  # only a chat tells a role
         self._num_characters = 0  # of the tokens whose probabilities were written
         # The text goes between the two halves of a chunk made with a placeholder.
         before, _, after = encode_json(self._chunk("\0")).partition(json.dumps("\0"))
@@ -161,8 +168,11 @@ class ChunkWriter:
                 texts.append(token.text)
         if as_one and texts:
             texts = ["".join(texts)]
-        events = [f"{self._before_text}{encode_json(text)}{self._after_text}" for text in texts]
-        return (self._begin() + "".join(events).encode()) if events else b""
+        events = [f"{self._before_text}{encode_text(text)}{self._after_text}" for text in texts]
+        if not events:
+            return b""
+        told = "".join(events).encode()
+        return told if self._is_begun else self._begin() + told
 
     def _full_events(self, tokens: Sequence[Token], *, as_one: bool) -> bytes:
         """Return the events of tokens of which some have more than text."""
@@ -183,7 +193,7 @@ class ChunkWriter:
         return begun + event(self._with_choices([choice]))
 
     def _begin(self) -> bytes:
-        if self._is_begun or not self._is_chat:
+        if self._is_begun:
             return b""
         self._is_begun = True
         choice = self._choice({"role": "assistant", "content": ""}, None, None)

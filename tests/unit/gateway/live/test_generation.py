@@ -89,10 +89,10 @@ class Listener:
         self.counts: list[int] = []
         self.holds: list[bool] = []
 
-    def progressed(self, request_id: RequestId, num_delivered: int) -> None:
+    def progressed(self, num_delivered: int) -> None:
         self.counts.append(num_delivered)
 
-    def lags(self, request_id: RequestId, hold: bool) -> None:
+    def lags(self, hold: bool) -> None:
         self.holds.append(hold)
 
 
