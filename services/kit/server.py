@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 from grpc import aio
@@ -114,15 +114,9 @@ def stop_event() -> asyncio.Event:
 
 
 async def run_until_stopped(
-    server: ServiceServer,
-    *,
-    stop: asyncio.Event,
-    drain_timeout_s: float,
-    before_drain: Callable[[], Awaitable[None]] | None = None,
+    server: ServiceServer, *, stop: asyncio.Event, drain_timeout_s: float
 ) -> None:
     """Serve until `stop` is set, then drain. The server must be started."""
     await server.mark_serving()
     await stop.wait()
-    if before_drain is not None:
-        await before_drain()
     await server.drain(drain_timeout_s)

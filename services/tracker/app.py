@@ -14,7 +14,6 @@ from services.tracker.redis_store import RedisTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.settings import TrackerSettings
 from services.tracker.types import Lifetimes
-from services.tracker.watches import Watches
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TrackerService"].full_name
 
@@ -31,8 +30,7 @@ async def serve(settings: TrackerSettings) -> None:
     )
     url = settings.redis_url.get_secret_value()
     store = RedisTrackerStore(url, lifetimes, clock=wall_s, timeout_s=settings.redis_timeout_s)
-    watches = Watches()
-    servicer = TrackerServicer(store, watches, lease_ttl_s=settings.lease_ttl_s, clock=wall_s)
+    servicer = TrackerServicer(store, lease_ttl_s=settings.lease_ttl_s, clock=wall_s)
     server = ServiceServer(
         f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME], transport=settings.transport
     )
@@ -40,13 +38,8 @@ async def serve(settings: TrackerSettings) -> None:
     metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
     logger.info("metrics_started", port=metrics_port)
 
-    async def end_watches() -> None:
-        watches.end()
-
     await server.start()
-    await run_until_stopped(
-        server, stop=stop, drain_timeout_s=settings.drain_timeout_s, before_drain=end_watches
-    )
+    await run_until_stopped(server, stop=stop, drain_timeout_s=settings.drain_timeout_s)
     await store.aclose()
 
 

@@ -15,7 +15,6 @@ from services.generation.service_level_proto import service_level_from_proto, se
 from services.kit.errors import InvalidRequestError
 from services.reporting.states import FROM_PROTO, TO_PROTO
 from services.tracker.types import (
-    Change,
     DeliveredProgress,
     ExecutorId,
     ExecutorLoad,
@@ -151,13 +150,6 @@ def snapshot_to_proto(snapshot: Snapshot, *, now_s: float) -> pb.SnapshotRespons
     return pb.SnapshotResponse(
         requests=[record_to_proto(record, now_s=now_s) for record in snapshot.requests],
         executor=None if lease is None else lease_to_proto(lease, now_s=now_s),
-    )
-
-
-def change_to_proto(change: Change, *, now_s: float) -> pb.WatchResponse:
-    return pb.WatchResponse(
-        reset=change.reset,
-        requests=[record_to_proto(record, now_s=now_s) for record in change.requests],
     )
 
 

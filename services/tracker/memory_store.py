@@ -1,7 +1,6 @@
 """The reference store: one process's memory, same answers as Redis."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from services.generation.lifecycle import EDGES, FINAL_STATES, REACHABLE, RequestStatus
@@ -14,7 +13,6 @@ from services.tracker.errors import (
 )
 from services.tracker.types import (
     NO_EPOCH,
-    Change,
     DeliveredProgress,
     ExecutorId,
     ExecutorLoad,
@@ -31,15 +29,6 @@ from services.tracker.types import (
     RequestRecord,
     Snapshot,
 )
-
-
-@dataclass(slots=True, eq=False)
-class _Watcher:
-    """What one watcher has not been told."""
-
-    changed: set[RequestKey] = field(default_factory=set)
-    reset: bool = True
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
@@ -63,16 +52,6 @@ class MemoryTrackerStore:
         self._clock = clock
         self._leases: dict[ExecutorId, Lease] = {}
         self._records: dict[RequestKey, RequestRecord] = {}
-        self._watchers: dict[ExecutorId, set[_Watcher]] = {}
-
-    def clear(self) -> None:
-        """Forget everything, as a crash of the store would."""
-        self._leases.clear()
-        self._records.clear()
-        for watchers in self._watchers.values():
-            for watcher in watchers:
-                watcher.reset = True
-                watcher.wake.set()
 
     async def register_executor(self, offer: ExecutorOffer) -> None:
         stored = self._leases.get(offer.executor_id)
@@ -160,26 +139,6 @@ class MemoryTrackerStore:
             requests=self._live_records(executor_id), lease=self._live_lease(executor_id)
         )
 
-    async def watch(self, executor_id: ExecutorId) -> AsyncGenerator[Change, None]:
-        watcher = _Watcher()
-        self._watchers.setdefault(executor_id, set()).add(watcher)
-        try:
-            while True:
-                yield self._take_change(executor_id, watcher)
-                await watcher.wake.wait()
-        finally:
-            self._watchers[executor_id].discard(watcher)
-
-    def _take_change(self, executor_id: ExecutorId, watcher: _Watcher) -> Change:
-        reset, changed = watcher.reset, watcher.changed
-        watcher.reset, watcher.changed = False, set()
-        watcher.wake.clear()
-        records = self._live_records(executor_id)
-        return Change(
-            reset=reset,
-            requests=records if reset else tuple(r for r in records if r.key in changed),
-        )
-
     def _register_one(self, gateway: GatewayWriter, new: Registration) -> bool:
         known = self._live_record(new.key)
         if known is not None and known.generation > new.generation:
@@ -233,15 +192,9 @@ class MemoryTrackerStore:
         self._write(record)
 
     def _write(self, record: RequestRecord) -> None:
-        """Store `record` with a fresh expiry, and tell the watchers what they can see of it."""
+        """Store `record` with a fresh expiry."""
         expires_at_s = self._clock() + self._lifetimes.request_s(record.state)
-        known = self._live_record(record.key)
         self._records[record.key] = replace(record, expires_at_s=expires_at_s)
-        if known is not None and _visible(known) == _visible(record):
-            return
-        for watcher in self._watchers.get(record.key.executor_id, ()):
-            watcher.changed.add(record.key)
-            watcher.wake.set()
 
     def _live_record(self, key: RequestKey) -> RequestRecord | None:
         record = self._records.get(key)
@@ -270,8 +223,3 @@ class MemoryTrackerStore:
 
 def _owns(gateway: GatewayWriter, record: RequestRecord) -> bool:
     return gateway.gateway_id == record.gateway_id and gateway.epoch >= record.gateway_epoch
-
-
-def _visible(record: RequestRecord) -> RequestRecord:
-    """Return `record` without what a watcher is not shown."""
-    return replace(record, expires_at_s=0.0, gateway_epoch=0, executor_epoch=0)

@@ -19,7 +19,3 @@ REDIS_ERRORS = Counter(
 REDIS_UP = Gauge(
     "evenflow_tracker_redis_up", "1 if the newest Redis operation was answered, else 0."
 )
-WATCHERS = Gauge("evenflow_tracker_watchers", "Open Watch streams.")
-WATCH_RESETS = Counter(
-    "evenflow_tracker_watch_resets_total", "Times a Watch stream started again after a loss."
-)

@@ -30,6 +30,8 @@ ABSENCES = (
     OSError,
 )
 
+MAX_CONNECTIONS = 32
+
 SCRIPT_NAMES = (
     "register_executor",
     "renew_lease",
@@ -42,29 +44,19 @@ SCRIPT_NAMES = (
 )
 
 
-def connect(
-    url: str,
-    *,
-    connect_timeout_s: float,
-    answer_timeout_s: float | None,
-    max_connections: int,
-    num_retries: int,
-) -> Redis:
+def connect(url: str, *, timeout_s: float) -> Redis:
     """Return a client; it connects when first used, and again after every loss.
 
-    `connect_timeout_s` bounds connecting and waiting for a free connection. A lost connection is
-    tried again `num_retries` times at once; a timeout never is. With an `answer_timeout_s` a
-    command may miss its cancellation (it sends under `asyncio.wait_for`, which before Python 3.12
-    drops one that comes as it ends): callers that block must pass None and bound the wait
-    themselves.
+    `timeout_s` bounds connecting, waiting for a free connection, and every answer. A lost
+    connection is tried again once, at once; a timeout never is.
     """
     pool = BlockingConnectionPool.from_url(
         url,
-        max_connections=max_connections,
-        timeout=connect_timeout_s,
-        socket_timeout=answer_timeout_s,
-        socket_connect_timeout=connect_timeout_s,
-        retry=Retry(NoBackoff(), num_retries, supported_errors=(exceptions.ConnectionError,)),
+        max_connections=MAX_CONNECTIONS,
+        timeout=timeout_s,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 1, supported_errors=(exceptions.ConnectionError,)),
         protocol=2,
         decode_responses=True,
     )

@@ -28,7 +28,6 @@ Call: TypeAlias = dict[str, Any]
 # Redis drops keys so much later than the stored instants say: clocks differ, and the fence of an
 # ended lease must outlive its process.
 GRACE_S = 3_600.0
-MAX_EVENTS = 1_000  # per executor; who falls behind further starts again
 
 
 def _table(edges: Mapping[RequestStatus, frozenset[RequestStatus]]) -> dict[str, dict[str, bool]]:
@@ -46,7 +45,6 @@ def call_at(now_s: float, lifetimes: Lifetimes) -> Call:
     return {
         "now_s": repr(now_s),
         "keep_ms": _keep_ms(longest_s),
-        "max_events": MAX_EVENTS,
         "lease_expires_at_s": repr(now_s + lifetimes.lease_ttl_s),
         "lives": {state.value: repr(now_s + lifetimes.request_s(state)) for state in RequestStatus},
     }

@@ -17,10 +17,9 @@ class ExecutorKeys(NamedTuple):
 
     lease: str  # hash
     by_expiry: str  # sorted set of request ids
-    events: str  # stream: which requests changed
     records: str  # hash: each request as JSON, by its id
 
 
 def keys_of(executor_id: ExecutorId) -> ExecutorKeys:
     root = f"evenflow:{{{executor_id}}}:"
-    return ExecutorKeys(root + "lease", root + "requests", root + "events", root + "records")
+    return ExecutorKeys(root + "lease", root + "requests", root + "records")

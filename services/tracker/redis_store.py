@@ -1,7 +1,7 @@
 """The tracker's record in Redis: one Lua script per atomic step."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from services.generation.lifecycle import RequestStatus
@@ -21,13 +21,12 @@ from services.tracker.redis_codec import (
     call_at,
     decode_keys,
     decode_lease,
+    decode_record,
     encode_load,
     encode_registration,
 )
 from services.tracker.redis_keys import EXECUTORS, keys_of
-from services.tracker.redis_watch import RedisWatch, Waits, read_snapshot
 from services.tracker.types import (
-    Change,
     DeliveredProgress,
     ExecutorId,
     ExecutorLoad,
@@ -43,9 +42,6 @@ from services.tracker.types import (
     RequestKey,
     Snapshot,
 )
-
-MAX_CONNECTIONS = 32
-WATCH_BLOCK_S = 5.0  # how long a watcher waits before it checks that its stream still exists
 
 _REFUSALS: dict[str, type[ServiceError]] = {
     error.reason: error
@@ -64,21 +60,13 @@ class RedisTrackerStore:
         self, url: str, lifetimes: Lifetimes, *, clock: Clock, timeout_s: float = 1.0
     ) -> None:
         """`clock` returns wall-clock seconds; trackers that share a Redis share the time."""
-        self._url = url
         self._lifetimes = lifetimes
         self._clock = clock
-        self._timeout_s = timeout_s
-        self._client = connect(
-            url,
-            connect_timeout_s=timeout_s,
-            answer_timeout_s=timeout_s,
-            max_connections=MAX_CONNECTIONS,
-            num_retries=1,
-        )
+        self._client = connect(url, timeout_s=timeout_s)
         self._scripts = Scripts(self._client)
 
     async def aclose(self) -> None:
-        """Close the connections; open watchers close theirs when they end."""
+        """Close the connections."""
         await self._client.aclose()
 
     async def register_executor(self, offer: ExecutorOffer) -> None:
@@ -206,32 +194,14 @@ class RedisTrackerStore:
         return RequestStatus(before)
 
     async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
-        snapshot, _ = await read_snapshot(
-            self._scripts, executor_id, lifetimes=self._lifetimes, now_s=self._clock()
+        lease, flat = await self._run("snapshot", executor_id)
+        now_s = self._clock()
+        keys = decode_keys(executor_id, flat[::2])
+        records = (decode_record(k, text, now_s) for k, text in zip(keys, flat[1::2], strict=True))
+        return Snapshot(
+            requests=tuple(sorted((r for r in records if r is not None), key=lambda r: r.key)),
+            lease=decode_lease(executor_id, lease, now_s),
         )
-        return snapshot
-
-    async def watch(self, executor_id: ExecutorId) -> AsyncGenerator[Change, None]:
-        client = connect(
-            self._url,
-            connect_timeout_s=self._timeout_s,
-            answer_timeout_s=None,
-            max_connections=1,
-            num_retries=0,  # a silent reconnect would hide a loss
-        )
-        watch = RedisWatch(
-            client,
-            executor_id,
-            lifetimes=self._lifetimes,
-            clock=self._clock,
-            waits=Waits(block_s=WATCH_BLOCK_S, answer_s=self._timeout_s),
-        )
-        changes = watch.changes()
-        try:
-            async for change in changes:
-                yield change
-        finally:
-            await changes.aclose()
 
     async def _run(self, script: str, executor_id: ExecutorId, **details: Any) -> Any:
         call = call_at(self._clock(), self._lifetimes) | details

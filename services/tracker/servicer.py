@@ -1,8 +1,5 @@
 """gRPC edge of the tracker: check, convert, delegate. No state, no policy."""
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-
 import structlog
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
@@ -14,18 +11,14 @@ from services.tracker import convert
 from services.tracker.metrics import ENTRIES, REGISTRATIONS, REPORTS
 from services.tracker.store import TrackerStore
 from services.tracker.types import ReportResult
-from services.tracker.watches import Watches
 
 log = structlog.get_logger()
 
 
 class TrackerServicer(pb_grpc.TrackerServiceServicer):
-    def __init__(
-        self, store: TrackerStore, watches: Watches, *, lease_ttl_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, store: TrackerStore, *, lease_ttl_s: float, clock: Clock) -> None:
         """`clock` is the store's: wall-clock seconds."""
         self._store = store
-        self._watches = watches
         self._lease_ttl = convert.duration_to_proto(lease_ttl_s)
         self._clock = clock
 
@@ -119,15 +112,6 @@ class TrackerServicer(pb_grpc.TrackerServiceServicer):
         snapshot = await self._store.snapshot(executor_id)
 
         return convert.snapshot_to_proto(snapshot, now_s=self._clock())
-
-    async def Watch(
-        self, request: pb.WatchRequest, context: Context
-    ) -> AsyncIterator[pb.WatchResponse]:
-        executor_id = convert.executor_id_from_proto(request.executor_id)
-
-        async with aclosing(self._watches.follow(self._store.watch(executor_id))) as changes:
-            async for change in changes:
-                yield convert.change_to_proto(change, now_s=self._clock())
 
     async def _report_generated(self, request: pb.ReportRequest) -> ReportResult:
         writer = convert.executor_writer_from_proto(request.executor_id, request.epoch)

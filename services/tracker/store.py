@@ -1,15 +1,14 @@
 """Where requests and leases are recorded. `MemoryTrackerStore` is the reference; Redis must match.
 
-Every method but `watch` is atomic per executor, and idempotent: senders repeat what got no answer.
+Every method is atomic per executor, and idempotent: senders repeat what got no answer.
 All but the memory store may raise StoreUnavailableError.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from services.generation.lifecycle import RequestStatus
 from services.tracker.types import (
-    Change,
     DeliveredProgress,
     ExecutorId,
     ExecutorLoad,
@@ -71,10 +70,3 @@ class TrackerStore(Protocol):
 
     async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
         """Return what is recorded of one executor."""
-
-    def watch(self, executor_id: ExecutorId) -> AsyncGenerator[Change, None]:
-        """Yield everything, then what changed; everything again after a loss.
-
-        Changes merge while the consumer is slow, which never slows a writer. Raises
-        StoreUnavailableError only before the first change.
-        """

@@ -140,14 +140,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Requests that changed, sorted by id; all there are if `reset`."""
-
-    reset: bool
-    requests: tuple[RequestRecord, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetimes:
     """How long records hold. Seconds."""
 

@@ -3,8 +3,7 @@
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 
 import pytest
 import redis.asyncio
@@ -12,7 +11,6 @@ import redis.asyncio
 from lab.redis_server import RedisServer
 from services.generation.lifecycle import EDGES, REACHABLE, RequestStatus
 from services.pacing.types import ServiceLevel
-from services.tracker import redis_codec
 from services.tracker.errors import (
     IllegalTransitionError,
     LeaseExpiredError,
@@ -23,7 +21,6 @@ from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.redis_store import RedisTrackerStore
 from services.tracker.store import TrackerStore
 from services.tracker.types import (
-    Change,
     DeliveredProgress,
     ExecutorId,
     ExecutorLoad,
@@ -65,28 +62,18 @@ class FakeClock:
 class World:
     store: TrackerStore
     clock: FakeClock
-    lose: Callable[[], Awaitable[None]]  # empties the store behind its back
 
 
 @pytest.fixture(params=["memory", "redis"])
 async def world(request: pytest.FixtureRequest, redis_server: RedisServer) -> AsyncIterator[World]:
     clock = FakeClock()
     if request.param == "memory":
-        memory = MemoryTrackerStore(LIFETIMES, clock=clock)
-
-        async def clear() -> None:
-            memory.clear()
-
-        yield World(store=memory, clock=clock, lose=clear)
+        yield World(store=MemoryTrackerStore(LIFETIMES, clock=clock), clock=clock)
         return
     admin = redis.asyncio.Redis.from_url(redis_server.url)
     await admin.flushall()
     store = RedisTrackerStore(redis_server.url, LIFETIMES, clock=clock, timeout_s=WAIT_S)
-
-    async def flush() -> None:
-        await admin.flushall()
-
-    yield World(store=store, clock=clock, lose=flush)
+    yield World(store=store, clock=clock)
     await store.aclose()
     await admin.aclose()
 
@@ -778,115 +765,3 @@ async def test_a_snapshot_is_sorted_and_of_one_executor(world: World) -> None:
 
     assert [r.key.request_id for r in snapshot.requests] == sorted(names)
     assert (await world.store.snapshot(ExecutorId("ex2"))).requests == ()
-
-
-# Watching
-
-
-async def next_of(changes: AsyncIterator[Change]) -> Change:
-    async with asyncio.timeout(WAIT_S):
-        return await anext(changes)
-
-
-async def test_a_watch_starts_with_everything_and_then_tells_changes(world: World) -> None:
-    await register(world.store, "a", "b")
-    async with aclosing(world.store.watch(EX)) as changes:
-        first = await next_of(changes)
-        assert (first.reset, [r.key for r in first.requests]) == (True, [key("a"), key("b")])
-
-        await world.store.report_generated(EXECUTOR, [generated("b", num_generated=2)])
-        assert await next_of(changes) == Change(
-            reset=False, requests=tuple(filter(None, [await record_of(world.store, "b")]))
-        )
-        await world.store.report_delivered(GATEWAY, [delivered("a", num_delivered=1)])
-        assert [r.key for r in (await next_of(changes)).requests] == [key("a")]
-        await world.store.transition(EXECUTOR, RequestId("a"), S.PREFILL)
-        assert [r.state for r in (await next_of(changes)).requests] == [S.PREFILL]
-        await world.store.register(GATEWAY, [make_registration("c")])
-        assert [r.key for r in (await next_of(changes)).requests] == [key("c")]
-        await world.store.register_executor(make_offer(epoch=NEW))
-        assert {r.state for r in (await next_of(changes)).requests} == {S.FAILED}
-
-
-async def test_a_watch_of_nothing_starts_with_an_empty_reset(world: World) -> None:
-    async with aclosing(world.store.watch(EX)) as changes:
-        assert await next_of(changes) == Change(reset=True, requests=())
-        await register(world.store)
-        assert [r.key for r in (await next_of(changes)).requests] == [key()]
-
-
-async def test_a_watch_is_silent_about_heartbeats_and_other_executors(world: World) -> None:
-    await register(world.store)
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=1)])
-    other = RequestKey(executor_id=ExecutorId("ex1"), request_id=RequestId("r"))
-    async with aclosing(world.store.watch(EX)) as changes:
-        await next_of(changes)
-
-        await world.store.report_generated(EXECUTOR, [generated(num_generated=1)])
-        await world.store.report_delivered(GATEWAY, [delivered()])
-        await world.store.register(GATEWAY, [make_registration(), make_registration(key=other)])
-        await world.store.transition(EXECUTOR, RequestId("r"), S.QUEUED)
-        await world.store.report_generated(EXECUTOR, [generated(state=S.DECODING)])
-
-        change = await next_of(changes)
-        assert [(r.key, r.state) for r in change.requests] == [(key(), S.DECODING)]
-
-
-async def test_changes_merge_for_a_slow_watcher_and_the_newest_is_not_lost(world: World) -> None:
-    await register(world.store, "a", "b")
-    async with aclosing(world.store.watch(EX)) as changes:
-        await next_of(changes)
-        for count in range(1, 50):
-            await world.store.report_generated(EXECUTOR, [generated("a", num_generated=count)])
-        await world.store.report_generated(EXECUTOR, [generated("b", num_generated=1)])
-
-        change = await next_of(changes)
-
-        assert change.reset is False
-        assert [(r.key.request_id, r.num_generated) for r in change.requests] == [
-            ("a", 49),
-            ("b", 1),
-        ]
-
-
-async def test_a_watcher_that_fell_far_behind_still_ends_at_the_truth(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_codec, "MAX_EVENTS", 100)  # where events are kept at all
-    await register(world.store)
-    async with aclosing(world.store.watch(EX)) as changes:
-        await next_of(changes)
-        for count in range(1, 301):
-            await world.store.report_generated(EXECUTOR, [generated(num_generated=count)])
-
-        async with asyncio.timeout(WAIT_S):
-            while (await anext(changes)).requests[0].num_generated < 300:
-                pass
-
-
-async def test_every_watcher_sees_every_change(world: World) -> None:
-    await register(world.store)
-    async with aclosing(world.store.watch(EX)) as one, aclosing(world.store.watch(EX)) as two:
-        await next_of(one)
-        await next_of(two)
-
-        await world.store.report_generated(EXECUTOR, [generated(num_generated=1)])
-
-        assert (await next_of(one)).requests == (await next_of(two)).requests
-
-
-async def test_a_watch_starts_again_after_the_store_was_emptied(world: World) -> None:
-    await register(world.store, "a", "b")
-    await world.store.report_generated(EXECUTOR, [generated("a", num_generated=1)])
-    async with aclosing(world.store.watch(EX)) as changes:
-        await next_of(changes)
-        await world.lose()
-        await register(world.store, "b")
-
-        change = await next_of(changes)
-        while not [r.key for r in change.requests]:  # the loss may be told before the new request
-            assert change.reset is True
-            change = await next_of(changes)
-
-        assert [r.key for r in change.requests] == [key("b")]
-        assert (await world.store.snapshot(EX)).requests == change.requests

@@ -20,7 +20,6 @@ from services.kit.server import ServiceServer
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
-from services.tracker.watches import Watches
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
@@ -68,9 +67,7 @@ class ServedTracker:
 
     async def start(self) -> None:
         store = MemoryTrackerStore(Lifetimes(lease_ttl_s=LEASE_TTL_S), clock=self._clock)
-        self.servicer = CountingServicer(
-            store, Watches(), lease_ttl_s=LEASE_TTL_S, clock=self._clock
-        )
+        self.servicer = CountingServicer(store, lease_ttl_s=LEASE_TTL_S, clock=self._clock)
         self._server = ServiceServer(self.address, [])
         pb_grpc.add_TrackerServiceServicer_to_server(self.servicer, self._server.grpc)
         await self._server.start()

@@ -18,7 +18,6 @@ from services.reporting.reporter import ReporterOptions
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
-from services.tracker.watches import Watches
 from tests.fake_executor import EVENT_TIMEOUT_S, NUM_PROMPT_TOKENS, Script
 from tests.gateways import chat_body, gateway_for, stream_body
 
@@ -37,7 +36,7 @@ class Tracker:
 
     async def start(self) -> None:
         store = MemoryTrackerStore(Lifetimes(), clock=wall_s)
-        self._servicer = TrackerServicer(store, Watches(), lease_ttl_s=60.0, clock=wall_s)
+        self._servicer = TrackerServicer(store, lease_ttl_s=60.0, clock=wall_s)
         self._server = ServiceServer(self.address, [])
         pb_grpc.add_TrackerServiceServicer_to_server(self._servicer, self._server.grpc)
         await self._server.start()

@@ -100,20 +100,12 @@ async def code_of(call: Any) -> StatusCode:
     return caught.value.code()
 
 
-async def read(call: Any) -> pb.WatchResponse:
-    message = await call.read()
-    assert isinstance(message, pb.WatchResponse)
-    return message
-
-
 async def test_it_serves_without_redis_and_recovers_when_redis_comes(
     tracker: TrackerProcess, redis_server: RedisServer, stub: "TrackerServiceAsyncStub"
 ) -> None:
     async with tracker.running():
         assert await code_of(stub.Snapshot(EX)) is StatusCode.UNAVAILABLE
         assert await code_of(stub.RegisterExecutor(OFFER)) is StatusCode.UNAVAILABLE
-        watch = stub.Watch(pb.WatchRequest(executor_id="ex0"), timeout=WAIT_S)
-        assert await code_of(watch.read()) is StatusCode.UNAVAILABLE
 
         redis_server.start()
         await stub.RegisterExecutor(OFFER)
@@ -124,34 +116,6 @@ async def test_it_serves_without_redis_and_recovers_when_redis_comes(
         redis_server.start()
         assert not (await stub.Snapshot(EX)).HasField("executor")
         await stub.RegisterExecutor(OFFER)
-
-
-async def test_a_watch_lives_through_the_loss_of_redis_and_starts_again(
-    tracker: TrackerProcess, redis_server: RedisServer, stub: "TrackerServiceAsyncStub"
-) -> None:
-    redis_server.start()
-    gateway = TrackerReporter(stub, sender=Sender(kind=SenderKind.GATEWAY, id="gw0", epoch=EPOCH))
-    ref = RequestRef("ex0", "r", 1)
-    gateway.register(
-        pb.Registration(executor_id="ex0", request_id="r", generation=1, num_prompt_tokens=4)
-    )
-    gateway.update(ref, num_delivered=2)
-    async with tracker.running():
-        await gateway.flush(WAIT_S)
-        watch = stub.Watch(pb.WatchRequest(executor_id="ex0"), timeout=WAIT_S)
-        first = await read(watch)
-        assert (first.reset, [r.num_delivered_tokens for r in first.requests]) == (True, [2])
-
-        redis_server.kill()
-        redis_server.start()
-        assert (await read(watch)).reset is True
-        gateway.update(ref, num_delivered=5)
-        await gateway.flush(WAIT_S)
-
-        counts: list[int] = []
-        while counts != [5]:  # registration and count may come apart
-            counts = [r.num_delivered_tokens for r in (await read(watch)).requests]
-        watch.cancel()
 
 
 async def test_a_restarted_tracker_finds_the_record_in_redis(
@@ -168,17 +132,11 @@ async def test_a_restarted_tracker_finds_the_record_in_redis(
     assert answer.executor.epoch == EPOCH
 
 
-async def test_it_drains_on_sigterm_though_a_watch_is_open(
-    tracker: TrackerProcess, redis_server: RedisServer, stub: "TrackerServiceAsyncStub"
-) -> None:
+async def test_it_drains_on_sigterm(tracker: TrackerProcess, redis_server: RedisServer) -> None:
     redis_server.start()
     async with tracker.running() as process:
-        watch = stub.Watch(pb.WatchRequest(executor_id="ex0"), timeout=WAIT_S)
-        await read(watch)
-
         process.send_signal(signal.SIGTERM)
 
-        assert await code_of(watch.read()) is StatusCode.UNAVAILABLE
         async with asyncio.timeout(WAIT_S):
             assert await process.wait() == 0
 
@@ -228,15 +186,18 @@ async def until_counts(
 ) -> None:
     """Return once (generated, delivered, deposited) of every request is as expected."""
     seen: dict[str, tuple[int, int, int]] = {}
-    watch = stub.Watch(pb.WatchRequest(executor_id="ex0"), timeout=WAIT_S, wait_for_ready=True)
-    while seen != expected:
-        change = await read(watch)
-        if change.reset:
-            seen.clear()
-        for r in change.requests:
-            counts = (r.num_generated_tokens, r.num_delivered_tokens, r.num_deposited_tokens)
-            seen[r.request_id] = counts
-    watch.cancel()
+    async with asyncio.timeout(WAIT_S):
+        while seen != expected:
+            await asyncio.sleep(0.05)
+            snapshot = await stub.Snapshot(EX, wait_for_ready=True)
+            seen = {
+                r.request_id: (
+                    r.num_generated_tokens,
+                    r.num_delivered_tokens,
+                    r.num_deposited_tokens,
+                )
+                for r in snapshot.requests
+            }
 
 
 async def test_counts_equal_the_truth_after_tracker_and_redis_were_killed_under_load(

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
 
 import pytest
 import redis
@@ -13,13 +12,11 @@ from lab.ports import free_port
 from lab.redis_server import RedisServer
 from services.generation.lifecycle import RequestStatus
 from services.kit.clock import wall_s
-from services.tracker import redis_codec, redis_store
 from services.tracker.errors import StoreUnavailableError
 from services.tracker.redis_codec import GRACE_S
 from services.tracker.redis_keys import keys_of
 from services.tracker.redis_store import RedisTrackerStore
 from services.tracker.types import (
-    Change,
     DeliveredProgress,
     ExecutorId,
     ExecutorLoad,
@@ -56,19 +53,6 @@ async def store(server: RedisServer) -> AsyncIterator[RedisTrackerStore]:
     await store.aclose()
 
 
-@pytest.fixture(autouse=True)
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have waiting watchers look soon whether their stream still exists."""
-    monkeypatch.setattr(redis_store, "WATCH_BLOCK_S", 0.2)
-
-
-@pytest.fixture
-def few_events(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Make the stores of this test keep about so many events, so that few go beyond."""
-    monkeypatch.setattr(redis_codec, "MAX_EVENTS", 100)
-    return 100
-
-
 def key(request_id: str = "r") -> RequestKey:
     return RequestKey(executor_id=EX, request_id=RequestId(request_id))
 
@@ -90,11 +74,6 @@ async def generate(store: RedisTrackerStore, count: int, request_id: str = "r") 
     )
     result = await store.report_generated(EXECUTOR, [progress])
     assert not result.unknown
-
-
-async def next_of(changes: AsyncIterator[Change]) -> Change:
-    async with asyncio.timeout(WAIT_S):
-        return await anext(changes)
 
 
 async def test_calls_are_refused_while_redis_is_away_and_served_when_it_is_back(
@@ -130,100 +109,6 @@ async def test_a_redis_that_does_not_answer_is_given_up(
     server.thaw()
 
     assert len((await store.snapshot(EX)).requests) == 1
-
-
-async def test_no_watch_starts_without_redis(server: RedisServer, store: RedisTrackerStore) -> None:
-    server.kill()
-
-    with pytest.raises(StoreUnavailableError):
-        async with aclosing(store.watch(EX)) as changes:
-            await next_of(changes)
-
-
-async def test_a_watch_starts_again_when_redis_was_killed_and_came_back_empty(
-    server: RedisServer, store: RedisTrackerStore
-) -> None:
-    await register(store, "a", "b")
-    async with aclosing(store.watch(EX)) as changes:
-        assert len((await next_of(changes)).requests) == 2
-        waiting = asyncio.ensure_future(next_of(changes))
-        server.kill()
-        server.start()
-        assert await waiting == Change(reset=True, requests=())
-
-        await register(store, "c")
-
-        assert [r.key for r in (await next_of(changes)).requests] == [key("c")]
-
-
-async def test_a_watch_that_did_not_look_notices_the_loss_too(
-    server: RedisServer, store: RedisTrackerStore
-) -> None:
-    await register(store, "a", "b")
-    await generate(store, 1, "a")
-    async with aclosing(store.watch(EX)) as changes:
-        await next_of(changes)
-        server.kill()
-        server.start()
-        await register(store, "b")
-
-        change = await next_of(changes)
-
-        assert (change.reset, [r.key for r in change.requests]) == (True, [key("b")])
-
-
-async def test_a_watch_notices_an_emptied_redis_without_any_new_event(
-    server: RedisServer, store: RedisTrackerStore
-) -> None:
-    await register(store, "a")
-    async with aclosing(store.watch(EX)) as changes:
-        await next_of(changes)
-        async with redis.asyncio.Redis.from_url(server.url) as admin:
-            await admin.flushall()
-
-        assert await next_of(changes) == Change(reset=True, requests=())
-
-
-async def test_a_watcher_behind_the_kept_events_starts_again(
-    store: RedisTrackerStore, few_events: int
-) -> None:
-    await register(store, "r")
-    async with aclosing(store.watch(EX)) as changes:
-        await next_of(changes)
-        last = 3 * few_events
-        for count in range(1, last + 1):
-            await generate(store, count)
-
-        change = await next_of(changes)
-
-        assert change.reset is True
-        assert change.requests[0].num_generated == last
-
-
-async def test_many_events_leave_few_behind(
-    server: RedisServer, store: RedisTrackerStore, few_events: int
-) -> None:
-    await register(store, "r")
-    for count in range(1, 5 * few_events):
-        await generate(store, count)
-
-    with redis.Redis.from_url(server.url) as admin:
-        # Redis trims whole nodes of 100 events.
-        assert few_events <= admin.xlen(keys_of(EX).events) <= few_events + 100
-
-
-async def test_heartbeats_wake_no_watcher(server: RedisServer, store: RedisTrackerStore) -> None:
-    await register(store, "r")
-    await generate(store, 3)
-    with redis.Redis.from_url(server.url) as admin:
-        before = admin.xlen(keys_of(EX).events)
-
-        await generate(store, 3)
-        await store.report_delivered(GATEWAY, [DeliveredProgress(key=key(), generation=1)])
-        await register(store, "r")
-        await store.transition(EXECUTOR, RequestId("r"), RequestStatus.DECODING)
-
-        assert admin.xlen(keys_of(EX).events) == before
 
 
 async def test_redis_drops_every_key_of_a_forgotten_executor_by_itself(
@@ -294,13 +179,10 @@ async def test_every_step_runs_in_cluster_mode() -> None:
 
 
 async def every_step(store: RedisTrackerStore) -> None:
-    """Run each script, and watch."""
+    """Run each script."""
     await register(store, "a", "b")
     await store.renew_lease(EXECUTOR, ExecutorLoad())
-    async with aclosing(store.watch(EX)) as changes:
-        await next_of(changes)
-        await generate(store, 3, "a")
-        assert [r.num_generated for r in (await next_of(changes)).requests] == [3]
+    await generate(store, 3, "a")
     await store.report_delivered(GATEWAY, [DeliveredProgress(key=key("a"), generation=1)])
     await store.transition(EXECUTOR, RequestId("b"), RequestStatus.PREFILL)
     assert len((await store.snapshot(EX)).requests) == 2
@@ -322,17 +204,3 @@ async def test_scripts_touch_no_key_that_they_do_not_declare(
                 touched.add(line["command"].split()[1])
 
     assert touched == set(keys_of(EX))
-
-
-async def test_a_waiting_watch_ends_when_cancelled_at_whatever_moment(
-    store: RedisTrackerStore,
-) -> None:
-    for num_turns in range(30):
-        async with aclosing(store.watch(EX)) as changes:
-            await next_of(changes)
-            waiting = asyncio.ensure_future(anext(changes))
-            for _ in range(num_turns):
-                await asyncio.sleep(0)
-            waiting.cancel()
-            done, _ = await asyncio.wait({waiting}, timeout=WAIT_S)
-            assert done, f"not cancelled after {num_turns} turns of the loop"

@@ -1,7 +1,7 @@
 -- Put in front of every script. All keys belong to one executor and share one hash slot:
--- KEYS[1] lease hash, KEYS[2] index of requests by expiry, KEYS[3] events stream, KEYS[4] hash of requests, each as JSON.
+-- KEYS[1] lease hash, KEYS[2] index of requests by expiry, KEYS[3] hash of requests, each as JSON.
 -- ARGV[1] is the call as JSON. Epochs and instants are strings there: they have more digits than Lua prints.
-local LEASE, INDEX, EVENTS, RECORDS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local LEASE, INDEX, RECORDS = KEYS[1], KEYS[2], KEYS[3]
 local call = cjson.decode(ARGV[1])
 local now_s = tonumber(call.now_s)
 
@@ -30,15 +30,8 @@ local function write(request_id, record)
   redis.call('ZADD', INDEX, record.expires_at_s, request_id)
 end
 
--- Tells watchers which requests changed. `seq` grows by one per event, so that a gap shows.
-local function publish(request_ids)
-  if #request_ids > 0 then
-    local last = redis.call('XREVRANGE', EVENTS, '+', '-', 'COUNT', 1)
-    local seq = #last > 0 and tonumber(last[1][2][2]) + 1 or 1
-    redis.call('XADD', EVENTS, 'MAXLEN', '~', call.max_events, '*',
-      'seq', seq, 'request_ids', cjson.encode(request_ids))
-  end
+-- Has Redis drop the requests by itself once no script has touched them for that long.
+local function keep()
   redis.call('PEXPIRE', INDEX, call.keep_ms)
   redis.call('PEXPIRE', RECORDS, call.keep_ms)
-  redis.call('PEXPIRE', EVENTS, call.keep_ms)
 end

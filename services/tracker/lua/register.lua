@@ -11,7 +11,7 @@ local function owned(record)
   return record.gateway_id == call.gateway_id and tonumber(call.gateway_epoch) >= tonumber(record.gateway_epoch)
 end
 
-local stale, changed = {}, {}
+local stale = {}
 for _, new in ipairs(call.registrations) do
   local known = read(new.request_id)
   local known_generation = known and tonumber(known.generation) or 0
@@ -37,8 +37,7 @@ for _, new in ipairs(call.registrations) do
       num_generated = 0,
       num_delivered = 0,
     })
-    table.insert(changed, new.request_id)
   end
 end
-publish(changed)
+keep()
 return stale

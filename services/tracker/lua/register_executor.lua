@@ -6,7 +6,6 @@ redis.call('HSET', LEASE, 'epoch', call.epoch, 'expires_at_s', call.lease_expire
   'address', call.address, 'model', call.model, 'load', call.load)
 redis.call('PEXPIRE', LEASE, call.keep_ms)
 
-local failed = {}
 for _, request_id in ipairs(redis.call('ZRANGEBYSCORE', INDEX, '(' .. call.now_s, '+inf')) do
   local record = read(request_id)
   if record and not call.ended[record.state] then
@@ -14,9 +13,8 @@ for _, request_id in ipairs(redis.call('ZRANGEBYSCORE', INDEX, '(' .. call.now_s
     if owner > 0 and owner < tonumber(call.epoch) then
       record.state = 'failed'
       write(request_id, record)
-      table.insert(failed, request_id)
     end
   end
 end
-publish(failed)
+keep()
 return 'OK'

@@ -1,12 +1,11 @@
 -- Merges what a gateway delivered. Returns {unknown ids, stale ids}.
-local unknown, stale, changed = {}, {}, {}
+local unknown, stale = {}, {}
 
 local function apply(record, entry)
   record.gateway_epoch = call.gateway_epoch
   local count = entry.num_delivered
   if count and (not record.delivered_at_s or count > tonumber(record.num_delivered)) then
     record.num_delivered, record.delivered_at_s = count, call.now_s
-    table.insert(changed, entry.request_id)
   end
   write(entry.request_id, record)
 end
@@ -23,5 +22,5 @@ for _, entry in ipairs(call.progress) do
     apply(record, entry)
   end
 end
-publish(changed)
+keep()
 return {unknown, stale}

@@ -2,15 +2,13 @@
 local refused = refusal(call.epoch)
 if refused then return {refused, {}, {}, {}} end
 
-local unknown, stale, illegal, changed = {}, {}, {}, {}
+local unknown, stale, illegal = {}, {}, {}
 
 local function apply(record, entry)
-  local is_new = false
   record.executor_epoch = call.epoch
   local state = entry.state or record.state
   if state ~= record.state then
     if call.reachable[record.state][state] then
-      is_new = true
       record.state = state
     else
       table.insert(illegal, entry.request_id)
@@ -18,11 +16,9 @@ local function apply(record, entry)
   end
   local count = entry.num_generated
   if count and (not record.generated_at_s or count > tonumber(record.num_generated)) then
-    is_new = true
     record.num_generated, record.generated_at_s = count, call.now_s
   end
   write(entry.request_id, record)
-  if is_new then table.insert(changed, entry.request_id) end
 end
 
 for _, entry in ipairs(call.progress) do
@@ -36,5 +32,5 @@ for _, entry in ipairs(call.progress) do
     apply(record, entry)
   end
 end
-publish(changed)
+keep()
 return {'OK', unknown, stale, illegal}

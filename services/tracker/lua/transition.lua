@@ -12,5 +12,5 @@ end
 local before = record.state
 record.state, record.executor_epoch = call.to, call.epoch
 write(call.request_id, record)
-publish(before ~= call.to and {call.request_id} or {})
+keep()
 return {'OK', before}

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from grpc import aio
@@ -19,7 +19,6 @@ from services.reporting.reporter import ReporterOptions, Sender, SenderKind, Tra
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import ExecutorId, Lifetimes, RequestRecord
-from services.tracker.watches import Watches
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
@@ -40,17 +39,35 @@ class FakeClock:
         return self.now_s
 
 
+class TellingServicer(TrackerServicer):
+    """Says when something may have changed."""
+
+    changed: asyncio.Event
+
+    async def Register(self, request: Any, context: Any) -> pb.RegisterResponse:  # noqa: N802
+        answer = await super().Register(request, context)
+        self.changed.set()
+        return answer
+
+    async def Report(self, request: Any, context: Any) -> pb.ReportResponse:  # noqa: N802
+        answer = await super().Report(request, context)
+        self.changed.set()
+        return answer
+
+
 class Tracker:
     """A tracker that can die and come back empty, on one address."""
 
     def __init__(self) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.clock = FakeClock(1_800_000_000.0)
+        self.changed = asyncio.Event()
         self._server: ServiceServer | None = None
 
     async def start(self) -> None:
         self.store = MemoryTrackerStore(Lifetimes(lease_ttl_s=1e6), clock=self.clock)
-        servicer = TrackerServicer(self.store, Watches(), lease_ttl_s=5.0, clock=self.clock)
+        servicer = TellingServicer(self.store, lease_ttl_s=5.0, clock=self.clock)
+        servicer.changed = self.changed
         self._server = ServiceServer(self.address, [])
         pb_grpc.add_TrackerServiceServicer_to_server(servicer, self._server.grpc)
         await self._server.start()
@@ -66,10 +83,10 @@ class Tracker:
 
     async def until_counts(self, expected: dict[str, tuple[int, int]]) -> None:
         """Return once (generated, delivered) of every request is as expected."""
-        async with asyncio.timeout(WAIT_S), aclosing(self.store.watch(ExecutorId(EX))) as changes:
-            async for _ in changes:
-                if await self.counts() == expected:
-                    return
+        async with asyncio.timeout(WAIT_S):
+            while await self.counts() != expected:
+                await self.changed.wait()
+                self.changed.clear()
 
     async def counts(self) -> dict[str, tuple[int, int]]:
         records = await self.records()

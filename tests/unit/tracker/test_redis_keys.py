@@ -21,4 +21,4 @@ def test_executors_spread_over_slots() -> None:
 def test_no_two_keys_are_the_same() -> None:
     keys = keys_of(ExecutorId("a"))
 
-    assert len({*keys, *keys_of(ExecutorId("b"))}) == 8
+    assert len({*keys, *keys_of(ExecutorId("b"))}) == 6

@@ -1,6 +1,5 @@
 """The tracker's gRPC contract, over a real in-process channel, on the in-memory store."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,12 @@ from services.kit.server import ServiceServer
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
-from services.tracker.watches import Watches
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
 
 EPOCH = 1_800_000_000_123_456
 LEVEL = generation_pb2.ServiceLevel(slo_tbt_s=0.125, consumption_rate_tps=10.0, pace_tail=True)
-WAIT_S = 30.0
 
 
 class FakeClock:
@@ -34,13 +31,12 @@ class FakeClock:
 
 
 class World:
-    """A served tracker, with its clock and its watches."""
+    """A served tracker, with its clock."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.watches = Watches()
         store = MemoryTrackerStore(Lifetimes(lease_ttl_s=2.5), clock=self.clock)
-        servicer = TrackerServicer(store, self.watches, lease_ttl_s=2.5, clock=self.clock)
+        servicer = TrackerServicer(store, lease_ttl_s=2.5, clock=self.clock)
         self.server = ServiceServer("127.0.0.1:0", [])
         pb_grpc.add_TrackerServiceServicer_to_server(servicer, self.server.grpc)
 
@@ -302,43 +298,6 @@ async def test_a_bad_field_is_refused_by_name(
     code, _, details = await refusal(getattr(stub, method)(request_message))
 
     assert (code, details.split(": ")[0]) == (StatusCode.INVALID_ARGUMENT, field)
-
-
-async def test_a_watch_without_executor_is_refused(stub: "TrackerServiceAsyncStub") -> None:
-    code, _, details = await refusal(stub.Watch(pb.WatchRequest()).read())
-
-    assert (code, details.split(": ")[0]) == (StatusCode.INVALID_ARGUMENT, "executor_id")
-
-
-async def test_a_watch_streams_all_and_then_changes(stub: "TrackerServiceAsyncStub") -> None:
-    await prepare(stub)
-    call = stub.Watch(pb.WatchRequest(executor_id="ex0"), timeout=WAIT_S)
-    first = await call.read()
-    assert isinstance(first, pb.WatchResponse)
-    assert (first.reset, [r.request_id for r in first.requests]) == (True, ["r"])
-
-    await stub.Report(by_gateway(progress(num_delivered_tokens=3)))
-
-    change = await call.read()
-    assert isinstance(change, pb.WatchResponse)
-    assert (change.reset, [r.num_delivered_tokens for r in change.requests]) == (False, [3])
-    call.cancel()
-
-
-async def test_a_stopping_tracker_ends_its_watches_and_starts_no_more(
-    world: World, stub: "TrackerServiceAsyncStub"
-) -> None:
-    call = stub.Watch(pb.WatchRequest(executor_id="ex0"), timeout=WAIT_S)
-    await call.read()
-
-    world.watches.end()
-
-    code, reason, _ = await refusal(call.read())
-    assert (code, reason) == (StatusCode.UNAVAILABLE, "STOPPING")
-    later = stub.Watch(pb.WatchRequest(executor_id="ex0"), timeout=WAIT_S)
-    assert (await refusal(later.read()))[0] is StatusCode.UNAVAILABLE
-    async with asyncio.timeout(WAIT_S):  # nothing is left to wait for
-        await world.server.drain(WAIT_S)
 
 
 @pytest.mark.parametrize(
