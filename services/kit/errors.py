@@ -40,12 +40,6 @@ class NotFoundError(ServiceError):
     reason = "NOT_FOUND"
 
 
-class PreconditionError(ServiceError):
-    """The system must change state before this call can succeed."""
-
-    reason = "PRECONDITION_FAILED"
-
-
 class ConflictError(ServiceError):
     """The caller's view of the state is stale: re-read, then decide."""
 

@@ -39,7 +39,6 @@ STATUS_BY_ERROR: dict[type[errors.ServiceError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.NotFoundError: grpc.StatusCode.NOT_FOUND,
-    errors.PreconditionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConflictError: grpc.StatusCode.ABORTED,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,

@@ -95,23 +95,6 @@ def delivered_from_proto(request: pb.ReportRequest) -> list[DeliveredProgress]:
     return [_delivered(entry, f"progress[{i}]") for i, entry in enumerate(request.progress)]
 
 
-def request_id_from_proto(value: str, field: str = "request_id") -> RequestId:
-    if not 1 <= len(value) <= MAX_REQUEST_ID_LENGTH:
-        _refuse(field, f"needs 1 to {MAX_REQUEST_ID_LENGTH} characters")
-    return RequestId(value)
-
-
-def state_from_proto(value: "pb.RequestState.ValueType", field: str) -> RequestStatus:
-    state = FROM_PROTO.get(value)
-    if state is None:
-        _refuse(field, f"unknown value {value}")
-    return state
-
-
-def state_to_proto(state: RequestStatus) -> "pb.RequestState.ValueType":
-    return TO_PROTO[state]
-
-
 def keys_to_proto(keys: Iterable[RequestKey]) -> list[pb.RequestKey]:
     return [pb.RequestKey(executor_id=k.executor_id, request_id=k.request_id) for k in keys]
 
@@ -205,6 +188,19 @@ def _at_least(low: int, value: int, field: str) -> int:
     return value
 
 
+def _request_id(value: str, field: str) -> RequestId:
+    if not 1 <= len(value) <= MAX_REQUEST_ID_LENGTH:
+        _refuse(field, f"needs 1 to {MAX_REQUEST_ID_LENGTH} characters")
+    return RequestId(value)
+
+
+def _state(value: "pb.RequestState.ValueType", field: str) -> RequestStatus:
+    state = FROM_PROTO.get(value)
+    if state is None:
+        _refuse(field, f"unknown value {value}")
+    return state
+
+
 def _load(load: pb.ExecutorLoad) -> ExecutorLoad:
     if not 0.0 <= load.kv_cache_usage_frac <= 1.0:
         _refuse("load.kv_cache_usage_frac", "must be in [0, 1]")
@@ -218,7 +214,7 @@ def _load(load: pb.ExecutorLoad) -> ExecutorLoad:
 def _key(entry: pb.Registration | pb.Progress, path: str) -> RequestKey:
     return RequestKey(
         executor_id=executor_id_from_proto(entry.executor_id, f"{path}.executor_id"),
-        request_id=request_id_from_proto(entry.request_id, f"{path}.request_id"),
+        request_id=_request_id(entry.request_id, f"{path}.request_id"),
     )
 
 
@@ -243,7 +239,7 @@ def _generated(entry: pb.Progress, executor_id: str, path: str) -> GeneratedProg
         num_generated=_at_least(0, entry.num_generated_tokens, f"{path}.num_generated_tokens")
         if entry.HasField("num_generated_tokens")
         else None,
-        state=state_from_proto(entry.state, f"{path}.state") if entry.state else None,
+        state=_state(entry.state, f"{path}.state") if entry.state else None,
     )
 
 

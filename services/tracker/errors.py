@@ -1,6 +1,6 @@
 """What the tracker refuses, and why."""
 
-from services.kit.errors import ConflictError, NotFoundError, PreconditionError, UnavailableError
+from services.kit.errors import ConflictError, NotFoundError, UnavailableError
 
 
 class LeaseExpiredError(NotFoundError):
@@ -13,16 +13,6 @@ class StaleEpochError(ConflictError):
     """A newer process of the same executor owns the lease."""
 
     reason = "STALE_EPOCH"
-
-
-class UnknownRequestError(NotFoundError):
-    reason = "UNKNOWN_REQUEST"
-
-
-class IllegalTransitionError(PreconditionError):
-    """The state machine has no such edge."""
-
-    reason = "ILLEGAL_TRANSITION"
 
 
 class StoreUnavailableError(UnavailableError):

@@ -3,14 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from services.generation.lifecycle import EDGES, FINAL_STATES, REACHABLE, RequestStatus
+from services.generation.lifecycle import FINAL_STATES, REACHABLE, RequestStatus
 from services.kit.clock import Clock
-from services.tracker.errors import (
-    IllegalTransitionError,
-    LeaseExpiredError,
-    StaleEpochError,
-    UnknownRequestError,
-)
+from services.tracker.errors import LeaseExpiredError, StaleEpochError
 from services.tracker.types import (
     NO_EPOCH,
     DeliveredProgress,
@@ -24,7 +19,6 @@ from services.tracker.types import (
     Lifetimes,
     Registration,
     ReportResult,
-    RequestId,
     RequestKey,
     RequestRecord,
     Snapshot,
@@ -117,22 +111,6 @@ class MemoryTrackerStore:
             else:
                 self._apply_delivered(record, gateway, entry)
         return refused.to_result()
-
-    async def transition(
-        self, executor: ExecutorWriter, request_id: RequestId, to: RequestStatus
-    ) -> RequestStatus:
-        self._held_lease(executor)
-        record = self._live_record(
-            RequestKey(executor_id=executor.executor_id, request_id=request_id)
-        )
-        if record is None:
-            raise UnknownRequestError(f"request {request_id} is not recorded")
-        if record.executor_epoch > executor.epoch:
-            raise StaleEpochError(f"request {request_id} belongs to a newer process")
-        if record.state is not to and to not in EDGES[record.state]:
-            raise IllegalTransitionError(f"no edge from {record.state.value} to {to.value}")
-        self._write(replace(record, state=to, executor_epoch=executor.epoch))
-        return record.state
 
     async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
         return Snapshot(

@@ -39,7 +39,6 @@ SCRIPT_NAMES = (
     "register",
     "report_generated",
     "report_delivered",
-    "transition",
     "snapshot",
 )
 

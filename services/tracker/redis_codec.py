@@ -4,11 +4,11 @@ Epochs and instants travel as strings: Lua would print them with 14 digits.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from services.generation.lifecycle import EDGES, FINAL_STATES, REACHABLE, RequestStatus
+from services.generation.lifecycle import FINAL_STATES, REACHABLE, RequestStatus
 from services.pacing.types import ServiceLevel
 from services.tracker.types import (
     ExecutorId,
@@ -30,12 +30,7 @@ Call: TypeAlias = dict[str, Any]
 GRACE_S = 3_600.0
 
 
-def _table(edges: Mapping[RequestStatus, frozenset[RequestStatus]]) -> dict[str, dict[str, bool]]:
-    return {a.value: {b.value: True for b in targets} for a, targets in edges.items()}
-
-
-EDGE_TABLE = _table(EDGES)
-REACHABLE_TABLE = _table(REACHABLE)
+REACHABLE_TABLE = {a.value: {b.value: True for b in later} for a, later in REACHABLE.items()}
 ENDED_TABLE = {state.value: True for state in FINAL_STATES}
 
 

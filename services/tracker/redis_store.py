@@ -4,18 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from services.generation.lifecycle import RequestStatus
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
-from services.tracker.errors import (
-    IllegalTransitionError,
-    LeaseExpiredError,
-    StaleEpochError,
-    UnknownRequestError,
-)
+from services.tracker.errors import LeaseExpiredError, StaleEpochError
 from services.tracker.redis_client import Scripts, connect, redis_errors
 from services.tracker.redis_codec import (
-    EDGE_TABLE,
     ENDED_TABLE,
     REACHABLE_TABLE,
     call_at,
@@ -38,14 +31,12 @@ from services.tracker.types import (
     Lifetimes,
     Registration,
     ReportResult,
-    RequestId,
     RequestKey,
     Snapshot,
 )
 
 _REFUSALS: dict[str, type[ServiceError]] = {
-    error.reason: error
-    for error in (LeaseExpiredError, StaleEpochError, UnknownRequestError, IllegalTransitionError)
+    error.reason: error for error in (LeaseExpiredError, StaleEpochError)
 }
 
 
@@ -178,20 +169,6 @@ class RedisTrackerStore:
             stale += decode_keys(executor_id, stale_ids)
         keys = [entry.key for entry in progress]
         return ReportResult(unknown=_in_order(keys, unknown), stale=_in_order(keys, stale))
-
-    async def transition(
-        self, executor: ExecutorWriter, request_id: RequestId, to: RequestStatus
-    ) -> RequestStatus:
-        status, before = await self._run(
-            "transition",
-            executor.executor_id,
-            epoch=str(executor.epoch),
-            request_id=request_id,
-            to=to.value,
-            edges=EDGE_TABLE,
-        )
-        _raise_unless_ok(status, f"request {request_id} to {to.value}")
-        return RequestStatus(before)
 
     async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
         lease, flat = await self._run("snapshot", executor_id)

@@ -93,19 +93,6 @@ class TrackerServicer(pb_grpc.TrackerServiceServicer):
         ENTRIES.labels("illegal").inc(len(result.illegal))
         return convert.report_result_to_proto(result)
 
-    async def Transition(
-        self, request: pb.TransitionRequest, context: Context
-    ) -> pb.TransitionResponse:
-        writer = convert.executor_writer_from_proto(request.executor_id, request.epoch)
-        request_id = convert.request_id_from_proto(request.request_id)
-        target = convert.state_from_proto(request.to, "to")
-
-        before = await self._store.transition(writer, request_id, target)
-
-        response = pb.TransitionResponse()
-        setattr(response, "from", convert.state_to_proto(before))  # a keyword in Python
-        return response
-
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
         executor_id = convert.executor_id_from_proto(request.executor_id)
 

@@ -7,7 +7,6 @@ All but the memory store may raise StoreUnavailableError.
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.generation.lifecycle import RequestStatus
 from services.tracker.types import (
     DeliveredProgress,
     ExecutorId,
@@ -19,7 +18,6 @@ from services.tracker.types import (
     Lease,
     Registration,
     ReportResult,
-    RequestId,
     RequestKey,
     Snapshot,
 )
@@ -59,14 +57,6 @@ class TrackerStore(Protocol):
         self, gateway: GatewayWriter, progress: Sequence[DeliveredProgress]
     ) -> ReportResult:
         """Merge what a gateway delivered, after a final state too."""
-
-    async def transition(
-        self, executor: ExecutorWriter, request_id: RequestId, to: RequestStatus
-    ) -> RequestStatus:
-        """Follow one edge, or none if the request is there. Returns the state before.
-
-        Raises LeaseExpiredError, StaleEpochError, UnknownRequestError, IllegalTransitionError.
-        """
 
     async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
         """Return what is recorded of one executor."""

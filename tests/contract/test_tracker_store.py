@@ -11,12 +11,7 @@ import redis.asyncio
 from lab.redis_server import RedisServer
 from services.generation.lifecycle import EDGES, REACHABLE, RequestStatus
 from services.pacing.types import ServiceLevel
-from services.tracker.errors import (
-    IllegalTransitionError,
-    LeaseExpiredError,
-    StaleEpochError,
-    UnknownRequestError,
-)
+from services.tracker.errors import LeaseExpiredError, StaleEpochError
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.redis_store import RedisTrackerStore
 from services.tracker.store import TrackerStore
@@ -162,8 +157,6 @@ async def test_a_lease_ends_when_its_time_is_over(world: World, age_s: float, he
         await world.store.renew_lease(EXECUTOR, ExecutorLoad())
     with pytest.raises(LeaseExpiredError):
         await world.store.report_generated(EXECUTOR, [])
-    with pytest.raises(LeaseExpiredError):
-        await world.store.transition(EXECUTOR, RequestId("r"), S.PREFILL)
 
 
 async def test_a_renewal_extends_the_lease_and_stores_the_load(world: World) -> None:
@@ -194,8 +187,6 @@ async def test_without_a_lease_an_executor_may_write_nothing(world: World) -> No
         await world.store.renew_lease(EXECUTOR, ExecutorLoad())
     with pytest.raises(LeaseExpiredError):
         await world.store.report_generated(EXECUTOR, [generated(num_generated=3)])
-    with pytest.raises(LeaseExpiredError):
-        await world.store.transition(EXECUTOR, RequestId("r"), S.PREFILL)
     record = await record_of(world.store)
     assert record is not None
     assert (record.num_generated, record.state) == (0, S.QUEUED)
@@ -213,8 +204,6 @@ async def test_an_older_process_is_fenced_off(world: World) -> None:
         await world.store.release_lease(old)
     with pytest.raises(StaleEpochError):
         await world.store.report_generated(old, [generated(num_generated=3)])
-    with pytest.raises(StaleEpochError):
-        await world.store.transition(old, RequestId("r"), S.PREFILL)
     record = await record_of(world.store)
     assert record is not None
     assert (record.num_generated, record.state) == (0, S.QUEUED)
@@ -238,8 +227,6 @@ async def test_a_newer_process_must_register_before_it_writes(world: World) -> N
         await world.store.renew_lease(new, ExecutorLoad())
     with pytest.raises(LeaseExpiredError):
         await world.store.report_generated(new, [])
-    with pytest.raises(LeaseExpiredError):
-        await world.store.transition(new, RequestId("r"), S.PREFILL)
 
 
 async def test_a_released_lease_is_gone_and_may_be_taken_again(world: World) -> None:
@@ -323,17 +310,6 @@ async def test_a_request_belongs_to_the_process_that_holds_the_lease_when_it_is_
     record = await record_of(world.store)
     assert record is not None
     assert record.executor_epoch == owner
-
-
-async def test_a_transition_adopts_a_request_too(world: World) -> None:
-    await world.store.register(GATEWAY, [make_registration()])
-    await world.store.register_executor(make_offer())
-
-    await world.store.transition(EXECUTOR, RequestId("r"), S.PREFILL)
-
-    record = await record_of(world.store)
-    assert record is not None
-    assert record.executor_epoch == EPOCH
 
 
 # Registration
@@ -610,34 +586,6 @@ async def test_a_report_may_skip_states_but_not_go_where_no_path_leads(
     assert record.num_generated == 6  # counts are applied either way
 
 
-@pytest.mark.parametrize("target", list(S))
-@pytest.mark.parametrize("state", list(S))
-async def test_a_transition_follows_one_edge_only(
-    world: World, state: RequestStatus, target: RequestStatus
-) -> None:
-    await register(world.store)
-    await bring_to(world.store, state)
-
-    if target is state or target in EDGES[state]:
-        assert await world.store.transition(EXECUTOR, RequestId("r"), target) is state
-        expected = target
-    else:
-        with pytest.raises(IllegalTransitionError):
-            await world.store.transition(EXECUTOR, RequestId("r"), target)
-        expected = state
-
-    record = await record_of(world.store)
-    assert record is not None
-    assert record.state is expected
-
-
-async def test_a_transition_of_an_unknown_request_is_refused(world: World) -> None:
-    await register(world.store)
-
-    with pytest.raises(UnknownRequestError):
-        await world.store.transition(EXECUTOR, RequestId("x"), S.PREFILL)
-
-
 async def test_what_is_delivered_after_the_end_still_counts(world: World) -> None:
     await register(world.store)
     await world.store.report_generated(EXECUTOR, [generated(num_generated=9, state=S.FINISHED)])
@@ -668,25 +616,6 @@ async def test_of_many_concurrent_reports_the_maximum_remains(world: World) -> N
     ]
 
 
-async def test_of_concurrent_transitions_from_one_state_only_legal_chains_happen(
-    world: World,
-) -> None:
-    await register(world.store)
-    targets = [S.FINISHED, S.FAILED, S.CANCELLED]
-
-    results = await asyncio.gather(
-        *(world.store.transition(EXECUTOR, RequestId("r"), target) for target in targets),
-        return_exceptions=True,
-    )
-
-    winners = [t for t, result in zip(targets, results, strict=True) if result is S.QUEUED]
-    assert len(winners) == 1
-    assert sum(isinstance(result, IllegalTransitionError) for result in results) == 2
-    record = await record_of(world.store)
-    assert record is not None
-    assert record.state is winners[0]
-
-
 # Lifetimes
 
 
@@ -708,11 +637,9 @@ async def test_a_record_is_forgotten_when_its_time_is_over(
     assert result == ReportResult(unknown=(key(),))
     await world.store.register_executor(make_offer())
     assert (await world.store.report_generated(EXECUTOR, [generated()])).unknown == (key(),)
-    with pytest.raises(UnknownRequestError):
-        await world.store.transition(EXECUTOR, RequestId("r"), S.FINISHED)
 
 
-@pytest.mark.parametrize("sender", ["executor", "gateway", "registration", "transition"])
+@pytest.mark.parametrize("sender", ["executor", "gateway", "registration"])
 async def test_every_report_keeps_a_request_alive(world: World, sender: str) -> None:
     await register(world.store)
     world.clock.now_s += 50.0
@@ -721,10 +648,8 @@ async def test_every_report_keeps_a_request_alive(world: World, sender: str) -> 
         await world.store.report_generated(EXECUTOR, [generated()])
     elif sender == "gateway":
         await world.store.report_delivered(GATEWAY, [delivered()])
-    elif sender == "registration":
-        await world.store.register(GATEWAY, [make_registration()])
     else:
-        await world.store.transition(EXECUTOR, RequestId("r"), S.QUEUED)
+        await world.store.register(GATEWAY, [make_registration()])
     world.clock.now_s += 59.0
 
     assert await record_of(world.store) is not None

@@ -108,12 +108,6 @@ operations = st.one_of(
         gateways,
         batches(delivered, lambda entry: entry.key),
     ),
-    st.builds(
-        lambda w, key, to: lambda store: store.transition(w, key.request_id, to),
-        executors,
-        keys,
-        states,
-    ),
 )
 steps = st.lists(
     st.tuples(st.sampled_from([0.0, 0.0, 0.25, 3.0, 5.0, 8.0]), operations), max_size=25

@@ -65,12 +65,15 @@ async def register(store: RedisTrackerStore, *request_ids: str) -> None:
     await store.register(GATEWAY, entries)
 
 
-async def generate(store: RedisTrackerStore, count: int, request_id: str = "r") -> None:
+async def generate(
+    store: RedisTrackerStore,
+    count: int,
+    request_id: str = "r",
+    *,
+    state: RequestStatus = RequestStatus.DECODING,
+) -> None:
     progress = GeneratedProgress(
-        request_id=RequestId(request_id),
-        generation=1,
-        num_generated=count,
-        state=RequestStatus.DECODING,
+        request_id=RequestId(request_id), generation=1, num_generated=count, state=state
     )
     result = await store.report_generated(EXECUTOR, [progress])
     assert not result.unknown
@@ -115,7 +118,7 @@ async def test_redis_drops_every_key_of_a_forgotten_executor_by_itself(
     server: RedisServer, store: RedisTrackerStore
 ) -> None:
     await register(store, "live", "ended")
-    await store.transition(EXECUTOR, RequestId("ended"), RequestStatus.FINISHED)
+    await generate(store, 3, "ended", state=RequestStatus.FINISHED)
     keys = keys_of(EX)
 
     with redis.Redis.from_url(server.url, decode_responses=True) as admin:
@@ -184,7 +187,6 @@ async def every_step(store: RedisTrackerStore) -> None:
     await store.renew_lease(EXECUTOR, ExecutorLoad())
     await generate(store, 3, "a")
     await store.report_delivered(GATEWAY, [DeliveredProgress(key=key("a"), generation=1)])
-    await store.transition(EXECUTOR, RequestId("b"), RequestStatus.PREFILL)
     assert len((await store.snapshot(EX)).requests) == 2
     assert len(await store.list_executors(model="")) == 1
     await store.release_lease(EXECUTOR)

@@ -17,7 +17,6 @@ _STATUS_BY_ERROR = MappingProxyType(
         errors.InvalidRequestError: 400,
         errors.UnauthenticatedError: 401,
         errors.NotFoundError: 404,
-        errors.PreconditionError: 400,
         errors.ConflictError: 409,
         errors.OverloadedError: 429,
         errors.UnavailableError: 503,

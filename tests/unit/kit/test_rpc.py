@@ -70,7 +70,6 @@ async def test_answers_pass_unchanged(channel, kind) -> None:
     [
         (errors.InvalidRequestError("bad"), grpc.StatusCode.INVALID_ARGUMENT),
         (errors.NotFoundError("bad"), grpc.StatusCode.NOT_FOUND),
-        (errors.PreconditionError("bad"), grpc.StatusCode.FAILED_PRECONDITION),
         (errors.ConflictError("bad"), grpc.StatusCode.ABORTED),
         (errors.OverloadedError("bad"), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (errors.UnavailableError("bad"), grpc.StatusCode.UNAVAILABLE),

@@ -84,11 +84,6 @@ def by_gateway(*entries: pb.Progress, **overrides: Any) -> pb.ReportRequest:
     return pb.ReportRequest(**fields | overrides)
 
 
-def moving(**overrides: Any) -> pb.TransitionRequest:
-    fields = {"executor_id": "ex0", "epoch": EPOCH, "request_id": "r"}
-    return pb.TransitionRequest(**fields | {"to": pb.REQUEST_STATE_PREFILL} | overrides)
-
-
 async def prepare(stub: "TrackerServiceAsyncStub") -> None:
     await stub.RegisterExecutor(offer())
     await stub.Register(registering(registration(service_level=LEVEL)))
@@ -192,14 +187,6 @@ async def test_entries_that_were_not_applied_are_named_by_kind(
     assert list(again.stale) == [key("new")]
 
 
-async def test_a_transition_tells_where_it_came_from(stub: "TrackerServiceAsyncStub") -> None:
-    await prepare(stub)
-
-    answer = await stub.Transition(moving())
-
-    assert getattr(answer, "from") == pb.REQUEST_STATE_QUEUED
-
-
 async def test_refusals_carry_status_and_reason(stub: "TrackerServiceAsyncStub") -> None:
     renewal = pb.RenewLeaseRequest(executor_id="ex0", epoch=EPOCH, load=pb.ExecutorLoad())
     code, reason, _ = await refusal(stub.RenewLease(renewal))
@@ -207,10 +194,6 @@ async def test_refusals_carry_status_and_reason(stub: "TrackerServiceAsyncStub")
     await prepare(stub)
     code, reason, _ = await refusal(stub.RegisterExecutor(offer(epoch=EPOCH - 1)))
     assert (code, reason) == (StatusCode.ABORTED, "STALE_EPOCH")
-    code, reason, _ = await refusal(stub.Transition(moving(request_id="x")))
-    assert (code, reason) == (StatusCode.NOT_FOUND, "UNKNOWN_REQUEST")
-    code, reason, _ = await refusal(stub.Transition(moving(to=pb.REQUEST_STATE_PAUSED)))
-    assert (code, reason) == (StatusCode.FAILED_PRECONDITION, "ILLEGAL_TRANSITION")
 
 
 @pytest.mark.parametrize(
@@ -286,9 +269,6 @@ async def test_refusals_carry_status_and_reason(stub: "TrackerServiceAsyncStub")
         ),
         ("Report", by_gateway(progress(state=pb.REQUEST_STATE_FAILED)), "progress[0].state"),
         ("Report", by_gateway(*[progress()] * 10_001), "progress"),
-        ("Transition", moving(to=pb.REQUEST_STATE_UNSPECIFIED), "to"),
-        ("Transition", moving(request_id=""), "request_id"),
-        ("Transition", moving(executor_id=""), "executor_id"),
         ("Snapshot", pb.SnapshotRequest(), "executor_id"),
     ],
 )
