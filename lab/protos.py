@@ -14,7 +14,6 @@ def make_request(**overrides: Any) -> pb.RequestState:
         "num_prompt_tokens": 100,
         "num_output_tokens": 5,
         "num_computed_tokens": 105,
-        "arrival_age_s": 2.0,
         "num_host_blocks": [6] * NUM_LAYERS,
     }
     return pb.RequestState(**(values | overrides))

@@ -44,8 +44,6 @@ def make_request(name: str, num_tokens: int = 1_600, **overrides: Any) -> Reques
         "num_output_tokens": num_output,
         "num_computed_tokens": num_tokens,
         "num_deposited_tokens": 0,
-        "arrival_age_s": 60.0,
-        "first_token_age_s": 30.0,
         "num_host_blocks": (num_tokens // BLOCK_SIZE,) * groups,
     }
     return RequestState(**(values | overrides))

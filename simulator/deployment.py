@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from services.placement.types import EngineShape, ModelShape
+from services.placement.types import EngineShape
 from simulator.costs import Roofline, StepLoad
 from simulator.engine import Machine
 from simulator.hardware import BYTES_PER_ELEMENT, Assumptions, Device, Model
@@ -61,15 +61,6 @@ class Deployment:
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_host_blocks=int(self.host_memory_bytes / per_position) * groups,
             max_model_len=self.max_model_len,
-            model=ModelShape(
-                num_parameters=model.num_parameters,
-                hidden_size=model.hidden_size,
-                num_kv_heads=model.num_key_value_heads,
-                head_size=model.head_dim,
-                tensor_parallel_size=self.num_devices,
-                vocab_size=model.vocab_size,
-                num_weight_bytes=model.num_parameters * BYTES_PER_ELEMENT,
-            ),
         )
 
     def _kv_bytes(self) -> float:

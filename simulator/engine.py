@@ -200,7 +200,6 @@ class Engine:
             num_context_tokens=load.num_context_tokens + sum(map(sum, load.prefixes)),
             num_prefill_tokens=load.num_prefill_tokens,
             num_prefill_pairs=load.num_prefill_pairs,
-            num_output_tokens=len(turns),
             same_batch=same_batch,
             undisturbed=self.h2d.num_queued_bytes == 0,
         )

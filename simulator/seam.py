@@ -48,10 +48,8 @@ class SimulatedSeam:
 
     def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot:
         scheduler, options = self._scheduler, self._options
-        scheduled = set(self._ledger.last_scheduled)
         reader = StateReader(self.shape, self._ledger.answer_lengths, self.now_s)
         completed_s = self._ledger.last_completion_s
-        idle = (r.kv for r in scheduler.running if r.request_id not in scheduled)
         return Snapshot(
             epoch=epoch,
             policy=options.policy,
@@ -59,8 +57,6 @@ class SimulatedSeam:
             engine=self.shape,
             requests=tuple(self._state(reader, request) for request in scheduler.live),
             num_free_blocks=max(0, scheduler.pool.num_free - scheduler.guard.num_spare),
-            num_free_host_blocks=scheduler.host.num_unpromised,
-            num_free_staging_blocks=sum(kv.num_buffers * kv.buffer_length for kv in idle),
             last_completion_age_s=None if completed_s is None else self.now_s - completed_s,
             h2d=links.h2d,
             d2h=links.d2h,

@@ -18,16 +18,13 @@ REFIT_PREFILLS = 8
 LEVEL_WEIGHT = 0.25  # of the newest step in a layer's level
 MEAN_WEIGHT = 0.1  # of the newest step in other means
 MIN_PREFILL_TOKENS = 16  # fewer say little about a prompt's time
-PEAK_DECAY = 0.9995  # per decode step, of the best throughput seen
 
 
 class OnlineProfile:
     """Sums of measured steps; a `Profile` of them on demand."""
 
-    def __init__(self, *, num_layers: int, num_parameters: int = 0) -> None:
-        """`num_parameters`: of the model, 0 where unknown."""
+    def __init__(self, *, num_layers: int) -> None:
         self._num_layers = num_layers
-        self._flops_per_token = 2.0 * num_parameters
         self._fit = NonNegativeFit()
         self._shape = (0.0, 0.0, 0.0)
         self._level = 1.0  # measured over fitted
@@ -38,9 +35,6 @@ class OnlineProfile:
         self._prefill_context = 0.0  # tokens that a prompt's token attends to, mean
         self._prompts = NonNegativeFit()
         self._num_prefills, self._pair_s = 0, 0.0
-        self._tps = 0.0
-        self._peak_tps = 0.0
-        self._least_prefill_s_per_token = float("inf")
         self._chunks = ChunkFit()
 
     @property
@@ -88,9 +82,6 @@ class OnlineProfile:
         layers_s = self._num_layers * sample.layer_s
         outside_s = max(0.0, sample.step_s - layers_s - sample.stall_s)
         self._outside_s += weight * (outside_s - self._outside_s)
-        tps = sample.num_output_tokens / sample.step_s
-        self._tps += weight * (tps - self._tps)
-        self._peak_tps = max(self._tps, self._peak_tps * PEAK_DECAY)
 
     def _refit(self, sample: StepSample) -> None:
         """Take the newest shape; the level goes on from where it was at this sample."""
@@ -120,9 +111,6 @@ class OnlineProfile:
         context = sample.num_prefill_pairs / sample.num_prefill_tokens
         self._prefill_context += weight * (context - self._prefill_context)
         self._add_pairs(sample, prompt_s)
-        if per_token_s > 0.0:
-            least_s = self._least_prefill_s_per_token
-            self._least_prefill_s_per_token = min(least_s, per_token_s)
 
     def _add_pairs(self, sample: StepSample, prompt_s: float) -> None:
         """Learn what a pair takes: a prompt's time over its tokens and over its pairs."""
@@ -161,6 +149,4 @@ class OnlineProfile:
             layer_s_per_context_token=per_context * self._level,
             prefill_s_per_token=self._prefill_s_per_token,
             mean_tpot_s=self._tpot_s,
-            capacity_tps=self._peak_tps,
-            peak_flops_per_s=self._flops_per_token / self._least_prefill_s_per_token,
         )

@@ -30,7 +30,7 @@ class RequestLedger:
             record = self.records[request_id]
             if record.run_since_s is None or record.preempted_s is not None:
                 record.run_since_s = now_s
-            record.last_scheduled_s, record.preempted_s = now_s, None
+            record.preempted_s = None
 
     def ended(self, now_s: float, *, num_output_tokens: int | None) -> None:
         """Take in that a request ends; `num_output_tokens`: None if it was aborted."""

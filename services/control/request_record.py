@@ -47,14 +47,12 @@ class RequestRecord(Generic[KVT]):
     arrival_s: float
     stage: Stage = Stage.WAITS
     first_token_s: float | None = None
-    last_scheduled_s: float | None = None
     run_since_s: float | None = None  # admitted, or back; None: it never ran
     preempted_s: float | None = None  # beginning of the running preemption
     num_parks: int = 0  # by a run policy
     # Pauses, as the controller has ordered them.
     paused_s: float | None = None  # beginning of the running pause
     resumed_s: float | None = None  # end of the last pause
-    num_pauses: int = 0  # with the running one
     pause_endable_noted: bool = False  # the running pause was reported to have lasted long enough
     reader_stopped: bool = False  # no plan lets it run
     # Whether it runs.
@@ -77,8 +75,7 @@ class RequestRecord(Generic[KVT]):
     def pause_began(self, now_s: float) -> None:
         """Record the beginning of a pause; during one this changes nothing."""
         if self.paused_s is None:
-            self.paused_s, self.num_pauses = now_s, self.num_pauses + 1
-            self.pause_endable_noted = False
+            self.paused_s, self.pause_endable_noted = now_s, False
 
     def pause_ended(self, now_s: float) -> None:
         """Record the end of a pause; without one this changes nothing."""

@@ -77,7 +77,6 @@ class StateReader:
         )
         low, high = predicted if predicted is not None else (None, None)
         paused_s = record.paused_s if record.paused_s is not None else now_s
-        preempted_s = record.preempted_s if record.preempted_s is not None else now_s
         return RequestState(
             request_id=RequestId(request.request_id),
             phase=phase,
@@ -85,16 +84,11 @@ class StateReader:
             num_output_tokens=num_output,
             num_computed_tokens=min(request.num_computed_tokens, request.num_tokens),
             num_deposited_tokens=min(record.buffer.num_deposited(now_s), num_output),
-            arrival_age_s=max(0.0, now_s - record.arrival_s),
-            first_token_age_s=_age(record.first_token_s, now_s),
             last_release_age_s=_age(record.buffer.last_release_s(now_s), now_s),
             paused_age_s=now_s - paused_s if phase is RequestPhase.PAUSED else None,
             resumed_age_s=_age(record.resumed_s, now_s),
-            num_pauses=record.num_pauses,
-            slo_ttft_s=level.slo_ttft_s,
             slo_tpot_s=level.slo_tpot_s,
             slo_tbt_s=level.slo_tbt_s,
-            consumption_rate_tps=level.consumption_rate_tps,
             priority=request.priority,
             predicted_min_output_tokens=low,
             predicted_max_output_tokens=high,
@@ -105,10 +99,6 @@ class StateReader:
             num_blocks=kv.num_blocks,
             num_host_blocks=kv.num_host_blocks,
             on_hold=record.reader_stopped,
-            num_preemptions=request.num_preemptions,
-            preempted_age_s=now_s - preempted_s if phase is RequestPhase.PREEMPTED else None,
-            last_scheduled_age_s=_age(record.last_scheduled_s, now_s),
-            delivered_age_sum_s=record.buffer.delivered_age_sum_s(now_s),
         )
 
 

@@ -21,7 +21,6 @@ class ScheduledStep:
     num_context_tokens: int
     num_prefill_tokens: int
     num_prefill_pairs: int  # of a prompt's token and a token that it attends to
-    num_output_tokens: int
     same_batch: bool  # as the step before: requests and placements
     undisturbed: bool  # no copy but those that layers wait for
 

@@ -54,9 +54,7 @@ class StepMeter:
         self, engine: EngineSeam, counts: ControllerCounts, *, mismatch_frac: float
     ) -> None:
         self._engine, self._counts = engine, counts
-        self.profile = OnlineProfile(
-            num_layers=engine.shape.num_layers, num_parameters=engine.shape.model.num_parameters
-        )
+        self.profile = OnlineProfile(num_layers=engine.shape.num_layers)
         self._h2d, self._d2h = LinkRate(), LinkRate()
         self._mismatch = MismatchDetector(mismatch_frac)
         self._reference: tuple[Profile, Links] | None = None  # that predictions are made with
@@ -196,6 +194,5 @@ class StepMeter:
                 num_context_tokens=step.num_context_tokens,
                 num_prefill_tokens=step.num_prefill_tokens,
                 num_prefill_pairs=step.num_prefill_pairs,
-                num_output_tokens=step.num_output_tokens,
             )
         )

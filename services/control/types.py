@@ -38,7 +38,6 @@ class StepSample:
     num_context_tokens: int  # KV tokens read, over all requests
     num_prefill_tokens: int  # of `num_tokens`; 0: a decode step
     num_prefill_pairs: int  # of a prompt's token and a token that it attends to
-    num_output_tokens: int  # requests that got a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

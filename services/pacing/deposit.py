@@ -59,7 +59,6 @@ class ReaderModel:
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._due_s: list[float] = []  # of every token, ascending
-        self._due_sums_s = [0.0]  # of the first k tokens
         self._num_reported = 0
         self._num_due_at_report = 0  # tokens due by the time of the newest report
         self._report_s: float | None = None  # when the count last grew
@@ -73,7 +72,6 @@ class ReaderModel:
         """Record one token generated at `now_s`, not before earlier calls."""
         due_s = self._due_s
         due_s.append(next_due_s(due_s[-1] if due_s else None, now_s, self._interval_s))
-        self._due_sums_s.append(self._due_sums_s[-1] + due_s[-1])
 
     def delivered(self, num_delivered: int, now_s: float) -> None:
         """Take over a delivered count that was true at `now_s`."""
@@ -98,8 +96,3 @@ class ReaderModel:
         if self._report_s is not None:
             return self._report_s
         return self._due_s[num_due - 1] if num_due else None
-
-    def delivered_age_sum_s(self, now_s: float) -> float:
-        """Return the ages of delivered tokens, summed, >= 0: each counts from when it was due."""
-        num_delivered = len(self._due_s) - self.num_deposited(now_s)
-        return max(0.0, num_delivered * now_s - self._due_sums_s[num_delivered])

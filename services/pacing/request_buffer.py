@@ -97,7 +97,3 @@ class RequestBuffer:
     def last_release_s(self, now_s: float) -> float | None:
         """Return when the newest token reached the reader; None before the first."""
         return self._reader.last_release_s(now_s)
-
-    def delivered_age_sum_s(self, now_s: float) -> float:
-        """Return the ages of delivered tokens, summed: the area under the delivery curve."""
-        return self._reader.delivered_age_sum_s(now_s)

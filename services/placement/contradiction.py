@@ -40,8 +40,6 @@ def _engine_contradictions(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     held = sum(sum(request.num_blocks) for request in snapshot.requests)
     if snapshot.num_free_blocks + held > engine.num_blocks:
         yield "num_free_blocks", "exceeds engine.num_blocks less the blocks that requests hold"
-    if snapshot.num_free_host_blocks > engine.num_host_blocks:
-        yield "num_free_host_blocks", "exceeds engine.num_host_blocks"
     if parameters.max_window < parameters.min_window:
         yield "parameters.max_window", "is below min_window"
     if parameters.max_pause_s < parameters.min_pause_s:
@@ -55,14 +53,8 @@ def _request_contradictions(
         yield "num_computed_tokens", "exceeds prompt + output tokens"
     if request.num_deposited_tokens > request.num_output_tokens:
         yield "num_deposited_tokens", "exceeds num_output_tokens"
-    if request.first_token_age_s is not None and request.first_token_age_s > request.arrival_age_s:
-        yield "first_token_age_s", "is before arrival"
     if (request.paused_age_s is not None) != (request.phase is RequestPhase.PAUSED):
         yield "paused_age_s", "is set if and only if the phase is PAUSED"
-    if (request.preempted_age_s is not None) != (request.phase is RequestPhase.PREEMPTED):
-        yield "preempted_age_s", "is set if and only if the phase is PREEMPTED"
-    if request.num_uncached_tokens > request.num_computed_tokens:
-        yield "num_uncached_tokens", "exceeds num_computed_tokens"
     low, high = request.predicted_min_output_tokens, request.predicted_max_output_tokens
     if (low is None) != (high is None):
         yield "predicted_max_output_tokens", "is set if and only if the minimum is"

@@ -22,7 +22,6 @@ class Within:
     low: float = 0.0
     high: float = math.inf
     above_low: bool = False  # `low` itself is excluded
-    or_default: bool = False  # 0 stands for the field's default
 
     def holds(self, value: float) -> bool:
         if self.above_low and value == self.low:
@@ -43,14 +42,11 @@ class AtMost:
 Count: TypeAlias = Annotated[int, Within(0, MAX_INT32)]
 PositiveInt: TypeAlias = Annotated[int, Within(1, MAX_INT32)]
 LongInt: TypeAlias = Annotated[int, Within(0, 2**63 - 1)]
-Throughput: TypeAlias = Annotated[float, Within(0.0, 1e21)]  # tokens or operations per second
-PositiveFloat: TypeAlias = Annotated[float, Within(above_low=True)]
 Duration: TypeAlias = Annotated[float, Within()]  # seconds
 Seconds: TypeAlias = Annotated[float, Within(0.0, MAX_SECONDS)]
 PositiveSeconds: TypeAlias = Annotated[float, Within(1e-9, MAX_SECONDS)]
 Rate: TypeAlias = Annotated[float, Within(1.0, 1e15)]  # per second
 Epoch: TypeAlias = Annotated[int, Within(1, 2**63 - 1)]
-Ranks: TypeAlias = Annotated[int, Within(1, MAX_INT32, or_default=True)]
 Layers: TypeAlias = Annotated[int, Within(1, MAX_LAYERS)]
 Buffers: TypeAlias = Annotated[int, Within(0, MAX_LAYERS)]
 Blocks: TypeAlias = Annotated[int, Within(0, MAX_BLOCKS)]

@@ -25,13 +25,10 @@ from services.placement.ranges import (
     LongInt,
     PerStep,
     PositiveBlocks,
-    PositiveFloat,
     PositiveInt,
     PositiveSeconds,
-    Ranks,
     Rate,
     Seconds,
-    Throughput,
     Window,
 )
 
@@ -74,20 +71,6 @@ class VictimRule(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """Size of the model, for cost formulas; 0 where unknown."""
-
-    num_parameters: LongInt = 0
-    hidden_size: Count = 0
-    num_kv_heads: Count = 0
-    head_size: Count = 0
-    tensor_parallel_size: Ranks = 1
-    pipeline_parallel_size: Ranks = 1
-    vocab_size: Count = 0
-    num_weight_bytes: LongInt = 0  # over all ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
     """What does not change while an engine runs."""
 
@@ -101,7 +84,6 @@ class EngineShape:
     num_host_blocks: Blocks = 0  # blocks of the host pool
     max_model_len: Count = 0  # tokens of the longest request; 0: unknown
     max_prefill_chunk_tokens: Count = 0  # of one request in one step; 0: max_num_batched_tokens
-    model: ModelShape = field(default_factory=ModelShape)
 
     @property
     def num_groups(self) -> int:
@@ -123,16 +105,11 @@ class RequestState:
     num_output_tokens: Count  # generated
     num_computed_tokens: Count  # whose KV exists, [0, prompt + output]
     num_deposited_tokens: Count  # generated and not yet delivered, [0, num_output_tokens]
-    arrival_age_s: Duration
-    first_token_age_s: Duration | None = None  # [0, arrival_age_s]; None before the first token
     last_release_age_s: Seconds | None = None  # of the newest delivered token; None: none yet
     paused_age_s: Duration | None = None  # of the running pause; set iff phase is PAUSED
     resumed_age_s: Duration | None = None  # of the end of its last pause; None if never paused
-    num_pauses: Count = 0  # with the running one
-    slo_ttft_s: PositiveFloat | None = None
     slo_tpot_s: PositiveSeconds | None = None
     slo_tbt_s: PositiveSeconds | None = None
-    consumption_rate_tps: PositiveFloat | None = None  # tokens per second the reader reads
     priority: int = 0  # lower is served first, as in vLLM
     predicted_min_output_tokens: Count | None = None  # of the whole answer; None: not predicted
     predicted_max_output_tokens: Count | None = None  # >= the minimum
@@ -141,11 +118,6 @@ class RequestState:
     num_blocks: EachGroup = ()  # pool blocks held per layer group; (): none
     num_host_blocks: EachGroup = ()  # mirrored full blocks per layer group; (): none
     on_hold: bool = False  # its reader has stopped: not scheduled, whatever a plan says
-    num_preemptions: Count = 0  # with the running one
-    preempted_age_s: Duration | None = None  # of the running preemption; set iff phase is PREEMPTED
-    last_scheduled_age_s: Duration | None = None  # of the newest step it was part of; None: never
-    num_uncached_tokens: Count = 0  # recomputed in each step, at its start, <= num_computed_tokens
-    delivered_age_sum_s: Duration = 0.0  # over delivered tokens: area under its delivery curve
 
     @property
     def num_tokens(self) -> int:
@@ -188,8 +160,6 @@ class Profile:
     layer_s_per_context_token: Seconds = 0.0  # per KV token read and layer
     prefill_s_per_token: Seconds = 0.0  # whole model
     mean_tpot_s: Seconds = 0.0  # over recent decode steps, >= 0; 0: none yet
-    capacity_tps: Throughput = 0.0  # tokens per second the engine can generate (Gamma); 0: unknown
-    peak_flops_per_s: Throughput = 0.0  # of all ranks; 0: unknown
 
     def layer_s(self, num_tokens: int, num_context_tokens: int) -> float:
         """Return the compute time of one layer for a step of `num_tokens` new tokens."""
@@ -232,8 +202,6 @@ class Snapshot:
     # Those that hold KV or wait for it, in scheduling order.
     requests: Annotated[tuple[RequestState, ...], AtMost(MAX_REQUESTS)]
     num_free_blocks: Blocks  # that nobody owns, [0, engine.num_blocks]
-    num_free_host_blocks: Blocks = 0  # [0, engine.num_host_blocks]
-    num_free_staging_blocks: Blocks = 0  # of those reserved for prefetch
     last_completion_age_s: Seconds | None = None  # of the newest request to leave; None: none yet
     h2d: Link | None = None  # host to GPU; None: not measured
     d2h: Link | None = None  # GPU to host; None: not measured

@@ -209,12 +209,9 @@ def _reader_of_scalar(field: Field[Any], rules: Sequence[Any]) -> Reader:
     (rule,) = rules
     if isinstance(rule, AtMost):
         return _reader_of_text(name, rule.length)
-    default = _default(field) if rule.or_default else None
 
     def read_number(message: Message, path: str) -> Any:
         value = getattr(message, name)
-        if default is not None and value == 0:
-            return default()
         if not rule.holds(value):
             fail(f"{path}.{name}", f"{value} is not in {rule}")
         return value

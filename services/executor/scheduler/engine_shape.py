@@ -1,8 +1,8 @@
 """The engine's fixed sizes, in the planner's terms, from vLLM's configuration."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from services.placement.types import EngineShape, ModelShape
+from services.placement.types import EngineShape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,40 +33,4 @@ def engine_shape(
         max_model_len=model.max_model_len,
         max_prefill_chunk_tokens=scheduler.long_prefill_token_threshold
         or scheduler.max_num_batched_tokens,
-        model=_model_shape(config),
     )
-
-
-def _model_shape(config: "VllmConfig") -> ModelShape:
-    model, parallel = config.model_config, config.parallel_config
-    text: Any = model.hf_text_config
-    num_parameters = dense_parameters(text)
-    return ModelShape(
-        num_parameters=num_parameters,
-        hidden_size=model.get_hidden_size(),
-        num_kv_heads=model.get_total_num_kv_heads(),
-        head_size=model.get_head_size(),
-        tensor_parallel_size=parallel.tensor_parallel_size,
-        pipeline_parallel_size=parallel.pipeline_parallel_size,
-        vocab_size=model.get_vocab_size(),
-        num_weight_bytes=num_parameters * model.dtype.itemsize if not model.quantization else 0,
-    )
-
-
-def dense_parameters(text: Any) -> int:
-    """Return the weights of a dense decoder with gated MLPs, norms left out.
-
-    `text`: a Hugging Face text configuration. 0 for shapes that this formula does not know.
-    """
-    hidden = getattr(text, "hidden_size", 0)
-    inner = getattr(text, "intermediate_size", None)
-    heads = getattr(text, "num_attention_heads", 0)
-    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
-    if not (isinstance(inner, int) and hidden and heads) or experts:
-        return 0
-    head_size = getattr(text, "head_dim", None) or hidden // heads
-    num_kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    attention = hidden * head_size * (2 * heads + 2 * num_kv_heads)
-    embeddings = (1 if getattr(text, "tie_word_embeddings", False) else 2) * text.vocab_size
-    layers: int = text.num_hidden_layers * (attention + 3 * hidden * inner)
-    return layers + int(embeddings * hidden)

@@ -60,18 +60,15 @@ class SchedulerSeam:
             yield request, self._records[request.request_id], False
 
     def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot:
-        now_s, scheduled = time.monotonic(), set(self._ledger.last_scheduled)
+        now_s = time.monotonic()
         reader = StateReader(self._shape, self._ledger.answer_lengths, now_s)
         states: list[RequestState] = []
-        num_idle_staging = 0
         for request, record, runs in islice(self._requests(), MAX_REQUESTS):
             # One that is being brought back holds blocks and has no tokens yet.
             kv = record.kv if runs else None
             view = NOTHING if kv is None else view_of(kv)
             phase = phase_of(request, runs=runs, held=record.is_held)
             states.append(reader.state(request, record, view, phase))
-            if kv is not None and request.request_id not in scheduled:
-                num_idle_staging += sum(len(buffer) for buffer in kv.staging)
         completed_s = self._ledger.last_completion_s
         return Snapshot(
             epoch=epoch,
@@ -81,8 +78,6 @@ class SchedulerSeam:
             requests=tuple(states),
             # What the guard keeps free before a layer comes back is not the planner's to give away.
             num_free_blocks=max(0, self._owner.pool.get_num_free_blocks() - self._num_spare),
-            num_free_host_blocks=self._owner.host.num_free,
-            num_free_staging_blocks=num_idle_staging,
             last_completion_age_s=None if completed_s is None else now_s - completed_s,
             h2d=links.h2d,
             d2h=links.d2h,

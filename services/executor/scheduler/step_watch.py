@@ -41,7 +41,6 @@ class StepWatch:
             num_context_tokens=num_computed + output.total_num_scheduled_tokens,
             num_prefill_tokens=sum(prefilling.values()),
             num_prefill_pairs=_num_pairs(output, prefilling) if prefilling else 0,
-            num_output_tokens=len(output.num_scheduled_tokens),
             same_batch=same_batch,
             undisturbed=not self._restores,
         )

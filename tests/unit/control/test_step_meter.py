@@ -20,7 +20,6 @@ def step(meter: StepMeter, *, step_s: float, num_prefill_tokens: int = 0) -> Non
             num_context_tokens=1_000,
             num_prefill_tokens=num_prefill_tokens,
             num_prefill_pairs=0,
-            num_output_tokens=1,
             same_batch=True,
             undisturbed=True,
         )

@@ -37,8 +37,6 @@ def make_request(**overrides: Any) -> RequestState:
         "num_output_tokens": 5,
         "num_computed_tokens": 37,
         "num_deposited_tokens": 5,
-        "arrival_age_s": 2.0,
-        "first_token_age_s": 2.0,
         "offloaded_layers": (0, 3),
         "num_prefetch_buffers": 2,
         "num_blocks": (3, 3, 3, 3),
@@ -78,11 +76,7 @@ def test_one_group_of_all_layers_is_sound() -> None:
     ("overrides", "field"),
     [
         ({"num_computed_tokens": 38}, "num_computed_tokens"),
-        ({"preempted_age_s": 1.0}, "preempted_age_s"),
-        ({"phase": RequestPhase.PREEMPTED}, "preempted_age_s"),
-        ({"num_uncached_tokens": 38}, "num_uncached_tokens"),
         ({"num_deposited_tokens": 6}, "num_deposited_tokens"),
-        ({"first_token_age_s": 2.5}, "first_token_age_s"),
         ({"offloaded_layers": (1, 1)}, "offloaded_layers"),
         ({"offloaded_layers": (2, 1)}, "offloaded_layers"),
         ({"offloaded_layers": (0, 4)}, "offloaded_layers"),
@@ -115,7 +109,6 @@ def test_one_step_beyond_a_limit_names_the_requests_field(overrides, field) -> N
     [
         ({"engine": make_engine(layers_per_group=5)}, "engine.layers_per_group"),
         ({"num_free_blocks": 89}, "num_free_blocks"),
-        ({"num_free_host_blocks": 1}, "num_free_host_blocks"),
         ({"engine": make_engine(layers_per_group=2)}, "requests[0].offloaded_layers"),
         ({"parameters": PolicyParameters(min_window=3, max_window=2)}, "parameters.max_window"),
         (

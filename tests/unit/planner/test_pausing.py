@@ -182,7 +182,6 @@ def test_after_max_pause_another_is_the_victim(age_s, expected) -> None:
         phase=RequestPhase.PAUSED,
         paused_age_s=age_s,
         slo_tbt_s=0.5,
-        num_pauses=1,
     )
     requests = (long, snapshot.requests[1])
 

@@ -160,7 +160,7 @@ def test_beyond_the_exact_size_the_fewest_of_the_largest_are_paused() -> None:
 
 def infeasible(num_requests: int) -> Snapshot:
     """Return a batch with room enough in which no set of victims keeps the SLO of the others."""
-    resumed = [{"resumed_age_s": 0.0, "num_pauses": 1}] * 2  # these two may not be paused again
+    resumed = [{"resumed_age_s": 0.0}] * 2  # these two may not be paused again
     each = [*resumed, *[{}] * (num_requests - len(resumed))]
     # One alone takes 10.22 ms, two take 10.45.
     requests = [

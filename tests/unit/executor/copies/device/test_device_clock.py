@@ -126,7 +126,6 @@ class Loop:
                 num_context_tokens=NUM_BLOCKS * BLOCK_SIZE,
                 num_prefill_tokens=0,
                 num_prefill_pairs=0,
-                num_output_tokens=1,
                 same_batch=same_batch,
                 undisturbed=True,
             )
