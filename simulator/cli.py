@@ -12,12 +12,13 @@ import typer
 from rich.console import Console
 
 from services.placement.presets import PRESETS
-from simulator.cache import CellCache
+from simulator.comparison.cache import CellCache
+from simulator.comparison.grid import Arrivals, Cell, CellResult, Workload
+from simulator.comparison.sizing import Readers, Trial, largest_held
+from simulator.comparison.sweep import progress_bar, sweep
 from simulator.compose import check, run_policy
 from simulator.deployment import Deployment
-from simulator.figures import DEFINITIONS
-from simulator.grid import Arrivals, Cell, CellResult, Workload
-from simulator.hardware import (
+from simulator.device.hardware import (
     assumptions,
     data_file,
     device,
@@ -26,14 +27,13 @@ from simulator.hardware import (
     model,
     model_names,
 )
+from simulator.engine.planning import PlanningOptions
+from simulator.engine.records import RunRecord
 from simulator.measured import MeasuredDeployment, read_decision_log
-from simulator.planning import PlanningOptions
-from simulator.records import RunRecord
+from simulator.report.figures import DEFINITIONS
 from simulator.report.page import definitions, page, sweep_sections
 from simulator.report.plots import Run
-from simulator.sizing import Readers, Trial, largest_held
-from simulator.sweep import progress_bar, sweep
-from simulator.tables import print_rows
+from simulator.report.tables import print_rows
 from simulator.traces import mean_rate_per_s, read_trace
 from simulator.workload import ArrivingRequest, published_lengths
 

@@ -16,11 +16,11 @@ from services.planner.solver.budget import NodeBudget
 from services.planner.solver.solver import warm_solver
 from simulator import hcache
 from simulator.deployment import Deployment
-from simulator.engine import Brain, Engine, Machine
+from simulator.engine.engine import Brain, Engine, Machine
+from simulator.engine.planning import PlanningOptions, Policy
+from simulator.engine.records import RunRecord
+from simulator.engine.simulation import simulate
 from simulator.measured import MeasuredDeployment
-from simulator.planning import PlanningOptions, Policy
-from simulator.records import RunRecord
-from simulator.simulation import simulate
 from simulator.workload import ArrivingRequest
 
 PLAN_NODES = 500  # of one search: some milliseconds

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 from services.placement.types import EngineShape
-from simulator.costs import Roofline, StepLoad
-from simulator.engine import Machine
-from simulator.hardware import BYTES_PER_ELEMENT, Assumptions, Device, Model
-from simulator.step import CopyCosts
+from simulator.device.costs import Roofline, StepLoad
+from simulator.device.hardware import BYTES_PER_ELEMENT, Assumptions, Device, Model
+from simulator.device.step import CopyCosts
+from simulator.engine.engine import Machine
 
 CHUNK_BYTES = 4 << 20  # of one copy of one GPU
 

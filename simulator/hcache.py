@@ -7,8 +7,8 @@ queries n is 0, and what remains is `vllm-swap`.
 """
 
 from simulator.deployment import Deployment
-from simulator.hardware import BYTES_PER_ELEMENT
-from simulator.moves import WayBack
+from simulator.device.hardware import BYTES_PER_ELEMENT
+from simulator.memory.moves import WayBack
 
 PRESET = "hcache"
 

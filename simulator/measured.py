@@ -11,8 +11,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from services.placement.types import EngineShape, Link, Profile
-from simulator.costs import StepLoad
-from simulator.engine import Machine
+from simulator.device.costs import StepLoad
+from simulator.engine.engine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

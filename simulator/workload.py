@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from services.placement.types import RequestId
-from simulator.hardware import data_file
+from simulator.device.hardware import data_file
 
 HASHED_TOKENS = 512  # that one of Mooncake's hashes stands for, and all before them
 DEFAULT_SIGMA = 1.0  # of a lognormal length of which only the mean is published

@@ -20,7 +20,7 @@ from bench.e2e.records import RunRecord
 from bench.e2e.systems import Device
 from bench.fidelity.machine import Calibration
 from bench.fidelity.replayed import complete, replayed
-from simulator.step import CopyCosts
+from simulator.device.step import CopyCosts
 
 QUANTILES = tuple(k / 20 for k in range(1, 17))  # 5 % to 80 %
 FIRST_S = 0.15e-3  # of the submission of one request's layer group: the search begins here

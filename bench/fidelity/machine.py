@@ -21,9 +21,9 @@ from bench.e2e.systems import (
 )
 from bench.fidelity.steps import DecodeStep, decode_steps, mixed_steps
 from services.placement.types import EngineShape
-from simulator.costs import LinearCosts, StepLoad
-from simulator.engine import Machine
-from simulator.step import NO_COSTS, CopyCosts
+from simulator.device.costs import LinearCosts, StepLoad
+from simulator.device.step import NO_COSTS, CopyCosts
+from simulator.engine.engine import Machine
 
 CHUNK_BYTES = 4 << 20  # of one copy
 NUM_NULL_BLOCKS = 1  # of the pool, which vLLM gives to nobody

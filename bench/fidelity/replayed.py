@@ -11,10 +11,10 @@ from bench.fidelity.machine import Calibration, machine_of, shape_of
 from services.pacing.types import ServiceLevel
 from services.placement.types import PolicyParameters, RequestId
 from simulator.compose import make_engine
-from simulator.planning import PlanningOptions
-from simulator.records import RunRecord as SimulatedRecord
-from simulator.residency import ResidencySample
-from simulator.simulation import simulate
+from simulator.engine.planning import PlanningOptions
+from simulator.engine.records import RunRecord as SimulatedRecord
+from simulator.engine.residency import ResidencySample
+from simulator.engine.simulation import simulate
 from simulator.workload import ArrivingRequest
 
 RESIDENT_SYSTEM = "vllm"

@@ -26,11 +26,11 @@ from bench.papers import (
 )
 from bench.papers.cells import Figures, Found
 from bench.papers.sections import Stated, section, speed
-from simulator.cache import CellCache, cell_key, code_version
-from simulator.figures import DEFINITIONS
-from simulator.grid import CellResult
+from simulator.comparison.cache import CellCache, cell_key, code_version
+from simulator.comparison.grid import CellResult
+from simulator.comparison.sweep import progress_bar, sweep
+from simulator.report.figures import DEFINITIONS
 from simulator.report.page import Section, definitions, page, table
-from simulator.sweep import progress_bar, sweep
 
 # Each module has INTRO, QUICK and FULL, `figures` and `shows`.
 PAPERS: Mapping[str, ModuleType] = {

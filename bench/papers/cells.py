@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from simulator.grid import Cell, CellResult
+from simulator.comparison.grid import Cell, CellResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

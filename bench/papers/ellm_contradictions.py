@@ -18,8 +18,8 @@ from bench.papers.ellm_equations import (
     slsqp,
 )
 from bench.papers.sections import Stated
-from simulator.hardware import Model, model
-from simulator.link_ratio import link_ratio
+from simulator.comparison.link_ratio import link_ratio
+from simulator.device.hardware import Model, model
 from simulator.workload import ArrivingRequest, RequestId
 
 Row = tuple[str, str, str]  # as printed; what follows from it; the consistent form

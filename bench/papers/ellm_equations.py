@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 
 from services.placement.run.ellm import Batch, best_batch
 from simulator.deployment import Deployment
-from simulator.hardware import BYTES_PER_ELEMENT, assumptions, device, model
+from simulator.device.hardware import BYTES_PER_ELEMENT, assumptions, device, model
 
 MAX_REQUESTS = 512  # B of Eq. 1
 STARTS = tuple((float(b), r) for b in (1, 20, 100) for r in (0.0, 0.3, 0.6))  # of SLSQP

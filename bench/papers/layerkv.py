@@ -11,9 +11,9 @@ from dataclasses import replace
 from bench.papers.cells import Found, Point, Size, with_seeds
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
 from services.placement.types import PolicyParameters
+from simulator.comparison.grid import Cell, Workload
 from simulator.deployment import Deployment
-from simulator.grid import Cell, Workload
-from simulator.hardware import assumptions, device, model
+from simulator.device.hardware import assumptions, device, model
 from simulator.workload import constant_length, published_lengths
 
 INTRO = (

@@ -19,9 +19,9 @@ from bench.papers.cells import Found, Point, Size, with_seeds
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
 from services.placement.presets import RunPolicy
 from services.placement.types import PolicyParameters, VictimRule
+from simulator.comparison.grid import Arrivals, Cell, Workload
 from simulator.deployment import Deployment
-from simulator.grid import Arrivals, Cell, Workload
-from simulator.hardware import assumptions, device, link_rates, model
+from simulator.device.hardware import assumptions, device, link_rates, model
 from simulator.traces import read_orbitflow
 from simulator.workload import Lengths, published_lengths
 

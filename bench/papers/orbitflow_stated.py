@@ -14,9 +14,9 @@ from services.placement.types import BufferMode
 from services.planner.solver.budget import NodeBudget
 from services.planner.solver.instance import Instance
 from services.planner.solver.solver import Solver, warm_solver
-from simulator.costs import StepLoad
 from simulator.deployment import Deployment
-from simulator.hardware import assumptions, device, link_rates, model
+from simulator.device.costs import StepLoad
+from simulator.device.hardware import assumptions, device, link_rates, model
 from simulator.workload import published_lengths
 
 CONTEXTS = (1_024, 4_096, 16_384, 32_768, 131_072, 1_048_576)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from bench.papers.cells import Point
-from simulator.grid import CellResult
+from simulator.comparison.grid import CellResult
 from simulator.report.charts import Chart, Line
 from simulator.report.page import Section, charts, table
 

@@ -12,13 +12,13 @@ from statistics import fmean
 from bench.document import Benchmark, Row, document, markdown, save
 from bench.who_runs.regimes import Case, all_regimes
 from services.placement.types import PolicyParameters
+from simulator.comparison.link_ratio import link_ratio
 from simulator.compose import make_engine
-from simulator.engine import Engine
-from simulator.figures import figures
-from simulator.link_ratio import link_ratio
-from simulator.planning import PlanningOptions
-from simulator.records import RunRecord
-from simulator.simulation import simulate
+from simulator.engine.engine import Engine
+from simulator.engine.planning import PlanningOptions
+from simulator.engine.records import RunRecord
+from simulator.engine.simulation import simulate
+from simulator.report.figures import figures
 
 POLICIES = ("vllm", "evenflow")
 DEFINITIONS = {
@@ -27,7 +27,7 @@ DEFINITIONS = {
     "in time": "tokens after the first that are there 5 ms after they are due at the latest, "
     "behind Token-Deposit",
     "TPOT": "requests whose mean time per token is met, behind Token-Deposit",
-    "effective, QoS, rebuffering": "as `simulator/streaming.py` defines them, after TokenFlow",
+    "effective, QoS, rebuffering": "as `simulator/report/streaming.py` defines them",
     "TTFT": "from the arrival to the first token, in seconds; of requests that were served",
     "refused": "requests larger than the engine can ever hold, per run",
 }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.placement.types import EngineShape
-from simulator.engine import Machine
+from simulator.engine.engine import Machine
 from simulator.workload import ArrivingRequest
 
 

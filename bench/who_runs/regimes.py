@@ -20,10 +20,10 @@ from bench.who_runs.cases import Case, Regime
 from bench.who_runs.demo_readers import demo
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
+from simulator.comparison.grid import Cell
 from simulator.deployment import Deployment
-from simulator.grid import Cell
-from simulator.hardware import assumptions, device, link_rates, model
-from simulator.step import CopyCosts
+from simulator.device.hardware import assumptions, device, link_rates, model
+from simulator.device.step import CopyCosts
 from simulator.workload import (
     ArrivingRequest,
     Lengths,

@@ -18,9 +18,9 @@ from bench.who_runs.regimes import all_regimes
 from services.placement.run import ellm, evenflow
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
 from simulator.compose import make_engine
-from simulator.figures import figures
-from simulator.planning import PlanningOptions
-from simulator.simulation import simulate
+from simulator.engine.planning import PlanningOptions
+from simulator.engine.simulation import simulate
+from simulator.report.figures import figures
 
 FIGURES = ("tokens_per_s", "ttft_s", "tbt_deposit")
 

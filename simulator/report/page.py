@@ -20,7 +20,7 @@ from simulator.report.plots import (
     residency_chart,
     timeline_chart,
 )
-from simulator.tables import COLUMNS, MORE_COLUMNS
+from simulator.report.tables import COLUMNS, MORE_COLUMNS
 
 STYLE = """
 body { font: 14px/1.45 sans-serif; margin: 2em auto; padding: 0 1em; color: #222 }

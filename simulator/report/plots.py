@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.report.charts import Band, Chart, Line
-from simulator.views import NUM_QUANTILES
+from simulator.report.views import NUM_QUANTILES
 
 GOODPUT_SHARE = 0.9  # of tokens in time, behind Token-Deposit
 

@@ -15,7 +15,7 @@ from bench.papers.ellm_equations import (
     slsqp,
 )
 from bench.papers.ellm_equations import settings as table_1
-from simulator.costs import Roofline, StepLoad
+from simulator.device.costs import Roofline, StepLoad
 from tests.fuzz import examples
 
 SETTINGS = table_1()

@@ -13,7 +13,7 @@ from bench.fidelity.copying import with_copies
 from bench.fidelity.machine import Calibration, calibrated
 from bench.fidelity.replayed import options_of, replayed
 from bench.fidelity.steps import decode_steps
-from simulator.step import CopyCosts
+from simulator.device.step import CopyCosts
 
 
 def make_request(name: str, *generated_s: float, at: float = 0.0, **overrides) -> RequestRecord:

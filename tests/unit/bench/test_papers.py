@@ -10,7 +10,7 @@ from bench.papers.cells import Size
 from bench.papers.orbitflow import LENGTHS, LOADS, deployment, figures, recorded, shows
 from bench.papers.sections import Counting, Shows, section, speed
 from services.pacing.types import ServiceLevel
-from simulator.grid import CellResult
+from simulator.comparison.grid import CellResult
 from simulator.workload import published_lengths
 
 SIZE = Size(num_requests=3, num_seeds=2)

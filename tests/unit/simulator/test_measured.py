@@ -10,7 +10,7 @@ from lab.protos import make_engine, make_plan_request
 from services.planner.convert import snapshot_from_proto
 from services.planner.decision_log import line_of
 from simulator.cli import app
-from simulator.costs import StepLoad
+from simulator.device.costs import StepLoad
 from simulator.measured import read_decision_log
 
 PROFILE = pb.Profile(

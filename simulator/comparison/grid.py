@@ -1,0 +1,149 @@
+"""Cells of a comparison: policy x arrival rate x SLO, each run by itself."""
+
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.pacing.types import ServiceLevel
+from services.placement.run.ellm import EllmRules
+from services.placement.run.tokenflow import TokenflowRules
+from services.placement.types import PolicyParameters
+from simulator.comparison.link_ratio import link_ratio
+from simulator.compose import run_policy
+from simulator.deployment import Deployment
+from simulator.engine.planning import PlanningOptions
+from simulator.measured import MeasuredDeployment
+from simulator.report.figures import figures
+from simulator.report.views import view_of
+from simulator.traces import at_rate
+from simulator.workload import (
+    ArrivingRequest,
+    Lengths,
+    as_conversations,
+    burst_gaps,
+    drawn_requests,
+    gamma_gaps,
+    with_level,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """How requests arrive, besides their rate."""
+
+    cv: float = 1.0  # coefficient of variation of the gaps, > 0; 1: Poisson
+    burst: int = 0  # requests at once; 0: none
+    num_turns: int = 1  # of a conversation; its first one arrives, >= 1
+    turn_gap_s: float = 60.0  # between a conversation's messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What arrives: a trace, or draws from length distributions."""
+
+    lengths: tuple[Lengths, Lengths] | None = None  # prompt, output; None: a trace
+    trace: tuple[ArrivingRequest, ...] = ()
+    num_requests: int = 60
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+    def name(self, path: Path | None) -> str:
+        """Say in words what arrives; `path`: of the trace."""
+        if self.lengths is None:
+            return f"{len(self.trace)} requests of {path.name if path else 'a trace'}"
+        prompt, output = self.lengths
+        arrivals = self.arrivals
+        turns = f", {arrivals.num_turns} turns" if arrivals.num_turns > 1 else ""
+        how = f"bursts of {arrivals.burst}" if arrivals.burst else f"gaps with CV {arrivals.cv:g}"
+        means = f"{prompt.mean:g} prompt and {output.mean:g} output tokens on average"
+        return f"{self.num_requests} requests, {means}, {how}{turns}"
+
+    def requests(
+        self, *, rate_per_s: float, seed: int, level: ServiceLevel
+    ) -> list[ArrivingRequest]:
+        """Return the requests; gaps of a trace are stretched or shrunk to the rate."""
+        if self.lengths is None:
+            return with_level(at_rate(list(self.trace), rate_per_s), level)
+        if self.arrivals.burst:
+            gaps_s = burst_gaps(rate_per_s=rate_per_s, size=self.arrivals.burst)
+        else:
+            rng = random.Random(f"arrivals-{seed}")
+            gaps_s = gamma_gaps(rng, rate_per_s=rate_per_s, cv=self.arrivals.cv)
+        drawn = drawn_requests(
+            gaps_s, self.lengths, num_requests=self.num_requests, seed=seed, level=level
+        )
+        arrivals = self.arrivals
+        if arrivals.num_turns == 1:
+            return drawn
+        return as_conversations(drawn, num_turns=arrivals.num_turns, gap_s=arrivals.turn_gap_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult:
+    """What a cell leaves behind."""
+
+    figures: dict[str, float]  # see `simulator.report.figures.DEFINITIONS`
+    view: dict[str, Any]  # see `simulator.report.views`
+    cpu_s: float  # that the run took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run."""
+
+    deployment: Deployment | MeasuredDeployment
+    workload: Workload
+    policy: str
+    rate_per_s: float
+    slo_tbt_s: float
+    slo_scale: float | None = None  # x base SLO; None: the SLO is absolute
+    seed: int = 0
+    label: str = ""  # of the policy in reports; empty: its name
+    parameters: PolicyParameters = field(default_factory=PolicyParameters)
+    slo_ttft_s: float | None = None
+    tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
+    ellm: EllmRules = field(default_factory=EllmRules)
+    prefix_caching: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.label or self.policy
+
+    def requests(self) -> list[ArrivingRequest]:
+        """Return what arrives, with its SLOs."""
+        level = ServiceLevel(
+            slo_ttft_s=self.slo_ttft_s, slo_tbt_s=self.slo_tbt_s, slo_tpot_s=self.slo_tbt_s
+        )
+        return self.workload.requests(rate_per_s=self.rate_per_s, seed=self.seed, level=level)
+
+    def run(self) -> CellResult:
+        """Run it. Only `cpu_s` depends on the machine that runs it."""
+        began_s = time.process_time()
+        requests = self.requests()
+        options = PlanningOptions(
+            policy=self.policy,
+            parameters=self.parameters,
+            seed=self.seed,
+            tokenflow=self.tokenflow,
+            ellm=self.ellm,
+            prefix_caching=self.prefix_caching,
+        )
+        record = run_policy(self.deployment, requests, options, seed=self.seed)
+        cpu_s = time.process_time() - began_s
+        found = figures(record)
+        if requests:
+            shape, machine = self.deployment.shape(), self.deployment.machine()
+            found["lambda"] = link_ratio(shape, machine, requests)
+        return CellResult(figures=found, view=view_of(record), cpu_s=cpu_s)
+
+    def row(self, result: CellResult) -> dict[str, Any]:
+        """Return what identifies the cell, and its figures."""
+        return {
+            "policy": self.name,
+            "rate_per_s": self.rate_per_s,
+            "slo_tbt_s": self.slo_tbt_s,
+            "slo_scale": self.slo_scale,
+            "seed": self.seed,
+            **result.figures,
+        }

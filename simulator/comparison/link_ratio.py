@@ -1,0 +1,23 @@
+"""lambda: how slow the link is beside the pool."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from services.placement.types import EngineShape
+from simulator.device.costs import StepLoad
+from simulator.engine.engine import Machine
+from simulator.workload import ArrivingRequest
+
+
+def link_ratio(shape: EngineShape, machine: Machine, requests: Sequence[ArrivingRequest]) -> float:
+    """Return the bytes that the link moves in a resident decode step / the bytes of the KV pool.
+
+    The step is that of a pool full of requests of the workload's mean length.
+    """
+    pool_tokens = shape.num_blocks // shape.num_groups * shape.block_size
+    mean = fmean(r.num_prompt_tokens + r.num_output_tokens / 2 for r in requests)
+    num_requests = max(1, min(shape.max_num_seqs, int(pool_tokens / mean)))
+    load = StepLoad(num_decodes=num_requests, num_context_tokens=int(num_requests * mean))
+    costs = machine.costs
+    step_s = shape.num_layers * costs.layer_s(load) + costs.outside_s(load)
+    return machine.link_bytes_per_s * step_s / (shape.num_blocks * shape.block_bytes)

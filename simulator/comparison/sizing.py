@@ -1,0 +1,91 @@
+"""How many readers a deployment holds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.pacing.types import ServiceLevel
+from services.placement.types import RequestId
+from simulator.engine.records import RunRecord
+from simulator.report.figures import figures, quantile
+from simulator.workload import ArrivingRequest
+
+Run = Callable[[list[ArrivingRequest]], RunRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """What every reader does: ask, read the answer at a steady rate, ask again."""
+
+    num_prompt_tokens: int  # >= 1, computed anew for each question
+    num_output_tokens: int = 1_024  # >= 2
+    consumption_rate_tps: float = 20.0  # > 0
+    num_questions: int = 2  # of each reader, >= 1
+    attainment: float = 0.95  # share of tokens in time, and of questions answered in time
+    ttft_s: float = 30.0  # until the first token, > 0
+
+    def requests(self, num_readers: int) -> list[ArrivingRequest]:
+        """Return the questions: readers begin evenly spaced over the reading of one answer."""
+        reading_s = self.num_output_tokens / self.consumption_rate_tps
+        level = ServiceLevel(
+            slo_tbt_s=1.0 / self.consumption_rate_tps,  # what the policies are told to meet
+            consumption_rate_tps=self.consumption_rate_tps,
+        )
+        return [
+            ArrivingRequest(
+                request_id=RequestId(f"reader{reader}-{question}"),
+                arrival_s=(question + reader / num_readers) * reading_s,
+                num_prompt_tokens=self.num_prompt_tokens,
+                num_output_tokens=self.num_output_tokens,
+                level=level,
+            )
+            for question in range(self.num_questions)
+            for reader in range(num_readers)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One number of readers."""
+
+    num_readers: int
+    tbt_deposit: float  # share of tokens in time
+    ttft_p95_s: float
+    ttft_met: float  # share of questions whose first token came in time
+    held: bool
+
+
+def trial(run: Run, readers: Readers, num_readers: int) -> Trial:
+    """Return how so many readers fare."""
+    record = run(readers.requests(num_readers))
+    found = figures(record)
+    ttfts_s = sorted(o.generated_s[0] - o.arrival_s for o in record.outcomes if o.generated_s)
+    ttft_met = sum(ttft <= readers.ttft_s for ttft in ttfts_s) / len(record.outcomes)
+    return Trial(
+        num_readers=num_readers,
+        tbt_deposit=found["tbt_deposit"],
+        ttft_p95_s=quantile(ttfts_s, 0.95),
+        ttft_met=ttft_met,
+        held=min(found["tbt_deposit"], ttft_met) >= readers.attainment,
+    )
+
+
+def largest_held(
+    run: Run, readers: Readers, *, max_readers: int, tried: Callable[[Trial], None]
+) -> int:
+    """Return the most readers that are held, in [0, max_readers], by doubling and bisection.
+
+    Assumes that whoever holds n readers holds fewer, too. `tried` is called after each trial.
+    """
+
+    def held(num_readers: int) -> bool:
+        one = trial(run, readers, num_readers)
+        tried(one)
+        return one.held
+
+    low, high = 0, 1
+    while high <= max_readers and held(high):
+        low, high = high, min(2 * high, max_readers) if high < max_readers else high + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if held(middle) else (low, middle)
+    return low

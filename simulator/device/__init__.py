@@ -1,0 +1,1 @@
+"""What is simulated of a machine: how long steps compute, and copies take."""

@@ -1,0 +1,1 @@
+"""One engine in virtual time: its scheduler, its steps, its readers."""

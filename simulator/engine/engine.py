@@ -1,0 +1,423 @@
+"""One engine in virtual time: `handle(event)` returns the events that follow from it.
+
+It reads no clock and draws only from its own seeded generator: the same events and seed give the
+same run, to the bit.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from services.control.controller import Controller
+from services.control.rates import Rates
+from services.control.request_ledger import RequestLedger
+from services.control.request_record import Stage
+from services.control.run_director import POLICIES, director_of
+from services.control.run_director import Policy as RunDecider
+from services.control.seam import ScheduledStep
+from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
+from services.control.types import Trigger
+from services.placement.presets import RunPolicy
+from services.placement.run.resume import ResumeWay
+from services.placement.types import EngineShape
+from simulator.device.copies import Lane, LaneCounts
+from simulator.device.costs import Costs, StepLoad
+from simulator.device.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
+from simulator.engine.events import Arrived, Event, PlanCame, StepEnded, Woke
+from simulator.engine.planning import LatePlanner, PlanningOptions, Policy
+from simulator.engine.reader_reports import ReaderReports
+from simulator.engine.records import Outcome, Totals
+from simulator.engine.residency import ResidencyLog, sample_of
+from simulator.engine.scheduler import Scheduler, Turn
+from simulator.engine.seam import SimulatedSeam
+from simulator.memory.mirroring import order_saves
+from simulator.memory.moves import WHOLE_KV, WayBack
+from simulator.memory.requests import LiveRequest, live_request
+
+WAIT_S = 0.25  # for another decision, where nobody may run
+CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What an engine runs on."""
+
+    costs: Costs
+    link_bytes_per_s: float  # of all GPUs together, each direction
+    copy_overhead_s: float = 0.0  # per copy
+    chunk_bytes: int = 4 << 20  # of one copy at most, over all GPUs
+    copies: CopyCosts = NO_COSTS
+    compute_noise_frac: float = 0.0  # standard deviation, per step
+    link_noise_frac: float = 0.0  # standard deviation, per step
+    way_back: WayBack = WHOLE_KV
+
+    def lane(self) -> Lane:
+        return Lane(
+            bytes_per_s=self.link_bytes_per_s,
+            copy_overhead_s=self.copy_overhead_s,
+            chunk_bytes=self.chunk_bytes,
+        )
+
+    def calibration(self) -> LinkCalibration:
+        """Return what copies of two sizes take while the link is idle."""
+        small, large = (
+            CopyTime(
+                num_bytes=num_bytes,
+                busy_s=self.copy_overhead_s + num_bytes / self.link_bytes_per_s,
+                num_copies=1,
+            )
+            for num_bytes in (max(1, self.chunk_bytes // 64), self.chunk_bytes)
+        )
+        return LinkCalibration(small_h2d=small, large_h2d=large, small_d2h=small, large_d2h=large)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brain:
+    """Who decides."""
+
+    options: PlanningOptions
+    policy: Policy
+    run_policies: Mapping[RunPolicy, RunDecider] = field(default_factory=lambda: POLICIES)
+
+
+@dataclass(slots=True, kw_only=True)
+class _StepUnderWay:
+    turns: list[Turn]
+    load: StepLoad
+    start_s: float
+    times: StepTimes
+
+
+class Engine:
+    """Scheduler, lanes, and the services' closed loop around them."""
+
+    def __init__(
+        self, shape: EngineShape, machine: Machine, brain: Brain, *, offloads: bool, seed: int
+    ) -> None:
+        """`offloads`: whether KV may leave the pool at all."""
+        self.shape, self.machine = shape, machine
+        self.outcomes: list[Outcome] = []
+        self.totals = Totals()
+        self.residency = ResidencyLog()
+        self.h2d, self.d2h = machine.lane(), machine.lane()
+        self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, rates=self._measured_rates)
+        self.scheduler.moves.way_back = machine.way_back
+        self.scheduler.caches_prefixes &= brain.options.prefix_caching
+        options = brain.options.controller
+        self._max_pause_s = options.parameters.max_pause_s
+        self._ledger = ledger = RequestLedger(self.scheduler.records)
+        self._seam = SimulatedSeam(self.scheduler, self.h2d, self.d2h, ledger, options)
+        self._planner = LatePlanner(brain.policy, brain.options.plan_latency_s, self._now)
+        self._controller = Controller(options, self._seam, self._planner, ledger, self._now)
+        self.director = director_of(
+            options, self._seam, self._controller, self._now, policies=brain.run_policies
+        )
+        self._reports = ReaderReports(brain.options.report_interval_s)
+        self._rng = random.Random(seed)
+        self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
+        self._step: _StepUnderWay | None = None
+        self._last_batch: list[tuple[object, ...]] = []  # who was where in the newest step
+        self._counted = (LaneCounts(), LaneCounts())  # of both lanes, at the newest step's end
+        self._restored_s = 0.0  # compute of restores that steps have paid for
+        self._reduced_bytes = 0  # that all-reduces sent over the lane to the GPU
+
+    def _now(self) -> float:
+        return self._seam.now_s
+
+    def _changed(self) -> None:
+        if self.director is not None:
+            self.director.changed()
+
+    def _measured_rates(self) -> Rates:
+        return self._controller.meter.rates()
+
+    def handle(self, event: Event) -> list[Event]:
+        """Take in one event, not earlier than those before it; return what follows from it."""
+        now_s = self._seam.now_s = event.time_s
+        match event:
+            case Arrived():
+                self._arrived(event)
+            case StepEnded():
+                self._end_step(now_s)
+            case PlanCame():
+                self._planner.came()
+            case Woke():
+                pass
+        following = [] if self._step is not None else self._start_step(now_s)
+        return [*following, *self._planner.take_due()]
+
+    def _arrived(self, event: Arrived) -> None:
+        request = live_request(event.request, self.scheduler.geometry)
+        if self.scheduler.fits_alone(request):
+            self.scheduler.add(request)
+            self._changed()
+        else:
+            self._leave(request, rejected=True)
+
+    # -- the beginning of a step -------------------------------------------------------------
+
+    def _start_step(self, now_s: float) -> list[Event]:
+        scheduler = self.scheduler
+        self._take_in_copies(now_s)
+        self._reports.take_in(scheduler.running, now_s)
+        self._controller.before_schedule()
+        if self.director is not None:
+            self.director.before_schedule()
+        num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
+        turns = scheduler.schedule(now_s)
+        self._note_progress(turns, scheduler.num_admitted - num_admitted)
+        self._ledger.scheduled([turn.request.request_id for turn in turns], now_s)
+        self._controller.after_schedule(self._scheduled(turns, now_s))
+        if not turns:
+            self._controller.after_update(None, busy=False)
+            freed = scheduler.pool.num_free > num_free  # for somebody who runs in the next step
+            return [Woke(time_s=now_s)] if freed else self._rest(now_s)
+        return [StepEnded(time_s=self._run(turns, now_s))]
+
+    def _note_progress(self, turns: Sequence[Turn], num_admitted: int) -> None:
+        """Tell the controller who was admitted, who was preempted, and who begins to decode."""
+        note, preempted = self._controller.note, self.scheduler.preempted
+        note(*[Trigger.ADMITTED] * num_admitted, *[Trigger.PREEMPTED] * len(preempted))
+        for request in preempted:
+            request.record.preempted_s = self._seam.now_s
+        preempted.clear()
+        for turn in turns:
+            if not turn.is_decode and not turn.request.num_left_tokens:
+                note(Trigger.PREFILLED)
+
+    def _scheduled(self, turns: Sequence[Turn], now_s: float) -> ScheduledStep:
+        """Describe a step that begins."""
+        load = load_of(turns)
+        batch: list[tuple[object, ...]] = [
+            (t.request.request_id, tuple(t.request.kv.offloaded), t.request.kv.num_buffers)
+            for t in turns
+        ]
+        same_batch, self._last_batch = batch == self._last_batch, batch
+        return ScheduledStep(
+            scheduled_s=now_s,
+            num_tokens=load.num_tokens,
+            num_context_tokens=load.num_context_tokens + sum(map(sum, load.prefixes)),
+            num_prefill_tokens=load.num_prefill_tokens,
+            num_prefill_pairs=load.num_prefill_pairs,
+            same_batch=same_batch,
+            undisturbed=self.h2d.num_queued_bytes == 0,
+        )
+
+    def _take_in_copies(self, now_s: float) -> None:
+        self.h2d.advance(now_s)
+        self.d2h.advance(now_s)
+        running = {request.request_id for request in self.scheduler.running}
+        for request in self.scheduler.live:
+            kv = request.kv
+            saved, restored = kv.take_in_saves(), kv.take_in_restores()
+            self.totals.num_restored_groups += restored
+            if restored:
+                self._changed()
+            if saved:
+                self.scheduler.publish(request)
+            if saved or restored:
+                kv.seal()
+                self.scheduler.moves.refresh(request.kv)
+            lag = kv.num_full_blocks - kv.num_host_blocks
+            decodes = request.num_output_tokens > 0 and request.request_id in running
+            caught_up = request.record.stage is Stage.MIRRORED
+            if not caught_up and decodes and kv.mirrored and lag <= CAUGHT_UP_BLOCKS:
+                request.record.stage = Stage.MIRRORED
+                self._controller.note(Trigger.MIRRORED)
+
+    def _rest(self, now_s: float) -> list[Event]:
+        """Nobody can run: come back when a copy has ended, or not at all."""
+        if not self.scheduler.running and not self.scheduler.waiting:
+            self.residency.add(sample_of(self.scheduler, now_s))
+            return []
+        holds = [request.record.hold for request in self.scheduler.running]
+        paused_s = [hold.since_s for hold in holds if hold is not None]
+        if paused_s and not self._seam.num_runnable():
+            return [Woke(time_s=now_s)]  # the controller ends a pause
+        ends = [end for lane in (self.d2h, self.h2d) if (end := lane.begin(now_s)) is not None]
+        if ends:
+            return [Woke(time_s=min(ends))]
+        asleep = [request for request in self.scheduler.running if request.kv.asleep]
+        if asleep:  # nobody runs for want of what it holds
+            self.scheduler.preempt(asleep[-1], now_s)
+            return [Woke(time_s=now_s)]
+        if self.scheduler.put_back_last():
+            return [Woke(time_s=now_s)]
+        if self.scheduler.decision is not None and len(self.scheduler.line()) < len(
+            self.scheduler.waiting
+        ):
+            return [Woke(time_s=now_s + WAIT_S)]  # the policy decides anew
+        if paused_s:
+            return [Woke(time_s=max(now_s, min(paused_s) + self._max_pause_s))]
+        # Nothing changes by itself: the first in line fits nowhere.
+        stuck = (self.scheduler.waiting or self.scheduler.running)[0]
+        if stuck in self.scheduler.waiting:
+            self.scheduler.waiting.remove(stuck)
+        else:
+            self.scheduler.running.remove(stuck)
+        self._leave(stuck, rejected=True)
+        return [Woke(time_s=now_s)]
+
+    # -- the step --------------------------------------------------------------------------------
+
+    def _run(self, turns: list[Turn], now_s: float) -> float:
+        """Begin a step; return when it ends."""
+        load = load_of(turns)
+        noise = self._noise(self.machine.compute_noise_frac)
+        rate = self.machine.link_bytes_per_s * self._noise(self.machine.link_noise_frac)
+        self.h2d.set_rate(rate)
+        self.d2h.set_rate(rate)
+        layer_s = self.machine.costs.layer_s(load) * noise
+        work = StepWork(
+            compute_s=[size * layer_s for size in self._group_sizes],
+            outside_s=self.machine.costs.outside_s(load) * noise + self._way_back_s(),
+            staged=staged_of(turns, self.shape),
+            num_reduces=[2 * size for size in self._group_sizes],
+            reduce_bytes=self.machine.costs.reduce_bytes(load),
+        )
+        run = StepRun(work, self.h2d, self.d2h, self.machine.copies)
+        times = run.run(now_s)
+        self._step = _StepUnderWay(turns=turns, load=load, start_s=now_s, times=times)
+        return times.end_s
+
+    def _way_back_s(self) -> float:
+        """Return what the engine computes for tokens whose way back began since the last step."""
+        before_s, self._restored_s = self._restored_s, self.scheduler.moves.restored_s
+        return self._restored_s - before_s
+
+    def _noise(self, frac: float) -> float:
+        """Return a lognormal factor of mean 1."""
+        if not frac:
+            return 1.0
+        return math.exp(self._rng.gauss(-frac * frac / 2.0, frac))
+
+    def _end_step(self, now_s: float) -> None:
+        step, self._step = self._step, None
+        assert step is not None
+        self._sum_up(step, now_s)
+        for turn in step.turns:
+            request = turn.request
+            first = not request.generated_s
+            if request.step_ended(now_s) and not first and turn.is_decode and not step.load.chunks:
+                request.decode_steps_s.append(now_s - step.start_s)
+            self._save(turn, now_s)
+        for request in [t.request for t in step.turns if t.request.is_finished]:
+            if request.kv.take_in_saves():
+                self.scheduler.publish(request)
+            self.scheduler.running.remove(request)
+            self._leave(request)
+            self._controller.note(Trigger.FINISHED)
+        self._measure(step)
+
+    def _save(self, turn: Turn, now_s: float) -> None:
+        """Order the copies of what the step has filled, but for what it sent itself."""
+        self.d2h.advance(now_s)
+        kv = turn.request.kv
+        num_sent = turn.num_direct * len(kv.offloaded)
+        order_saves(kv, self.d2h, self.shape.block_bytes, now_s, num_sent=num_sent)
+
+    def _leave(self, request: LiveRequest, *, rejected: bool = False) -> None:
+        request.kv.cancel_copies()
+        if request.request_id in self.scheduler.records:
+            self.scheduler.forget(request)
+            complete = None if rejected else request.num_output_tokens
+            self._ledger.ended(self._seam.now_s, num_output_tokens=complete)
+        self.outcomes.append(
+            Outcome(
+                request_id=request.request_id,
+                arrival_s=request.spec.arrival_s,
+                num_prompt_tokens=request.spec.num_prompt_tokens,
+                num_output_tokens=request.spec.num_output_tokens,
+                level=request.spec.level,
+                generated_s=tuple(request.generated_s),
+                decode_steps_s=tuple(request.decode_steps_s),
+                pauses_s=tuple(request.pauses_s),
+                num_preemptions=request.num_preemptions,
+                rejected=rejected,
+            )
+        )
+
+    # -- measuring -------------------------------------------------------------------------------
+
+    def _measure(self, step: _StepUnderWay) -> None:
+        """Tell the controller what the engine's ranks would: times, and what was copied."""
+        h2d, d2h = (
+            CopyTime(
+                num_bytes=lane.counts.carried_bytes - before.carried_bytes,
+                busy_s=lane.counts.busy_s - before.busy_s,
+                num_copies=lane.counts.num_copies - before.num_copies,
+            )
+            for lane, before in zip((self.h2d, self.d2h), self._counted, strict=True)
+        )
+        self._counted = (replace(self.h2d.counts), replace(self.d2h.counts))
+        timing = StepTiming(
+            layer_s=step.times.compute_s / self.shape.num_layers,
+            stall_s=sum(step.times.stalls_s),
+            h2d=h2d,
+            d2h=d2h,
+            calibration=None if self.totals.num_steps > 1 else self.machine.calibration(),
+        )
+        self._controller.after_update(timing, busy=bool(self.scheduler.live))
+
+    def _sum_up(self, step: _StepUnderWay, now_s: float) -> None:
+        totals, scheduler = self.totals, self.scheduler
+        seconds = now_s - step.start_s
+        totals.num_steps += 1
+        totals.num_decode_steps += not step.load.chunks
+        totals.busy_s += seconds
+        totals.compute_s += step.times.compute_s
+        totals.stall_s += sum(step.times.stalls_s)
+        totals.prefill_s += seconds if step.load.chunks else 0.0
+        totals.num_loads += step.times.num_loads
+        totals.num_recomputed_tokens += sum(step.load.recomputed)
+        self._reduced_bytes += step.times.reduced_bytes
+        now = sample_of(scheduler, now_s)
+        totals.pool_used_s += seconds * now.pool_used_frac
+        totals.host_used_s += seconds * now.host_used_frac
+        totals.offloaded_s += seconds * now.offloaded_frac
+        totals.paused_s += seconds * now.num_paused
+        self.residency.add(now)
+
+    def close(self) -> None:
+        """Complete the totals."""
+        self.totals.h2d_bytes = self.h2d.counts.carried_bytes - self._reduced_bytes
+        self.totals.d2h_bytes = self.d2h.counts.carried_bytes
+        self.totals.num_offloaded_groups = self.scheduler.moves.num_offloads
+        counters = self.scheduler.counters
+        self.totals.num_cached_tokens = counters.num_prefix_hit_tokens
+        self.totals.resumes = {way.value: counters.num_resumes(way) for way in ResumeWay}
+        counts = self._controller.counts
+        triggers = {f"trigger_{name}": number for name, number in counts.triggers.items()}
+        self.totals.plans = {**counts.plans, **triggers}
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if blocks, host slots, bytes or requests do not add up."""
+        self.scheduler.check_integrity()
+        self.h2d.check_integrity()
+        self.d2h.check_integrity()
+
+
+def load_of(turns: Sequence[Turn]) -> StepLoad:
+    """Return what a step computes."""
+    decodes = [turn for turn in turns if turn.is_decode]
+    return StepLoad(
+        num_decodes=len(decodes),
+        num_context_tokens=sum(turn.num_before + 1 for turn in decodes),
+        chunks=tuple((t.num_tokens, t.num_before) for t in turns if not t.is_decode),
+        recomputed=tuple(t.num_recomputed for t in turns if t.num_recomputed),
+    )
+
+
+def staged_of(turns: Sequence[Turn], shape: EngineShape) -> list[StagedRequest]:
+    """Return what a step copies in: of offloaded groups all that is on the host."""
+    return [
+        StagedRequest(
+            offloaded=turn.request.kv.offloaded,
+            num_buffers=turn.request.kv.num_buffers,
+            group_bytes=turn.num_staged * shape.block_bytes,
+            filled_bytes=turn.num_direct * shape.block_bytes,
+        )
+        for turn in turns
+        if turn.request.kv.offloaded
+    ]

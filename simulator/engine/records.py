@@ -1,0 +1,66 @@
+"""What a run leaves behind: enough to compute every figure."""
+
+from dataclasses import dataclass, field
+
+from services.pacing.types import ServiceLevel
+from services.placement.types import RequestId
+from simulator.engine.residency import ResidencySample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One request at its end. Seconds of virtual time."""
+
+    request_id: RequestId
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int  # that were asked for
+    level: ServiceLevel
+    generated_s: tuple[float, ...] = ()  # of each token; empty for a rejected request
+    # Length of each step that made a token after the first and computed no prompt beside it.
+    decode_steps_s: tuple[float, ...] = ()
+    pauses_s: tuple[tuple[float, float], ...] = ()  # beginning and end
+    num_preemptions: int = 0
+    rejected: bool = False  # larger than the engine can ever hold
+
+    @property
+    def num_pauses(self) -> int:
+        return len(self.pauses_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals:
+    """Sums over a run. Integrals are over time in which a step was under way."""
+
+    num_steps: int = 0
+    num_decode_steps: int = 0
+    busy_s: float = 0.0
+    compute_s: float = 0.0
+    stall_s: float = 0.0
+    prefill_s: float = 0.0  # of steps that compute a prompt
+    pool_used_s: float = 0.0  # integral of the used share of the pool
+    host_used_s: float = 0.0
+    offloaded_s: float = 0.0  # integral of the offloaded share of running requests' groups
+    paused_s: float = 0.0  # integral of the number of paused requests
+    h2d_bytes: int = 0
+    d2h_bytes: int = 0
+    num_loads: int = 0  # groups copied into staging, one per request and step
+    num_recomputed_tokens: int = 0  # of uncached prefixes
+    num_cached_tokens: int = 0  # of prompts, that were not computed
+    num_offloaded_groups: int = 0  # that left the pool, admissions not counted
+    num_restored_groups: int = 0  # that came back
+    resumes: dict[str, int] = field(
+        default_factory=dict
+    )  # of preempted requests and cached prefixes, by way
+    plans: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One policy on one workload."""
+
+    outcomes: tuple[Outcome, ...]  # in the order in which they ended
+    totals: Totals
+    num_events: int
+    end_s: float  # of virtual time
+    samples: tuple[ResidencySample, ...] = ()

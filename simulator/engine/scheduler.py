@@ -1,0 +1,404 @@
+"""Continuous batching over one block pool: who is part of the next step, and who makes room.
+
+The order is vLLM's: running requests first, one token each or the next chunk of a prompt, then
+waiting ones, first come first served, each only if its whole prompt has room. Before that the guard
+makes room. Who lacks blocks all the same takes them from paused requests and from groups on their
+way back, then waits for copies under way; only then the newest request is preempted, and brought
+back later.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from services.control.capacity_guard import CapacityGuard, Need
+from services.control.counters import Counters
+from services.control.prefix_cache import Column
+from services.control.rates import Rates
+from services.control.request_record import RequestRecord
+from services.control.resumes import Resumes, is_preparing, num_host_tokens
+from services.placement.blocks import (
+    RESIDENT,
+    BlockGeometry,
+    min_request_blocks,
+    num_request_blocks,
+)
+from services.placement.layer_placement import LayerPlacement
+from services.placement.run.resume import LinkAndStep, ResumeWay
+from services.placement.run.types import RunDecision
+from services.placement.types import EngineShape, RequestId
+from simulator.device.copies import Lane
+from simulator.memory.blocks import BlockLedger
+from simulator.memory.host import COLUMNS, HostLedger
+from simulator.memory.kv import KVState, on_host_only
+from simulator.memory.moves import CountedMoves, num_host_blocks, num_shared_slots
+from simulator.memory.requests import LiveRequest, need_of
+
+MAX_STAGING = 2  # buffers of a request
+SPARE_FRAC = 0.02  # of the pool stays free when a group comes back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One request's part of a step."""
+
+    request: LiveRequest
+    num_tokens: int  # computed, >= 1
+    num_before: int  # computed before the step
+    num_staged: int  # blocks of each offloaded group that the step copies in
+    num_direct: int  # blocks of each offloaded group that the step fills in a staging buffer
+    num_recomputed: int = 0  # leading tokens whose KV the step computes anew
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_tokens == 1
+
+
+class Scheduler:
+    """Owns the queues, the pool and the host pool. Only the host pool's size allows offloading."""
+
+    def __init__(
+        self, shape: EngineShape, h2d: Lane, *, offloads: bool, rates: Callable[[], Rates]
+    ) -> None:
+        """`offloads`: whether KV may leave the pool at all; `rates`: measured so far."""
+        self.shape = shape
+        self.offloads = offloads and shape.num_host_blocks > 0
+        self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
+        self.pool = BlockLedger(num_blocks=shape.num_blocks)
+        self.counters = Counters()
+        self.host = HostLedger(num_blocks=shape.num_host_blocks, counters=self.counters)
+        self.caches_prefixes = self.offloads
+        self.running: list[LiveRequest] = []
+        self.waiting: deque[LiveRequest] = deque()
+        self.records: dict[str, RequestRecord[KVState]] = {}  # of all live requests
+        self.moves = CountedMoves(shape, self.pool, self.host, lambda: self.live, h2d)
+        self.guard = CapacityGuard(
+            self.moves,
+            self.records,
+            self.counters,
+            max_staging=MAX_STAGING,
+            restore_when_free_frac=SPARE_FRAC,
+        )
+        self.resumes = Resumes(self.moves, self.guard, self.counters, block_bytes=shape.block_bytes)
+        self._rates = rates
+        self._num_left_of_prompts: int | None = None  # tokens, of this step; None: no limit
+        self._num_recomputed: dict[RequestId, int] = {}  # blocks, of this step
+        self.decision: RunDecision | None = None  # of a run policy; None: everybody may run
+        self.num_admitted = 0
+        self.preempted: list[LiveRequest] = []  # since the caller last emptied it
+
+    @property
+    def live(self) -> tuple[LiveRequest, ...]:
+        """All requests that have not ended, those that run first."""
+        return (*self.running, *self.waiting)
+
+    def add(self, request: LiveRequest) -> None:
+        """Take in a request that has arrived, at the end of the queue."""
+        self.waiting.append(request)
+        self.moves.requests[request.request_id] = request
+        self.records[request.request_id] = request.record
+
+    def line(self) -> Sequence[LiveRequest]:
+        """Return the part of the queue that may run, in the order in which it is admitted."""
+        if self.decision is None:
+            return self.waiting
+        waiting = {request.request_id: request for request in self.waiting}
+        return [waiting[name] for name in self.decision.run if name in waiting]
+
+    # -- one step ------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> list[Turn]:
+        """Return the next step, with the blocks for it taken. Empty: nobody can run now."""
+        self._wake_up()
+        self._uncache()
+        if self.offloads:
+            active, line = self._active(), self._next_in_line()
+            self.guard.adjust([need_of(r) for r in active], [need_of(r) for r in line])
+            self._prepare_resumes(active)
+        turns: list[Turn] = []
+        self._num_left_of_prompts = self.decision.chunk_tokens if self.decision else None
+        budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
+        for request in list(self.running):
+            if request.is_paused or request.kv.asleep or request not in self.running:
+                continue
+            turn = self._turn(request, budget, now_s) if budget > 0 else None
+            if turn is None:
+                break  # those behind it wait, too
+            turns.append(turn)
+            budget -= turn.num_tokens
+        turns = [turn for turn in turns if turn.request in self.running]
+        while budget > 0 and len(self.preempted) == num_preempted:
+            if not self._admit(budget):
+                break
+            turn = self._turn(self.running[-1], budget, now_s)
+            assert turn is not None, "there is room for it"
+            turns.append(turn)
+            budget -= turn.num_tokens
+        for turn in turns:
+            turn.request.computed(turn.num_tokens)
+        return turns
+
+    def _prepare_resumes(self, active: Sequence[LiveRequest]) -> None:
+        """Move parked requests at the head of the queue on towards running, beside active ones."""
+        self.resumes.is_short_of_blocks = False
+        ahead = [need_of(request) for request in active]
+        staged = sum(r.kv.num_staged * r.kv.num_staging_groups for r in active)
+        for request in islice(self.line(), self._num_places):
+            self._seek(request)
+            self.resumes.prepare(
+                request.record,
+                partial(self._choose, request, tuple(ahead), staged),
+                num_slots=num_host_blocks(self.geometry, request),
+                num_kept_free=self.guard.num_blocks_of_next_step(ahead),
+            )
+            if self.resumes.is_short_of_blocks or not request.kv.num_tokens:
+                break
+            ahead.append(need_of(request))
+            staged += request.kv.num_staged * request.kv.num_staging_groups
+
+    def _choose(
+        self, request: LiveRequest, ahead: Sequence[Need[KVState]], num_staged: int, kv: KVState
+    ) -> tuple[ResumeWay, LayerPlacement]:
+        rates = self._rates()
+        engine = LinkAndStep(
+            h2d_bytes_per_s=rates.h2d_bytes_per_s,
+            prompt=rates.prompt,
+            step_s=rates.step_s or 0.0,
+            step_bytes=num_staged * self.shape.block_bytes,
+            queue_bytes=self.moves.h2d.num_queued_bytes,  # between two steps: restores only
+            num_running=len(ahead),
+        )
+        return self.resumes.choose(
+            kv, need_of(request), ahead, num_left=request.num_left_output_tokens, engine=engine
+        )
+
+    def _first_ready(self) -> LiveRequest | None:
+        """Return who may be admitted first; who is prepared is passed over."""
+        for request in self.line():
+            self._seek(request)
+            num_tokens = num_host_tokens(request.record)
+            if num_tokens or (num_tokens == 0 and not self.resumes.is_short_of_blocks):
+                return request
+        return None
+
+    def _wake_up(self) -> None:
+        """Give requests whose pause has ended a staging buffer, as far as there are blocks."""
+        for request in self.running:
+            woken = request.kv.asleep and not request.is_paused
+            if woken and request.kv.wake(num_free=self.pool.num_free):
+                self.moves.refresh(request.kv)
+
+    def _uncache(self) -> None:
+        """Let KV be computed anew that the decision says; what is kept from now on is, too."""
+        self._num_recomputed.clear()
+        wanted = self.decision.uncached_blocks if self.decision else {}
+        for request in self.running:
+            kv, before = request.kv, request.kv.num_uncached
+            number = wanted.get(request.request_id, 0)
+            if number != before and request.num_output_tokens:
+                kv.uncache(number, num_free=self.pool.num_free)
+                self.moves.refresh(kv)
+            self._num_recomputed[request.request_id] = max(before, kv.num_uncached)
+
+    @property
+    def _num_places(self) -> int:
+        """How many more requests may run."""
+        return self.shape.max_num_seqs - len(self.running)
+
+    def _next_in_line(self) -> list[LiveRequest]:
+        """Return whom to make room for: those being prepared and the first other who waits.
+
+        Nobody while as many run as may run.
+        """
+        line: list[LiveRequest] = []
+        for request in self.line() if self._num_places else ():
+            line.append(request)
+            if not is_preparing(request.record):
+                break
+        return line
+
+    def _active(self) -> list[LiveRequest]:
+        return [request for request in self.running if not request.is_paused]
+
+    def _turn(self, request: LiveRequest, budget: int, now_s: float) -> Turn | None:
+        num_tokens = self._chunk(request.num_left_tokens, budget)
+        if not num_tokens:
+            return None
+        before = request.num_computed_tokens
+        while not self._has_room(request.kv, before + num_tokens):
+            if self.guard.relieve():
+                return None  # blocks are free, or come free, before the next step
+            victim = self.running[-1]
+            self.preempt(victim, now_s)
+            if victim is request:
+                return None
+        rows, staged = request.kv.num_rows, request.kv.num_staged
+        request.kv.grow(before + num_tokens)
+        self.moves.refresh(request.kv)
+        if self._num_left_of_prompts is not None and request.num_left_tokens > 1:
+            self._num_left_of_prompts -= num_tokens
+        direct = request.kv.num_staged - staged if request.kv.num_rows > rows else 0
+        return Turn(
+            request=request,
+            num_tokens=num_tokens,
+            num_before=before,
+            num_staged=staged,
+            num_direct=direct,
+            num_recomputed=self.shape.block_size * self._num_recomputed.get(request.request_id, 0),
+        )
+
+    def _chunk(self, num_left: int, budget: int) -> int:
+        """Return how many of the tokens left a step computes."""
+        most = min(num_left, budget, self.shape.max_prefill_chunk_tokens or budget)
+        left = self._num_left_of_prompts
+        return most if left is None or num_left == 1 else min(most, left)
+
+    def _has_room(self, kv: KVState, num_tokens: int) -> bool:
+        return kv.num_new(num_tokens) <= self.pool.num_free
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def fits_alone(self, request: LiveRequest) -> bool:
+        """Return whether an empty engine could bring a request to its end."""
+        total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
+        if num_request_blocks(self.geometry, RESIDENT, num_tokens=total) <= self.pool.num_blocks:
+            return True
+        least = min_request_blocks(self.geometry, num_tokens=total)
+        least += 2 * self.geometry.num_groups  # an open block each, and one on its way to the host
+        on_host = num_host_blocks(self.geometry, request) <= self.host.num_blocks
+        return self.offloads and on_host and least <= self.pool.num_blocks
+
+    def _admit(self, budget: int) -> bool:
+        """Move the first in line to the running requests if its whole prompt has room."""
+        request = self._first_ready() if self._num_places else None
+        if request is None or not self._take_in(request, budget):
+            return False
+        self.waiting.remove(request)
+        self.running.append(request)
+        is_new = not request.num_preemptions
+        self.resumes.admitted(request.record, is_new=is_new)
+        request.num_computed_tokens = request.kv.num_tokens
+        if request.kv.columns and is_new:
+            self.counters.num_prefix_hit_tokens += request.kv.num_tokens
+        self.num_admitted += 1
+        return True
+
+    def _take_in(self, request: LiveRequest, budget: int) -> bool:
+        """Return whether there is room for all known tokens of a request."""
+        is_new = not request.kv.num_tokens  # else its blocks are from the host
+        kv = self._draft(request) if is_new else request.kv
+        chunk = self._chunk(request.num_tokens - kv.num_tokens, budget)
+        if not chunk:
+            return False
+        # Part of a prompt may take more than all of it: what fills a block is staged.
+        if not all(self._has_room(kv, n) for n in (request.num_tokens, kv.num_tokens + chunk)):
+            return False
+        if is_new and kv.mirrored:
+            reserved = self.moves.promise(request, num_host_blocks(self.geometry, request))
+            assert reserved
+        request.record.kv = kv
+        return True
+
+    def _draft(self, request: LiveRequest) -> KVState:
+        """Return where a request that asks for its first blocks would be."""
+        kv = KVState(request_id=request.request_id, geometry=self.geometry)
+        if self.offloads:
+            others = [need_of(one) for one in self._active()]
+            placement = self.guard.place_new(need_of(request), others)
+            kv.mirrored = self.moves.can_reserve(request, num_host_blocks(self.geometry, request))
+            if kv.mirrored:
+                kv.wanted_buffers = placement.num_staging
+                kv.offload(sorted(placement.offloaded), num_free=0)
+        return kv
+
+    # -- the prefix cache ----------------------------------------------------------------------
+
+    def publish(self, request: LiveRequest) -> None:
+        """Let other requests begin with what the host has of this one."""
+        kv = request.kv
+        if not self.caches_prefixes:
+            return
+        keys = request.spec.block_keys(self.shape.block_size)
+        for key in islice(keys, len(kv.columns), kv.num_host_blocks):
+            column = Column(key, (0,) * self.geometry.num_groups, uid=0)
+            self.host.publish(request.request_id, column)
+            kv.columns.append(column)
+
+    def cached_prefix(self, request: LiveRequest) -> Sequence[Column]:
+        """Return the columns that a request without KV may begin with: not its last token's."""
+        num_blocks = (request.num_tokens - 1) // self.shape.block_size
+        keys = request.spec.block_keys(self.shape.block_size)
+        return self.host.cache.find_again(request.record.prefix, keys, num_blocks)
+
+    def _seek(self, request: LiveRequest) -> None:
+        """Let a request without KV begin with what is cached of its tokens, as late as possible."""
+        if request.record.kv is not None or request.record.way is not None:
+            return
+        if columns := self.cached_prefix(request):
+            self.host.cache.share(columns)
+            self.host.set_owned(request.request_id, 0)
+            kv = KVState(
+                request_id=request.request_id, geometry=self.geometry, columns=list(columns)
+            )
+            request.record.kv = on_host_only(kv, len(columns))
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def preempt(self, request: LiveRequest, now_s: float) -> None:
+        """Put a request back to the head of the queue, with what is on the host."""
+        self.running.remove(request)
+        self.release(request)
+        request.preempt(now_s)
+        if request.kv.mirrored:
+            num_slots = self.geometry.num_groups * request.kv.num_host_blocks
+            self.host.set_owned(request.request_id, num_slots - num_shared_slots(request.kv))
+        self.waiting.appendleft(request)
+        self.preempted.append(request)
+
+    def park(self, request: LiveRequest, now_s: float) -> None:
+        """Send a request to the queue because a policy says so."""
+        self.preempt(request, now_s)
+        self.counters.num_parks += 1
+
+    def put_back_last(self) -> bool:
+        """Take back the blocks of the last in line that has some: those ahead lack them.
+
+        One that is alone is computed again. False if nobody who waits has blocks.
+        """
+        preparing = [request for request in self.waiting if request.kv.num_owned]
+        if len(preparing) == 1:
+            preparing[0].record.way = None
+            self.moves.drop(preparing[0].kv)
+        elif preparing:
+            self.resumes.put_back(preparing[-1].record)
+        return bool(preparing)
+
+    def forget(self, request: LiveRequest) -> None:
+        """Forget a request that has left the queues."""
+        self.release(request)
+        self.host.give_back(request.kv.columns)
+        self.moves.forget(request.request_id)
+        self.records.pop(request.request_id, None)
+
+    def release(self, request: LiveRequest) -> None:
+        request.record.way = None
+        self.pool.release(request.request_id)
+        self.host.release(request.request_id)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if blocks, host slots or requests do not add up."""
+        self.pool.check_integrity()
+        self.host.check_integrity()
+        ids = {request.request_id for request in self.live}
+        assert self.pool.owned.keys() | self.host.owned.keys() <= ids | {COLUMNS}
+        in_columns = self.host.cache.check_integrity(one.kv.columns for one in self.live)
+        assert len(in_columns) == self.host.owned.get(COLUMNS, 0)
+        assert len(ids) == len(self.running) + len(self.waiting)
+        assert len(self.running) <= self.shape.max_num_seqs
+        for request in self.live:
+            assert self.pool.owned.get(request.request_id, 0) == request.kv.num_owned
+            assert (request.request_id in self.host.owned) == request.kv.mirrored
+            request.kv.check_integrity()
+        assert self.records.keys() == ids

@@ -1,0 +1,197 @@
+"""The moves of layer groups that the capacity guard orders, on counted blocks."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from services.control.moves import Loading
+from services.control.request_record import RequestRecord
+from services.placement.blocks import BlockGeometry
+from services.placement.types import EngineShape, RequestId
+from simulator.device.copies import Lane
+from simulator.memory.blocks import BlockLedger
+from simulator.memory.host import HostLedger
+from simulator.memory.kv import KVState
+from simulator.memory.requests import LiveRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayBack:
+    """What one token of KV costs on its way from the host, of all layers."""
+
+    link_frac: float = 1.0  # of the time that its KV would hold the link, (0, 1]
+    compute_s: float = 0.0  # that the step under way takes more, >= 0
+
+
+WHOLE_KV = WayBack()
+
+
+class CountedMoves:
+    """`Returns` over requests' `KVState`."""
+
+    def __init__(
+        self,
+        shape: EngineShape,
+        pool: BlockLedger,
+        host: HostLedger,
+        live: Callable[[], Sequence[LiveRequest]],
+        h2d: Lane,
+    ) -> None:
+        """`live`: all requests that have not ended, those that run first."""
+        self.requests: dict[RequestId, LiveRequest] = {}  # the same, by id
+        self.num_offloads = 0  # groups that left the pool, since the start
+        self.pool, self.host, self.h2d = pool, host, h2d
+        self._geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
+        self._live, self._block_bytes = live, shape.block_bytes
+        self.way_back = WHOLE_KV
+        self.restored_s = 0.0  # compute that restores have cost so far
+        # Groups that come back and whose load has not begun.
+        self._lacking: dict[str, list[int]] = {}
+
+    @property
+    def geometry(self) -> BlockGeometry:
+        return self._geometry
+
+    @property
+    def num_blocks(self) -> int:
+        """What uncached prefixes save counts as room: requests are counted as if they had none."""
+        return self.pool.num_blocks + sum(kv.num_saved for kv in self.all())
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_free
+
+    def all(self) -> Iterable[KVState]:
+        return (request.kv for request in self.requests.values())
+
+    def idle(self, but: Collection[RequestRecord[KVState]]) -> list[KVState]:
+        others = [r for r in self._live() if r.kv.num_owned and r.record not in but]
+        others = sorted(reversed(others), key=lambda request: -request.record.num_deposited_tokens)
+        return [request.kv for request in others]
+
+    def num_new(self, kv: KVState, num_tokens: int) -> int:
+        return kv.num_new(num_tokens)
+
+    def num_to_wake(self, kv: KVState) -> int:
+        return kv.num_to_wake
+
+    def offload(self, kv: KVState, groups: Sequence[int]) -> None:
+        kv.offload(groups, num_free=self.pool.num_free)
+        self.num_offloads += len(groups)
+        self.refresh(kv)
+
+    def restore(self, kv: KVState, group: int) -> None:
+        block_bytes = round(self._block_bytes * self.way_back.link_frac)
+        self.h2d.submit(kv.begin_restore(group, block_bytes), self.h2d.now_s)
+        num_tokens = kv.num_staged * self._geometry.block_size
+        self.restored_s += num_tokens * self.way_back.compute_s / self._geometry.num_groups
+        self.refresh(kv)
+
+    def set_staging(self, kv: KVState, num_buffers: int) -> None:
+        kv.set_buffers(num_buffers, num_free=self.pool.num_free)
+        self.refresh(kv)
+
+    def sleep(self, kv: KVState) -> None:
+        kv.sleep()
+        self.refresh(kv)
+
+    def give_up_restores(self) -> bool:
+        num_free = self.pool.num_free
+        for kv in self.all():
+            if kv.cancel_restores():
+                kv.seal()
+                self.refresh(kv)
+        return self.pool.num_free > num_free or any(
+            kv.num_staging_groups and kv.saves for kv in self.all()
+        )
+
+    # -- the way back -------------------------------------------------------------------------
+
+    def can_reserve(self, request: LiveRequest, num_slots: int) -> bool:
+        """Return whether `promise` would succeed."""
+        num_droppable = sum(self._num_droppable(one) for one in self._parked(request))
+        return self._num_missing(request, num_slots) <= num_droppable
+
+    def promise(self, request: LiveRequest, num_slots: int) -> bool:
+        """Promise host slots to a request; False: there are too few.
+
+        It is at the cost of parked ones, shortest first. Its own copies it keeps.
+        """
+        if not self.can_reserve(request, num_slots):
+            return False
+        for one in self._parked(request):
+            if self._num_missing(request, num_slots) <= 0:
+                break
+            self.drop(one.kv)
+        return self.host.set_owned(request.request_id, num_slots - num_shared_slots(request.kv))
+
+    def _num_missing(self, request: LiveRequest, num_slots: int) -> int:
+        num_held = self.host.owned.get(request.request_id, 0) + num_shared_slots(request.kv)
+        return num_slots - num_held - self.host.num_unpromised
+
+    def _num_droppable(self, request: LiveRequest) -> int:
+        """Return the slots that nobody else uses."""
+        alone = (len(column.slots) for column in request.kv.columns if column.num_users == 1)
+        return self.host.owned[request.request_id] + sum(alone)
+
+    def _parked(self, but: LiveRequest) -> list[LiveRequest]:
+        waiting = (one for one in self._live() if not one.num_computed_tokens and one is not but)
+        return sorted(
+            (one for one in waiting if one.kv.is_parked), key=lambda one: one.kv.num_tokens
+        )
+
+    def reserve(self, kv: KVState, num_slots: int) -> bool:
+        return self.promise(self.requests[RequestId(kv.request_id)], num_slots)
+
+    def drop(self, kv: KVState) -> None:
+        request = self.requests[RequestId(kv.request_id)]
+        self._lacking.pop(kv.request_id, None)
+        kv.cancel_copies()
+        self.pool.release(request.request_id)
+        self.host.release(request.request_id)
+        self.host.give_back(kv.columns)
+        request.record.kv = None
+
+    def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
+        kv.wanted_buffers = num_buffers
+        self._lacking[kv.request_id] = list(groups)
+
+    def load_on(self, kv: KVState, num_left: int) -> Loading:
+        """One whole group after the other."""
+        lacking, num_taken = self._lacking[kv.request_id], 0
+        while lacking and num_taken + kv.num_rows <= num_left:
+            self.restore(kv, lacking.pop(0))
+            num_taken += kv.num_rows
+        return Loading(is_complete=not lacking and not kv.restoring, lacks_blocks=bool(lacking))
+
+    def wake(self, kv: KVState) -> bool:
+        woke = kv.wake(num_free=self.pool.num_free)
+        self.refresh(kv)
+        return woke
+
+    def put_back(self, kv: KVState) -> None:
+        request = self.requests[RequestId(kv.request_id)]
+        self._lacking.pop(kv.request_id, None)
+        kv.cancel_copies()
+        request.record.kv = parked = kv.parked()
+        self.refresh(parked or request.nothing)
+
+    def forget(self, request_id: RequestId) -> None:
+        """Forget a request that has left."""
+        self.requests.pop(request_id, None)
+        self._lacking.pop(request_id, None)
+
+    def refresh(self, kv: KVState) -> None:
+        """Let the ledger follow a change of a request's KV that finds its blocks free."""
+        taken = self.pool.set_owned(RequestId(kv.request_id), kv.num_owned)
+        assert taken, "blocks were taken that were not free"
+
+
+def num_host_blocks(geometry: BlockGeometry, request: LiveRequest) -> int:
+    """Return the host blocks that a request takes until its end."""
+    total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
+    return geometry.num_groups * -(-total // geometry.block_size)
+
+
+def num_shared_slots(kv: KVState) -> int:
+    """Return the host slots of what the prefix cache has of a request."""
+    return sum(len(column.slots) for column in kv.columns)

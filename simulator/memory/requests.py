@@ -1,0 +1,125 @@
+"""A live request: progress and reader."""
+
+from dataclasses import dataclass, field
+
+from services.control.capacity_guard import Need
+from services.control.request_record import Hold, HoldKind, RequestRecord, Stage
+from services.pacing.deposit import next_due_s
+from services.pacing.request_buffer import RequestBuffer
+from services.placement.blocks import BlockGeometry
+from services.placement.types import RequestId
+from simulator.memory.kv import KVState
+from simulator.workload import ArrivingRequest
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveRequest:
+    """One request from its arrival to its end: equal to itself only.
+
+    Instants are of virtual time.
+    """
+
+    spec: ArrivingRequest
+    record: RequestRecord[KVState]
+    nothing: KVState  # its KV while it has none
+    num_output_tokens: int = 0
+    num_computed_tokens: int = 0
+    generated_s: list[float] = field(default_factory=list)
+    due_s: list[float] = field(default_factory=list)  # of each token, at its reader
+    num_told: int = 0  # tokens that the scheduler has heard to be at the reader
+    pauses_s: list[tuple[float, float]] = field(default_factory=list)  # complete ones
+    decode_steps_s: list[float] = field(default_factory=list)  # see `Outcome`
+    num_preemptions: int = 0
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.spec.request_id
+
+    @property
+    def kv(self) -> KVState:
+        return self.record.kv or self.nothing
+
+    @property
+    def reader(self) -> RequestBuffer:
+        """Return its reader as the scheduler sees it."""
+        return self.record.buffer
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.spec.num_prompt_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        return self.spec.num_output_tokens
+
+    @property
+    def priority(self) -> int:
+        return self.spec.priority
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return self.spec.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_left_tokens(self) -> int:
+        """Tokens known and not computed: 1 for a request that decodes."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_left_output_tokens(self) -> int:
+        return self.spec.num_output_tokens - self.num_output_tokens
+
+    @property
+    def is_paused(self) -> bool:
+        return self.record.is_held
+
+    @property
+    def is_finished(self) -> bool:
+        return self.num_output_tokens >= self.spec.num_output_tokens
+
+    def computed(self, num_tokens: int) -> None:
+        """Take in that the step under way computes so many tokens."""
+        self.num_computed_tokens += num_tokens
+
+    def step_ended(self, now_s: float) -> bool:
+        """Take in a step it was part of; return whether it brought a token."""
+        if self.num_left_tokens:
+            return False
+        self.num_output_tokens += 1
+        self.generated_s.append(now_s)
+        previous_s = self.due_s[-1] if self.due_s else None
+        self.due_s.append(next_due_s(previous_s, now_s, self.reader.interval_s))
+        self.reader.generated(self.num_output_tokens, now_s)
+        return True
+
+    def pause(self, now_s: float) -> None:
+        self.record.hold = Hold(HoldKind.PAUSE, now_s)
+
+    def resume(self, now_s: float) -> None:
+        """End the pause; without one this changes nothing."""
+        if self.record.hold is not None:
+            self.pauses_s.append((self.record.hold.since_s, now_s))
+            self.record.hold = None
+
+    def preempt(self, now_s: float) -> None:
+        """Lose turn and blocks; what has a complete host copy is kept there."""
+        self.resume(now_s)
+        self.kv.cancel_copies()
+        self.record.kv = self.kv.parked()
+        self.record.stage, self.num_computed_tokens = Stage.WAITS, 0
+        self.num_preemptions += 1
+
+
+def need_of(request: LiveRequest) -> Need[KVState]:
+    """Return what the guard makes room for."""
+    return Need(request.record, request.num_tokens)
+
+
+def live_request(spec: ArrivingRequest, geometry: BlockGeometry) -> LiveRequest:
+    """Return a request that has just arrived."""
+    record: RequestRecord[KVState] = RequestRecord(
+        request_id=spec.request_id, buffer=RequestBuffer(spec.level), arrival_s=spec.arrival_s
+    )
+    nothing = KVState(request_id=spec.request_id, geometry=geometry)
+    return LiveRequest(spec=spec, record=record, nothing=nothing)

@@ -1,0 +1,61 @@
+"""What the readers of a run felt, by TokenFlow's figures (arXiv 2510.02758, sections 3 and 7.1.3).
+
+Seconds are of virtual time. A reader takes a token when it is due behind Token-Deposit; what is
+generated and not due yet is in his buffer.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from services.pacing import reading
+from services.pacing.deposit import due_times_s, release_interval_s
+from simulator.engine.records import Outcome
+
+DEFINITIONS: Mapping[str, str] = {
+    "rebuffering": reading.REBUFFERING,
+    "effective_tokens_per_s": f"{reading.EFFECTIVE}; per second",
+    "qos": "effective tokens, less those that readers would have read while they waited for the "
+    "first token or later, per second (TokenFlow's Eq. 2, with lambda and mu the reader's rate)",
+}
+
+
+def figures(served: Iterable[Outcome], seconds: float) -> dict[str, float]:
+    """Return the figures of requests that were served within so many seconds."""
+    waited_s = reading_s = effective = missed = 0.0
+    for outcome in served:
+        rebuffered_s, read_s = rebuffering(outcome)
+        waited_s, reading_s = waited_s + rebuffered_s, reading_s + read_s
+        effective += effective_tokens(outcome)
+        interval_s = release_interval_s(outcome.level)
+        if interval_s:
+            missed += (outcome.generated_s[0] - outcome.arrival_s + rebuffered_s) / interval_s
+    return {
+        "rebuffering": waited_s / reading_s if reading_s else 0.0,
+        "effective_tokens_per_s": effective / seconds,
+        "qos": (effective - missed) / seconds,
+    }
+
+
+def rebuffering(outcome: Outcome) -> tuple[float, float]:
+    """Return how long a reader waits beyond his pace, and how long he reads. Seconds."""
+    interval_s = release_interval_s(outcome.level)
+    if not interval_s:
+        return 0.0, 0.0
+    # Virtual time has no noise to tolerate.
+    read = reading.reading_of(outcome.generated_s, interval_s, tolerance_s=0.0)
+    return read.waited_s, read.reading_s
+
+
+def effective_tokens(outcome: Outcome) -> float:
+    """Return how many of a request's tokens count."""
+    interval_s = release_interval_s(outcome.level)
+    if not interval_s:
+        return float(len(outcome.generated_s))
+    due_s = due_times_s(outcome.generated_s, interval_s)
+    return reading.effective_tokens(
+        Counter(
+            max(0, number - bisect_right(due_s, now_s))
+            for number, now_s in enumerate(outcome.generated_s)
+        )
+    )

@@ -1,0 +1,136 @@
+"""The guard before every step: who leaves the pool, who comes back, and what a plan may say."""
+
+from services.control.capacity_guard import CapacityGuard, Need
+from services.control.counters import Counters
+from services.control.request_record import RequestRecord
+from services.pacing.types import ServiceLevel
+from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
+from services.placement.types import EngineShape, RequestId
+from simulator.device.copies import Lane
+from simulator.memory.blocks import BlockLedger
+from simulator.memory.host import HostLedger
+from simulator.memory.kv import KVState
+from simulator.memory.moves import CountedMoves
+from simulator.memory.requests import LiveRequest, live_request, need_of
+from simulator.workload import ArrivingRequest
+from tests.unit.records import make_record
+
+GEOMETRY = BlockGeometry(num_groups=4, block_size=4)
+SHAPE = EngineShape(
+    num_layers=4,
+    layers_per_group=1,
+    block_size=4,
+    num_blocks=100,
+    block_bytes=1,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+)
+
+
+def running(pool: BlockLedger, name: str, *, num_tokens: int) -> LiveRequest:
+    """Return a request that decodes, all of it resident and mirrored."""
+    spec = ArrivingRequest(
+        request_id=RequestId(name),
+        arrival_s=0.0,
+        num_prompt_tokens=num_tokens,
+        num_output_tokens=8,
+        level=ServiceLevel(),
+    )
+    request = live_request(spec, GEOMETRY)
+    request.record.kv = KVState(request_id=name, geometry=GEOMETRY, mirrored=True)
+    request.kv.grow(num_tokens)
+    request.kv.num_sent_blocks = request.kv.num_host_blocks = request.kv.num_full_blocks
+    request.num_computed_tokens = num_tokens
+    assert pool.set_owned(spec.request_id, request.kv.num_owned)
+    return request
+
+
+class Bench:
+    """A guard over some requests; those that run are needs, in the order in which they came."""
+
+    def __init__(self, *, num_blocks: int, num_spare: int = 0) -> None:
+        self.pool = BlockLedger(num_blocks=num_blocks)
+        self.h2d = Lane(bytes_per_s=1.0)
+        self.moves = CountedMoves(
+            SHAPE,
+            self.pool,
+            HostLedger(num_blocks=1_000),
+            lambda: list(self.moves.requests.values()),
+            self.h2d,
+        )
+        self.records: dict[str, RequestRecord[KVState]] = {}
+        self.guard = CapacityGuard(
+            self.moves,
+            self.records,
+            Counters(),
+            max_staging=2,
+            restore_when_free_frac=num_spare / num_blocks,
+        )
+
+    def running(self, name: str, *, num_tokens: int) -> LiveRequest:
+        request = running(self.pool, name, num_tokens=num_tokens)
+        self.moves.requests[request.request_id] = request
+        self.records[name] = request.record
+        return request
+
+    def adjust(self, active: list[LiveRequest], waiting: tuple[Need[KVState], ...] = ()) -> None:
+        self.guard.adjust([need_of(one) for one in active], waiting)
+
+
+def test_what_fits_stays() -> None:
+    bench = Bench(num_blocks=100)
+    a = bench.running("a", num_tokens=20)
+    bench.adjust([a])
+
+    assert a.kv.offloaded == ()
+    assert bench.pool.num_free == 100 - 4 * 5
+
+
+def test_the_newest_gives_way_to_the_first_in_line() -> None:
+    # Two of 4 x 6 blocks fit 50 with their next tokens; a third needs 5 + 4 at least.
+    bench = Bench(num_blocks=50)
+    a, b = bench.running("a", num_tokens=20), bench.running("b", num_tokens=20)
+    bench.adjust([a, b], (Need(make_record("c"), 20),))
+
+    assert a.kv.offloaded == ()
+    assert b.kv.offloaded
+    assert bench.pool.num_free >= 5 + 4
+
+
+def test_a_plans_placement_is_a_floor_and_what_is_beyond_it_comes_back() -> None:
+    bench = Bench(num_blocks=200)
+    a = bench.running("a", num_tokens=20)
+    a.record.floor = LayerPlacement(offloaded=frozenset({1, 2}), num_staging=1)
+    bench.adjust([a])
+    assert a.kv.offloaded == (1, 2)
+
+    a.record.floor = LayerPlacement(offloaded=frozenset({1}), num_staging=1)
+    bench.adjust([a])
+    assert set(a.kv.restoring) == {2}
+    bench.h2d.advance(100.0)
+    assert a.kv.take_in_restores() == 1
+    assert a.kv.offloaded == (1,)
+
+
+def test_nothing_comes_back_into_what_is_kept_free() -> None:
+    # 5 blocks of 4 groups and one offloaded: 15 + 5 staged of 25, and 5 are not enough beyond 4.
+    bench = Bench(num_blocks=25, num_spare=4)
+    a = bench.running("a", num_tokens=20)
+    a.kv.offload([3], num_free=0)
+    bench.moves.refresh(a.kv)
+    assert bench.pool.num_free == 5
+    bench.adjust([a])
+
+    assert not a.kv.restoring
+
+
+def test_paused_requests_lose_theirs_first() -> None:
+    bench = Bench(num_blocks=50)
+    a, b = bench.running("a", num_tokens=20), bench.running("b", num_tokens=20)
+    b.pause(0.0)
+    bench.adjust([a], (Need(make_record("c"), 28),))
+
+    assert a.kv.offloaded == ()
+    assert b.kv.asleep
+    assert b.kv.offloaded
