@@ -121,7 +121,7 @@ def _sharegpt(rate_per_s: float, size: Size) -> list[Cell]:
     return cells + [
         replace(
             _cell(on, workload, policy, rate_per_s=rate_per_s),
-            parameters=PolicyParameters(no_slo_admission=True),
+            parameters=PolicyParameters(admission_policy="fcfs"),
             label=f"{policy} without Alg. 1",
         )
         for policy in ("layerkv", "layerkv-park")

@@ -137,8 +137,6 @@ def with_axes(policy: str, given: PolicyParameters) -> Preset:
         preset = replace(preset, run=run, pause=preset.pause and orders)
     if given.admission_policy:
         preset = replace(preset, admission=AdmissionPolicy(given.admission_policy))
-    elif given.no_slo_admission:
-        preset = replace(preset, admission=AdmissionPolicy.FCFS)
     return preset
 
 

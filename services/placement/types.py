@@ -188,7 +188,6 @@ class PolicyParameters:
     buffer_mode: BufferMode = BufferMode.PRIVATE
     even_patterns_only: bool = False  # the paper's space: even distances, one buffer
     no_overlap: bool = False  # True: copies do not overlap with compute (`deepspeed`)
-    no_slo_admission: bool = False  # True: LayerKV without its admission rule (its Fig. 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

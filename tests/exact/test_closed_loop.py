@@ -398,7 +398,6 @@ def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) ->
         buffer_mode=BufferMode.PRIVATE,
         even_patterns_only=True,
         no_overlap=True,
-        no_slo_admission=True,
         min_pause_s=0.05,
         max_pause_s=0.3,
     )

@@ -290,7 +290,7 @@ def test_every_axis_of_a_preset_can_be_replaced() -> None:
 def test_an_open_parameter_takes_the_presets_value() -> None:
     _, orbitflow = resolved(make_snapshot(policy="orbitflow"))
     _, joint = resolved(make_snapshot(policy="joint"))
-    preset, plain = resolved(make_snapshot(policy="layerkv", no_slo_admission=True))
+    preset, plain = resolved(make_snapshot(policy="layerkv", admission_policy="fcfs"))
 
     assert orbitflow.parameters.victim_rule is VictimRule.KV_AND_DEPOSIT
     assert (orbitflow.parameters.deposit, orbitflow.parameters.pause) == (True, True)
