@@ -31,9 +31,8 @@ class DeliveryRecord:
         self.num_written = 0
         self.num_late = 0
         self._waited_s = dict.fromkeys(Cause, 0.0)
-        self._num_in_hand: defaultdict[int, int] = defaultdict(
-            int
-        )  # tokens by how many before them were not due
+        # Tokens by how many before them were not due.
+        self._num_in_hand: defaultdict[int, int] = defaultdict(int)
 
     def generated(self, num_tokens: int, num_held: int) -> None:
         """Note that so many tokens came in, with which `num_held` are not due."""
