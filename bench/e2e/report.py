@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.e2e.bars import Bar, bar_chart
 from bench.e2e.figures import (
     DEFINITIONS,
     Estimate,
@@ -19,7 +20,7 @@ from bench.e2e.figures import (
 )
 from bench.e2e.records import RunRecord, at_scale
 from bench.e2e.systems import SLO_BLIND
-from simulator.report.charts import Bar, bar_chart, svg
+from simulator.report.charts import svg
 
 PLOTTED = ("tbt", "tbt_deposit")
 OF_RUNS = (

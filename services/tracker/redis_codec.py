@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
+from pydantic import TypeAdapter
+
 from services.generation.lifecycle import FINAL_STATES, REACHABLE, RequestStatus
-from services.pacing.types import ServiceLevel
 from services.tracker.types import (
     ExecutorId,
     ExecutorLoad,
     ExecutorOffer,
-    GatewayId,
     Lease,
     Lifetimes,
     Registration,
@@ -32,6 +32,9 @@ GRACE_S = 3_600.0
 
 REACHABLE_TABLE = {a.value: {b.value: True for b in later} for a, later in REACHABLE.items()}
 ENDED_TABLE = {state.value: True for state in FINAL_STATES}
+
+
+RECORD = TypeAdapter(RequestRecord)  # takes numbers as texts too
 
 
 def call_at(now_s: float, lifetimes: Lifetimes) -> Call:
@@ -80,22 +83,8 @@ def decode_record(key: RequestKey, text: str | None, now_s: float) -> RequestRec
     fields = json.loads(text or "{}")
     if not fields or float(fields["expires_at_s"]) <= now_s:
         return None
-    return RequestRecord(
-        key=key,
-        generation=int(fields["generation"]),
-        gateway_id=GatewayId(fields["gateway_id"]),
-        gateway_epoch=int(fields["gateway_epoch"]),
-        executor_epoch=int(fields["executor_epoch"]),
-        state=RequestStatus(fields["state"]),
-        num_prompt_tokens=int(fields["num_prompt_tokens"]),
-        service_level=ServiceLevel(**json.loads(fields["service_level"])),
-        registered_at_s=float(fields["registered_at_s"]),
-        expires_at_s=float(fields["expires_at_s"]),
-        num_generated=int(fields["num_generated"]),
-        num_delivered=int(fields["num_delivered"]),
-        generated_at_s=_optional_float(fields.get("generated_at_s")),
-        delivered_at_s=_optional_float(fields.get("delivered_at_s")),
-    )
+    level = json.loads(fields["service_level"])
+    return RECORD.validate_python({**fields, "key": key, "service_level": level})
 
 
 def decode_keys(executor_id: ExecutorId, request_ids: Sequence[str]) -> list[RequestKey]:
@@ -104,10 +93,6 @@ def decode_keys(executor_id: ExecutorId, request_ids: Sequence[str]) -> list[Req
 
 def _keep_ms(life_s: float) -> int:
     return int((life_s + GRACE_S) * 1_000)
-
-
-def _optional_float(value: str | None) -> float | None:
-    return None if value is None else float(value)
 
 
 def _pairs(flat: Sequence[str]) -> dict[str, str]:

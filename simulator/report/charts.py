@@ -5,7 +5,7 @@ leaves a line alone that is clicked in its legend. `svg` needs no browser.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import vl_convert
 
 WIDTH, HEIGHT = 380, 200  # pixels, of the plot
-PANEL_WIDTH = 90  # pixels, of one group of bars
 COLOURS = (
     "#2f5d8a", "#c98b3b", "#6b8f5e", "#a4423f", "#7a5ea8", "#4aa3a2", "#8a6d4b", "#b05f93",
     "#5b6770", "#b8a63a",
@@ -57,16 +56,6 @@ class Chart:
     y_high: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A share and its interval, all in [0, 1]."""
-
-    value: float
-    low: float
-    high: float
-
-
-Panel = Mapping[str, Sequence[Bar]]  # group name -> one bar per series
 Specification = dict[str, Any]
 CONFIG: Specification = {
     "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
@@ -167,51 +156,4 @@ def _bands(bands: Sequence[Band]) -> Specification:
         "data": {"values": [{"x": band.low, "high": band.high} for band in bands]},
         "mark": {"type": "rect", "color": BAND_COLOUR, "opacity": 0.25, "clip": True},
         "encoding": {"x2": {"field": "high"}, "y": None, "color": None},
-    }
-
-
-def bar_chart(panels: Mapping[str, Panel], *, series: Sequence[str], y_label: str) -> Specification:
-    """Return one panel per title, one group of bars with intervals per name, side by side.
-
-    Every group has one bar per series, in their order.
-    """
-    return CONFIG | {
-        "hconcat": [_panel(title, panel, series, y_label) for title, panel in panels.items()]
-    }
-
-
-def _panel(title: str, panel: Panel, series: Sequence[str], y_label: str) -> Specification:
-    colours = {"domain": list(series), "range": list(COLOURS[: len(series)])}
-    share = {"type": "quantitative", "title": y_label, "scale": {"domain": [0, 1]}}
-    return {
-        "title": title,
-        "width": PANEL_WIDTH * max(1, len(panel)),
-        "height": HEIGHT,
-        "data": {
-            "values": [
-                {"name": name, "series": one, "value": bar.value, "low": bar.low, "high": bar.high}
-                for name, bars in panel.items()
-                for one, bar in zip(series, bars, strict=True)
-            ]
-        },
-        "encoding": {
-            "x": {
-                "field": "name",
-                "title": None,
-                "sort": list(panel),
-                "axis": {"labelAngle": -30},
-            },
-            "xOffset": {"field": "series", "sort": list(series)},
-            "tooltip": [{"field": field} for field in ("name", "series", "value", "low", "high")],
-        },
-        "layer": [
-            {
-                "mark": "bar",
-                "encoding": {
-                    "y": {"field": "value", "axis": {"format": "%"}, **share},
-                    "color": {"field": "series", "title": None, "scale": colours},
-                },
-            },
-            {"mark": "rule", "encoding": {"y": {"field": "low", **share}, "y2": {"field": "high"}}},
-        ],
     }
