@@ -10,7 +10,7 @@ from services.kit import log, metrics
 from services.kit.clock import wall_s
 from services.kit.server import ServiceServer, run_until_stopped, stop_event
 from services.kit.settings import load
-from services.tracker.redis_store import RedisTrackerStore
+from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.settings import TrackerSettings
 from services.tracker.types import Lifetimes

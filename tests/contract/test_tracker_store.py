@@ -13,7 +13,7 @@ from services.generation.lifecycle import EDGES, REACHABLE, RequestStatus
 from services.pacing.types import ServiceLevel
 from services.tracker.errors import LeaseExpiredError, StaleEpochError
 from services.tracker.memory_store import MemoryTrackerStore
-from services.tracker.redis_store import RedisTrackerStore
+from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.store import TrackerStore
 from services.tracker.types import (
     DeliveredProgress,

@@ -14,7 +14,7 @@ from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ServiceError
 from services.pacing.types import ServiceLevel
 from services.tracker.memory_store import MemoryTrackerStore
-from services.tracker.redis_store import RedisTrackerStore
+from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.store import TrackerStore
 from services.tracker.types import (
     DeliveredProgress,

@@ -13,9 +13,9 @@ from lab.redis_server import RedisServer
 from services.generation.lifecycle import RequestStatus
 from services.kit.clock import wall_s
 from services.tracker.errors import StoreUnavailableError
-from services.tracker.redis_codec import GRACE_S
-from services.tracker.redis_keys import keys_of
-from services.tracker.redis_store import RedisTrackerStore
+from services.tracker.redis.codec import GRACE_S
+from services.tracker.redis.keys import keys_of
+from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.types import (
     DeliveredProgress,
     ExecutorId,

@@ -7,8 +7,8 @@ from typing import Any
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
 from services.tracker.errors import LeaseExpiredError, StaleEpochError
-from services.tracker.redis_client import Scripts, connect, redis_errors
-from services.tracker.redis_codec import (
+from services.tracker.redis.client import Scripts, connect, redis_errors
+from services.tracker.redis.codec import (
     ENDED_TABLE,
     REACHABLE_TABLE,
     call_at,
@@ -18,7 +18,7 @@ from services.tracker.redis_codec import (
     encode_load,
     encode_registration,
 )
-from services.tracker.redis_keys import EXECUTORS, keys_of
+from services.tracker.redis.keys import EXECUTORS, keys_of
 from services.tracker.types import (
     DeliveredProgress,
     ExecutorId,

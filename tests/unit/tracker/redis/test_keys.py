@@ -2,7 +2,7 @@
 
 from redis.crc import key_slot
 
-from services.tracker.redis_keys import keys_of
+from services.tracker.redis.keys import keys_of
 from services.tracker.types import ExecutorId
 
 

@@ -4,7 +4,7 @@ import pytest
 from redis import exceptions
 
 from services.tracker.errors import StoreUnavailableError
-from services.tracker.redis_client import redis_errors
+from services.tracker.redis.client import redis_errors
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from redis.backoff import NoBackoff
 
 from services.tracker.errors import StoreUnavailableError
 from services.tracker.metrics import REDIS_ERRORS, REDIS_UP
-from services.tracker.redis_codec import Call
-from services.tracker.redis_keys import keys_of
+from services.tracker.redis.codec import Call
+from services.tracker.redis.keys import keys_of
 from services.tracker.types import ExecutorId
 
 # No answer, or none yet: the server is away, starts, fails over, is out of memory, or is a node of
@@ -79,7 +79,7 @@ class Scripts:
     """The Lua steps, run by hash and loaded again when the server does not know them."""
 
     def __init__(self, client: Redis) -> None:
-        folder = resources.files("services.tracker") / "lua"
+        folder = resources.files("services.tracker.redis") / "lua"
         shared = (folder / "_shared.lua").read_text()
         self._scripts = {
             name: client.register_script(shared + (folder / f"{name}.lua").read_text())
