@@ -118,7 +118,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a plan for more than the pool",
-        "services/placement/plan_rules.py",
+        "services/placement/judging/plan_rules.py",
         "> now.engine.num_blocks:",
         "> 2 * now.engine.num_blocks:",
         ("tests/unit/placement", "tests/exact/test_closed_loop.py"),

@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from services.placement.batch import capacity_blocks, demand_of, placed_pattern, pool_need
 from services.placement.mirror import mirror_of
+from services.placement.step_time.batch import capacity_blocks, demand_of, placed_pattern, pool_need
 from services.placement.types import Plan, PlanStatus, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan

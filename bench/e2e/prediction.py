@@ -18,8 +18,8 @@ from bench.layerwise._common import batch, decode_times
 from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from lab.workloads import fixed
 from services.executor.kv_options import KVOptions
-from services.placement.latency import Fetch, step_timing
-from services.placement.patterns import Pattern, make_pattern
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import Pattern, make_pattern
 
 SEED = 2026
 NUM_OUTPUT_TOKENS = 20  # the first decode steps settle the placement and are not counted

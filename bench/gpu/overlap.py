@@ -6,8 +6,8 @@ from typing import Any
 from bench.gpu.decode_loop import DecodeLoop, LoopShape
 from bench.gpu.machine import Machine
 from services.executor.copies.step_marks import LayersTime
-from services.placement.latency import Fetch, step_timing
-from services.placement.patterns import make_pattern
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import make_pattern
 
 NUM_WARM_UP = 3
 

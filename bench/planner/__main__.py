@@ -19,7 +19,7 @@ from bench.planner.cells import Cell, against_exhaustive, run_cell, search_budge
 from bench.planner.plans import plan_times
 from bench.planner.rpc import added_by_grpc
 from bench.planner.tables import Row, ms, percent, printed
-from services.placement.patterns import PatternSpace
+from services.placement.step_time.patterns import PatternSpace
 
 SEED = 2026
 REQUESTS = (2, 4, 8, 16, 32, 64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from lab.exhaustive import exhaustive
 from lab.instances import HARDWARE, realistic_instance
-from services.placement.patterns import PatternSpace
+from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.solver.budget import DeadlineBudget, NodeBudget
 from services.planner.solver.instance import Instance, pool_blocks

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.control.shadow import ShadowReport
 from services.control.types import Trigger
-from services.placement.plan_rules import Verdict
+from services.placement.judging.plan_rules import Verdict
 
 Data = dict[str, Any]
 MAX_LATENESSES = 1_024  # kept between two reports

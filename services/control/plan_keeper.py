@@ -11,8 +11,8 @@ from services.control.request_ledger import RequestLedger
 from services.control.request_record import RequestRecord
 from services.control.seam import EngineSeam
 from services.control.types import Trigger
+from services.placement.judging.plan_rules import Moment, Question, Verdict, groups_of, judge
 from services.placement.layer_placement import LayerPlacement
-from services.placement.plan_rules import Moment, Question, Verdict, groups_of, judge
 from services.placement.types import Placement, Plan, Snapshot
 
 NUM_REMEMBERED_QUESTIONS = 64

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.placement.latency import Fetch, step_timing
-from services.placement.patterns import make_pattern
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import make_pattern
 from services.placement.types import EngineShape, Link, Profile
 
 

@@ -7,7 +7,7 @@ from services.control.link_rate import LinkRate
 from services.control.prediction import PlacedRequest
 from services.control.request_record import RequestRecord
 from services.control.types import Links
-from services.placement.plan_rules import LivePlace
+from services.placement.judging.plan_rules import LivePlace
 from services.placement.types import EngineShape, Profile, Snapshot
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.placement.batch import placed_pattern, predicted_step_s
+from services.placement.step_time.batch import placed_pattern, predicted_step_s
 from services.placement.types import Plan, RequestPhase, Snapshot
 
 

@@ -8,14 +8,14 @@ shortest window. Until then the missing blocks stay in the pool, and are counted
 
 from dataclasses import dataclass
 
-from services.placement.batch import (
+from services.placement.step_time.batch import (
     SEALING_STEPS,
     demand_of,
     members,
     placed_pattern,
     pool_need,
 )
-from services.placement.patterns import Pattern
+from services.placement.step_time.patterns import Pattern
 from services.placement.types import EngineShape, RequestId, RequestState, Snapshot
 
 NEVER = 2**62  # blocks: of a group that has no room on the host

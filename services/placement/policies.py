@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
-from services.placement.batch import answer, members
-from services.placement.patterns import RESIDENT
 from services.placement.place.dynamic_heuristic import dynamic_heuristic
 from services.placement.place.layerkv import layerkv
 from services.placement.place.uniform import (
@@ -16,6 +14,8 @@ from services.placement.place.uniform import (
     slo_aware,
 )
 from services.placement.presets import PlacementPolicy
+from services.placement.step_time.batch import answer, members
+from services.placement.step_time.patterns import RESIDENT
 from services.placement.types import Plan, PlanStatus, Snapshot
 
 Policy: TypeAlias = Callable[[Snapshot], Plan]

@@ -10,7 +10,7 @@ from enum import Enum
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from services.kit.errors import InvalidRequestError
-from services.placement.contradiction import find_contradiction
+from services.placement.judging.contradiction import find_contradiction
 from services.placement.policies import NEEDED_FIELDS
 from services.placement.presets import (
     PRESETS,

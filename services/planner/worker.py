@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from services.kit.clock import Clock
-from services.placement.patterns import PatternSpace
+from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode, Plan, Snapshot
 from services.planner.metrics import PLAN_SECONDS, WARM
 from services.planner.policy.orbitflow import OrbitFlow

@@ -13,7 +13,7 @@ from services.control.resumes import is_preparing
 from services.control.run_director import RunPlace, phase_in_queue
 from services.control.types import Links
 from services.placement.blocks import Residency
-from services.placement.plan_rules import LivePlace
+from services.placement.judging.plan_rules import LivePlace
 from services.placement.run.types import RunDecision, RunPhase
 from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
 from simulator.device.copies import Lane

@@ -24,7 +24,7 @@ from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.stats.kv_stats import KVStats
 from services.executor.step_messages import StepFeedback
 from services.kit import log
-from services.placement.batch import SEALING_STEPS
+from services.placement.step_time.batch import SEALING_STEPS
 from services.placement.types import EngineShape
 
 STEPS_PER_STATS = 32

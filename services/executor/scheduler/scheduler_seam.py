@@ -19,7 +19,7 @@ from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.transfer_types import CHUNK_BYTES
 from services.placement.blocks import RESIDENT, Residency
-from services.placement.plan_rules import LivePlace
+from services.placement.judging.plan_rules import LivePlace
 from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ does where no plan is at hand is `fewest_offloaded`.
 
 import heapq
 
-from services.placement.batch import answer, capacity_blocks, members
 from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
-from services.placement.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
+from services.placement.step_time.batch import answer, capacity_blocks, members
+from services.placement.step_time.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
 from services.placement.types import (
     EngineShape,
     Plan,

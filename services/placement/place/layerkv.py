@@ -8,15 +8,15 @@ of their kept layers.
 
 import math
 
-from services.placement.batch import (
+from services.placement.capacity import prefill_reread_blocks
+from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
+from services.placement.step_time.batch import (
     answer,
     capacity_blocks,
     members,
     placed_pattern,
 )
-from services.placement.capacity import prefill_reread_blocks
-from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
-from services.placement.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
+from services.placement.step_time.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
 from services.placement.types import (
     EngineShape,
     Plan,

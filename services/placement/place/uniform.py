@@ -16,7 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from services.placement.batch import (
+from services.placement.capacity import Demand
+from services.placement.judging.slo import constant_step_rate, promise_of, violations_allowed
+from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
+from services.placement.step_time.batch import (
     answer,
     capacity_blocks,
     members,
@@ -25,18 +28,15 @@ from services.placement.batch import (
     predicted_step_s,
     step_compute_s,
 )
-from services.placement.capacity import Demand
-from services.placement.latency import Fetch, step_timing
-from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
-from services.placement.patterns import (
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import (
     RESIDENT,
     Pattern,
     even_distances,
     even_layers,
     make_pattern,
 )
-from services.placement.prefill import Progress
-from services.placement.slo import constant_step_rate, promise_of, violations_allowed
+from services.placement.step_time.prefill import Progress
 from services.placement.types import (
     EngineShape,
     Plan,

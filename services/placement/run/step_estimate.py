@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from services.placement.latency import Fetch, step_timing
-from services.placement.patterns import Pattern, balanced_layers, make_pattern
 from services.placement.run.types import RunRequest, RunSnapshot, StepCosts
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import Pattern, balanced_layers, make_pattern
 from services.placement.types import RequestId
 
 KEPT_FREE_FRAC = 0.02  # of the pool: what the guard keeps before a layer comes back

@@ -6,17 +6,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from services.placement.batch import (
+from services.placement.judging.slo import promise_of
+from services.placement.mirror import Mirror, mirror_of
+from services.placement.step_time.batch import (
     SEALING_STEPS,
     capacity_blocks,
     group_sizes,
     placed_pattern,
     step_compute_s,
 )
-from services.placement.mirror import Mirror, mirror_of
-from services.placement.patterns import Pattern
-from services.placement.prefill import Progress, largest_chunk, progress_of
-from services.placement.slo import promise_of
+from services.placement.step_time.patterns import Pattern
+from services.placement.step_time.prefill import Progress, largest_chunk, progress_of
 from services.placement.types import Link, Profile, RequestState, Snapshot
 from services.planner.policy.window import BatchGrowth, Course, Promises, late_tokens, steps_of
 from services.planner.solver.instance import FORBIDDEN, Instance, Weights, make_instance

@@ -1,8 +1,8 @@
 """The patterns that one snapshot is planned with."""
 
-from services.placement.batch import members, placed_pattern
 from services.placement.mirror import mirror_of
-from services.placement.patterns import PatternSpace, spread_over
+from services.placement.step_time.batch import members, placed_pattern
+from services.placement.step_time.patterns import PatternSpace, spread_over
 from services.placement.types import Snapshot
 from services.planner.solver.library import PatternLibrary, extended_library, pattern_library
 

@@ -10,15 +10,15 @@ from typing import TypeAlias
 
 import numpy as np
 
-from services.placement.batch import answer, members
-from services.placement.patterns import PatternSpace
+from services.placement.judging.slo import promise_of
 from services.placement.run.pause import (
     is_protected,
     longest_paused,
     must_stay_paused,
     ranked_victims,
 )
-from services.placement.slo import promise_of
+from services.placement.step_time.batch import answer, members
+from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import (
     BufferMode,
     Plan,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.placement.mirror import mirror_of
-from services.placement.slo import (
+from services.placement.judging.slo import (
     misses,
     promise_of,
     violations_allowed,
 )
+from services.placement.mirror import mirror_of
 from services.placement.types import PlanStatus, RequestState, Snapshot
 from services.planner.policy.batch import Batch
 from services.planner.policy.window import Fit, fit_window, num_late

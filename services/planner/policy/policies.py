@@ -1,8 +1,8 @@
 """From a snapshot to a plan: the preset's placement policy, with the solver where it needs one."""
 
+from services.placement.judging.rating import rated
 from services.placement.policies import POLICIES
 from services.placement.presets import PlacementPolicy, resolved
-from services.placement.rating import rated
 from services.placement.types import Plan, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.solver.budget import Budget

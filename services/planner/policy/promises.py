@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from services.placement.batch import predicted_step_s
-from services.placement.patterns import RESIDENT
-from services.placement.slo import promise_of
+from services.placement.judging.slo import promise_of
+from services.placement.step_time.batch import predicted_step_s
+from services.placement.step_time.patterns import RESIDENT
 from services.placement.types import RequestState, Snapshot
 
 

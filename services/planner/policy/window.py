@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.placement.batch import SEALING_STEPS
+from services.placement.step_time.batch import SEALING_STEPS
 from services.planner.solver.jit import compiled
 from services.planner.solver.kernels.load import ROOM, Board, new_load
 from services.planner.solver.kernels.step import step_s
@@ -41,7 +41,7 @@ class BatchGrowth(NamedTuple):
 
 
 class Promises(NamedTuple):
-    """What readers expect: see `services.placement.slo.Promise`."""
+    """What readers expect: see `services.placement.judging.slo.Promise`."""
 
     interval_s: Floats  # [P]
     slack_s: Floats  # [P]
@@ -121,7 +121,7 @@ def steps_of(
 
 @compiled
 def late_tokens(promises: Promises, steps_s: Floats, outside_s: float, late: Ints) -> None:
-    """Fill the number of late tokens of each step: `services.placement.slo.late_tokens`."""
+    """Fill the number of late tokens of each step: `services.placement.judging.slo.late_tokens`."""
     due_s = promises.interval_s + promises.slack_s
     now_s = 0.0
     for step in range(steps_s.shape[0]):

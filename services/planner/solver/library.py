@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from services.placement.latency import Fetch, jobs_of
-from services.placement.patterns import Pattern, PatternSpace, pattern_space
+from services.placement.step_time.latency import Fetch, jobs_of
+from services.placement.step_time.patterns import Pattern, PatternSpace, pattern_space
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Ints: TypeAlias = NDArray[np.int64]

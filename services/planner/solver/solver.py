@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from services.placement.patterns import PatternSpace
+from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.solver.budget import Budget, NodeBudget, Share
 from services.planner.solver.instance import (

@@ -9,7 +9,7 @@ from services.control.prediction import PlacedRequest
 from services.control.request_record import Hold, HoldKind, RequestRecord
 from services.control.types import Links
 from services.placement.blocks import RESIDENT
-from services.placement.plan_rules import LivePlace
+from services.placement.judging.plan_rules import LivePlace
 from services.placement.types import (
     EngineShape,
     Link,

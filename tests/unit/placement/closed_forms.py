@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from services.placement.capacity import Demand, blocks_needed
-from services.placement.latency import Fetch, jobs_of
-from services.placement.patterns import Pattern
+from services.placement.step_time.latency import Fetch, jobs_of
+from services.placement.step_time.patterns import Pattern
 
 
 def blocks_while_restoring(demand: Demand, *, present: Pattern, target: Pattern) -> int:

@@ -7,7 +7,7 @@ starts the copy of a first or an adjacent offloaded layer (it then costs nothing
 
 from collections.abc import Sequence
 
-from services.placement.latency import Fetch
+from services.placement.step_time.latency import Fetch
 
 EPSILON_S = 1e-12
 

@@ -7,7 +7,7 @@ from services.placement.capacity import (
     blocks_needed,
     prefill_reread_blocks,
 )
-from services.placement.patterns import RESIDENT, Pattern
+from services.placement.step_time.patterns import RESIDENT, Pattern
 from tests.unit.placement.closed_forms import blocks_while_restoring
 
 

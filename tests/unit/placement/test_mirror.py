@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from lab.snapshots import make_engine, make_request, make_snapshot
-from services.placement.batch import demand_of, pool_need
 from services.placement.mirror import blocks_with_mirror, mirror_of
-from services.placement.patterns import RESIDENT, Pattern
 from services.placement.policies import POLICIES
 from services.placement.presets import PlacementPolicy
+from services.placement.step_time.batch import demand_of, pool_need
+from services.placement.step_time.patterns import RESIDENT, Pattern
 from services.placement.types import RequestPhase
 
 SECOND = Pattern((1, 3, 5, 7), 1)

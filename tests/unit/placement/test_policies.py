@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from lab.snapshots import make_engine, make_request, make_snapshot
-from services.placement.batch import capacity_blocks, demand_of, placed_pattern, pool_need
 from services.placement.place.dynamic_heuristic import dynamic_heuristic
 from services.placement.place.layerkv import layerkv, min_kept_layers, num_blocks_forecast
 from services.placement.place.uniform import (
@@ -17,6 +16,7 @@ from services.placement.place.uniform import (
 )
 from services.placement.policies import NEEDED_FIELDS, POLICIES, all_resident
 from services.placement.presets import PRESETS, PlacementPolicy, RunPolicy, resolved
+from services.placement.step_time.batch import capacity_blocks, demand_of, placed_pattern, pool_need
 from services.placement.types import (
     Link,
     Placement,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lab.exhaustive import exhaustive
-from services.placement.patterns import PatternSpace
+from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode
 from services.planner.solver.library import pattern_library
 from tests.kernels import compile_kernels

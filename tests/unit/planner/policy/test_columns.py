@@ -7,8 +7,8 @@ import pytest
 
 from lab.exhaustive import exhaustive
 from lab.snapshots import make_engine, make_request, make_snapshot
-from services.placement.batch import placed_pattern
-from services.placement.patterns import Pattern, PatternSpace
+from services.placement.step_time.batch import placed_pattern
+from services.placement.step_time.patterns import Pattern, PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.policy.batch import Batch
 from services.planner.policy.columns import MAX_EXTRA_PATTERNS, library_for

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.snapshots import make_engine, make_request, make_snapshot
-from services.placement.batch import (
+from services.placement.judging.slo import late_tokens, promise_of
+from services.placement.step_time.batch import (
     demand_of,
     placed_pattern,
     pool_need,
     predicted_step_s,
 )
-from services.placement.patterns import PatternSpace
-from services.placement.slo import late_tokens, promise_of
+from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import (
     BufferMode,
     Link,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.placement.slo import Promise
+from services.placement.judging.slo import Promise
 from services.planner.policy.window import Course, Fit, Promises, fit_window, num_late
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels

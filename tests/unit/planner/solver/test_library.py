@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from services.placement.latency import Fetch, step_timing
-from services.placement.patterns import PatternSpace, pattern_space
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import PatternSpace, pattern_space
 from services.planner.solver.library import pattern_library
 
 

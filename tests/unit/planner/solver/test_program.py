@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.placement.patterns import PatternSpace
+from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode
 from services.planner.solver.compiled_data import compiled_data
 from services.planner.solver.fast_path import FastPath

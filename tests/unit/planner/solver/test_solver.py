@@ -5,8 +5,8 @@ import pytest
 
 from lab.exhaustive import exhaustive
 from lab.instances import HARDWARE, realistic_instance
-from services.placement.latency import Fetch, step_timing
-from services.placement.patterns import PatternSpace
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.solver.budget import NodeBudget
 from services.planner.solver.instance import FORBIDDEN, Weights, make_instance, pool_blocks

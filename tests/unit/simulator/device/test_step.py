@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.placement.latency import Fetch, step_timing
-from services.placement.patterns import RESIDENT, Pattern
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import RESIDENT, Pattern
 from simulator.device.copies import RESTORE, CopyJob, Lane
 from simulator.device.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
 from tests.fuzz import examples

@@ -8,7 +8,7 @@ import pytest
 
 from services.control import resumes
 from services.pacing.types import ServiceLevel
-from services.placement.contradiction import find_contradiction
+from services.placement.judging.contradiction import find_contradiction
 from services.placement.presets import PRESETS
 from services.placement.run.resume import ResumeWay
 from services.placement.types import (

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 from services.placement.capacity import Demand, blocks_needed
-from services.placement.latency import Fetch, step_timing
-from services.placement.patterns import RESIDENT, Pattern, make_pattern
-from services.placement.prefill import Progress, largest_chunk, progress_of
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import RESIDENT, Pattern, make_pattern
+from services.placement.step_time.prefill import Progress, largest_chunk, progress_of
 from services.placement.types import (
     EngineShape,
     Link,

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from lab.snapshots import make_engine, make_request, make_snapshot
-from services.placement.batch import predicted_step_s
-from services.placement.patterns import RESIDENT, Pattern
-from services.placement.prefill import Progress, progress_of
-from services.placement.slo import promise_of
+from services.placement.judging.slo import promise_of
+from services.placement.step_time.batch import predicted_step_s
+from services.placement.step_time.patterns import RESIDENT, Pattern
+from services.placement.step_time.prefill import Progress, progress_of
 from services.placement.types import Link, Profile, RequestPhase, RequestState
 
 

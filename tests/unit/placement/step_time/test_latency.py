@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.placement.latency import Fetch, step_timing
-from services.placement.patterns import RESIDENT, Pattern, PatternSpace, pattern_space
+from services.placement.step_time.latency import Fetch, step_timing
+from services.placement.step_time.patterns import RESIDENT, Pattern, PatternSpace, pattern_space
 from tests.fuzz import examples
 from tests.unit.placement.closed_forms import eq1_blocks, longest_path_s
 from tests.unit.placement.other_readings import algorithm_1_s, equal_sharing_s

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.placement.contradiction import find_contradiction
+from services.placement.judging.contradiction import find_contradiction
 from services.placement.types import (
     EngineShape,
     PolicyParameters,

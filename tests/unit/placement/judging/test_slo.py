@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.snapshots import make_request
-from services.placement.slo import (
+from services.placement.judging.slo import (
     Promise,
     constant_step_rate,
     late_tokens,

@@ -7,7 +7,7 @@ import pytest
 
 from lab.snapshots import make_engine
 from services.placement.blocks import RESIDENT
-from services.placement.plan_rules import (
+from services.placement.judging.plan_rules import (
     LivePlace,
     Moment,
     Question,

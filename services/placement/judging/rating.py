@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from services.placement.batch import (
+from services.placement.mirror import mirror_of
+from services.placement.presets import REPLAN, PlacementPolicy, Replan
+from services.placement.step_time.batch import (
     capacity_blocks,
     demand_of,
     members,
@@ -13,10 +15,8 @@ from services.placement.batch import (
     predicted_step_s,
     step_compute_s,
 )
-from services.placement.mirror import mirror_of
-from services.placement.patterns import Pattern
-from services.placement.prefill import progress_of
-from services.placement.presets import REPLAN, PlacementPolicy, Replan
+from services.placement.step_time.patterns import Pattern
+from services.placement.step_time.prefill import progress_of
 from services.placement.types import Plan, PlanStatus, Quality, RequestState, Snapshot
 
 Placed: TypeAlias = Sequence[tuple[RequestState, Pattern]]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from services.placement.patterns import Pattern
+from services.placement.step_time.patterns import Pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.placement.patterns import (
+from services.placement.step_time.patterns import (
     RESIDENT,
     Pattern,
     PatternSpace,

@@ -5,7 +5,10 @@ import dataclasses
 import pytest
 
 from lab.snapshots import make_request, make_snapshot
-from services.placement.batch import (
+from services.placement.judging.rating import rated
+from services.placement.policies import POLICIES
+from services.placement.presets import REPLAN, PlacementPolicy, Replan
+from services.placement.step_time.batch import (
     capacity_blocks,
     demand_of,
     members,
@@ -13,9 +16,6 @@ from services.placement.batch import (
     pool_need,
     predicted_step_s,
 )
-from services.placement.policies import POLICIES
-from services.placement.presets import REPLAN, PlacementPolicy, Replan
-from services.placement.rating import rated
 from services.placement.types import Plan, PlanStatus, Quality, RequestPhase, Snapshot
 
 WITHOUT_SOLVER = [policy for policy in PlacementPolicy if policy in POLICIES]
