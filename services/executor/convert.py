@@ -39,21 +39,14 @@ from services.generation.sampling_proto import sampling_from_proto, sampling_to_
 from services.generation.service_level_proto import service_level_from_proto
 from services.kit.errors import InvalidRequestError, shortened
 from services.kit.trace_context import TraceContext
+from services.kit.wire import write
 from services.placement.types import RequestPhase
 
 MAX_REQUEST_ID_LENGTH = 128
 DEFAULT_UPDATES_PER_S = 2.0
 MAX_UPDATES_PER_S = 20.0
 
-_REJECT_CODES = {
-    RejectCode.INVALID_ARGUMENT: pb.REJECT_CODE_INVALID_ARGUMENT,
-    RejectCode.CONTEXT_LENGTH: pb.REJECT_CODE_CONTEXT_LENGTH,
-    RejectCode.UNKNOWN_MODEL: pb.REJECT_CODE_UNKNOWN_MODEL,
-    RejectCode.DUPLICATE: pb.REJECT_CODE_DUPLICATE,
-    RejectCode.OVERLOADED: pb.REJECT_CODE_OVERLOADED,
-    RejectCode.UNAVAILABLE: pb.REJECT_CODE_UNAVAILABLE,
-    RejectCode.INTERNAL: pb.REJECT_CODE_INTERNAL,
-}
+_REJECT_CODES = {code: pb.RejectCode.Value(f"REJECT_CODE_{code.name}") for code in RejectCode}
 _REQUEST_STATES = {
     RequestPhase.WAITING: pb.REQUEST_STATE_QUEUED,
     RequestPhase.PREFILL: pb.REQUEST_STATE_PREFILL,
@@ -61,11 +54,7 @@ _REQUEST_STATES = {
     RequestPhase.PAUSED: pb.REQUEST_STATE_PAUSED,
     RequestPhase.PREEMPTED: pb.REQUEST_STATE_PARKED,
 }
-_RESIDENCIES = {
-    GroupPlace.RESIDENT.value: pb.RESIDENCY_RESIDENT,
-    GroupPlace.OFFLOADED.value: pb.RESIDENCY_OFFLOADED,
-    GroupPlace.RESTORING.value: pb.RESIDENCY_RESTORING,
-}
+_RESIDENCIES = {place.value: pb.Residency.Value(f"RESIDENCY_{place.name}") for place in GroupPlace}
 
 
 def gateway_id_from_proto(message: pb.StreamRequest | None) -> str:
@@ -232,11 +221,7 @@ def tokenize_from_proto(
 
 
 def tokenization_to_proto(tokenization: Tokenization) -> pb.TokenizeResponse:
-    return pb.TokenizeResponse(
-        ids=tokenization.ids,
-        max_model_len=tokenization.max_model_len,
-        texts=tokenization.texts,
-    )
+    return write(tokenization, pb.TokenizeResponse())
 
 
 def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfoResponse:

@@ -7,12 +7,9 @@ from services.pacing.cause import Cause, Delay
 
 CAUSE_TO_PROTO = MappingProxyType(
     {
-        Cause.QUEUE: gen.DELAY_CAUSE_QUEUE,
-        Cause.PROMPTS: gen.DELAY_CAUSE_PROMPTS,
-        Cause.COPIES: gen.DELAY_CAUSE_COPIES,
-        Cause.PAUSE: gen.DELAY_CAUSE_PAUSE,
-        Cause.PLANNER: gen.DELAY_CAUSE_PLANNER,
-        Cause.READER: gen.DELAY_CAUSE_READER,
+        cause: gen.DelayCause.Value(f"DELAY_CAUSE_{cause.name}")
+        for cause in Cause
+        if cause is not Cause.NETWORK  # which only gateways see
     }
 )
 CAUSE_FROM_PROTO = MappingProxyType({proto: own for own, proto in CAUSE_TO_PROTO.items()})

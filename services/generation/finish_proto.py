@@ -6,11 +6,6 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from services.generation.finish import FinishReason
 
 FINISH_TO_PROTO = MappingProxyType(
-    {
-        FinishReason.STOP: gen.FINISH_REASON_STOP,
-        FinishReason.LENGTH: gen.FINISH_REASON_LENGTH,
-        FinishReason.CANCELLED: gen.FINISH_REASON_CANCELLED,
-        FinishReason.TOOL_CALLS: gen.FINISH_REASON_TOOL_CALLS,
-    }
+    {reason: gen.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 )
 FINISH_FROM_PROTO = MappingProxyType({proto: own for own, proto in FINISH_TO_PROTO.items()})

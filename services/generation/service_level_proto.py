@@ -4,6 +4,7 @@ import math
 
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.kit.errors import InvalidRequestError
+from services.kit.wire import write
 from services.pacing.types import ServiceLevel
 
 BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
@@ -24,10 +25,4 @@ def service_level_from_proto(level: gen.ServiceLevel, *, path: str) -> ServiceLe
 
 
 def service_level_to_proto(level: ServiceLevel) -> gen.ServiceLevel:
-    return gen.ServiceLevel(
-        slo_ttft_s=level.slo_ttft_s,
-        slo_tpot_s=level.slo_tpot_s,
-        slo_tbt_s=level.slo_tbt_s,
-        consumption_rate_tps=level.consumption_rate_tps,
-        pace_tail=level.pace_tail,
-    )
+    return write(level, gen.ServiceLevel())

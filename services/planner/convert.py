@@ -10,6 +10,7 @@ from enum import Enum
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from services.kit.errors import InvalidRequestError
+from services.kit.wire import fail, read, write
 from services.placement.judging.contradiction import find_contradiction
 from services.placement.policies import NEEDED_FIELDS
 from services.placement.presets import (
@@ -21,7 +22,6 @@ from services.placement.presets import (
 )
 from services.placement.ranges import MAX_SECONDS
 from services.placement.types import Plan, PolicyParameters, Snapshot
-from services.planning.wire import fail, read, write
 
 MAX_GROUPS = 192  # tables of the solver grow with the cube of it
 AXES: dict[str, type[Enum]] = {

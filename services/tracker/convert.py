@@ -13,6 +13,7 @@ from evenflow.tracker.v1 import tracker_pb2 as pb
 from services.generation.lifecycle import RequestStatus
 from services.generation.service_level_proto import service_level_from_proto, service_level_to_proto
 from services.kit.errors import InvalidRequestError
+from services.kit.wire import write
 from services.reporting.states import FROM_PROTO, TO_PROTO
 from services.tracker.types import (
     DeliveredProgress,
@@ -96,15 +97,11 @@ def delivered_from_proto(request: pb.ReportRequest) -> list[DeliveredProgress]:
 
 
 def keys_to_proto(keys: Iterable[RequestKey]) -> list[pb.RequestKey]:
-    return [pb.RequestKey(executor_id=k.executor_id, request_id=k.request_id) for k in keys]
+    return [write(key, pb.RequestKey()) for key in keys]
 
 
 def report_result_to_proto(result: ReportResult) -> pb.ReportResponse:
-    return pb.ReportResponse(
-        unknown=keys_to_proto(result.unknown),
-        stale=keys_to_proto(result.stale),
-        illegal=keys_to_proto(result.illegal),
-    )
+    return write(result, pb.ReportResponse())
 
 
 def duration_to_proto(seconds: float) -> Duration:
@@ -119,11 +116,7 @@ def lease_to_proto(lease: Lease, *, now_s: float) -> pb.Executor:
         epoch=lease.offer.epoch,
         address=lease.offer.address,
         model=lease.offer.model,
-        load=pb.ExecutorLoad(
-            num_running_reqs=lease.offer.load.num_running_reqs,
-            num_waiting_reqs=lease.offer.load.num_waiting_reqs,
-            kv_cache_usage_frac=lease.offer.load.kv_cache_usage_frac,
-        ),
+        load=write(lease.offer.load, pb.ExecutorLoad()),
         lease_ttl=duration_to_proto(max(0.0, lease.expires_at_s - now_s)),
     )
 

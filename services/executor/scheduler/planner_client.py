@@ -92,7 +92,7 @@ class PlannerClient:
         from evenflow.planner.v1 import planner_pb2 as pb
         from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
         from services.kit.rpc import make_blocking_channel
-        from services.planning.wire import read, write
+        from services.kit.wire import read, write
 
         channel = make_blocking_channel(
             self._address,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from services.kit.errors import InvalidRequestError
+from services.kit.wire import _kind_and_rules, read, write
 from services.placement.ranges import AtMost, Within
 from services.placement.types import Plan, PlanStatus, PolicyParameters, Snapshot
-from services.planning.wire import _kind_and_rules, read, write
 from tests.fuzz import examples
 
 MAX_EXACT = 2**53  # of an integer that a float bound can state

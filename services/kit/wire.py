@@ -2,7 +2,7 @@
 
 A field without a value on the wire has the dataclass' default. An enum's member is the message's
 value of that name behind the enum's prefix: `RequestPhase.PREFILL` is `REQUEST_PHASE_PREFILL`.
-What a field may hold stands beside its type (`services.placement.ranges`).
+What a field may hold stands beside its type, as an annotation of the shape of `Within` or `AtMost`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,34 @@ from typing import (
     Any,
     NewType,
     NoReturn,
+    Protocol,
     TypeVar,
     Union,
     get_args,
     get_origin,
     get_type_hints,
+    runtime_checkable,
 )
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from services.kit.errors import InvalidRequestError
-from services.placement.ranges import AtMost, Within
+
+
+@runtime_checkable
+class Within(Protocol):
+    """A range of numbers; its text says which."""
+
+    def holds(self, value: float) -> bool: ...
+
+
+@runtime_checkable
+class AtMost(Protocol):
+    """So many entries or characters at most; no text is empty then."""
+
+    length: int
+
 
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
@@ -35,6 +51,10 @@ MessageT = TypeVar("MessageT", bound=Message)
 Reader = Callable[[Message, str], Any]
 # Takes a message, a field and its value, which is not None.
 Writer = Callable[[Any, str, Any], Any]
+
+
+def _at(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def fail(path: str, problem: str) -> NoReturn:
@@ -99,7 +119,10 @@ def _prefix_of(kind: EnumDescriptor) -> str:
 
 
 def read(cls: type[T], message: Message, path: str) -> T:
-    """Return a message as a dataclass. Raises InvalidRequestError naming `path.field`."""
+    """Return a message as a dataclass. Raises InvalidRequestError naming `path.field`.
+
+    An empty path names the field alone.
+    """
     kind: Any = cls
     readers = _readers(kind, message.DESCRIPTOR)
     return cls(**{name: reader(message, path) for name, reader in readers})
@@ -131,7 +154,7 @@ def _reader(field: Field[Any], hint: Any, wire: FieldDescriptor) -> Reader:
     def read_present(message: Message, path: str) -> Any:
         if message.HasField(name):
             return read_value(message, path)
-        return fail(f"{path}.{name}", "is required") if default is None else default()
+        return fail(_at(path, name), "is required") if default is None else default()
 
     return read_present
 
@@ -167,21 +190,20 @@ def _reader_of_many(name: str, kind: Any, rules: Sequence[Any]) -> Reader:
     def read_many(message: Message, path: str) -> tuple[Any, ...]:
         entries = getattr(message, name)
         if most is not None and len(entries) > most:
-            fail(f"{path}.{name}", f"has more than {most} entries")
+            fail(_at(path, name), f"has more than {most} entries")
         if is_part:
-            return tuple(
-                read(kind, entry, f"{path}.{name}[{index}]") for index, entry in enumerate(entries)
-            )
+            place = _at(path, name)
+            return tuple(read(kind, part, f"{place}[{i}]") for i, part in enumerate(entries))
         values = tuple(entries)
         if within is not None and not all(within.holds(value) for value in values):
-            fail(f"{path}.{name}", f"holds a value that is not in {within}")
+            fail(_at(path, name), f"holds a value that is not in {within}")
         return values
 
     return read_many
 
 
 def _reader_of_part(name: str, kind: Any) -> Reader:
-    return lambda message, path: read(kind, getattr(message, name), f"{path}.{name}")
+    return lambda message, path: read(kind, getattr(message, name), _at(path, name))
 
 
 def _reader_of_enum(field: Field[Any], kind: type[Enum], wire: Any) -> Reader:
@@ -196,7 +218,7 @@ def _reader_of_enum(field: Field[Any], kind: type[Enum], wire: Any) -> Reader:
     def read_enum(message: Message, path: str) -> Enum:
         number = getattr(message, name)
         if number not in members:
-            fail(f"{path}.{name}", f"unknown value {number}")
+            fail(_at(path, name), f"unknown value {number}")
         return members[number]
 
     return read_enum
@@ -213,7 +235,7 @@ def _reader_of_scalar(field: Field[Any], rules: Sequence[Any]) -> Reader:
     def read_number(message: Message, path: str) -> Any:
         value = getattr(message, name)
         if not rule.holds(value):
-            fail(f"{path}.{name}", f"{value} is not in {rule}")
+            fail(_at(path, name), f"{value} is not in {rule}")
         return value
 
     return read_number
@@ -223,9 +245,9 @@ def _reader_of_text(name: str, max_length: int) -> Reader:
     def read_text(message: Message, path: str) -> str:
         value: str = getattr(message, name)
         if not value:
-            fail(f"{path}.{name}", "is required")
+            fail(_at(path, name), "is required")
         if len(value) > max_length:
-            fail(f"{path}.{name}", f"is longer than {max_length} characters")
+            fail(_at(path, name), f"is longer than {max_length} characters")
         return value
 
     return read_text

@@ -1,1 +1,0 @@
-"""Snapshots and plans on the wire, as executor and planner write and read them."""
