@@ -1,8 +1,8 @@
 """One copy of a device engine, from its submission until nothing of it can touch memory."""
 
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,10 @@ import torch
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.host_ring import RingBuffer
 from services.executor.copies.pages import GroupPages
-from services.executor.copies.streams import Batch, Event, Part, RowCopy
+from services.executor.copies.streams import Batch, Event, Layers, Part, RowCopy
 
 Indices = npt.NDArray[np.int64]
-Rows = tuple[torch.Tensor, Indices]  # a matrix of bytes, and which of its rows
+Side = tuple[Sequence[torch.Tensor], Indices]  # matrices of bytes, one per layer, and their rows
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class CopyJob:
     end: Event | None = None  # of the last chunk issued
     error: Exception | None = None
     cancelled: bool = False
-    landed: threading.Event = field(default_factory=threading.Event)  # saves through a ring
+    landed: threading.Event | None = None  # of a save through a ring: `num_to_land` is 0
 
     @property
     def done(self) -> bool:
@@ -71,41 +71,31 @@ def chunks_of(job: CopyJob) -> list[Chunk]:
 def between_pool_and_host(
     direction: Direction, pages: GroupPages, slots: Indices, block_ids: Indices
 ) -> Batch:
-    """Return the copies between pool blocks and host slots, one per layer, in parts of chunks."""
-    host, pool = [(slab, slots) for slab in pages.host], [(rows, block_ids) for rows in pages.pool]
-    return Batch(_row_copies(direction, host, pool), pages.blocks_per_chunk)
+    """Return the copies between pool blocks and host slots, in parts of chunks."""
+    if direction is Direction.H2D:
+        return Batch(pages.to_pool, slots, block_ids, pages.blocks_per_chunk, slots)
+    return Batch(pages.to_host, block_ids, slots, pages.blocks_per_chunk, slots)
 
 
 def between_pool_and_ring(chunk: Chunk, buffer: RingBuffer) -> Part:
-    """Return the copies of a chunk between pool blocks and a ring buffer, one per layer."""
-    copies = _row_copies(chunk.job.copy.direction, _buffered(chunk, buffer), _blocks(chunk))
-    return Part(Batch(copies), 0, chunk.end - chunk.start)
+    """Return the copies of a chunk between pool blocks and a ring buffer."""
+    job = chunk.job
+    blocks = job.pages.pool, job.block_ids[chunk.start : chunk.end]
+    return _part(job.copy.direction, _buffered(chunk, buffer), blocks)
 
 
 def between_ring_and_host(chunk: Chunk, buffer: RingBuffer) -> list[RowCopy]:
     """Return the copies of a chunk between a ring buffer and host slots, one per layer."""
-    return _row_copies(chunk.job.copy.direction, _slots(chunk), _buffered(chunk, buffer))
+    job = chunk.job
+    slots = job.pages.host, job.slots[chunk.start : chunk.end]
+    return _part(job.copy.direction, slots, _buffered(chunk, buffer)).copies()
 
 
-def _slots(chunk: Chunk) -> list[Rows]:
-    rows = chunk.job.slots[chunk.start : chunk.end]
-    return [(slab, rows) for slab in chunk.job.pages.host]
+def _buffered(chunk: Chunk, buffer: RingBuffer) -> Side:
+    return buffer.rows[: len(chunk.job.pages.pool)], np.arange(chunk.end - chunk.start)
 
 
-def _blocks(chunk: Chunk) -> list[Rows]:
-    rows = chunk.job.block_ids[chunk.start : chunk.end]
-    return [(pool, rows) for pool in chunk.job.pages.pool]
-
-
-def _buffered(chunk: Chunk, buffer: RingBuffer) -> list[Rows]:
-    rows = np.arange(chunk.end - chunk.start)
-    return [(layer, rows) for layer in buffer.rows[: len(chunk.job.pages.pool)]]
-
-
-def _row_copies(direction: Direction, host: Iterable[Rows], pool: Iterable[Rows]) -> list[RowCopy]:
+def _part(direction: Direction, host: Side, pool: Side) -> Part:
     """Return the copies from host to pool, or back."""
-    sources, targets = (host, pool) if direction is Direction.H2D else (pool, host)
-    return [
-        RowCopy(source=source, source_rows=source_rows, target=target, target_rows=target_rows)
-        for (source, source_rows), (target, target_rows) in zip(sources, targets, strict=True)
-    ]
+    source, target = (host, pool) if direction is Direction.H2D else (pool, host)
+    return Part(Batch(Layers(source[0], target[0]), source[1], target[1]), 0, len(source[1]))

@@ -5,10 +5,11 @@ has a slab of its own, shared by the groups: slot i is the same row in each of t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from services.executor.copies.streams import Layers
 from services.executor.transfer_types import CHUNK_BYTES
 
 POISON_BYTE = 0xFF  # repeated, it is NaN in every floating-point format
@@ -20,15 +21,19 @@ class GroupPages:
 
     pool: tuple[torch.Tensor, ...]  # per layer: [num_blocks, page_bytes] uint8, views of the KV
     host: tuple[torch.Tensor, ...]  # per layer: [num_slots, page_bytes] uint8
+    # Of the above; asked for with each copy.
+    block_bytes: int = field(init=False)  # of one block over the group's layers
+    blocks_per_chunk: int = field(init=False)
+    to_pool: Layers = field(init=False)
+    to_host: Layers = field(init=False)
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block over the group's layers."""
-        return sum(pages.shape[1] for pages in self.pool)
-
-    @property
-    def blocks_per_chunk(self) -> int:
-        return blocks_per_chunk(self.block_bytes)
+    def __post_init__(self) -> None:
+        block_bytes = sum(pages.shape[1] for pages in self.pool)
+        host = self.host[: len(self.pool)]
+        object.__setattr__(self, "block_bytes", block_bytes)
+        object.__setattr__(self, "blocks_per_chunk", blocks_per_chunk(block_bytes))
+        object.__setattr__(self, "to_pool", Layers(host, self.pool))
+        object.__setattr__(self, "to_host", Layers(self.pool, host))
 
 
 def blocks_per_chunk(block_bytes: int) -> int:

@@ -45,32 +45,45 @@ class RowCopy:
     target_rows: npt.NDArray[np.int64]
 
 
+class Layers:
+    """Matrices of bytes, and those that rows of them go to: a pair with rows of a length each."""
+
+    def __init__(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+        self.pairs = tuple(zip(sources, targets, strict=True))
+        # Bytes of a row, and where the rows of either begin.
+        self.numbers = [(s.shape[1], s.data_ptr(), t.data_ptr()) for s, t in self.pairs]
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Copies of as many rows each, enqueued together, whole or in parts, perhaps many times."""
+    """The same rows of all layers, enqueued together, whole or in parts, perhaps many times."""
 
-    copies: Sequence[RowCopy]
+    layers: Layers
+    source_rows: npt.NDArray[np.int64]
+    target_rows: npt.NDArray[np.int64]
     rows_per_part: int = 0  # parts begin at multiples of it, and end there or with the last row
+    pinned_rows: npt.NDArray[np.int64] | None = None  # sources or targets that are pinned in ranges
     prepared: Any = None  # what the device has made of it
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows `[start, end)` of each copy of a batch."""
+    """Rows `[start, end)` of a batch."""
 
     batch: Batch
     start: int
     end: int
 
+    @property
+    def is_whole(self) -> bool:
+        return self.end - self.start == len(self.batch.source_rows)
+
     def copies(self) -> list[RowCopy]:
+        some = slice(self.start, self.end)
+        rows = self.batch.source_rows[some], self.batch.target_rows[some]
         return [
-            RowCopy(
-                source=copy.source,
-                source_rows=copy.source_rows[self.start : self.end],
-                target=copy.target,
-                target_rows=copy.target_rows[self.start : self.end],
-            )
-            for copy in self.batch.copies
+            RowCopy(source=source, source_rows=rows[0], target=target, target_rows=rows[1])
+            for source, target in self.batch.layers.pairs
         ]
 
 

@@ -149,11 +149,11 @@ class StreamRank(SimulatedRank):
 
 
 class StreamEngine(CudaCopyEngine):
-    _device: RequestsDevice
+    device: RequestsDevice
 
     def submit(self, copy: Copy) -> CopyJob:
         job = super().submit(copy)
-        self._device.note(copy, job)
+        self.device.note(copy, job)
         return job
 
     def progress(self) -> None:

@@ -54,9 +54,8 @@ BatchFunction = ctypes.CFUNCTYPE(
 class BatchCopy(Protocol):
     """Enqueues copies by address on a stream's handle. Raises RuntimeError if one is refused."""
 
-    def __call__(
-        self, sources: Numbers, targets: Numbers, sizes: Numbers, *, stream: int, order: int
-    ) -> None: ...
+    def __call__(self, numbers: Numbers, *, stream: int, order: int) -> None:
+        """`numbers`: [3, copies], the rows of sources, targets and sizes in bytes."""
 
 
 @lru_cache(maxsize=1)
@@ -79,23 +78,21 @@ def driver_batch_copy() -> BatchCopy:
 
 def in_batches(function: Any) -> BatchCopy:
     """Return copies by a `BatchFunction`."""
+    attributes = {order: Attributes(source_order=order) for order in (STREAM_ORDER, ANY_ORDER)}
+    first = ctypes.c_size_t(0)
 
-    def copy(
-        sources: Numbers, targets: Numbers, sizes: Numbers, *, stream: int, order: int
-    ) -> None:
-        if not len(sizes):
+    def copy(numbers: Numbers, *, stream: int, order: int) -> None:
+        num_copies = numbers.shape[1]
+        if not num_copies:
             return
-        attributes, first, fault = (
-            Attributes(source_order=order),
-            ctypes.c_size_t(0),
-            ctypes.c_size_t(),
-        )
+        sources, row_bytes = numbers.ctypes.data, numbers.strides[0]
+        fault = ctypes.c_size_t()
         error = function(
-            targets.ctypes.data,
-            sources.ctypes.data,
-            sizes.ctypes.data,
-            len(sizes),
-            ctypes.addressof(attributes),
+            sources + row_bytes,  # the targets
+            sources,
+            sources + 2 * row_bytes,  # the sizes
+            num_copies,
+            ctypes.addressof(attributes[order]),
             ctypes.addressof(first),
             1,
             ctypes.addressof(fault),
@@ -110,12 +107,8 @@ def in_batches(function: Any) -> BatchCopy:
 def one_by_one(driver: Any) -> BatchCopy:
     """Return copies by a driver without batches, which reads every source in the stream's order."""
 
-    def copy(
-        sources: Numbers, targets: Numbers, sizes: Numbers, *, stream: int, order: int
-    ) -> None:
-        for source, target, size in zip(
-            sources.tolist(), targets.tolist(), sizes.tolist(), strict=True
-        ):
+    def copy(numbers: Numbers, *, stream: int, order: int) -> None:
+        for source, target, size in zip(*numbers.tolist(), strict=True):
             error = driver.cuMemcpyAsync(
                 ctypes.c_uint64(target),
                 ctypes.c_uint64(source),
@@ -128,60 +121,55 @@ def one_by_one(driver: Any) -> BatchCopy:
     return copy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Descriptors:
-    """A batch as the driver takes it: for each run of rows one copy per layer, run by run."""
+    """A batch as the driver takes it: for each layer one copy per run of rows."""
 
     starts: Numbers  # of the runs, among the batch's rows
-    sources: Numbers  # addresses
-    targets: Numbers
-    sizes: Numbers  # bytes
+    numbers: Numbers  # [3, layers * runs]: where from, where to, how many bytes
 
-    def of(self, part: Part) -> tuple[Numbers, Numbers, Numbers]:
-        """Return sources, targets and sizes of a part."""
-        num_layers = len(part.batch.copies)
-        begin, end = np.searchsorted(self.starts, (part.start, part.end)) * num_layers
-        return self.sources[begin:end], self.targets[begin:end], self.sizes[begin:end]
+    def of(self, part: Part) -> Numbers:
+        """Return the numbers of a part."""
+        if part.is_whole:
+            return self.numbers
+        some = slice(*np.searchsorted(self.starts, (part.start, part.end)))
+        return self.numbers.reshape(3, -1, len(self.starts))[:, :, some].reshape(3, -1)
 
 
 def descriptors(batch: Batch, *, rows_per_range: int = 0) -> Descriptors:
-    """Return what the driver is told of a batch, whose copies are of the same rows.
+    """Return what the driver is told of a batch.
 
-    A run follows on both sides, and crosses no multiple of `rows_per_range` (0: no bound), for no
-    copy may cross from one pinned range to another, nor from a part to the next. The matrices' rows
-    are dense.
+    A run follows on both sides, and crosses no multiple of `rows_per_range` (0: no bound) of pinned
+    rows, for no copy may cross from one pinned range to another, nor from a part to the next. The
+    matrices' rows are dense.
     """
-    first = batch.copies[0]
-    assert all(
-        copy.source_rows is first.source_rows and copy.target_rows is first.target_rows
-        for copy in batch.copies
-    )
-    starts, lengths = runs(
-        first.source_rows, first.target_rows, rows_per_range, batch.rows_per_part
-    )
-    source_rows, target_rows = first.source_rows[starts], first.target_rows[starts]
-    sources, targets, sizes = np.empty((3, len(starts), len(batch.copies)), dtype=np.int64)
-    for layer, copy in enumerate(batch.copies):
-        row_bytes = copy.source.shape[1]
-        sources[:, layer] = source_rows * row_bytes + copy.source.data_ptr()
-        targets[:, layer] = target_rows * row_bytes + copy.target.data_ptr()
-        sizes[:, layer] = lengths * row_bytes
-    return Descriptors(starts, sources.ravel(), targets.ravel(), sizes.ravel())
+    layers = batch.layers.numbers
+    starts, lengths = runs(batch, rows_per_range)
+    source_rows, target_rows = batch.source_rows[starts], batch.target_rows[starts]
+    numbers = np.empty((3, len(layers), len(starts)), dtype=np.int64)
+    sources, targets, sizes = numbers
+    for layer, (row_bytes, source, target) in enumerate(layers):
+        np.multiply(source_rows, row_bytes, out=sources[layer])
+        np.multiply(target_rows, row_bytes, out=targets[layer])
+        np.multiply(lengths, row_bytes, out=sizes[layer])
+        sources[layer] += source
+        targets[layer] += target
+    return Descriptors(starts, numbers.reshape(3, -1))
 
 
-def runs(
-    sources: Numbers, targets: Numbers, rows_per_range: int, rows_per_part: int
-) -> tuple[Numbers, Numbers]:
-    """Return where runs of pairs begin, and how long they are."""
-    num_rows = len(sources)
-    begins = np.ones(num_rows, dtype=bool)
-    begins[1:] = (sources[1:] - sources[:-1] != 1) | (targets[1:] - targets[:-1] != 1)
-    if rows_per_range:
-        begins |= (sources % rows_per_range == 0) | (targets % rows_per_range == 0)
-    if rows_per_part:
-        begins[::rows_per_part] = True
-    starts = np.flatnonzero(begins)
-    lengths = np.empty_like(starts)
-    lengths[:-1] = starts[1:] - starts[:-1]
-    lengths[-1:] = num_rows - starts[-1:]
-    return starts, lengths
+def runs(batch: Batch, rows_per_range: int) -> tuple[Numbers, Numbers]:
+    """Return where runs of rows begin, and how long they are."""
+    sources, targets = batch.source_rows, batch.target_rows
+    begins = np.empty(len(sources), dtype=bool)
+    begins[:1], breaks = True, begins[1:]
+    np.not_equal(sources[1:] - sources[:-1], 1, out=breaks)
+    breaks |= targets[1:] - targets[:-1] != 1
+    if rows_per_range and batch.pinned_rows is not None:
+        ranges = batch.pinned_rows // rows_per_range  # unlike remainders, many at once
+        breaks |= ranges[1:] != ranges[:-1]
+    if batch.rows_per_part:
+        begins[:: batch.rows_per_part] = True
+    (starts,) = begins.nonzero()
+    ends = np.empty_like(starts)
+    ends[:-1], ends[-1:] = starts[1:], len(begins)
+    return starts, ends - starts

@@ -42,9 +42,8 @@ class SaveHistory:
 
     def covers(self, slots: Indices, block_ids: Indices) -> bool:
         """Whether all slots and blocks exist."""
-        return all(  # what is below zero is large without a sign
-            rows.view(np.uint64).max(initial=0) < len(marks)
-            for rows, marks in ((slots, self._slot_writers), (block_ids, self._block_readers))
+        return _are_below(slots, len(self._slot_writers)) and _are_below(
+            block_ids, len(self._block_readers)
         )
 
     def note(self, job: CopyJob) -> None:
@@ -72,7 +71,12 @@ class SaveHistory:
             self._under_way.popleft()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+def _are_below(rows: Indices, bound: int) -> bool:
+    unsigned = rows.view(np.uint64)  # what is below zero is large without a sign
+    return not len(rows) or bool(unsigned[unsigned.argmax()] < bound)
+
+
+@dataclass(slots=True, eq=False)
 class PreparedCopy:
     """A copy, looked through once however often it is submitted."""
 
@@ -97,7 +101,7 @@ class CudaCopyEngine:
         """Copy to and from pinned slabs, or by way of `rings`, which are not closed here."""
         self.is_idle = False  # once closed: nothing can touch host memory any more
         self._pages = pages
-        self._device = device
+        self.device = device
         self._poison_targets = poison_targets
         self._lanes: dict[Direction, Lane] = (
             {
@@ -122,8 +126,8 @@ class CudaCopyEngine:
         slots, block_ids, pages = prepared.slots, prepared.block_ids, self._pages[copy.group]
         if self._poison_targets and copy.direction is Direction.H2D:
             for pool in pages.pool:
-                self._device.fill(pool, block_ids, POISON_BYTE)
-        ready = self._device.compute_stream().record()
+                self.device.fill(pool, block_ids, POISON_BYTE)
+        ready = self.device.compute_stream().record()
         job = CopyJob(copy, slots, block_ids, pages, ready, prepared.batch)
         if not prepared.exists:  # as an address, it would be anybody's memory
             job.error = IndexError("a slot or block that does not exist")
@@ -154,7 +158,7 @@ class CudaCopyEngine:
         if not is_settled or (timeout_s <= 0 and not ticket.done):
             raise CopyHungError(f"not done after {timeout_s} s")
         if ticket.end is not None and not ticket.end.query():
-            compute = self._device.compute_stream()
+            compute = self.device.compute_stream()
             begin = compute.record(timing=True)
             compute.wait(ticket.end)
             self._points.append((begin, compute.record(timing=True)))
@@ -166,7 +170,7 @@ class CudaCopyEngine:
         self._lanes[ticket.copy.direction].settle(ticket, FOR_EVER)
         if ticket.end is not None:
             ticket.end.synchronize()
-        if ticket.num_to_land:
+        if ticket.landed is not None:
             ticket.landed.wait()
 
     def cancel(self, ticket: CopyJob) -> None:
@@ -190,7 +194,7 @@ class CudaCopyEngine:
 
     def mark(self) -> Mark:
         """Mark where the compute stream is."""
-        mark = Mark(self._device.compute_stream().record(timing=True))
+        mark = Mark(self.device.compute_stream().record(timing=True))
         self._points.append(mark)
         return mark
 

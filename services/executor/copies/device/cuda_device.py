@@ -96,7 +96,7 @@ class CudaDevice:
         if batch.prepared is None:
             batch.prepared = descriptors(batch, rows_per_range=self._rows_per_range)
         driver_batch_copy()(
-            *batch.prepared.of(part),
+            batch.prepared.of(part),
             stream=stream.stream.cuda_stream,
             order=ANY_ORDER if source_is_stable else STREAM_ORDER,
         )

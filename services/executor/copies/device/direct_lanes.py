@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from services.executor.copies.copy_engine import BACKGROUND
 from services.executor.copies.copy_job import Chunk, CopyJob
 from services.executor.copies.device.lane import IssuingLane, closed_error
 from services.executor.copies.device.queued_loads import QueuedLoads
@@ -11,15 +12,21 @@ MAX_ISSUED_CHUNKS = 4  # enough to keep a link busy; the rest can still be overt
 
 
 class DirectLoads(QueuedLoads):
-    """Host to pool. A thread issues a few chunks ahead; whoever waits for a job issues the rest.
+    """Host to pool. A few chunks are issued ahead; whoever waits for a job issues the rest.
 
-    So a late urgent load overtakes restores, and nobody waits on the host for a copy.
+    So a late urgent load overtakes restores, and nobody waits on the host for a copy. The thread
+    issues ahead what was not issued with its submission: a load of a few chunks never wakes it.
     """
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._issued: deque[Event] = deque()
         self.start()
+
+    def go_ahead(self, job: CopyJob) -> None:
+        self._drop_passed()
+        if job.copy.urgency != BACKGROUND and len(self._issued) < MAX_ISSUED_CHUNKS:
+            self._issue(*self.waiting.pop_run(MAX_ISSUED_CHUNKS))
 
     def settle(self, job: CopyJob, timeout_s: float) -> bool:
         with self.changed:

@@ -1,6 +1,7 @@
 """What lanes of loads have in common: chunks wait in a heap, and a thread issues them."""
 
 import heapq
+import sys
 import threading
 
 from services.executor.copies.copy_job import Chunk, CopyJob
@@ -32,11 +33,11 @@ class ChunkHeap:
         job = self._heap[0][2]
         return self._take(job, job.next_block + job.pages.blocks_per_chunk)
 
-    def pop_run(self) -> tuple[Chunk, int]:
+    def pop_run(self, max_chunks: int = sys.maxsize) -> tuple[Chunk, int]:
         """Return what is left of the most urgent job, as one, and how many chunks that is."""
         job = self._heap[0][2]
-        num_chunks = _num_chunks(job)
-        return self._take(job, len(job.slots)), num_chunks
+        num_chunks = min(max_chunks, _num_chunks(job))
+        return self._take(job, job.next_block + num_chunks * job.pages.blocks_per_chunk), num_chunks
 
     def _take(self, job: CopyJob, end: int) -> Chunk:
         chunk = Chunk(job, job.next_block, min(end, len(job.slots)))
@@ -78,7 +79,13 @@ class QueuedLoads(IssuingLane):
             self.waiting.push(job)
             if self.closing:
                 self.waiting.fail(closed_error())
-            self.changed.notify_all()
+            if self.waiting:
+                self.go_ahead(job)
+            if self.waiting:
+                self.changed.notify_all()
+
+    def go_ahead(self, job: CopyJob) -> None:
+        """Issue at once what a job's submission may, of what waits: here nothing."""
 
     def close(self) -> bool:
         has_ended = self.stop(self._thread)

@@ -62,7 +62,7 @@ class RingLoads(QueuedLoads):
 
     def _fill(self, chunk: Chunk, buffer: RingBuffer) -> None:
         save = chunk.job.after_save
-        if save is not None:
+        if save is not None and save.landed is not None:
             save.landed.wait()
             if save.error is not None:
                 raise RuntimeError("the slots were not saved") from save.error
@@ -82,6 +82,7 @@ class RingSaves(IssuingLane):
         self._thread.start()
 
     def submit(self, job: CopyJob) -> None:
+        job.landed = threading.Event()
         with self.changed:
             if self.closing:
                 self._end(job, closed_error())
@@ -125,6 +126,7 @@ class RingSaves(IssuingLane):
     def _note_landed(self, job: CopyJob, num_chunks: int) -> None:
         job.num_to_land -= num_chunks
         if job.num_to_land == 0:
+            assert job.landed is not None
             job.landed.set()
 
     def _issue_into_free_buffers(self) -> None:

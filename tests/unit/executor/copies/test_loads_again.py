@@ -1,10 +1,16 @@
 """What a step loads as the step before did is the same copy, which is looked through once."""
 
+import random
+import sys
+from array import array
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from bench.gpu.costs import IdleDevice
 from lab.fake_streams import FakeDevice
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.device import cuda_copy_engine
@@ -106,3 +112,26 @@ def test_an_engine_that_is_given_equal_copies_takes_neither_for_the_other(
     assert loads.pool[5:7, 0].tolist() == [4, 4]
     assert len(looked_through) == 2
     loads.engine.close()
+
+
+def num_calls(num_blocks: int, num_loads: int) -> float:
+    """Return the calls that a load takes that is not what its group loaded last, on average."""
+    rows = list(range(num_blocks))
+    random.Random(0).shuffle(rows)
+    pool, host = (torch.zeros((num_blocks + 1, 8), dtype=torch.uint8) for _ in range(2))
+    engine = CudaCopyEngine([GroupPages(pool=(pool,), host=(host,))], IdleDevice())
+    load = Copy(
+        direction=Direction.H2D, group=0, slots=array("q", rows), block_ids=array("q", rows)
+    )
+    calls: Counter[str] = Counter()
+    loads = [replace(load) for _ in range(num_loads)]
+    sys.setprofile(lambda frame, event, argument: calls.update([event]))
+    for copy in loads:
+        engine.wait(engine.submit(copy))
+    sys.setprofile(None)
+    engine.close()
+    return (calls["call"] + calls["c_call"]) / num_loads
+
+
+def test_a_changed_load_takes_few_calls_however_many_blocks_it_has_and_wakes_no_thread() -> None:
+    assert num_calls(512, 20) == num_calls(64, 20) < 100

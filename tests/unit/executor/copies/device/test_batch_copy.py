@@ -18,7 +18,7 @@ from services.executor.copies.device.batch_copy import (
     one_by_one,
 )
 from services.executor.copies.device.cuda_device import CudaDevice, CudaStream, EventPool
-from services.executor.copies.streams import Batch, Part, RowCopy
+from services.executor.copies.streams import Batch, Layers, Part
 
 ROW_BYTES, REFUSED = 64, 801
 
@@ -27,36 +27,45 @@ def rows_of(start: int) -> torch.Tensor:
     return torch.arange(start, start + 32, dtype=torch.uint8)[:, None].repeat(1, ROW_BYTES)
 
 
-def copy_of(source: torch.Tensor, rows: list[int], target: torch.Tensor, to: list[int]) -> RowCopy:
-    return RowCopy(
-        source=source, source_rows=np.array(rows), target=target, target_rows=np.array(to)
-    )
+def batch_of(
+    layers: list[tuple[torch.Tensor, torch.Tensor]], rows: list[int], to: list[int], **more: Any
+) -> Batch:
+    """Return copies of rows of each layer's first matrix to rows of its second."""
+    sources, targets = zip(*layers, strict=True)
+    return Batch(Layers(sources, targets), indices(rows), indices(to), **more)
+
+
+def indices(rows: Any) -> Any:
+    return np.array(rows, dtype=np.int64)
 
 
 @pytest.mark.parametrize(
-    ("rows", "to", "rows_per_range", "lengths"),
+    ("rows", "to", "rows_per_range", "pinned", "lengths"),
     [
-        ([3, 4, 5, 9], [0, 1, 2, 3], 0, [3, 1]),
-        ([3, 4, 5], [7, 6, 5], 0, [1, 1, 1]),  # backwards is no run
-        ([3, 4, 5, 6], [0, 1, 3, 4], 0, [2, 2]),
-        ([6, 7, 8, 9], [0, 1, 2, 3], 8, [2, 2]),  # slot 8 was pinned with another range
-        ([0, 1, 2], [7, 8, 9], 8, [1, 2]),
-        ([4], [4], 4, [1]),
+        ([3, 4, 5, 9], [0, 1, 2, 3], 0, "rows", [3, 1]),
+        ([3, 4, 5], [7, 6, 5], 0, "rows", [1, 1, 1]),  # backwards is no run
+        ([3, 4, 5, 6], [0, 1, 3, 4], 0, "rows", [2, 2]),
+        ([6, 7, 8, 9], [0, 1, 2, 3], 8, "rows", [2, 2]),  # slot 8 was pinned with another range
+        ([0, 1, 2], [7, 8, 9], 8, "to", [1, 2]),
+        ([0, 1, 2], [7, 8, 9], 8, "rows", [3]),  # the pool is one range
+        ([4], [4], 4, "rows", [1]),
+        ([], [], 4, "rows", []),
     ],
 )
 def test_rows_that_follow_each_other_on_both_sides_are_one_copy(
-    rows: list[int], to: list[int], rows_per_range: int, lengths: list[int]
+    rows: list[int], to: list[int], rows_per_range: int, pinned: str, lengths: list[int]
 ) -> None:
     source, target = rows_of(0), rows_of(100)
 
-    batch = Batch([copy_of(source, rows, target, to)])
+    pinned_rows = indices(rows if pinned == "rows" else to)
+    batch = batch_of([(source, target)], rows, to, pinned_rows=pinned_rows)
     found = descriptors(batch, rows_per_range=rows_per_range)
     sources, targets, sizes = found.of(Part(batch, 0, len(rows)))
 
     assert (sizes // ROW_BYTES).tolist() == lengths
-    starts = np.cumsum([0, *lengths[:-1]])
-    assert ((sources - source.data_ptr()) // ROW_BYTES).tolist() == np.array(rows)[starts].tolist()
-    assert ((targets - target.data_ptr()) // ROW_BYTES).tolist() == np.array(to)[starts].tolist()
+    starts = [sum(lengths[:n]) for n in range(len(lengths))]
+    assert ((sources - source.data_ptr()) // ROW_BYTES).tolist() == [rows[n] for n in starts]
+    assert ((targets - target.data_ptr()) // ROW_BYTES).tolist() == [to[n] for n in starts]
 
 
 def test_parts_of_a_batch_are_what_it_is_in_pieces_of_its_own() -> None:
@@ -64,10 +73,7 @@ def test_parts_of_a_batch_are_what_it_is_in_pieces_of_its_own() -> None:
     for rows_per_part in (1, 3, 4, 20):
         rows, to = np.sort(rng.choice(32, 17, replace=False)), np.arange(17)
         layers = [(rows_of(0), rows_of(100)), (rows_of(50), rows_of(150))]
-        batch = Batch(
-            [RowCopy(source=s, source_rows=rows, target=t, target_rows=to) for s, t in layers],
-            rows_per_part,
-        )
+        batch = Batch(Layers(*zip(*layers, strict=True)), rows, to, rows_per_part, rows)
         found = descriptors(batch, rows_per_range=8)
         for start in range(0, 17, rows_per_part):
             for end in {*range(start + rows_per_part, 17, rows_per_part), 17}:
@@ -117,14 +123,7 @@ def test_a_batch_is_one_call_on_the_streams_handle(monkeypatch: pytest.MonkeyPat
     driver, source, targets = Driver(), rows_of(0), [rows_of(100), rows_of(200)]
     monkeypatch.setattr(cuda_device, "driver_batch_copy", lambda: in_batches(driver.function))
     stream: Any = type("Handle", (), {"cuda_stream": 77})()
-    from_rows, to_rows = np.array([3, 4, 9]), np.array([0, 1, 5])
-
-    batch = Batch(
-        [
-            RowCopy(source=source, source_rows=from_rows, target=target, target_rows=to_rows)
-            for target in targets
-        ]
-    )
+    batch = batch_of([(source, target) for target in targets], [3, 4, 9], [0, 1, 5])
     device = CudaDevice(torch.device("cpu"))
     device.copy(CudaStream(stream, EventPool()), Part(batch, 0, 3), source_is_stable=True)
 
@@ -141,23 +140,23 @@ def test_a_batch_is_one_call_on_the_streams_handle(monkeypatch: pytest.MonkeyPat
 def test_a_batch_that_the_driver_refuses_fails_by_its_number() -> None:
     driver = Driver()
     driver.error = REFUSED
-    one = np.array([1])
+    one = indices([[1], [1], [1]])
 
     with pytest.raises(RuntimeError, match="error 801 at copy 0"):
-        in_batches(driver.function)(one, one, one, stream=5, order=STREAM_ORDER)
+        in_batches(driver.function)(one, stream=5, order=STREAM_ORDER)
 
 
 def test_a_driver_without_batches_copies_one_by_one() -> None:
     driver, source, target = Driver(), rows_of(0), rows_of(100)
-    batch = Batch([copy_of(source, [3, 9], target, [0, 1])])
+    batch = batch_of([(source, target)], [3, 9], [0, 1])
     numbers = descriptors(batch).of(Part(batch, 0, 2))
 
-    one_by_one(driver)(*numbers, stream=5, order=ANY_ORDER)
+    one_by_one(driver)(numbers, stream=5, order=ANY_ORDER)
 
     assert target[:3, 0].tolist() == [3, 9, 102]
     driver.error = REFUSED
     with pytest.raises(RuntimeError, match="801"):
-        one_by_one(driver)(*numbers, stream=5, order=ANY_ORDER)
+        one_by_one(driver)(numbers, stream=5, order=ANY_ORDER)
 
 
 class CountedEvent:

@@ -244,6 +244,21 @@ def test_a_late_urgent_load_overtakes_a_restore_that_has_begun() -> None:
     assert len(order) == MAX_ISSUED_CHUNKS + 2  # whoever waits issues the rest as one batch
 
 
+def test_what_may_go_ahead_of_a_load_is_on_the_stream_once_submitted_of_a_restore_nothing() -> None:
+    rig = Rig("pinned")
+    lane: Any = rig.engine._lanes[Direction.H2D]
+    with lane.changed:  # the thread can do nothing
+        load = rig.load([1, 2, 3], [1, 2, 3])
+        restore = rig.load([4, 5], [4, 5], urgency=BACKGROUND)
+        large = rig.load(list(range(6, 18)), list(range(6, 18)))
+        assert (load.num_to_issue, restore.num_to_issue) == (0, 1)
+        assert large.num_to_issue == 6 - MAX_ISSUED_CHUNKS
+    for job in (load, restore, large):
+        rig.engine.wait(job)
+    rig.finish()
+    assert rig.faults == []
+
+
 def wait_until_issued(rig: Rig, job: CopyJob, num_left: int) -> None:
     """Return once the thread has issued a job but for so many chunks."""
     assert rig.device.waited.wait(60)  # it waits for the first chunk, having issued all it may
