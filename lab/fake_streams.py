@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.executor.copies.streams import Part, RowCopy
+from services.executor.copies.streams import Part, RowCopy, Rows
 
 Clock = dict[int, int]  # per stream: how many of its operations come before
 HOST = -1  # the stream of what the host does itself
@@ -180,6 +180,16 @@ class FakeDevice:
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         self.write(rows, indices.tolist(), lambda: rows.numpy().__setitem__(indices, byte))
+
+    def calculate(
+        self, work: Callable[[], None], *, reads: Sequence[Rows], writes: Sequence[Rows]
+    ) -> None:
+        with self.lock:
+            clock = self.compute.enqueue(work)
+            for matrix, indices in reads:
+                self._read(matrix, indices.tolist(), self.compute.number, clock, clock)
+            for matrix, indices in writes:
+                self._write(matrix, indices.tolist(), self.compute.number, clock)
 
     # -- what a model does on the compute stream --------------------------------------------
 

@@ -50,6 +50,11 @@ def device_cells(device: str) -> list[Cell]:
                 ("", False, 2), ("", False, 1), ("", True, 2),
                 ("waits", False, 2), ("slots", False, 2),
             )
+        } | {
+            f"{how or 'whole'},guarded": {
+                **loop, "num_steps": num_steps, "broken": how, "guarded": True
+            }
+            for how in ("", "waits", "slots")
         },
         "link": {
             "pinned,scattered": {**pages},

@@ -3,7 +3,7 @@
 import statistics
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from bench.gpu.machine import Machine, elapsed_s
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.device.batch_copy import descriptors
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.streams import Event, Part, RowCopy, Stream
+from services.executor.copies.streams import Event, Part, RowCopy, Rows, Stream
 
 NUM_WARM_UP = 5
 
@@ -107,6 +107,11 @@ class IdleDevice:
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         pass
+
+    def calculate(
+        self, work: Callable[[], None], *, reads: Sequence[Rows], writes: Sequence[Rows]
+    ) -> None:
+        work()
 
 
 def marks(machine: Machine, *, num_marks: int, **shape: Any) -> list[dict[str, Any]]:

@@ -16,11 +16,12 @@ from bench.gpu.machine import POISON, Machine
 from services.executor.copies.backend import make_rings
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.device_guard import DeviceGuard
 from services.executor.copies.host_memory import HostMemory
 from services.executor.copies.pages import pair_pages
 from services.executor.copies.step_marks import DeviceMarks
 from services.executor.copies.transfer_runner import TransferRunner
-from services.executor.kv_options import KVOptions
+from services.executor.kv_options import GuardMode, KVOptions
 from services.executor.step_messages import (
     LoadTableUpdate,
     RestoreOrder,
@@ -39,6 +40,7 @@ class LoopShape:
     page_bytes: int = 131_072
     num_staging: int = 2
     ring: bool = False
+    guarded: bool = False  # every block that comes back is checked by the engine's own guard
 
     @property
     def num_slots(self) -> int:
@@ -79,7 +81,11 @@ class DecodeLoop:
         self.pages = pages = pair_pages([(self._pool,)] * shape.num_layers, self._host.slabs)
         device = machine.copies(0 if shape.ring else self._host.slots_per_range)
         self.engine = CudaCopyEngine(pages, device, rings=self._rings)
-        self.runner = TransferRunner(self.engine, shape.num_layers)
+        guard = None
+        if shape.guarded:
+            guard = DeviceGuard(self.engine, pages, num_slots=num_own, mode=GuardMode.ALL)
+        self.runner = TransferRunner(guard or self.engine, shape.num_layers, late_guard=guard)
+        self.num_lost = 0  # requests, as the guard tells
         self.marks = DeviceMarks(self.engine)
         self.requests = [self._request(number) for number in range(shape.num_requests)]
         self.num_checked = 0  # blocks that a layer has read
@@ -239,7 +245,8 @@ class DecodeLoop:
         return 1 + kv.generations[position] * shape.num_slots + block
 
     def _absorb(self, feedback: StepFeedback) -> None:
-        assert not feedback.lost_requests, "a copy went wrong"
+        self.num_lost += len(feedback.lost_requests)
+        assert self.shape.guarded or not self.num_lost, "a copy went wrong"
         self._saved_step = feedback.saved_step
         for request, layers in enumerate(self.requests):
             for kv in layers:
@@ -267,6 +274,12 @@ class DecodeLoop:
             self.machine.finish()
             self.run(self.message())
         raise RuntimeError("copies to the host never end")
+
+    def take_verdicts(self) -> None:
+        """Let what the guard has begun come to its end."""
+        for _ in range(2):
+            self.machine.finish()
+            self.run(self.message())
 
     def break_it(self, how: str) -> None:
         """Leave something out that is needed: "waits", or the order of "slots"; empty: nothing."""

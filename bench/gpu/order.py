@@ -20,17 +20,22 @@ def order(
         num_before = loop.num_checked
         for _ in range(num_steps):
             _random_step(loop, rng)
+        num_checked, num_loads = loop.num_checked - num_before, loop.runner.num_loads
+        loop.take_verdicts()
         num_wrong = machine.num_wrong()
+        is_found = bool(loop.num_lost) if loop.shape.guarded else bool(broken)
         return [
             {
                 "broken": broken,
                 "ring": loop.shape.ring,
                 "num_staging": loop.shape.num_staging,
                 "num_steps": num_steps,
-                "num_loads": loop.runner.num_loads,
-                "num_checked": loop.num_checked - num_before,
+                "num_loads": num_loads,
+                "num_checked": num_checked,
                 "num_wrong": num_wrong,
-                "as_it_should": bool(num_wrong) == bool(broken),
+                "guarded": loop.shape.guarded,
+                "num_lost": loop.num_lost,
+                "as_it_should": bool(num_wrong) == bool(broken) == is_found,
             }
         ]
     finally:

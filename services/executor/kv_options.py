@@ -210,7 +210,6 @@ def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:
         "trace_path on a real device, whose streams the host does not see": bool(
             options.trace_path
         ),
-        "integrity_guard=all on a real device": options.integrity_guard == GuardMode.ALL,
     }
 
 

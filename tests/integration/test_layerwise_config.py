@@ -254,7 +254,6 @@ def test_graphs_that_always_leave_out_our_hooks_are_refused(
         ({"h2d_bytes_per_s": 1e9}, "a modelled link"),
         ({"pin_bytes_per_s": 1e9}, "modelled pinning"),
         ({"trace_path": "t.json"}, "trace_path"),
-        ({"integrity_guard": "all"}, "integrity_guard=all"),
     ],
 )
 def test_what_only_a_cpu_can_do_is_refused_on_a_gpu(

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
 import torch
 
-from services.executor.copies.copy_engine import Direction
+from services.executor.copies.copy_engine import CopyEngine, Direction
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.device_guard import DeviceGuard
 from services.executor.copies.host_memory import HostMemory, PacedRegistrar, Registrar
 from services.executor.copies.host_ring import HostRing
+from services.executor.copies.integrity_guard import GuardedEngine
 from services.executor.copies.memory_node import node_of
 from services.executor.copies.pages import (
     GroupPages,
@@ -19,8 +20,6 @@ from services.executor.copies.pages import (
     pair_pages,
 )
 from services.executor.kv_options import GuardMode, HostMemoryForm, KVOptions
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +101,14 @@ def _cuda_engine(
     )
 
 
-def guard_mode(options: KVOptions, engine: CpuCopyEngine | CudaCopyEngine) -> GuardMode:
-    """Return which blocks are checked. None on a device: checksums are made by the host."""
-    mode = GuardMode(options.integrity_guard)
-    if isinstance(engine, CudaCopyEngine) and mode is not GuardMode.OFF:
-        log.warning("integrity_guard_off", reason="the host cannot read the pool of a GPU")
-        return GuardMode.OFF
-    return mode
+def guarded(options: KVOptions, backend: Backend, *, num_slots: int) -> CopyEngine:
+    """Return a backend's engine with a guard before it, made by whoever can read the pool."""
+    mode, engine, pages = GuardMode(options.integrity_guard), backend.engine, backend.pages
+    if mode is GuardMode.OFF:
+        return engine
+    if isinstance(engine, CudaCopyEngine):
+        return DeviceGuard(engine, pages, num_slots=num_slots, mode=mode)
+    return GuardedEngine(engine, pages, num_slots=num_slots, mode=mode)
 
 
 def make_rings(

@@ -102,6 +102,16 @@ class TransferTotals:
     num_checked_blocks: int = 0  # by the integrity guard, when they came back
 
 
+class LateGuard(Protocol):
+    """Finds out after a wait what came back wrong."""
+
+    def take_wrong(self) -> Sequence[int]:
+        """Return the uids of KV that is known by now to be wrong, each time it came back once.
+
+        Call once per step.
+        """
+
+
 class CopyEngine(Protocol):
     """Moves blocks between pool and host. Used by one thread, with tickets of its own only."""
 

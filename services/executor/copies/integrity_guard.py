@@ -27,6 +27,7 @@ Checksums = npt.NDArray[np.int64]  # one per block
 
 SAMPLE_EVERY = 32  # loads of a layer group until each of its blocks was checked once
 ROWS_AT_ONCE = 16
+WORD_BYTES = 8
 EVERY_BLOCK = slice(0, None, 1)
 GROUP_BITS = 10  # an engine has fewer layer groups than two to this power
 _ABSENT = 0  # identity of a slot that nothing was saved to
@@ -41,24 +42,28 @@ class BlockChecksums:
 
     def __init__(self, pages: Sequence[GroupPages]) -> None:
         self._words = [tuple(pool.numpy().view(np.int64) for pool in group.pool) for group in pages]
-        num_words = sum(words.shape[1] for words in max(self._words, key=len))
-        rng = np.random.default_rng(0)
-        weights = rng.integers(-(2**63), 2**63 - 1, num_words, dtype=np.int64) | 1
-        self._weights = [
-            np.split(weights, np.cumsum([words.shape[1] for words in layers]))[:-1]
-            for layers in self._words
-        ]
+        self._weights = block_weights(pages)
 
     def of(self, group: int, block_ids: Sequence[int]) -> Checksums:
         """Return the checksums of what pool blocks hold now."""
         sums = np.zeros(len(block_ids), dtype=np.int64)
         rows = list(block_ids)
-        for words, weights in zip(self._words[group], self._weights[group], strict=True):
+        for words, weights in zip(self._words[group], self._weights, strict=False):
             # A few rows at a time: they stay in the processor's cache.
             for start in range(0, len(rows), ROWS_AT_ONCE):
                 some = slice(start, start + ROWS_AT_ONCE)
                 sums[some] += np.einsum("ij,j->i", words[rows[some]], weights)
         return sums
+
+
+def block_weights(pages: Sequence[GroupPages]) -> list[Checksums]:
+    """Return the weights of a block's words, layer by layer of the group that has most."""
+    longest = max((group.pool for group in pages), key=len)
+    rng = np.random.default_rng(0)
+    return [
+        rng.integers(-(2**63), 2**63 - 1, pool.shape[1] // WORD_BYTES, dtype=np.int64) | 1
+        for pool in longest
+    ]
 
 
 @dataclass(slots=True, eq=False)
@@ -149,15 +154,6 @@ class GuardedEngine:
 
     def close(self) -> None:
         self.engine.close()
-
-
-def guarded(
-    engine: CopyEngine, pages: Sequence[GroupPages], *, num_slots: int, mode: GuardMode
-) -> CopyEngine:
-    """Return the engine with a guard of this mode before it."""
-    if mode is GuardMode.OFF:
-        return engine
-    return GuardedEngine(engine, pages, num_slots=num_slots, mode=mode)
 
 
 def identities(copy: Copy, part: slice) -> Checksums:

@@ -93,6 +93,10 @@ class RequestLoads:
         assert len(table.slots) == len(table.block_ids) == len(table.uids)
         return block_ids
 
+    def holds(self, uid: int) -> bool:
+        position = position_of(uid)
+        return position < len(self.uids) and self.uids[position] == uid
+
     def drop(self, group: int) -> None:
         self.tables.pop(group, None)
         self.chain = sorted(self.tables)
@@ -165,6 +169,10 @@ class LoadTables:
             )
             for positions in update.positions
         ]
+
+    def holders(self, uid: int) -> list[str]:
+        """Return the requests that a block's KV is part of: several, if it is a cached prefix."""
+        return [name for name, loads in self._requests.items() if loads.holds(uid)]
 
     def of(self, request_ids: list[str]) -> dict[str, RequestLoads]:
         """Return the tables of requests that have some."""

@@ -5,13 +5,15 @@ streams is ordered by events only, and so is work against the host, which knows 
 happened only after `query` said so or `synchronize` returned.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+Rows = tuple[torch.Tensor, npt.NDArray[np.int64]]  # a matrix of bytes, and which of its rows
 
 
 class Event(Protocol):
@@ -110,3 +112,8 @@ class Device(Protocol):
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         """Fill rows of device memory on the compute stream."""
+
+    def calculate(
+        self, work: Callable[[], None], *, reads: Sequence[Rows], writes: Sequence[Rows]
+    ) -> None:
+        """Enqueue on the compute stream what `work` asks torch for: it reads and writes rows."""

@@ -22,7 +22,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.executor.copies.copy_engine import BACKGROUND, Copy, CopyEngine, Direction, Identity
+from services.executor.copies.copy_engine import (
+    BACKGROUND,
+    Copy,
+    CopyEngine,
+    Direction,
+    Identity,
+    LateGuard,
+)
 from services.executor.copies.copy_watch import CopyWatch, Patience, WatchedCopy
 from services.executor.copies.load_tables import LoadTable, LoadTables, RequestLoads
 from services.executor.step_messages import (
@@ -56,13 +63,19 @@ class TransferRunner:
     """One rank's side of the transfers."""
 
     def __init__(
-        self, engine: CopyEngine, num_groups: int, *, patience: Patience | None = None
+        self,
+        engine: CopyEngine,
+        num_groups: int,
+        *,
+        patience: Patience | None = None,
+        late_guard: LateGuard | None = None,
     ) -> None:
         self.watch = CopyWatch(engine, patience or Patience())
         self.num_steps = 0
         self.num_loads = 0  # layer groups loaded into staging
         # Fills blocks with NaN (True) or zero: poisoning, in tests.
         self.fill: Callable[[list[int], bool], None] | None = None
+        self._late_guard = late_guard
         self._num_groups = num_groups
         self._tables = LoadTables()
         self._loads: list[list[RunningLoad]] = [[] for _ in range(num_groups)]  # of this step
@@ -180,6 +193,7 @@ class TransferRunner:
     def feedback(self) -> StepFeedback:
         """Return what has completed and what went wrong; each restore and failure once."""
         self.watch.sweep()
+        self._lose_what_was_wrong()
         failed_saves = self._end_saves()
         done, failed_restores = self._end_restores()
         saved_step = self._running_saves[0].step - 1 if self._running_saves else self._step
@@ -195,6 +209,13 @@ class TransferRunner:
             hung_blocks=hung_blocks,
             hung_slots=hung_slots,
         )
+
+    def _lose_what_was_wrong(self) -> None:
+        """Lose whoever has KV now that earlier steps loaded wrong; their tokens have left."""
+        for uid in self._late_guard.take_wrong() if self._late_guard is not None else ():
+            self.watch.failures[FailureCause.CORRUPT] += 1
+            for request_id in self._tables.holders(uid):
+                self._lose(request_id, FailureCause.CORRUPT)
 
     def _end_saves(self) -> dict[tuple[int, str, int], FailureCause]:
         failed: dict[tuple[int, str, int], FailureCause] = {}

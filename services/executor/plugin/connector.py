@@ -23,11 +23,11 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from services.executor.blocks.transfers import Transfers
-from services.executor.copies.backend import guard_mode, make_backend
+from services.executor.copies.backend import guarded, make_backend
 from services.executor.copies.copy_watch import Patience
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.integrity_guard import guarded
+from services.executor.copies.device.device_guard import DeviceGuard
 from services.executor.copies.layer_clock import LayerClock
 from services.executor.copies.link_calibration import calibrate
 from services.executor.copies.pages import blocks_per_chunk, fill, view_pools
@@ -149,17 +149,15 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         options, config = self.options, self._kv_cache_config
         pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
-        self._backend = make_backend(options, pools, num_slots=num_host_slots(options, config))
+        num_slots = num_host_slots(options, config)
+        self._backend = make_backend(options, pools, num_slots=num_slots)
         engine, pages = self._backend.engine, self._backend.pages
+        guard = guarded(options, self._backend, num_slots=num_slots)
         self.runner = TransferRunner(
-            guarded(
-                engine,
-                pages,
-                num_slots=num_host_slots(options, config),
-                mode=guard_mode(options, engine),
-            ),
+            guard,
             len(self._groups),
             patience=Patience.of(options, block_bytes=pages[0].block_bytes),
+            late_guard=guard if isinstance(guard, DeviceGuard) else None,
         )
         self._backend.host.pin_first_chunk()
         self._clock = self._calibrated_clock(pages[0].block_bytes)

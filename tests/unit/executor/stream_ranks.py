@@ -15,9 +15,11 @@ from lab.fake_streams import Clock, FakeDevice
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.copy_job import CopyJob
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.device_guard import DeviceGuard
 from services.executor.copies.host_ring import HostRing
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.transfer_runner import TransferRunner
+from services.executor.kv_options import GuardMode
 from services.executor.step_messages import StepFeedback, StepTransfers
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Content, SimulatedRank, Slice
 
@@ -82,7 +84,9 @@ class RequestsDevice(FakeDevice):
 class StreamRank(SimulatedRank):
     """A rank as the executor runs it on a device."""
 
-    def __init__(self, num_groups: int, rng: random.Random, *, form: str = "pinned") -> None:
+    def __init__(
+        self, num_groups: int, rng: random.Random, *, form: str = "pinned", guarded: bool = False
+    ) -> None:
         super().__init__(num_groups, rng)
         self.device = RequestsDevice(rng.randrange(1 << 30))
         self.mistakes: list[str] = []
@@ -97,7 +101,10 @@ class StreamRank(SimulatedRank):
             }
         pages = [GroupPages(pool=(self._pool,), host=(host,)) for _ in range(num_groups)]
         self.engine = StreamEngine(pages, self.device, rings=rings)
-        self.runner = TransferRunner(self.engine, num_groups)
+        guard = None
+        if guarded:
+            guard = DeviceGuard(self.engine, pages, num_slots=len(host), mode=GuardMode.ALL)
+        self.runner = TransferRunner(guard or self.engine, num_groups, late_guard=guard)
         self.runner.fill = lambda ids, nan: self._poison(ids) if nan else None
 
     @property

@@ -5,6 +5,8 @@ model. Gather kernels pay off below about 28 KiB per piece, says vLLM; pages her
 tokens of 8 heads of 128 in two bytes are 128 KiB.
 """
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,7 +18,7 @@ from services.executor.copies.device.batch_copy import (
     driver_batch_copy,
 )
 from services.executor.copies.host_memory import PinningError
-from services.executor.copies.streams import Event, Part, RowCopy, Stream
+from services.executor.copies.streams import Event, Part, RowCopy, Rows, Stream
 
 
 class EventPool:
@@ -106,6 +108,11 @@ class CudaDevice:
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         rows.index_fill_(0, torch.from_numpy(indices).to(rows.device), byte)
+
+    def calculate(
+        self, work: Callable[[], None], *, reads: Sequence[Rows], writes: Sequence[Rows]
+    ) -> None:
+        work()  # the calling thread's stream is the compute stream
 
 
 class CudaRegistrar:

@@ -45,11 +45,17 @@ def drain(sim: Simulation) -> None:
 
 
 def run(
-    seed: int, *, form: str, depth: int, num_steps: int = 80, full_graphs: bool = False
+    seed: int,
+    *,
+    form: str,
+    depth: int,
+    num_steps: int = 80,
+    full_graphs: bool = False,
+    guarded: bool = False,
 ) -> list[str]:
     """Run random changes on ranks with streams; return what went wrong."""
     sim = Simulation(seed=seed, depth=depth, num_slots=300, num_ranks=1)
-    rank = StreamRank(sim.num_groups, random.Random(seed), form=form)
+    rank = StreamRank(sim.num_groups, random.Random(seed), form=form, guarded=guarded)
     rank.replays_full_graphs = full_graphs
     sim.ranks = [rank]
     try:
@@ -59,6 +65,8 @@ def run(
         drain(sim)
         assert is_whole(sim)
         assert rank.runner.num_loads > 50
+        assert not rank.runner.watch.failures
+        assert not guarded or rank.runner.engine.totals().num_checked_blocks > 50
     finally:
         rank.close()
     return rank.faults
@@ -79,6 +87,11 @@ def test_every_access_of_random_steps_is_ordered(seed: int, depth: int, form: st
 @pytest.mark.parametrize("form", FORMS)
 def test_steps_without_hooks_where_none_are_needed_are_ordered_too(form: str) -> None:
     assert run(1, form=form, depth=2, full_graphs=True) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_guard_reads_in_order_and_finds_nothing_wrong(form: str) -> None:
+    assert run(2, form=form, depth=2, guarded=True) == []
 
 
 @pytest.mark.parametrize("form", FORMS)
