@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from vllm.config import CUDAGraphMode, SpeculativeConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
@@ -21,6 +22,7 @@ from services.executor.kv_options import (
     caches_prefixes,
     check_supported,
 )
+from services.executor.plugin import gpu_worker
 from services.executor.plugin.gpu_worker import LayerwiseGPUWorker
 from services.executor.settings import ExecutorSettings
 from services.executor.sizing import block_size_for_copies
@@ -233,6 +235,23 @@ def test_the_block_tables_of_all_groups_have_room_beside_the_pool(
 
     table_bytes = 4 * config.scheduler_config.max_num_seqs * row_bytes
     assert worker.determine_available_memory() == (1 << 30) - num_tables * table_bytes
+
+
+@pytest.mark.parametrize(("is_second", "table_bytes"), [(False, 16), (False, 17), (True, 17)])
+def test_tables_that_are_copied_whole_in_every_step_are_told_if_they_are_large(
+    config: Any, monkeypatch: pytest.MonkeyPatch, is_second: bool, table_bytes: int
+) -> None:
+    worker: Any = object.__new__(LayerwiseGPUWorker)
+    worker.vllm_config, worker.use_v2_model_runner = config, is_second
+    worker.cache_config = SimpleNamespace(kv_cache_memory_bytes=None)
+    monkeypatch.setattr(Worker, "determine_available_memory", lambda self: 1 << 30)
+    monkeypatch.setattr(gpu_worker, "MAX_TABLE_BYTES_PER_STEP", 16)
+    monkeypatch.setattr(gpu_worker, "block_table_bytes", lambda config: table_bytes)
+    with capture_logs() as lines:
+        worker.determine_available_memory()
+
+    told = [line["bytes"] for line in lines if line["event"].endswith("copied_in_every_step")]
+    assert told == ([17] if not is_second and table_bytes > 16 else [])
 
 
 @pytest.mark.parametrize("mode", [CUDAGraphMode.FULL, CUDAGraphMode.FULL_DECODE_ONLY])

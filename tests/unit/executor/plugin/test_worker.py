@@ -4,7 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from services.executor.plugin import worker as worker_module
 from services.executor.plugin.worker import LayerwiseWorkerMixin
 from services.executor.step_messages import RowEdit
 
@@ -35,3 +37,23 @@ def test_edited_rows_wait_for_the_last_steps_inputs_and_not_for_its_layers() -> 
     assert rows.tolist() == [[0, 9, 10, 0]]
     assert worker.model_runner.requests["r"].block_ids == ([5, 9, 10, 8],)
     assert (event.num_waits, event.num_records) == (1, 0)
+
+
+def test_no_memory_is_pinned_in_the_background_before_graphs_are_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+
+    class Captures:
+        def compile_or_warm_up_model(self) -> str:
+            order.append("captured")
+            return "times"
+
+    class Both(LayerwiseWorkerMixin, Captures):
+        pass
+
+    connector = SimpleNamespace(start_pinning=lambda: order.append("pinning"))
+    monkeypatch.setattr(worker_module, "get_kv_transfer_group", lambda: connector)
+
+    assert Both().compile_or_warm_up_model() == "times"
+    assert order == ["captured", "pinning"]
