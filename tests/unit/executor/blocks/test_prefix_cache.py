@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 import pytest
 from hypothesis import settings
@@ -18,7 +17,7 @@ from tests.unit.executor.simulated_ranks import found_in, keys_of
 NUM_GROUPS = 2
 NUM_SLOTS = 24
 MAX_BLOCKS = 4
-PROBES = tuple(product("ab", repeat=MAX_BLOCKS))  # what requests that wait may begin with
+WAITING = (("a", "a", "b", "a"), ("b", "b", "a", "b"))  # prompts of requests that ask in each step
 
 Blocks = tuple[str, ...]  # what is in the leading blocks of a request
 
@@ -50,7 +49,7 @@ class CachedPrefixes(RuleBasedStateMachine):
         self.memory: dict[int, tuple[BlockHash, int] | None] = {}  # key and group, by slot
         self.holders: dict[str, Holder] = {}
         self.num_made = self.num_uids = 0
-        self.asked = {blocks: FoundPrefix() for blocks in PROBES}
+        self.waiting = {blocks: FoundPrefix() for blocks in WAITING}
 
     @rule(
         blocks=st.lists(st.sampled_from("ab"), min_size=1, max_size=MAX_BLOCKS),
@@ -124,13 +123,6 @@ class CachedPrefixes(RuleBasedStateMachine):
         self.pool.forget(lambda column: column.key.endswith(letter.encode()))
         assert not self.pool.cache.find(keys_of((letter,)))
 
-    @rule(blocks=st.sampled_from(PROBES), num_keys=st.integers(0, MAX_BLOCKS))
-    def ask_again(self, blocks: Blocks, num_keys: int) -> None:
-        """A request that waits finds what it would if it asked for the first time."""
-        keys, cache = keys_of(blocks), self.pool.cache
-        again = cache.find_again(self.asked[blocks], keys, num_keys)
-        assert list(again) == cache.find(keys[:num_keys])
-
     @invariant()
     def every_slot_is_one_thing(self) -> None:
         owned = [s for h in self.holders.values() for slots in h.slots for s in slots]
@@ -144,6 +136,12 @@ class CachedPrefixes(RuleBasedStateMachine):
                 for column, key in zip(columns, keys_of(holder.blocks), strict=False):
                     expected = [(key, group) for group in range(NUM_GROUPS)]
                     assert [self.memory[slot] for slot in column.slots] == expected
+
+    @invariant()
+    def whoever_asks_again_finds_what_a_newcomer_does(self) -> None:
+        for blocks, found in self.waiting.items():
+            keys, cache = keys_of(blocks), self.pool.cache
+            assert list(cache.find_again(found, keys, len(keys))) == cache.find(keys)
 
 
 TestCachedPrefixes = CachedPrefixes.TestCase
@@ -204,6 +202,8 @@ def test_a_request_that_asks_again_looks_up_only_what_may_have_changed() -> None
     cache.evict(1)
     num_lookups(keys)
     assert ask() == (3, 4)
+    assert len(cache.find_again(found, keys, 2)) == 2
+    assert ask()[0] == 3
     cache.forget(lambda one: one is columns[1])
     num_lookups(keys)
     assert ask() == (1, 2)
