@@ -1,6 +1,6 @@
 """Runs in which copies go wrong, and what must hold of them, whatever the engine's options."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.step_runner import Hook, Outcome, StepRunner
@@ -25,6 +25,8 @@ TOGETHER = FaultRates(
     save_hangs=0.005,
     save_changes=0.005,
 )
+# Rarer where bytes change: from then on nobody begins with what is on the host by now.
+CONVERSING = replace(TOGETHER, load_changes=0.0003, save_changes=0.002)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from lab.conversations import conversations
 from lab.step_runner import StepRunner
 from lab.workloads import churn, mixed
+from tests.exact.cached_prefixes import Hits
 from tests.exact.cases import SLOW_LINK, make_case
 from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.failing_engine import FaultRates
-from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
+from tests.exact.failure_cases import ALONE, CONVERSING, TOGETHER, assert_right, run_with_faults
 from tests.exact.reference import answers_to, reference
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
@@ -51,6 +53,21 @@ def test_tokens_are_exact_whatever_copies_do(
 
     assert_right(run, expected)
     assert sum(run.faults.values()) > 0
+    assert_pool_is_whole(runner)
+
+
+def test_conversations_are_exact_whatever_copies_do(
+    runner: StepRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = reference("float32")["conversations"].tokens
+    hits = Hits(runner, monkeypatch)
+
+    run = run_with_faults(
+        runner, CONVERSING, hook=churn(4, share=0.2), workload=conversations(expected)
+    )
+
+    assert_right(run, expected)
+    assert hits.num_blocks.keys() & run.lost
     assert_pool_is_whole(runner)
 
 

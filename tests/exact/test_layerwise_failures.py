@@ -3,19 +3,21 @@
 One engine with the asynchronous scheduler; `tests/exact/failures.py` runs the other ones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from lab.step_runner import EngineCase, Outcome, StepRunner, first_difference
+from lab.conversations import conversations
+from lab.step_runner import Arrival, EngineCase, Outcome, StepRunner, first_difference
 from lab.workloads import churn, every, fixed, holds, mixed, random_way, together
 from services.executor.kv_options import GuardMode, KVOptions
 from services.placement.run.resume import ResumeWay
+from tests.exact.cached_prefixes import Hits
 from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.failing_engine import FaultRates
-from tests.exact.failure_cases import ALONE, TOGETHER, assert_right, run_with_faults
+from tests.exact.failure_cases import ALONE, CONVERSING, TOGETHER, assert_right, run_with_faults
 from tests.exact.reference import answers_to, reference
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
@@ -47,6 +49,26 @@ def runner() -> Iterator[StepRunner]:
 def expected() -> Outcome:
     """What stock vLLM answers."""
     return answers_to(mixed(8), reference("float32")["mixed"])
+
+
+@pytest.fixture(scope="module")
+def expected_turns() -> Outcome:
+    return reference("float32")["conversations"]
+
+
+def first_conversations(number: int, answers: Outcome) -> list[Arrival]:
+    """Return all turns of so many conversations, and another end of the first one."""
+    return [turn for turn in conversations(answers.tokens) if turn.request_id < f"c{number}"]
+
+
+def forgetting(absorb: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    """Return an `absorb` after which no request that lost its KV begins anew."""
+
+    def absorb_and_forget(feedback: Any) -> dict[str, Any]:
+        absorb(feedback)
+        return {}
+
+    return absorb_and_forget
 
 
 @pytest.mark.parametrize("kind", ALONE)
@@ -114,6 +136,33 @@ def test_the_third_loss_ends_a_request_with_an_error_and_the_others_are_exact(
     assert_pool_is_whole(runner)
 
 
+def test_prefixes_that_go_wrong_on_their_way_back_leave_all_turns_exact(
+    runner: StepRunner, expected_turns: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.scheduler.control.resumes, "choose_way", random_way(5))
+    hits, turns = Hits(runner, monkeypatch), first_conversations(4, expected_turns)
+
+    run = run_with_faults(runner, CONVERSING, hook=churn(8, share=0.1), workload=turns)
+
+    assert_right(run, {turn.request_id: expected_turns.tokens[turn.request_id] for turn in turns})
+    assert hits.num_blocks.keys() & run.lost
+    assert_pool_is_whole(runner)
+
+
+def test_if_requests_ran_on_with_cached_blocks_that_did_not_come_back_wrong_tokens_would_leave(
+    runner: StepRunner, expected_turns: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumes, losses = runner.scheduler.control.resumes, runner.scheduler.recovery.losses
+    monkeypatch.setattr(resumes, "choose_way", lambda *_: ResumeWay.HOST_RESIDENT)
+    monkeypatch.setattr(losses, "absorb", forgetting(losses.absorb))
+    hits, turns = Hits(runner, monkeypatch), first_conversations(2, expected_turns)
+
+    run = run_with_faults(runner, FaultRates(load_fails=0.05), workload=turns)
+
+    wrong = {name for name, got in run.outcome.tokens.items() if got != expected_turns.tokens[name]}
+    assert hits.num_blocks.keys() & wrong
+
+
 def test_garbage_logits_of_a_request_leave_the_sampling_of_the_others_alone(
     runner: StepRunner,
 ) -> None:
@@ -140,13 +189,8 @@ def test_failures_are_counted_by_cause(runner: StepRunner, expected: Outcome) ->
 def test_if_the_tokens_were_not_dropped_wrong_ones_would_leave(
     runner: StepRunner, expected: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absorb = runner.scheduler.recovery.losses.absorb
-
-    def absorb_and_forget(feedback: Any) -> dict[str, Any]:
-        absorb(feedback)
-        return {}
-
-    monkeypatch.setattr(runner.scheduler.recovery.losses, "absorb", absorb_and_forget)
+    losses = runner.scheduler.recovery.losses
+    monkeypatch.setattr(losses, "absorb", forgetting(losses.absorb))
     run = run_with_faults(
         runner, FaultRates(load_fails=0.05), hook=fixed({f"r{n}": every(2, 8) for n in range(8)})
     )
