@@ -157,9 +157,13 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         default_sampling: gen.SamplingParams | None = None,
         certificates: Certificates | None = None,
         caches_prefixes: bool = False,
+        root: str = "",
+        adapters: Sequence[pb.Adapter] = (),
     ) -> None:
         self._certificates = certificates
         self.caches_prefixes = caches_prefixes
+        self.root = root
+        self.adapters = adapters
         self.model = model
         self.executor_id = executor_id
         self.max_model_len = max_model_len
@@ -219,6 +223,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             max_model_len=self.max_model_len,
             default_sampling=self.default_sampling,
             caches_prefixes=self.caches_prefixes,
+            root=self.root,
+            adapters=self.adapters,
         )
 
     async def GetLoad(  # noqa: N802

@@ -41,6 +41,7 @@ async def serve(settings: ExecutorSettings) -> int:
     tracing = Tracing("evenflow-executor", settings.otlp_traces_endpoint)
     front = Front(
         model_id=settings.model_id,
+        adapter_ids=settings.lora_modules,
         max_num_reqs=settings.max_num_queued_reqs,
         progress=tracker,
         tracing=tracing,

@@ -242,6 +242,8 @@ def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfo
         layers_per_group=info.layers_per_group,
         default_sampling=sampling_to_proto(info.default_sampling),
         caches_prefixes=info.caches_prefixes,
+        root=info.root,
+        adapters=[pb.Adapter(model=one.model, root=one.root) for one in info.adapters],
     )
 
 

@@ -47,6 +47,8 @@ class ExecutorSettings(ServiceSettings):
     served_model_name: str = ""  # id that requests name; empty: last part of `model`
     tokenizer: str | None = None  # directory or hub id; unset: the model's own
     revision: str | None = None
+    # Low-rank adapters by the ids that requests name, as JSON: {"ID": "directory or hub id"}.
+    lora_modules: dict[str, str] = Field(default_factory=dict)
     trust_remote_code: bool = False
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     quantization: str | None = None
@@ -116,6 +118,14 @@ class ExecutorSettings(ServiceSettings):
     plan_max_window: int = Field(default=256, ge=1, le=4096)  # decode steps
     plan_min_pause_s: float = Field(default=1.0, ge=0)
     plan_max_pause_s: float = Field(default=10.0, gt=0, le=60)  # nobody is paused longer for an SLO
+
+    @field_validator("lora_modules")
+    @classmethod
+    def _check_adapters(cls, modules: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        model = info.data.get("served_model_name") or Path(info.data.get("model", "")).name
+        if model in modules or not all(name and path for name, path in modules.items()):
+            raise ValueError(f"an adapter has an id, not {model}, and a place")
+        return modules
 
     @field_validator("distributed_executor_backend")
     @classmethod

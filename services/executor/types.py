@@ -121,6 +121,14 @@ class RejectedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A low-rank adapter of the model."""
+
+    model: str  # id that requests name
+    root: str  # directory or hub id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """The loaded model and how it is laid out."""
 
@@ -139,6 +147,8 @@ class ModelInfo:
     layers_per_group: int  # of a pipeline stage; all of them without layer-wise KV
     default_sampling: SamplingParams = DEFAULT_SAMPLING  # what the model's makers advise
     caches_prefixes: bool = False  # requests begin with the KV that earlier ones left
+    root: str = ""  # directory or hub id that it was loaded from
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,12 @@ def finish_to_proto(finish: types.Finish) -> pb.Finish:
 
 
 def model_to_proto(model: types.ServedModel) -> pb.Model:
-    return pb.Model(id=model.model, max_model_len=model.max_model_len)
+    return pb.Model(
+        id=model.model,
+        max_model_len=model.max_model_len,
+        root=model.root,
+        parent=model.parent or "",
+    )
 
 
 # Domain -> executor and tracker
@@ -224,6 +229,8 @@ def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.Serv
         max_model_len=info.max_model_len,
         default_sampling=sampling_from_proto(info.default_sampling, path="default_sampling"),
         caches_prefixes=info.caches_prefixes,
+        root=info.root,
+        adapters=tuple(types.Adapter(model=one.model, root=one.root) for one in info.adapters),
     )
 
 

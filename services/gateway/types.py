@@ -1,7 +1,7 @@
 """One generation request, from the edge's point of view."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NewType, Protocol
 
@@ -99,6 +99,14 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A low-rank adapter of a model."""
+
+    model: str
+    root: str = ""  # directory or hub id that it was loaded from; empty: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """What one executor serves."""
 
@@ -107,6 +115,17 @@ class ServedModel:
     max_model_len: int  # prompt and output tokens of one request at most
     default_sampling: SamplingParams = DEFAULT_SAMPLING  # where a client names nothing
     caches_prefixes: bool = False  # requests begin with the KV that earlier ones left
+    root: str = ""  # directory or hub id that it was loaded from; empty: not known
+    parent: str | None = None  # the model that it adapts; None: it is no adapter
+    adapters: tuple[Adapter, ...] = ()
+
+    def each(self) -> list["ServedModel"]:
+        """Return it and its adapters, which are models of their own to clients."""
+        adapted = [
+            replace(self, model=one.model, root=one.root, parent=self.model, adapters=())
+            for one in self.adapters
+        ]
+        return [self, *adapted]
 
 
 class RequestSink(Protocol):

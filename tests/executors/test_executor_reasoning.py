@@ -1,4 +1,4 @@
-"""A real executor whose model marks its thoughts: what it thinks is apart from what it answers."""
+"""A real executor whose model marks its thoughts and has an adapter."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
+from lab.adapters import save_adapter
 from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
 from lab.executor_process import ExecutorProcess
 from lab.models import MAX_MODEL_LEN, VOCAB_SIZE, exactness_model
@@ -24,6 +25,7 @@ THINK, END_OF_THOUGHT = VOCAB_SIZE - 2, VOCAB_SIZE - 1
 NOW = {END_OF_THOUGHT: 100.0}  # makes the end of the thoughts the next token, if it is allowed
 SOON = {END_OF_THOUGHT: 7.0}
 NEVER = {END_OF_THOUGHT: -100.0}
+ADAPTER = "tuned"
 
 
 def model_that_marks_thoughts(directory: Path) -> Path:
@@ -46,10 +48,14 @@ def model_that_marks_thoughts(directory: Path) -> Path:
 @pytest.fixture(scope="module")
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProcess]:
     directory = tmp_path_factory.mktemp("executor")
+    adapter = directory / ADAPTER
+    adapter.mkdir()
+    save_adapter(adapter)
     process = ExecutorProcess(
         directory / "executor.log",
         MODEL=model_that_marks_thoughts(directory / MODEL),
         REASONING_PARSER="deepseek_r1",
+        LORA_MODULES=json.dumps({ADAPTER: str(adapter)}),
     )
     with process.serving():
         yield process
@@ -118,6 +124,25 @@ async def test_a_required_call_follows_the_thoughts(gateway: GatewayStream) -> N
     assert answer.ids[0] == END_OF_THOUGHT
     assert json.loads("".join(part.arguments for part in parts)) == {"x": 1}
     assert (parts[0].name, answer.text, thoughts_of(answer)) == ("f", "", "")
+
+
+async def test_an_adapter_answers_under_its_own_name_beside_the_model(
+    gateway: GatewayStream,
+) -> None:
+    fields = {"text": "Rain?", "sampling": {"temperature": 0, "max_tokens": 24}}
+    models = (MODEL, ADAPTER)
+    alone = [await gateway.ask(f"{model}-alone", model=model, **fields) for model in models]
+    beside = [await gateway.submit(f"{model}-beside", model=model, **fields) for model in models]
+    for answer in beside:
+        await gateway.wait(answer.done)
+    other = await gateway.ask("other", model="other", **fields)
+    info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
+
+    assert alone[0].ids != alone[1].ids
+    assert [answer.ids for answer in beside] == [answer.ids for answer in alone]
+    assert other.reject_code == "UNKNOWN_MODEL"
+    assert (Path(info.root).name, [one.model for one in info.adapters]) == (MODEL, [ADAPTER])
+    assert Path(info.adapters[0].root).name == ADAPTER
 
 
 async def test_requests_fail_and_may_be_retried_when_the_engine_dies(

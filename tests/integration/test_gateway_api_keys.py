@@ -173,6 +173,22 @@ async def test_what_a_key_may_not_ask_for_is_refused(
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(("own", "status"), [({}, 400), ({"tuned": {}}, 200)])
+async def test_a_model_s_floors_are_its_adapters_too_unless_they_have_their_own(
+    own: dict[str, object], status: int
+) -> None:
+    executor = FakeExecutor(adapters=[pb_executor.Adapter(model="tuned")])
+    await executor.start()
+    floors = {MODEL: {"min_slo_tbt_s": 0.02}} | own
+    async with gateway_for(executor, slo_floors=floors) as client:
+        await client.wait_ready()
+        body = chat_body(model="tuned", evenflow={"slo_tbt_ms": 19})
+        answer = await client.http.post(URL, json=body)
+    await executor.kill()
+
+    assert answer.status_code == status
+
+
 async def test_a_key_that_has_used_its_tokens_waits_for_the_next_minute(client: Client) -> None:
     first = await client.http.post(URL, json=chat_body(), headers=bearer(BOB))
     second = await client.http.post(URL, json=chat_body(), headers=bearer(BOB))

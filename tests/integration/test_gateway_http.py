@@ -408,6 +408,34 @@ async def test_models_are_listed_and_found_by_ids_with_slashes() -> None:
     assert (one["root"], one["parent"]) == ("org/b", None)
 
 
+async def test_an_adapter_is_a_model_of_its_own_where_it_is_served() -> None:
+    tuned = executor_pb2.Adapter(model="tuned", root="/adapters/tuned")
+    adapted = FakeExecutor(root="org/base", adapters=[tuned])
+    plain = FakeExecutor(executor_id="executor-1", root="org/base")
+    for executor in (adapted, plain):
+        await executor.start()
+    async with gateway_for(adapted, plain) as client:
+        await until(lambda: all(one.session is not None for one in (adapted, plain)))
+        answers = [
+            await client.http.post("/v1/chat/completions", json=chat_body(model=model))
+            for model in ("tuned", "tuned", "tuned", "other")
+        ]
+        listed = (await client.http.get("/v1/models")).json()["data"]
+        one = (await client.http.get("/v1/models/tuned")).json()
+    for executor in (adapted, plain):
+        await executor.kill()
+
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 404]
+    assert [answer.json().get("model") for answer in answers[:3]] == ["tuned"] * 3
+    assert answers[3].json()["error"]["code"] == "model_not_found"
+    assert ([submit.model for submit in adapted.submits], plain.submits) == (["tuned"] * 3, [])
+    assert [(model["id"], model["root"], model["parent"]) for model in listed] == [
+        (MODEL, "org/base", None),
+        ("tuned", "/adapters/tuned", MODEL),
+    ]
+    assert one == listed[1]
+
+
 async def test_what_vllm_s_server_tells_of_itself_is_told(client, executor) -> None:
     executor.script = Script(generating=asyncio.Event())
     answering = asyncio.create_task(client.http.post("/v1/chat/completions", json=chat_body()))

@@ -71,6 +71,16 @@ def test_layerwise_kv_serves_in_the_order_of_arrival() -> None:
         make_config(make_settings(scheduling_policy="priority"))
 
 
+def test_on_a_cpu_a_slot_for_adapters_stays_empty() -> None:
+    """What is in the last one changes the tokens of requests without an adapter."""
+    modules = {name: f"/adapters/{name}" for name in ("a", "b")}
+    config = make_config(make_settings(lora_modules=modules))
+    roomy = make_config(make_settings(lora_modules=modules, engine_args=("--max-loras", "5")))
+
+    assert (config.lora_config.max_loras, roomy.lora_config.max_loras) == (3, 5)
+    assert make_config(make_settings()).lora_config is None
+
+
 def test_stock_vllm_keeps_prefix_caching() -> None:
     plain = make_config(make_settings(layerwise_kv=False))
 

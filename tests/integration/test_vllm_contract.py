@@ -11,6 +11,7 @@ from vllm.config.scheduler import SchedulerPolicy
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.logprobs import Logprob
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers import BaseRenderer
 from vllm.renderers.params import ChatParams, TokenizeParams
@@ -178,6 +179,14 @@ def test_a_cache_salt_reaches_the_hashes_of_cached_prefixes() -> None:
     assert not EngineCoreRequest.__struct_config__.frozen
     assert "cache_salt=request.cache_salt" in source(Request.from_engine_core_request)
     assert '("cache_salt", request.cache_salt)' in source(generate_block_hash_extra_keys)
+
+
+def test_an_adapter_is_loaded_once_and_named_by_each_request() -> None:
+    assert parameters(AsyncLLM.add_lora) == ["self", "lora_request"]
+    assert "lora_request" in parameters(InputProcessor.process_inputs)
+    assert "lora_request=lora_request," in source(InputProcessor.process_inputs)
+    adapter = LoRARequest("tuned", 1, "/adapters/tuned")
+    assert (adapter.name, adapter.adapter_id, adapter.path) == ("tuned", 1, "/adapters/tuned")
 
 
 def test_a_requests_trace_reaches_vllms_span() -> None:

@@ -71,6 +71,8 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         backend=GRAMMAR_BACKEND, reasoning_parser=settings.reasoning_parser
     )
     options.update(_further_options(settings))
+    if settings.lora_modules:
+        options.update(_adapter_args(len(settings.lora_modules), options.get("max_loras")))
     args = AsyncEngineArgs(
         **{name: value for name, value in options.items() if value is not None},
         served_model_name=settings.model_id,
@@ -100,6 +102,16 @@ def _block_size_for_copies(args: AsyncEngineArgs) -> int:
     block_size = block_size_for_copies(token_bytes)
     log.info("block_size_chosen", block_size=block_size, page_bytes=block_size * token_bytes)
     return block_size
+
+
+def _adapter_args(num_adapters: int, max_loras: int | None) -> dict[str, Any]:
+    """Return the engine arguments that let requests name adapters."""
+    args: dict[str, Any] = {"enable_lora": True}
+    if current_platform.is_cpu():
+        # There vLLM gives tokens of requests without an adapter the one in the last slot, as soon
+        # as others of the step have one: that slot must stay empty (vllm PR #48421).
+        args["max_loras"] = max(max_loras or 1, num_adapters + 1)
+    return args
 
 
 def _further_options(settings: ExecutorSettings) -> dict[str, Any]:

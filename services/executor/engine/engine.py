@@ -24,6 +24,7 @@ from services.executor.prompts.prompt_renderer import PromptRenderer
 from services.executor.prompts.sampling import advised_sampling
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
+    Adapter,
     Delta,
     EngineLoad,
     ModelInfo,
@@ -53,6 +54,10 @@ class Engine:
         self._renderer = PromptRenderer(llm.renderer)
         self._preparation = Preparation(llm, self._renderer, settings)
         self._default_sampling = advised_sampling(llm.model_config.get_diff_sampling_param())
+        self._root = settings.model
+        self._adapters = tuple(
+            Adapter(model=name, root=path) for name, path in settings.lora_modules.items()
+        )
         self._aborts: set[asyncio.Task[None]] = set()
         self._delivered = ReaderRelay[tuple[int, float]](self._call_deliver)
         self._holds = ReaderRelay[bool](self._call_hold)
@@ -208,6 +213,8 @@ class Engine:
             layers_per_group=layers_per_group(config),
             default_sampling=self._default_sampling,
             caches_prefixes=caches_prefixes(config),
+            root=self._root,
+            adapters=self._adapters,
         )
 
     async def close(self) -> None:

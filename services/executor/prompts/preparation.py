@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.executor.prompts.chat_parsers import ChatParsers, ParsedChat
@@ -51,6 +52,10 @@ class Preparation:
         self._llm = llm
         self._renderer = renderer
         self._tokenizer = llm.renderer.get_tokenizer()
+        self._adapters = {
+            name: LoRARequest(name, number, path)
+            for number, (name, path) in enumerate(settings.lora_modules.items(), start=1)
+        }
         self._supported_tasks: Any = ()
         self._parsers = ChatParsers(
             llm.model_config,
@@ -64,8 +69,10 @@ class Preparation:
         )
 
     async def open(self) -> None:
-        """Ask the engine what it can do."""
+        """Ask the engine what it can do. Raises what it says of an adapter that it cannot use."""
         self._supported_tasks = await self._llm.get_supported_tasks()
+        for adapter in self._adapters.values():
+            await self._llm.add_lora(adapter)
 
     async def close(self) -> None:
         """End what compiles grammars."""
@@ -151,6 +158,7 @@ class Preparation:
                 rendered,
                 sampling,
                 supported_tasks=self._supported_tasks,
+                lora_request=self._adapters.get(submission.model),
                 priority=submission.priority,
             )
         except (VLLMClientError, ValueError) as error:

@@ -1,7 +1,7 @@
 """The engine as gateways see it: its sessions, and whether it takes requests at all."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -57,12 +57,16 @@ class Front:
         self,
         *,
         model_id: str,
+        adapter_ids: Collection[str] = (),
         max_num_reqs: int,
         progress: ProgressSink | None = None,
         tracing: Tracing = NO_TRACING,
     ) -> None:
-        """Refuse requests beyond `max_num_reqs` live ones, over all gateways."""
+        """Refuse requests beyond `max_num_reqs` live ones, over all gateways, and for other models
+        than that and its adapters.
+        """
         self.model_id = model_id
+        self._served = {model_id, *adapter_ids}
         self._max_num_reqs = max_num_reqs
         self._progress = progress or NoProgress()
         self._tracing = tracing
@@ -114,7 +118,7 @@ class Front:
             return await self.engine.detokenize(ids)
 
     def _check_model(self, model: str) -> None:
-        if model != self.model_id:
+        if model not in self._served:
             raise NotFoundError(self._no_such_model(model))
 
     async def observations(self, interval_s: float) -> AsyncIterator[EngineObservation]:
@@ -166,7 +170,7 @@ class Front:
         if self._state is not FrontState.SERVING:
             return Rejection(code=RejectCode.UNAVAILABLE, message=self._state.value)
         model = submissions[0].model
-        if model != self.model_id:
+        if model not in self._served:
             message = self._no_such_model(model)
             return Rejection(code=RejectCode.UNKNOWN_MODEL, field="model", message=message)
         if self.num_live + len(submissions) > self._max_num_reqs:

@@ -95,7 +95,7 @@ class ExecutorLink:
             return None
         return Candidate(
             address=self.address,
-            model=self._session.info.model,
+            models=frozenset(served.model for served in self._session.info.each()),
             max_model_len=self._session.info.max_model_len,
             num_inflight=len(self._session.inflight),
             caches_prefixes=self._session.info.caches_prefixes,

@@ -16,7 +16,7 @@ class Candidate:
     """A connected executor at this moment."""
 
     address: str
-    model: str
+    models: frozenset[str]  # that it serves
     max_model_len: int  # prompt and output tokens of one request at most
     num_inflight: int  # requests of this gateway that it has not ended, >= 0
     caches_prefixes: bool = False
@@ -39,7 +39,7 @@ def choose_executor(
     """
     if not candidates:
         raise UnavailableError("no executor is connected")
-    serving = [candidate for candidate in candidates if candidate.model == model]
+    serving = [candidate for candidate in candidates if model in candidate.models]
     if not serving:
         raise UnknownModelError(model)
     eligible = [candidate for candidate in serving if candidate.address not in excluded]

@@ -281,11 +281,18 @@ class Dispatcher:
         """
         caller = current_caller()
         for request in requests:
-            floors = self._limits.slo_floors.get(request.model, SloFloors())
+            floors = self._floors(request.model)
             if caller is not None:
                 caller.check_priority(request.priority)
                 floors = caller.over(floors)
             floors.check(request.service_level)
+
+    def _floors(self, model: str) -> SloFloors:
+        """Return a model's floors; those of what it adapts, where it has none of its own."""
+        stated = self._limits.slo_floors
+        parents = (info.parent for info in self.models() if info.model == model and info.parent)
+        names = [model, *parents] if stated else []
+        return next((stated[name] for name in names if name in stated), SloFloors())
 
     def _enter(self, request: GenerationRequest) -> LiveRequest:
         names = request.ids

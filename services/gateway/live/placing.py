@@ -79,16 +79,16 @@ class Placing:
         self._turns = itertools.count()
 
     def models(self) -> list[ServedModel]:
-        """Return one entry per model, sorted, with the largest context that is served."""
+        """Return one entry per model, with the largest context that is served: sorted, adapters
+        after what they adapt.
+        """
         largest: dict[str, ServedModel] = {}
-        for link in self._links.values():
-            info = link.info
-            if info is None:
-                continue
-            known = largest.get(info.model)
-            if known is None or info.max_model_len > known.max_model_len:
-                largest[info.model] = info
-        return [largest[model] for model in sorted(largest)]
+        infos = [link.info for link in self._links.values() if link.info is not None]
+        for served in itertools.chain.from_iterable(info.each() for info in infos):
+            known = largest.get(served.model)
+            if known is None or served.max_model_len > known.max_model_len:
+                largest[served.model] = served
+        return sorted(largest.values(), key=lambda one: (one.parent is not None, one.model))
 
     async def place(
         self, answers: Sequence[LiveRequest], *, is_draining: Callable[[], bool]

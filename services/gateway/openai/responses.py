@@ -315,7 +315,7 @@ def model_entry(model: ServedModel, created_s: int) -> dict[str, Any]:
         "object": "model",
         "created": created_s,
         "owned_by": "evenflow",
-        "root": model.model,
-        "parent": None,
+        "root": model.root or model.model,
+        "parent": model.parent,
         "max_model_len": model.max_model_len,
     }

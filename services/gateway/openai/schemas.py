@@ -163,7 +163,7 @@ class Model(TypedDict):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
 
 

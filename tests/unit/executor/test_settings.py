@@ -39,6 +39,18 @@ def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.max_num_seqs is None  # left to vLLM
 
 
+def test_adapters_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENFLOW_EXECUTOR_LORA_MODULES", '{"tuned": "/adapters/tuned"}')
+
+    assert ExecutorSettings(model="m").lora_modules == {"tuned": "/adapters/tuned"}
+
+
+@pytest.mark.parametrize("modules", [{"served": "/a"}, {"": "/a"}, {"tuned": ""}])
+def test_an_adapter_has_an_id_of_its_own_and_a_place(modules: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        ExecutorSettings(model="m", served_model_name="served", lora_modules=modules)
+
+
 def test_evenflow_is_the_policy_of_layerwise_kv_unless_another_is_named() -> None:
     plain = ExecutorSettings(model="m")
     layerwise = ExecutorSettings(model="m", layerwise_kv=True)

@@ -262,6 +262,22 @@ async def test_an_unknown_model_and_a_full_queue_are_refused(session: Session) -
     ]
 
 
+async def test_requests_name_the_model_or_an_adapter_of_it(engine: FakeEngine) -> None:
+    front = Front(model_id="m", adapter_ids=["tuned"], max_num_reqs=3)
+    front.serve(engine)
+    session = front.open_session("gateway-1")
+    for model in ("m", "tuned", "other"):
+        session.submit([make_submission(model, model=model)])
+    await settle()
+    frame = await next_frame(session)
+    front.close_session(session)
+
+    assert (list(frame.accepted), [id for id, _ in frame.rejected]) == (["m", "tuned"], ["other"])
+    assert await front.detokenize("tuned", [97]) == "a"
+    with pytest.raises(NotFoundError):
+        await front.detokenize("other", [97])
+
+
 async def test_abort_ends_a_request_as_cancelled(session: Session, engine: FakeEngine) -> None:
     await submit(session, "a")
     engine.generate("a", 1)

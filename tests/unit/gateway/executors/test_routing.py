@@ -10,7 +10,9 @@ from services.kit.errors import UnavailableError
 
 
 def make_candidate(address: str, num_inflight: int = 0, model: str = "m") -> Candidate:
-    return Candidate(address=address, model=model, num_inflight=num_inflight, max_model_len=1)
+    return Candidate(
+        address=address, models=frozenset({model}), num_inflight=num_inflight, max_model_len=1
+    )
 
 
 @pytest.mark.parametrize(
