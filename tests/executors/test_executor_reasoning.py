@@ -1,4 +1,4 @@
-"""A real executor whose model marks its thoughts and has an adapter."""
+"""A real executor whose model marks its thoughts and has an adapter, with a pool of one context."""
 
 import asyncio
 import json
@@ -16,8 +16,9 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.adapters import save_adapter
 from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
 from lab.executor_process import ExecutorProcess
-from lab.models import MAX_MODEL_LEN, VOCAB_SIZE, exactness_model
+from lab.models import VOCAB_SIZE, exactness_model
 from lab.processes import EXIT_TIMEOUT_S, assert_gone
+from tests.stock_requests import PROMPT
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -25,7 +26,10 @@ THINK, END_OF_THOUGHT = VOCAB_SIZE - 2, VOCAB_SIZE - 1
 NOW = {END_OF_THOUGHT: 100.0}  # makes the end of the thoughts the next token, if it is allowed
 SOON = {END_OF_THOUGHT: 7.0}
 NEVER = {END_OF_THOUGHT: -100.0}
+BRIEF = {"temperature": 0, "max_tokens": 16}
 ADAPTER = "tuned"
+BLOCK_SIZE = 32
+NUM_TOKENS = 2_048  # that the pool holds
 
 
 def model_that_marks_thoughts(directory: Path) -> Path:
@@ -56,6 +60,9 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProce
         MODEL=model_that_marks_thoughts(directory / MODEL),
         REASONING_PARSER="deepseek_r1",
         LORA_MODULES=json.dumps({ADAPTER: str(adapter)}),
+        MAX_MODEL_LEN=NUM_TOKENS,
+        BLOCK_SIZE=BLOCK_SIZE,
+        NUM_GPU_BLOCKS_OVERRIDE=NUM_TOKENS // BLOCK_SIZE + 1,  # one is vLLM's own
     )
     with process.serving():
         yield process
@@ -145,13 +152,37 @@ async def test_an_adapter_answers_under_its_own_name_beside_the_model(
     assert Path(info.adapters[0].root).name == ADAPTER
 
 
+async def test_a_request_whose_reader_has_stopped_gives_way_and_goes_on_where_it_was(
+    gateway: GatewayStream,
+) -> None:
+    """The pool has no room for two: who comes later waits for ever if nothing gives way."""
+    long = {"text": PROMPT * 45, "sampling": {"temperature": 0, "max_tokens": 512}}
+    held = await gateway.submit("held", **long)
+    await gateway.wait(held.started)
+    await gateway.hold("held")
+    await gateway.observed("held", pb.REQUEST_STATE_PAUSED)
+    other = await gateway.ask("other", text=PROMPT[4:] * 45, sampling=BRIEF)
+    num_before = len(held.tokens)
+    await gateway.hold("held", held=False)
+    await gateway.has_tokens(held, num_before + 32)
+    await gateway.abort(held, "held")
+    num_tokens = len(held.ids)
+    never_held = await gateway.ask(
+        "never-held", text=long["text"], sampling=BRIEF | {"max_tokens": num_tokens}
+    )
+
+    assert (held.num_prompt_tokens or 0) + (other.num_prompt_tokens or 0) > NUM_TOKENS
+    assert len(other.ids) == BRIEF["max_tokens"]
+    assert held.ids == never_held.ids
+
+
 async def test_requests_fail_and_may_be_retried_when_the_engine_dies(
     executor: ExecutorProcess, gateway: GatewayStream
 ) -> None:
     """The last test: its engine serves no other one."""
     engine = executor.engine_processes()
     assert len(engine) == 2  # EngineCore and one worker
-    sampling = {"temperature": 0, "max_tokens": MAX_MODEL_LEN - 256}
+    sampling = {"temperature": 0, "max_tokens": NUM_TOKENS - 256}
     answers = [await gateway.submit(f"r{i}", text="hello", sampling=sampling) for i in range(3)]
     for answer in answers:
         await gateway.wait(answer.started)
