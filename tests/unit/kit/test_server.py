@@ -1,6 +1,7 @@
 """A server's life: health follows it, reflection lists its services, drain lets live calls end."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import grpc
 import pytest
@@ -38,6 +39,31 @@ async def test_health_is_not_serving_before_serving_and_while_draining(
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         watch.cancel()
         await drain
+
+
+async def test_calls_beyond_the_most_at_a_time_are_refused() -> None:
+    server = ServiceServer("127.0.0.1:0", [NAME], max_calls=2)
+    await server.start()
+    await server.mark_serving()
+    async with AsyncExitStack() as channels:
+        own = [("grpc.use_local_subchannel_pool", 1)]  # a connection each
+        first, second, third = [
+            await channels.enter_async_context(
+                aio.insecure_channel(f"127.0.0.1:{server.port}", options=own)
+            )
+            for _ in range(3)
+        ]
+        watches = [
+            health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            for channel in (first, second)
+        ]
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(aio.AioRpcError) as caught:
+            await health(third)
+    await server.drain(0)
+
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_reflection_lists_the_service() -> None:
