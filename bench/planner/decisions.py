@@ -19,10 +19,10 @@ import numpy as np
 from bench.planner.tables import Row, printed
 from lab.snapshots import BLOCK_SIZE, make_engine
 from services.control.counters import Counters
+from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column, PrefixCache
-from services.control.rates import Rates
-from services.control.request_ledger import RequestLedger
-from services.control.request_record import RequestRecord
+from services.control.requests.request_ledger import RequestLedger
+from services.control.requests.request_record import RequestRecord
 from services.control.run_director import POLICIES, RunDirector, RunPlace
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel

@@ -5,16 +5,16 @@ Nothing here waits: a step without a trigger costs some additions, a step with o
 
 from typing import Any, Protocol
 
-from services.control.counts import ControllerCounts
+from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
-from services.control.plan_keeper import PlanKeeper
-from services.control.planner import Answer, Planner
-from services.control.request_ledger import RequestLedger
-from services.control.request_record import RequestRecord
+from services.control.plans.counts import ControllerCounts
+from services.control.plans.plan_keeper import PlanKeeper
+from services.control.plans.planner import Answer, Planner
+from services.control.plans.triggers import OF_THE_BATCH, asks, replan_of
+from services.control.requests.request_ledger import RequestLedger
+from services.control.requests.request_record import RequestRecord
 from services.control.seam import EngineSeam, ScheduledStep
 from services.control.step_meter import StepMeter
-from services.control.step_timing import StepTiming
-from services.control.triggers import OF_THE_BATCH, asks, replan_of
 from services.control.types import Trigger
 from services.kit.clock import Clock
 from services.placement.presets import Replan

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
-from services.control.request_record import RequestRecord
-from services.control.request_state import SchedulerRequest
+from services.control.requests.request_record import RequestRecord
+from services.control.requests.request_state import SchedulerRequest
 from services.control.types import Trigger
 from services.placement.admit.layerkv import with_slo_aware_admission
 from services.placement.presets import AdmissionPolicy, RunPolicy, with_axes

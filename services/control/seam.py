@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.control.link_rate import LinkRate
-from services.control.prediction import PlacedRequest
-from services.control.request_record import RequestRecord
+from services.control.measures.link_rate import LinkRate
+from services.control.measures.prediction import PlacedRequest
+from services.control.requests.request_record import RequestRecord
 from services.control.types import Links
 from services.placement.judging.plan_rules import LivePlace
 from services.placement.types import EngineShape, Profile, Snapshot

@@ -4,14 +4,14 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from services.control.counts import ControllerCounts
-from services.control.link_rate import LinkRate
-from services.control.mismatch import MismatchDetector
-from services.control.prediction import predicted_step_s
-from services.control.profile import OnlineProfile
-from services.control.rates import Rates
+from services.control.measures.link_rate import LinkRate
+from services.control.measures.mismatch import MismatchDetector
+from services.control.measures.prediction import predicted_step_s
+from services.control.measures.profile import OnlineProfile
+from services.control.measures.rates import Rates
+from services.control.measures.step_timing import StepTiming
+from services.control.plans.counts import ControllerCounts
 from services.control.seam import EngineSeam, ScheduledStep
-from services.control.step_timing import StepTiming
 from services.control.types import Links, StepSample
 from services.placement.run.types import StepCosts
 from services.placement.types import Profile

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from services.control.rates import MAX_MIRRORED_BLOCKS
+from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from services.control.rates import MAX_MIRRORED_BLOCKS
+from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 from services.kit.tracing import OtlpEndpoint

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.control.step_timing import StepTiming
+from services.control.measures.step_timing import StepTiming
 from services.executor.transfer_types import FailureCause
 
 POSITION_BITS = 24  # of a uid, its last: the position in a row, which has fewer blocks than that

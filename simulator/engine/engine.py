@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.control.controller import Controller
-from services.control.rates import Rates
-from services.control.request_ledger import RequestLedger
-from services.control.request_record import Stage
+from services.control.measures.rates import Rates
+from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
+from services.control.requests.request_ledger import RequestLedger
+from services.control.requests.request_record import Stage
 from services.control.run_director import POLICIES, director_of
 from services.control.run_director import Policy as RunDecider
 from services.control.seam import ScheduledStep
-from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.control.types import Trigger
 from services.placement.presets import RunPolicy
 from services.placement.run.resume import ResumeWay

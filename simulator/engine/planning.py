@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from services.control.options import ControllerOptions
-from services.control.planner import Answer
+from services.control.plans.planner import Answer
 from services.placement.presets import PlacementPolicy, RunPolicy, with_axes
 from services.placement.run.ellm import EllmRules
 from services.placement.run.tokenflow import TokenflowRules

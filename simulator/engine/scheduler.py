@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from services.control.capacity_guard import CapacityGuard, Need
 from services.control.counters import Counters
+from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column
-from services.control.rates import Rates
-from services.control.request_record import RequestRecord
-from services.control.resumes import Resumes, is_preparing, num_host_tokens
+from services.control.requests.request_record import RequestRecord
+from services.control.room.capacity_guard import CapacityGuard, Need
+from services.control.room.resumes import Resumes, is_preparing, num_host_tokens
 from services.placement.blocks import (
     RESIDENT,
     BlockGeometry,

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from services.control.link_rate import LinkRate
+from services.control.measures.link_rate import LinkRate
+from services.control.measures.prediction import PlacedRequest
+from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 from services.control.options import ControllerOptions
-from services.control.prediction import PlacedRequest
-from services.control.rates import MAX_MIRRORED_BLOCKS
-from services.control.request_ledger import RequestLedger
-from services.control.request_record import RequestRecord
-from services.control.request_state import NOTHING, KVView, StateReader, phase_of
-from services.control.resumes import is_preparing
+from services.control.requests.request_ledger import RequestLedger
+from services.control.requests.request_record import RequestRecord
+from services.control.requests.request_state import NOTHING, KVView, StateReader, phase_of
+from services.control.room.resumes import is_preparing
 from services.control.run_director import RunPlace, phase_in_queue
 from services.control.types import Links
 from services.placement.blocks import Residency

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from services.control.moves import Loading
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
+from services.control.room.moves import Loading
 from services.placement.blocks import BlockGeometry
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane

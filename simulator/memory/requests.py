@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from services.control.capacity_guard import Need
-from services.control.request_record import Hold, HoldKind, RequestRecord, Stage
+from services.control.requests.request_record import Hold, HoldKind, RequestRecord, Stage
+from services.control.room.capacity_guard import Need
 from services.pacing.deposit import next_due_s
 from services.pacing.request_buffer import RequestBuffer
 from services.placement.blocks import BlockGeometry

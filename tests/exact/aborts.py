@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 from lab.step_runner import StepRunner
-from services.control.request_record import HoldKind
+from services.control.requests.request_record import HoldKind
 from services.executor.blocks.residency import RequestKV
 
 STATES = ("paused", "parked", "loading")

@@ -9,7 +9,7 @@ from evenflow.planner.v1 import planner_pb2 as pb
 from lab.ports import free_port
 from lab.processes import wait_until
 from lab.snapshots import make_request, make_snapshot
-from services.control.planner import Answer
+from services.control.plans.planner import Answer
 from services.executor.scheduler.planner_client import PlannerClient
 from services.kit.transport import Transport
 from services.placement.types import Snapshot

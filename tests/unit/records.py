@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 

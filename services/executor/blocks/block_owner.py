@@ -18,7 +18,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from services.control.prefix_cache import Column
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.host_pool import HostPool

@@ -4,7 +4,7 @@ from enum import Enum
 from typing import Any
 
 from services.control.counters import Counters
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
 from services.executor.transfer_types import FailureCause
 
 MAX_LOSSES = 3  # of its KV; the last one ends a request

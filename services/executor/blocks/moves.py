@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from services.control.moves import Loading
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
+from services.control.room.moves import Loading
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers import Transfers

@@ -20,7 +20,7 @@ from itertools import chain, pairwise
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from services.control.prefix_cache import Column
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.host_pool import Promise
 from services.executor.step_messages import POSITION_BITS
 from services.placement.layer_placement import LayerPlacement

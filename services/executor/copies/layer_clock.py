@@ -1,6 +1,6 @@
 """What a rank tells of its times with each step: its layers', and what its links carried."""
 
-from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
+from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.executor.copies.copy_engine import TransferTotals
 from services.executor.copies.step_marks import StepMarks
 from services.executor.copies.transfer_runner import TransferRunner

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from services.control.step_timing import CopyTime, LinkCalibration
+from services.control.measures.step_timing import CopyTime, LinkCalibration
 from services.executor.copies.copy_engine import Copy, CopyEngine, Direction
 
 NUM_SMALL = 4

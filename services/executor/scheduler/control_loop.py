@@ -8,9 +8,9 @@ from vllm.v1.request import Request, RequestStatus
 
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
-from services.control.planner import Planner
-from services.control.request_ledger import RequestLedger
-from services.control.request_record import RequestRecord, Stage
+from services.control.plans.planner import Planner
+from services.control.requests.request_ledger import RequestLedger
+from services.control.requests.request_record import RequestRecord, Stage
 from services.control.run_director import director_of
 from services.control.types import Trigger
 from services.executor.blocks.residency import RequestKV

@@ -1,6 +1,6 @@
 """One request's KV in the planner's terms."""
 
-from services.control.request_state import KVView
+from services.control.requests.request_state import KVView
 from services.executor.blocks.residency import GroupKV, RequestKV
 
 

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from services.control.request_record import Hold, HoldKind, RequestRecord
+from services.control.requests.request_record import Hold, HoldKind, RequestRecord
 from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.vllm_scheduler import IDLE_WAIT_S, NEVER

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from services.control.planner import Answer
-from services.control.shadow import compare
+from services.control.plans.planner import Answer
+from services.control.plans.shadow import compare
 from services.kit.transport import PLAIN, Transport
 from services.placement.types import Plan, Snapshot
 

@@ -8,9 +8,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
-from services.control.request_record import RequestRecord
-from services.control.request_state import phase_of
-from services.control.step_clock import StepClock
+from services.control.measures.step_clock import StepClock
+from services.control.requests.request_record import RequestRecord
+from services.control.requests.request_state import phase_of
 from services.executor import engine_calls
 from services.executor.blocks.residency import GroupKV, RequestKV
 from services.executor.observation import (

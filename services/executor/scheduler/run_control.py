@@ -8,12 +8,12 @@ from functools import partial
 
 from vllm.v1.request import Request
 
-from services.control.capacity_guard import Need
-from services.control.holds import Holds
+from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column
-from services.control.rates import Rates
-from services.control.request_record import HoldKind, RequestRecord
-from services.control.resumes import Resumes, is_preparing, num_host_tokens
+from services.control.requests.holds import Holds
+from services.control.requests.request_record import HoldKind, RequestRecord
+from services.control.room.capacity_guard import Need
+from services.control.room.resumes import Resumes, is_preparing, num_host_tokens
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers import Transfers

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from services.control.request_record import HoldKind, RequestRecord
-from services.control.resumes import is_preparing
+from services.control.requests.request_record import HoldKind, RequestRecord
+from services.control.room.resumes import is_preparing
 from services.control.run_director import RunPlace, phase_in_queue
 from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.run_control import RunControl

@@ -15,14 +15,14 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from services.control.capacity_guard import CapacityGuard, Need
 from services.control.controller import Controller
-from services.control.holds import Holds
+from services.control.measures.rates import Rates, write_budget_blocks
 from services.control.options import ControllerOptions
-from services.control.planner import Planner
-from services.control.rates import Rates, write_budget_blocks
-from services.control.request_record import HoldKind, RequestRecord
-from services.control.resumes import Resumes
+from services.control.plans.planner import Planner
+from services.control.requests.holds import Holds
+from services.control.requests.request_record import HoldKind, RequestRecord
+from services.control.room.capacity_guard import CapacityGuard, Need
+from services.control.room.resumes import Resumes
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.losses import Losses

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from services.control.link_rate import LinkRate
+from services.control.measures.link_rate import LinkRate
+from services.control.measures.prediction import PlacedRequest
 from services.control.options import ControllerOptions
-from services.control.prediction import PlacedRequest
-from services.control.request_ledger import RequestLedger
-from services.control.request_record import RequestRecord
-from services.control.request_state import NOTHING, StateReader, phase_of
+from services.control.requests.request_ledger import RequestLedger
+from services.control.requests.request_record import RequestRecord
+from services.control.requests.request_state import NOTHING, StateReader, phase_of
 from services.control.types import Links
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import KVOptions

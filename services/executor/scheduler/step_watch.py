@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from services.control.request_record import RequestRecord, Stage
+from services.control.requests.request_record import RequestRecord, Stage
 from services.control.seam import ScheduledStep
 from services.executor.step_messages import StepFeedback, StepTransfers
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 from lab.snapshots import make_engine, make_request, make_snapshot
-from services.control.link_rate import LinkRate
-from services.control.planner import Answer
-from services.control.prediction import PlacedRequest
-from services.control.request_record import Hold, HoldKind, RequestRecord
+from services.control.measures.link_rate import LinkRate
+from services.control.measures.prediction import PlacedRequest
+from services.control.plans.planner import Answer
+from services.control.requests.request_record import Hold, HoldKind, RequestRecord
 from services.control.types import Links
 from services.placement.blocks import RESIDENT
 from services.placement.judging.plan_rules import LivePlace

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from services.control.controller import Controller
+from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
-from services.control.planner import Answer
-from services.control.request_ledger import RequestLedger
+from services.control.plans.planner import Answer
+from services.control.requests.request_ledger import RequestLedger
 from services.control.seam import ScheduledStep
-from services.control.step_timing import StepTiming
 from services.control.types import Trigger
 from services.placement.types import Placement, Plan, PlanStatus, Quality
 from tests.unit.control.fake_engine import PARAMETERS, FakeEngine, FakePlanner, place

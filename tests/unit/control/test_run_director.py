@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from services.control.answer_lengths import AnswerLengths
+from services.control.measures.answer_lengths import AnswerLengths
+from services.control.measures.rates import Rates
 from services.control.options import ControllerOptions
-from services.control.rates import Rates
-from services.control.request_ledger import RequestLedger
-from services.control.request_record import RequestRecord
+from services.control.requests.request_ledger import RequestLedger
+from services.control.requests.request_record import RequestRecord
 from services.control.run_director import MAX_NEW, RunDirector, RunPlace, director_of
 from services.control.types import Trigger
 from services.pacing.request_buffer import RequestBuffer

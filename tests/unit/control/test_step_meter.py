@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.control.counts import ControllerCounts
+from services.control.measures.step_timing import StepTiming
+from services.control.plans.counts import ControllerCounts
 from services.control.seam import ScheduledStep
 from services.control.step_meter import StepMeter
-from services.control.step_timing import StepTiming
 from tests.unit.control.fake_engine import FakeEngine
 
 DECODE_S = 0.02

@@ -1,7 +1,7 @@
 """Resumes over a simulation's blocks."""
 
-from services.control.capacity_guard import CapacityGuard
-from services.control.resumes import Resumes
+from services.control.room.capacity_guard import CapacityGuard
+from services.control.room.resumes import Resumes
 from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
 from tests.unit.executor.simulated_ranks import Simulation

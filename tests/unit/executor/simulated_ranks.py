@@ -15,7 +15,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.prefix_cache import Column, FoundPrefix
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV

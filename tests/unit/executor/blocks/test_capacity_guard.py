@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.control.capacity_guard import CapacityGuard, Need
+from services.control.room.capacity_guard import CapacityGuard, Need
 from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
 from services.placement.layer_placement import LayerPlacement

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.control.counters import Counters
-from services.control.resumes import num_host_tokens
+from services.control.room.resumes import num_host_tokens
 from services.executor.blocks.failures import (
     MAX_FAILED_SAVES,
     MAX_LOSSES,

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from services.control.resumes import num_host_tokens
+from services.control.room.resumes import num_host_tokens
 from services.executor.blocks.residency import RequestKV
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from services.placement.run.resume import ResumeWay

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.control.step_timing import CopyTime, LinkCalibration, StepTiming
+from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.executor.copies.copy_engine import TransferTotals
 from services.executor.copies.layer_clock import LayerClock
 from services.executor.copies.step_marks import HostMarks

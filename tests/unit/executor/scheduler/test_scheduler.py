@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.control.step_timing import StepTiming
+from services.control.measures.step_timing import StepTiming
 from services.executor.scheduler import reader_state
 from services.executor.step_messages import StepFeedback
 from services.pacing.cause import Cause

@@ -4,7 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from services.control.request_record import Stage
+from services.control.requests.request_record import Stage
 from services.control.seam import ScheduledStep
 from services.executor.scheduler.step_watch import StepWatch
 from services.executor.step_messages import (

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.control import resumes
+from services.control.room import resumes
 from services.pacing.types import ServiceLevel
 from services.placement.judging.contradiction import find_contradiction
 from services.placement.presets import PRESETS

@@ -1,8 +1,8 @@
 """The guard before every step: who leaves the pool, who comes back, and what a plan may say."""
 
-from services.control.capacity_guard import CapacityGuard, Need
 from services.control.counters import Counters
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
+from services.control.room.capacity_guard import CapacityGuard, Need
 from services.pacing.types import ServiceLevel
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement

@@ -10,12 +10,12 @@ import torch
 
 from lab.fake_streams import FakeDevice, FakeEvent
 from lab.snapshots import make_engine
-from services.control.counts import ControllerCounts
-from services.control.link_rate import LinkRate
-from services.control.prediction import PlacedRequest, predicted_step_s
+from services.control.measures.link_rate import LinkRate
+from services.control.measures.prediction import PlacedRequest, predicted_step_s
+from services.control.measures.step_timing import StepTiming
+from services.control.plans.counts import ControllerCounts
 from services.control.seam import ScheduledStep
 from services.control.step_meter import StepMeter
-from services.control.step_timing import StepTiming
 from services.control.types import Links
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.layer_clock import LayerClock

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.control.profile import MIN_DECODE_STEPS, OnlineProfile
+from services.control.measures.profile import MIN_DECODE_STEPS, OnlineProfile
 from services.control.types import StepSample
 
 DECODE = StepSample(

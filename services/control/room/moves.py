@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from services.control.kv import KVT
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
 from services.placement.blocks import BlockGeometry
 
 

@@ -1,6 +1,6 @@
 """How fast one direction between host and pool is, from what it carried."""
 
-from services.control.step_timing import CopyTime
+from services.control.measures.step_timing import CopyTime
 from services.placement.types import Link
 
 KEPT_PER_STEP = 0.75  # of what was known, per step with copies: 90 % of it is gone after 8 steps

@@ -10,8 +10,8 @@ from typing import Generic, NamedTuple
 
 from services.control.counters import Counters
 from services.control.kv import KVT
-from services.control.moves import Moves
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
+from services.control.room.moves import Moves
 from services.placement.blocks import Residency, num_request_blocks
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement, widened
 from services.placement.place.fewest_offloaded import Claim, fewest_offloaded, spread_order

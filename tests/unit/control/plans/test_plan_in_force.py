@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.control.plan_in_force import PlanInForce
+from services.control.plans.plan_in_force import PlanInForce
 from services.control.types import Trigger
 from services.placement.types import Plan, PlanStatus, Quality
 

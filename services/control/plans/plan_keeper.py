@@ -3,12 +3,12 @@
 from collections import deque
 from typing import Any
 
-from services.control.counts import ControllerCounts
 from services.control.options import ControllerOptions
-from services.control.pauses import Pause, pauses_to_end
-from services.control.plan_in_force import PlanInForce
-from services.control.request_ledger import RequestLedger
-from services.control.request_record import RequestRecord
+from services.control.plans.counts import ControllerCounts
+from services.control.plans.pauses import Pause, pauses_to_end
+from services.control.plans.plan_in_force import PlanInForce
+from services.control.requests.request_ledger import RequestLedger
+from services.control.requests.request_record import RequestRecord
 from services.control.seam import EngineSeam
 from services.control.types import Trigger
 from services.placement.judging.plan_rules import Moment, Question, Verdict, groups_of, judge

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.control.rates import Rates, write_budget_blocks
+from services.control.measures.rates import Rates, write_budget_blocks
 
 
 def measured(*, d2h_bytes_per_s: float | None = 1_000.0, step_s: float | None = 0.1) -> Rates:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.control.shadow import ShadowReport
+from services.control.plans.shadow import ShadowReport
 from services.placement.types import Plan, Snapshot
 
 

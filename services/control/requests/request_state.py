@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.control.answer_lengths import AnswerLengths
-from services.control.request_record import RequestRecord
+from services.control.measures.answer_lengths import AnswerLengths
+from services.control.requests.request_record import RequestRecord
 from services.placement.types import EngineShape, RequestId, RequestPhase, RequestState
 
 

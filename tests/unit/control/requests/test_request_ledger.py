@@ -1,6 +1,6 @@
 """What is remembered of requests."""
 
-from services.control.request_ledger import RequestLedger
+from services.control.requests.request_ledger import RequestLedger
 from tests.unit.records import make_record
 
 

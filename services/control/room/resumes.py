@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Generic
 
-from services.control.capacity_guard import CapacityGuard, Need
 from services.control.counters import Counters
 from services.control.kv import KVT
-from services.control.moves import Returns
-from services.control.request_record import RequestRecord
+from services.control.requests.request_record import RequestRecord
+from services.control.room.capacity_guard import CapacityGuard, Need
+from services.control.room.moves import Returns
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import (
     RESUME_HORIZON,

@@ -1,8 +1,8 @@
 """Holds: one per request, idempotent, and none for ever."""
 
 from services.control.counters import Counters
-from services.control.holds import Holds
-from services.control.request_record import HoldKind
+from services.control.requests.holds import Holds
+from services.control.requests.request_record import HoldKind
 from tests.unit.records import make_record
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from services.control.answer_lengths import AnswerLengths
-from services.control.request_record import RequestRecord
+from services.control.measures.answer_lengths import AnswerLengths
+from services.control.requests.request_record import RequestRecord
 
 
 class RequestLedger:

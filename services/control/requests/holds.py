@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from services.control.counters import Counters
-from services.control.request_record import Hold, HoldKind, RequestRecord
+from services.control.requests.request_record import Hold, HoldKind, RequestRecord
 
 
 class Holds:

@@ -1,6 +1,6 @@
 """Durations of steps, on a clock that the test sets."""
 
-from services.control.step_clock import StepClock
+from services.control.measures.step_clock import StepClock
 
 
 def test_a_step_lasts_from_its_scheduling_to_its_output() -> None:

@@ -1,6 +1,6 @@
 """Predicted lengths of answers."""
 
-from services.control.answer_lengths import AnswerLengths
+from services.control.measures.answer_lengths import AnswerLengths
 
 
 def after(*lengths: int) -> AnswerLengths:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.control.link_rate import LinkRate
-from services.control.step_timing import CopyTime
+from services.control.measures.link_rate import LinkRate
+from services.control.measures.step_timing import CopyTime
 
 
 def copies(num_bytes: float, *, rate: float, overhead_s: float = 0.0, count: int = 1) -> CopyTime:

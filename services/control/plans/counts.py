@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from typing import Any
 
-from services.control.shadow import ShadowReport
+from services.control.plans.shadow import ShadowReport
 from services.control.types import Trigger
 from services.placement.judging.plan_rules import Verdict
 

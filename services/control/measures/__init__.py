@@ -1,0 +1,1 @@
+"""What steps, copies and answers teach: rates, the online profile, predictions."""

@@ -1,0 +1,1 @@
+"""What the engine's process knows of each request."""

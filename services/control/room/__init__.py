@@ -1,0 +1,1 @@
+"""Who has blocks: the guard, and the ways back."""
