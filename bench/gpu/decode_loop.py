@@ -17,9 +17,9 @@ from services.executor.copies.backend import make_rings
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.device.device_guard import DeviceGuard
-from services.executor.copies.host_memory import HostMemory
+from services.executor.copies.host.host_memory import HostMemory
 from services.executor.copies.pages import pair_pages
-from services.executor.copies.step_marks import DeviceMarks
+from services.executor.copies.timing.step_marks import DeviceMarks
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.kv_options import GuardMode, KVOptions
 from services.executor.step_messages import (

@@ -10,7 +10,7 @@ from bench.gpu.machine import Machine, elapsed_s
 from services.executor.copies.backend import make_rings
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.host_memory import HostMemory
+from services.executor.copies.host.host_memory import HostMemory
 from services.executor.copies.pages import pair_pages
 from services.executor.kv_options import KVOptions
 

@@ -12,7 +12,7 @@ import torch
 
 from lab.fake_streams import FakeDevice
 from services.executor.copies.device.cuda_device import CudaDevice, CudaRegistrar
-from services.executor.copies.host_memory import Registrar
+from services.executor.copies.host.host_memory import Registrar
 from services.executor.copies.streams import Device
 
 POISON = -1  # the tag of a block that holds nothing

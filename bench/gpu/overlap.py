@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.gpu.decode_loop import DecodeLoop, LoopShape
 from bench.gpu.machine import Machine
-from services.executor.copies.step_marks import LayersTime
+from services.executor.copies.timing.step_marks import LayersTime
 from services.placement.step_time.latency import Fetch, step_timing
 from services.placement.step_time.patterns import make_pattern
 

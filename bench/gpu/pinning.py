@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.gpu.machine import Machine
-from services.executor.copies.host_memory import HostMemory, PinningError, allocate_rows
+from services.executor.copies.host.host_memory import HostMemory, PinningError, allocate_rows
 
 LOW_LIMIT_BYTES = 64 << 10
 ROW_BYTES = 1 << 20

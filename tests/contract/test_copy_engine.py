@@ -20,7 +20,7 @@ from services.executor.copies.copy_engine import (
 from services.executor.copies.copy_job import CopyJob
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.host_ring import HostRing
+from services.executor.copies.host.host_ring import HostRing
 from services.executor.copies.integrity_guard import GuardedEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.kv_options import GuardMode

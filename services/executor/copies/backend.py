@@ -9,10 +9,10 @@ from services.executor.copies.copy_engine import CopyEngine, Direction
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.device.device_guard import DeviceGuard
-from services.executor.copies.host_memory import HostMemory, PacedRegistrar, Registrar
-from services.executor.copies.host_ring import HostRing
+from services.executor.copies.host.host_memory import HostMemory, PacedRegistrar, Registrar
+from services.executor.copies.host.host_ring import HostRing
+from services.executor.copies.host.memory_node import node_of
 from services.executor.copies.integrity_guard import GuardedEngine
-from services.executor.copies.memory_node import node_of
 from services.executor.copies.pages import (
     GroupPages,
     blocks_per_chunk,

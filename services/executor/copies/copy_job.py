@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from services.executor.copies.copy_engine import Copy, Direction
-from services.executor.copies.host_ring import RingBuffer
+from services.executor.copies.host.host_ring import RingBuffer
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.streams import Batch, Event, Layers, Part, RowCopy
 

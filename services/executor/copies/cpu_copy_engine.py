@@ -22,7 +22,7 @@ from services.executor.copies.copy_engine import (
     Direction,
     TransferTotals,
 )
-from services.executor.copies.host_ring import HostRing, RingBuffer
+from services.executor.copies.host.host_ring import HostRing, RingBuffer
 from services.executor.copies.pages import GroupPages, fill
 
 log = structlog.get_logger()

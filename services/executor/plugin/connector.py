@@ -28,12 +28,12 @@ from services.executor.copies.copy_watch import Patience
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.device.device_guard import DeviceGuard
-from services.executor.copies.layer_clock import LayerClock
-from services.executor.copies.link_calibration import calibrate
 from services.executor.copies.pages import blocks_per_chunk, fill, view_pools
-from services.executor.copies.rank_stats import RankStats
-from services.executor.copies.step_marks import DeviceMarks, HostMarks
-from services.executor.copies.trace import StepTrace
+from services.executor.copies.timing.layer_clock import LayerClock
+from services.executor.copies.timing.link_calibration import calibrate
+from services.executor.copies.timing.rank_stats import RankStats
+from services.executor.copies.timing.step_marks import DeviceMarks, HostMarks
+from services.executor.copies.timing.trace import StepTrace
 from services.executor.copies.transfer_runner import TransferRunner, group_of_layers
 from services.executor.kv_options import KVOptions
 from services.executor.plugin.emulated_device import EmulatedDevice

@@ -16,7 +16,7 @@ from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.copy_job import CopyJob
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.device.device_guard import DeviceGuard
-from services.executor.copies.host_ring import HostRing
+from services.executor.copies.host.host_ring import HostRing
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.kv_options import GuardMode

@@ -25,10 +25,10 @@ from services.executor.copies.copy_job import CopyJob, Indices, between_pool_and
 from services.executor.copies.device.direct_lanes import DirectLoads, DirectSaves
 from services.executor.copies.device.lane import Lane
 from services.executor.copies.device.ring_lanes import RingLoads, RingSaves
-from services.executor.copies.host_ring import HostRing
+from services.executor.copies.host.host_ring import HostRing
 from services.executor.copies.pages import POISON_BYTE, GroupPages
-from services.executor.copies.step_marks import Mark
 from services.executor.copies.streams import Batch, Device, Event
+from services.executor.copies.timing.step_marks import Mark
 
 
 class SaveHistory:

@@ -17,7 +17,7 @@ from services.executor.copies.device.batch_copy import (
     descriptors,
     driver_batch_copy,
 )
-from services.executor.copies.host_memory import PinningError
+from services.executor.copies.host.host_memory import PinningError
 from services.executor.copies.streams import Event, Part, RowCopy, Rows, Stream
 
 

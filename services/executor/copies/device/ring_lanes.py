@@ -18,7 +18,7 @@ from services.executor.copies.copy_job import (
 )
 from services.executor.copies.device.lane import IssuingLane, closed_error
 from services.executor.copies.device.queued_loads import QueuedLoads
-from services.executor.copies.host_ring import HostRing, RingBuffer
+from services.executor.copies.host.host_ring import HostRing, RingBuffer
 from services.executor.copies.streams import Device, Event
 
 

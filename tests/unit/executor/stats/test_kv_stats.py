@@ -14,8 +14,8 @@ from services.control.counters import Counters
 from services.executor.copies.copy_engine import Direction
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
 from services.executor.copies.pages import GroupPages
-from services.executor.copies.rank_stats import RankStats
-from services.executor.copies.trace import StepTrace
+from services.executor.copies.timing.rank_stats import RankStats
+from services.executor.copies.timing.trace import StepTrace
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.stats.kv_metrics import COUNTERS, GAUGES, KVPromMetrics
 from services.executor.stats.kv_stats import KVStats, Residencies

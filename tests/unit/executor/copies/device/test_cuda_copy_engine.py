@@ -27,7 +27,7 @@ from services.executor.copies.device import lane as lane_module
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.device.direct_lanes import MAX_ISSUED_CHUNKS
 from services.executor.copies.device.ring_lanes import RingSaves
-from services.executor.copies.host_ring import HostRing
+from services.executor.copies.host.host_ring import HostRing
 from services.executor.copies.pages import GroupPages
 
 NUM_BLOCKS = 24

@@ -18,10 +18,10 @@ from services.control.seam import ScheduledStep
 from services.control.step_meter import StepMeter
 from services.control.types import Links
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.layer_clock import LayerClock
-from services.executor.copies.link_calibration import calibrate
 from services.executor.copies.pages import GroupPages
-from services.executor.copies.step_marks import MAX_UNREAD_STEPS, DeviceMarks
+from services.executor.copies.timing.layer_clock import LayerClock
+from services.executor.copies.timing.link_calibration import calibrate
+from services.executor.copies.timing.step_marks import MAX_UNREAD_STEPS, DeviceMarks
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.step_messages import (
     LoadTableUpdate,

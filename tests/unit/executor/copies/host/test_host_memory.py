@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from services.executor.copies.host_memory import (
+from services.executor.copies.host.host_memory import (
     OS_PAGE_BYTES,
     HostMemory,
     PinningError,
     allocate_rows,
 )
-from services.executor.copies.host_ring import HostRing
+from services.executor.copies.host.host_ring import HostRing
 
 PAGE_BYTES = 1 << 16
 CHUNK_SLOTS = 256  # of one slab: the least chunk, 16 MiB

@@ -2,7 +2,7 @@
 
 from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.executor.copies.copy_engine import TransferTotals
-from services.executor.copies.step_marks import StepMarks
+from services.executor.copies.timing.step_marks import StepMarks
 from services.executor.copies.transfer_runner import TransferRunner
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from services.executor.copies.host_memory import Registrar, allocate_rows
+from services.executor.copies.host.host_memory import Registrar, allocate_rows
 
 
 class Passed(Protocol):

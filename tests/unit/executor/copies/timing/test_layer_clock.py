@@ -7,8 +7,8 @@ import pytest
 
 from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.executor.copies.copy_engine import TransferTotals
-from services.executor.copies.layer_clock import LayerClock
-from services.executor.copies.step_marks import HostMarks
+from services.executor.copies.timing.layer_clock import LayerClock
+from services.executor.copies.timing.step_marks import HostMarks
 
 
 class Rank:

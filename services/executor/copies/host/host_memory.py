@@ -22,7 +22,7 @@ from typing import Protocol
 import structlog
 import torch
 
-from services.executor.copies.memory_node import prefer_node
+from services.executor.copies.host.memory_node import prefer_node
 
 log = structlog.get_logger()
 

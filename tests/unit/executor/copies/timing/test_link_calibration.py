@@ -8,9 +8,9 @@ import torch
 from lab.fake_streams import FakeDevice
 from services.executor.copies.copy_engine import Direction
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.host_ring import HostRing
-from services.executor.copies.link_calibration import NUM_SMALL, calibrate
+from services.executor.copies.host.host_ring import HostRing
 from services.executor.copies.pages import GroupPages
+from services.executor.copies.timing.link_calibration import NUM_SMALL, calibrate
 
 NUM_BLOCKS, PAGE_BYTES, BYTES_PER_S = 12, 1 << 20, 1e9
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.executor.copies import host_memory
-from services.executor.copies.host_memory import HostMemory, allocate_rows
-from services.executor.copies.memory_node import PREFERRED, node_at, node_of, prefer_node
+from services.executor.copies.host import host_memory
+from services.executor.copies.host.host_memory import HostMemory, allocate_rows
+from services.executor.copies.host.memory_node import PREFERRED, node_at, node_of, prefer_node
 
 pytestmark = pytest.mark.filterwarnings("default")
 
