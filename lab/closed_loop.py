@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.step_runner import StepRunner
 from services.control.options import ControllerOptions
-from services.executor.scheduler.planner_client import PlannerClient
+from services.executor.scheduler.closed_loop.planner_client import PlannerClient
 from services.placement.types import Snapshot
 
 WAIT_S = 120.0

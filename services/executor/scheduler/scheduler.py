@@ -31,7 +31,7 @@ from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers import Transfers
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.plugin.connector import LayerwiseConnector
-from services.executor.scheduler.control_loop import ControlLoop, make_planner
+from services.executor.scheduler.closed_loop.control_loop import ControlLoop, make_planner
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
 from services.executor.scheduler.engine_shape import engine_shape
 from services.executor.scheduler.reader_state import ReaderStateMixin

@@ -14,7 +14,11 @@ from services.control.requests.request_state import NOTHING, StateReader, phase_
 from services.control.types import Links
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import KVOptions
-from services.executor.scheduler.kv_view import num_leaving_blocks, num_returning_blocks, view_of
+from services.executor.scheduler.closed_loop.kv_view import (
+    num_leaving_blocks,
+    num_returning_blocks,
+    view_of,
+)
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.transfer_types import CHUNK_BYTES

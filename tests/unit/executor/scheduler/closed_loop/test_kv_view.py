@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from services.executor.blocks.residency import GroupKV, RequestKV, Restore
-from services.executor.scheduler.kv_view import (
+from services.executor.scheduler.closed_loop.kv_view import (
     has_caught_up,
     num_leaving_blocks,
     num_returning_blocks,

@@ -14,12 +14,12 @@ from services.control.requests.request_record import RequestRecord, Stage
 from services.control.run_director import director_of
 from services.control.types import Trigger
 from services.executor.blocks.residency import RequestKV
-from services.executor.scheduler.kv_view import has_caught_up
-from services.executor.scheduler.planner_client import PlannerClient
+from services.executor.scheduler.closed_loop.kv_view import has_caught_up
+from services.executor.scheduler.closed_loop.planner_client import PlannerClient
+from services.executor.scheduler.closed_loop.scheduler_seam import SchedulerSeam
+from services.executor.scheduler.closed_loop.step_watch import StepWatch
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.run_line import RunLine
-from services.executor.scheduler.scheduler_seam import SchedulerSeam
-from services.executor.scheduler.step_watch import StepWatch
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.stats.kv_stats import KVStats
 from services.executor.step_messages import StepFeedback

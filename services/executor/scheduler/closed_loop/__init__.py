@@ -1,0 +1,1 @@
+"""The controller's side of the scheduler: what it sees and orders."""
