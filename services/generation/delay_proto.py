@@ -5,7 +5,7 @@ from types import MappingProxyType
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.pacing.cause import Cause, Delay
 
-CAUSE_TO_PROTO = MappingProxyType(
+CAUSE_TO_PROTO: "MappingProxyType[Cause, gen.DelayCause.ValueType]" = MappingProxyType(
     {
         cause: gen.DelayCause.Value(f"DELAY_CAUSE_{cause.name}")
         for cause in Cause
