@@ -52,8 +52,10 @@ def make_settings(*executors: FakeExecutor, **overrides: object) -> GatewaySetti
         "tracker": "",
         "id": "gateway-under-test",
         "drain_timeout_s": 0.0,
-        # A test that stands still for a while breaks no link, and gets no comments in its streams.
+        # A test that stands still for a while breaks no link, has no request refused, and gets no
+        # comments in its streams.
         "grpc_keepalive_s": EVENT_TIMEOUT_S,
+        "submit_timeout_s": EVENT_TIMEOUT_S,
         "sse_keepalive_s": 0.0,
     }
     return GatewaySettings.model_validate(values | overrides)

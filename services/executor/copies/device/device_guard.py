@@ -110,8 +110,8 @@ class Verdicts:
 class DeviceGuard:
     """A `CopyEngine` over a device's. Waits let everything pass; `take_wrong` tells what was wrong.
 
-    Of the blocks that a layer group saves every so manieth gets a sum; of its loads every so
-    manieth has those checked. In `GuardMode.ALL` all of both.
+    Of `SAMPLE_EVERY` blocks that a layer group saves, one gets a sum; of as many of its loads, one
+    has those checked. In `GuardMode.ALL` all of both.
     """
 
     def __init__(
