@@ -68,37 +68,26 @@ class Counters:
         "Requests that run without host copies after failed ones."
     )
 
+    # A counter that is kept by way has a field for each, which ends with the way's value.
+
     def count_resume(self, way: ResumeWay) -> None:
-        match way:
-            case ResumeWay.LOAD:
-                self.num_resumes_load += 1
-            case ResumeWay.RECOMPUTE:
-                self.num_resumes_recompute += 1
-            case ResumeWay.HOST_RESIDENT:
-                self.num_resumes_host_resident += 1
+        self._count(f"num_resumes_{way.value}")
 
     def count_prefix_hit(self, way: ResumeWay) -> None:
-        match way:
-            case ResumeWay.LOAD:
-                self.num_prefix_hits_load += 1
-            case ResumeWay.RECOMPUTE:
-                self.num_prefix_hits_recompute += 1
-            case ResumeWay.HOST_RESIDENT:
-                self.num_prefix_hits_host_resident += 1
-
-    def num_prefix_hits(self, way: ResumeWay) -> int:
-        return {
-            ResumeWay.LOAD: self.num_prefix_hits_load,
-            ResumeWay.RECOMPUTE: self.num_prefix_hits_recompute,
-            ResumeWay.HOST_RESIDENT: self.num_prefix_hits_host_resident,
-        }[way]
+        self._count(f"num_prefix_hits_{way.value}")
 
     def num_resumes(self, way: ResumeWay) -> int:
-        return {
-            ResumeWay.LOAD: self.num_resumes_load,
-            ResumeWay.RECOMPUTE: self.num_resumes_recompute,
-            ResumeWay.HOST_RESIDENT: self.num_resumes_host_resident,
-        }[way]
+        return self._number(f"num_resumes_{way.value}")
+
+    def num_prefix_hits(self, way: ResumeWay) -> int:
+        return self._number(f"num_prefix_hits_{way.value}")
+
+    def _count(self, name: str) -> None:
+        setattr(self, name, self._number(name) + 1)
+
+    def _number(self, name: str) -> int:
+        number: int = getattr(self, name)
+        return number
 
     @property
     def num_failures(self) -> int:
