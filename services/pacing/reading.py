@@ -10,7 +10,7 @@ read n tokens after (n - 1) S and the seconds waited, and a pause is as bad as i
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from services.pacing.attainment import DELIVERY_TOLERANCE_S
+from services.pacing.attainment import DELIVERY_TOLERANCE_S, violates_delivered_tbt
 from services.pacing.deposit import next_due_s
 
 REBUFFERING = (
@@ -49,12 +49,12 @@ class Reading:
             self._turn_s = at_s
             return 0.0
         self.num_gaps += 1
-        turn_s = previous_s + self.interval_s
-        if at_s <= turn_s + self.tolerance_s:  # no call of `violates_delivered_tbt` for each token
-            self._turn_s = turn_s
+        interval_s = self.interval_s
+        if not violates_delivered_tbt(at_s, previous_s, interval_s, tolerance_s=self.tolerance_s):
+            self._turn_s = previous_s + interval_s
             return 0.0
-        self._turn_s = next_due_s(previous_s, at_s, self.interval_s)
-        waited_s = at_s - previous_s - self.interval_s
+        self._turn_s = next_due_s(previous_s, at_s, interval_s)
+        waited_s = at_s - previous_s - interval_s
         self.num_late += 1
         self.waited_s += waited_s
         return waited_s

@@ -162,7 +162,7 @@ class ChunkWriter:
             return self._full_events(tokens, as_one=as_one)
         texts = []
         for token in tokens:
-            if token.logprobs is not None or token.reasoning or token.tool_calls:
+            if token.logprobs is not None or not is_plain(token):
                 return self._full_events(tokens, as_one=as_one)
             if token.text:
                 texts.append(token.text)
