@@ -29,7 +29,7 @@ SAMPLE_EVERY = 32  # loads of a layer group until each of its blocks was checked
 ROWS_AT_ONCE = 16
 WORD_BYTES = 8
 EVERY_BLOCK = slice(0, None, 1)
-GROUP_BITS = 10  # an engine has fewer layer groups than two to this power
+_GROUP_BITS = 10  # an engine has fewer layer groups than two to this power
 _ABSENT = 0  # identity of a slot that nothing was saved to
 
 
@@ -48,7 +48,8 @@ class BlockChecksums:
         """Return the checksums of what pool blocks hold now."""
         sums = np.zeros(len(block_ids), dtype=np.int64)
         rows = list(block_ids)
-        for words, weights in zip(self._words[group], self._weights, strict=False):
+        layers = self._words[group]
+        for words, weights in zip(layers, self._weights[: len(layers)], strict=True):
             # A few rows at a time: they stay in the processor's cache.
             for start in range(0, len(rows), ROWS_AT_ONCE):
                 some = slice(start, start + ROWS_AT_ONCE)
@@ -166,5 +167,12 @@ def identities(copy: Copy, part: slice) -> Checksums:
     for identity in copy.identities:
         uids.extend(identity.uids[start :: part.step])
         start = (start - len(identity.uids)) % part.step  # of the part within the next one
-    in_group = (np.array(uids, dtype=np.int64) << GROUP_BITS) | copy.group
+    in_group = (np.array(uids, dtype=np.int64) << _GROUP_BITS) | copy.group
     return (in_group << 1) | 1
+
+
+def uids_and_groups(found: Checksums) -> tuple[list[int], list[int]]:
+    """Return the blocks' uids and layer groups that `identities` made these numbers of."""
+    in_group = found >> 1
+    uids, groups = in_group >> _GROUP_BITS, in_group & ((1 << _GROUP_BITS) - 1)
+    return uids.tolist(), groups.tolist()

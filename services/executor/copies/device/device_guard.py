@@ -21,10 +21,10 @@ from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.device.pool_sums import BLOCKS_AT_ONCE, PoolSums
 from services.executor.copies.integrity_guard import (
     EVERY_BLOCK,
-    GROUP_BITS,
     SAMPLE_EVERY,
     Checksums,
     identities,
+    uids_and_groups,
 )
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.streams import Batch, Device, Event, Layers, Part
@@ -192,10 +192,9 @@ class DeviceGuard:
         for checked, wrong in self._verdicts.take():
             self.num_checked_blocks += len(checked)
             self._wrong.extend(wrong.tolist())
-        found, self._wrong = self._wrong, []
-        uids = [identity >> (GROUP_BITS + 1) for identity in found]
+        uids, groups = uids_and_groups(np.array(self._wrong, dtype=np.int64))
+        self._wrong = []
         if uids:
-            groups = [(identity >> 1) & ((1 << GROUP_BITS) - 1) for identity in found]
             log.warning("kv_came_back_wrong", uids=uids, layer_groups=groups)
         return uids
 

@@ -60,6 +60,7 @@ class PoolSums:
 
     def _of(self, group: int, blocks: torch.Tensor) -> torch.Tensor:
         sums = torch.zeros(len(blocks), dtype=torch.int64, device=blocks.device)
-        for words, weights in zip(self._words[group], self._weights, strict=False):
+        layers = self._words[group]
+        for words, weights in zip(layers, self._weights[: len(layers)], strict=True):
             sums += words.index_select(0, blocks).mul_(weights).sum(1)
         return sums
