@@ -35,3 +35,28 @@ local function keep()
   redis.call('PEXPIRE', INDEX, call.keep_ms)
   redis.call('PEXPIRE', RECORDS, call.keep_ms)
 end
+
+-- Takes over a count of tokens, and the instant of the call with it, unless it is no more than is known.
+local function advance(record, count_name, instant_name, count)
+  if count and (not record[instant_name] or count > tonumber(record[count_name])) then
+    record[count_name], record[instant_name] = count, call.now_s
+  end
+end
+
+-- Applies each entry of a report to its record, and stores that. Returns {unknown ids, stale ids}.
+local function merge(is_foreign, apply)
+  local unknown, stale = {}, {}
+  for _, entry in ipairs(call.progress) do
+    local record = read(entry.request_id)
+    if not record or tonumber(record.generation) < entry.generation then
+      table.insert(unknown, entry.request_id)
+    elseif tonumber(record.generation) > entry.generation or is_foreign(record) then
+      table.insert(stale, entry.request_id)
+    else
+      apply(record, entry)
+      write(entry.request_id, record)
+    end
+  end
+  keep()
+  return {unknown, stale}
+end

@@ -2,9 +2,13 @@
 local refused = refusal(call.epoch)
 if refused then return {refused, {}, {}, {}} end
 
-local unknown, stale, illegal = {}, {}, {}
+local illegal = {}
 
-local function apply(record, entry)
+local function is_foreign(record)
+  return tonumber(record.executor_epoch) > tonumber(call.epoch)
+end
+
+local refusals = merge(is_foreign, function(record, entry)
   record.executor_epoch = call.epoch
   local state = entry.state or record.state
   if state ~= record.state then
@@ -14,23 +18,6 @@ local function apply(record, entry)
       table.insert(illegal, entry.request_id)
     end
   end
-  local count = entry.num_generated
-  if count and (not record.generated_at_s or count > tonumber(record.num_generated)) then
-    record.num_generated, record.generated_at_s = count, call.now_s
-  end
-  write(entry.request_id, record)
-end
-
-for _, entry in ipairs(call.progress) do
-  local record = read(entry.request_id)
-  if not record or tonumber(record.generation) < entry.generation then
-    table.insert(unknown, entry.request_id)
-  elseif tonumber(record.generation) > entry.generation
-    or tonumber(record.executor_epoch) > tonumber(call.epoch) then
-    table.insert(stale, entry.request_id)
-  else
-    apply(record, entry)
-  end
-end
-keep()
-return {'OK', unknown, stale, illegal}
+  advance(record, 'num_generated', 'generated_at_s', entry.num_generated)
+end)
+return {'OK', refusals[1], refusals[2], illegal}
