@@ -59,12 +59,17 @@ class BatchCopy(Protocol):
 
 
 @lru_cache(maxsize=1)
+def cuda_driver() -> Any:
+    """Return the functions of this machine's driver. Raises OSError where there is none."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@lru_cache(maxsize=1)
 def driver_batch_copy() -> BatchCopy:
     """Return what this machine's driver has. Raises OSError where there is no driver."""
-    driver = ctypes.CDLL("libcuda.so.1")
     address = ctypes.c_void_p()
     status = ctypes.c_int()
-    error = driver.cuGetProcAddress_v2(
+    error = cuda_driver().cuGetProcAddress_v2(
         b"cuMemcpyBatchAsync",
         ctypes.byref(address),
         ctypes.c_int(BATCH_VERSION),
@@ -72,7 +77,7 @@ def driver_batch_copy() -> BatchCopy:
         ctypes.byref(status),
     )
     if error or not address.value:
-        return one_by_one(driver)
+        return one_by_one(cuda_driver())
     return in_batches(BatchFunction(address.value))
 
 

@@ -5,7 +5,9 @@ model. Gather kernels pay off below about 28 KiB per piece, says vLLM; pages her
 tokens of 8 heads of 128 in two bytes are 128 KiB.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +16,14 @@ import torch
 from services.executor.copies.device.batch_copy import (
     ANY_ORDER,
     STREAM_ORDER,
+    cuda_driver,
     descriptors,
     driver_batch_copy,
 )
 from services.executor.copies.host.host_memory import PinningError
 from services.executor.copies.streams import Event, Part, RowCopy, Rows, Stream
+
+RELAXED = 2  # CUstreamCaptureMode: other threads' captures forbid the calling one nothing
 
 
 class EventPool:
@@ -115,6 +120,20 @@ class CudaDevice:
         work()  # the calling thread's stream is the compute stream
 
 
+@contextlib.contextmanager
+def beside_captures() -> Iterator[None]:
+    """Let the calling thread pin memory though another one may be capturing a graph.
+
+    Without it the call is refused then, and the capture void.
+    """
+    mode = ctypes.c_uint(RELAXED)
+    cuda_driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # which is the old one now
+    try:
+        yield
+    finally:
+        cuda_driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
 class CudaRegistrar:
     """Pins host memory for one GPU."""
 
@@ -123,10 +142,12 @@ class CudaRegistrar:
 
     def register(self, address: int, num_bytes: int) -> None:
         torch.cuda.set_device(self._device)
-        result = torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)
+        with beside_captures():
+            result = torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)
         if int(result) != 0:
             raise PinningError(f"cudaHostRegister of {num_bytes} bytes: {result}")
 
     def unregister(self, address: int) -> None:
         torch.cuda.set_device(self._device)
-        torch.cuda.cudart().cudaHostUnregister(address)
+        with beside_captures():
+            torch.cuda.cudart().cudaHostUnregister(address)
