@@ -2,10 +2,12 @@
 
 import pytest
 
+from services.control.measures.profile import OnlineProfile
 from services.control.measures.step_timing import StepTiming
 from services.control.plans.counts import ControllerCounts
 from services.control.seam import ScheduledStep
 from services.control.step_meter import StepMeter
+from services.control.types import StepSample
 from tests.unit.control.fake_engine import FakeEngine
 
 DECODE_S = 0.02
@@ -59,3 +61,36 @@ def test_a_step_shorter_than_what_it_waited_counts_as_none() -> None:
 
     assert counts.sums["num_predicted_prompt_steps"] == 1
     assert counts.sums["measured_prompt_step_s"] == 0.0
+
+
+def test_a_devices_period_is_a_steps_length_only_where_another_step_follows_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a step takes until the next one begins there is also the engine's rest between them."""
+    samples: list[StepSample] = []
+    monkeypatch.setattr(OnlineProfile, "add", lambda self, sample: samples.append(sample))
+    meter = StepMeter(FakeEngine("a"), ControllerCounts(), mismatch_frac=0.0)
+    known = [  # with each step's output
+        StepTiming(),
+        StepTiming(step=1, layer_s=1e-3, period_s=9.0),
+        StepTiming(step=2, layer_s=1e-3, period_s=0.025),
+    ]
+    for number, (begin_s, end_s, busy) in enumerate(
+        [(0.0, 0.02, False), (9.0, 9.03, True), (9.03, 9.05, True)], start=1
+    ):
+        meter.scheduled(
+            ScheduledStep(
+                number=number,
+                scheduled_s=begin_s,
+                num_tokens=1,
+                num_context_tokens=1_000 * number,
+                num_prefill_tokens=0,
+                num_prefill_pairs=0,
+                same_batch=True,
+                undisturbed=True,
+            )
+        )
+        meter.ended(known[number - 1], end_s, busy=busy)
+
+    assert [sample.step_s for sample in samples] == pytest.approx([0.02, 0.025])
+    assert [sample.num_context_tokens for sample in samples] == [1_000, 2_000]

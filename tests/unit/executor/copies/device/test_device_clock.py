@@ -153,7 +153,7 @@ class Loop:
         self.num_mismatches += self.meter.ended(timing, end.time_s, busy=True).mismatch
 
 
-@pytest.fixture(params=[1e9, 1e7], ids=["fast-link", "slow-link"])
+@pytest.fixture(params=[1e9, 1e6], ids=["fast-link", "slow-link"])
 def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
     loop = Loop(request.param)
     yield loop
