@@ -62,13 +62,14 @@ def register() -> None:
 
 
 def layer_group_specs(
-    specs: dict[str, KVCacheSpec], layers_per_group: int
+    specs: dict[str, KVCacheSpec], layers_per_group: int, *, num_layers: int
 ) -> dict[str, KVCacheSpec]:
     """Return the specs of one worker's layers with their group, in the order of the layers.
 
     The index counts from the first layer of the pipeline stage: a block id is spent on every rank,
-    so group i is made of one slice of each stage. Raises ValueError for layers that are not full
-    attention or unlike each other, or a number of layers that the groups do not divide.
+    so group i is made of one slice of each stage, and stages have `num_layers` each. Raises
+    ValueError for layers that are not full attention or unlike each other, a number of layers that
+    the groups do not divide, and layers without KV: all sizes are made of the model's layers.
     """
     for name, spec in specs.items():
         if type(spec) is not FullAttentionSpec:
@@ -79,6 +80,11 @@ def layer_group_specs(
     if len({(spec.block_size, spec.page_size_bytes) for spec in specs.values()}) > 1:
         raise ValueError(
             "layer-wise KV does not work with layers whose KV heads, head sizes or KV dtypes differ"
+        )
+    if len(specs) != num_layers:
+        raise ValueError(
+            f"layer-wise KV needs KV in every layer, {len(specs)} have some in a pipeline stage of "
+            f"{num_layers}"
         )
     if len(specs) % layers_per_group:
         raise ValueError(

@@ -27,7 +27,9 @@ class LayerwiseWorkerMixin:
         options = KVOptions.of(config)
         refuse_shared_kv(config.compilation_config.static_forward_context)
         specs = super().get_kv_cache_spec()  # type: ignore[misc]
-        return layer_group_specs(specs, options.layers_per_group)
+        num_layers: int = config.model_config.get_total_num_hidden_layers()
+        num_layers //= config.parallel_config.pipeline_parallel_size
+        return layer_group_specs(specs, options.layers_per_group, num_layers=num_layers)
 
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()  # type: ignore[misc]

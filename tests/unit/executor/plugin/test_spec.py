@@ -28,7 +28,7 @@ def cache_of(*specs: Any) -> Any:
 
 
 def test_layers_go_to_groups_in_their_order() -> None:
-    specs: Any = layer_group_specs({name: SPEC for name in "abcd"}, 2)
+    specs: Any = layer_group_specs({name: SPEC for name in "abcd"}, 2, num_layers=4)
 
     assert [spec.group_index for spec in specs.values()] == [0, 0, 1, 1]
 
@@ -40,7 +40,7 @@ def test_layers_that_differ_are_refused_by_name(other: dict[str, Any]) -> None:
     specs = {"a": SPEC, "b": replace(SPEC, **other)}
 
     with pytest.raises(ValueError, match="KV heads, head sizes or KV dtypes differ"):
-        layer_group_specs(specs, 1)
+        layer_group_specs(specs, 1, num_layers=2)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,15 @@ def test_layers_that_differ_are_refused_by_name(other: dict[str, Any]) -> None:
 )
 def test_layers_of_other_kinds_are_refused_by_name(other: Any) -> None:
     with pytest.raises(ValueError, match=f"b has {type(other).__name__}"):
-        layer_group_specs({"a": SPEC, "b": other}, 1)
+        layer_group_specs({"a": SPEC, "b": other}, 1, num_layers=2)
+
+
+@pytest.mark.parametrize("num_layers", [3, 5])
+def test_layers_without_kv_and_stages_of_other_lengths_are_refused_by_name(
+    num_layers: int,
+) -> None:
+    with pytest.raises(ValueError, match=f"4 have some in a pipeline stage of {num_layers}"):
+        layer_group_specs({name: SPEC for name in "abcd"}, 1, num_layers=num_layers)
 
 
 def test_stages_whose_layers_differ_are_refused_by_name() -> None:

@@ -5,10 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from services.executor.kv_options import CONFIG_KEY
 from services.executor.plugin import worker as worker_module
 from services.executor.plugin.worker import LayerwiseWorkerMixin
 from services.executor.step_messages import RowEdit
+
+SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16)
 
 
 class CountedEvent:
@@ -57,3 +62,40 @@ def test_no_memory_is_pinned_in_the_background_before_graphs_are_captured(
 
     assert Both().compile_or_warm_up_model() == "times"
     assert order == ["captured", "pinning"]
+
+
+class Layers:
+    """A worker of four layers, of which the second may read the first one's KV."""
+
+    def __init__(self, *, target: str | None = None, num_hidden_layers: int = 4) -> None:
+        self.vllm_config = SimpleNamespace(
+            additional_config={CONFIG_KEY: {"layers_per_group": 2}},
+            compilation_config=SimpleNamespace(
+                static_forward_context={
+                    "a": SimpleNamespace(kv_sharing_target_layer_name=None),
+                    "b": SimpleNamespace(kv_sharing_target_layer_name=target),
+                }
+            ),
+            model_config=SimpleNamespace(get_total_num_hidden_layers=lambda: num_hidden_layers),
+            parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+        )
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        return {name: SPEC for name in "abcd"}
+
+
+class LayerwiseLayers(LayerwiseWorkerMixin, Layers):
+    pass
+
+
+def test_a_worker_tells_vllm_of_layer_groups() -> None:
+    specs: Any = LayerwiseLayers().get_kv_cache_spec()
+
+    assert [spec.group_key for spec in specs.values()] == [0, 0, 1, 1]
+
+
+def test_a_worker_refuses_layers_that_share_kv_and_layers_without() -> None:
+    with pytest.raises(ValueError, match="b reads that of a"):
+        LayerwiseLayers(target="a").get_kv_cache_spec()
+    with pytest.raises(ValueError, match="4 have some in a pipeline stage of 6"):
+        LayerwiseLayers(num_hidden_layers=6).get_kv_cache_spec()
