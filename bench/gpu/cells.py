@@ -1,6 +1,6 @@
 """What is measured: cells by part, on a GPU or in tiny shapes in memory."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 MIB = 1 << 20
@@ -100,6 +100,7 @@ def engine_cells(device: str, model: str) -> list[Cell]:
         cells.append(_exactness(device, "pinned", kv={}, breakable="0", broken=how))
     if not is_real:
         return cells + _tiny_decode_cells(device)
+    cells += _unusual_cells(device)
     shape = {"model": model}
     for graphs in ("full", "piecewise"):
         options = {**shape, "kind": "decode", "graphs": graphs, "batches": [1, 8, 32]}
@@ -120,6 +121,18 @@ def engine_cells(device: str, model: str) -> list[Cell]:
                          device=device,
                          options={**options, "placements": [placement], "num_staging": buffers})
                 )  # fmt: skip
+    return cells
+
+
+def _unusual_cells(device: str) -> list[Cell]:
+    """Return exactness cells with KV of eight bits, and with vLLM's first model runner."""
+    cells = []
+    for name, kv in (("stock", None), ("pinned", {})):
+        usual = _exactness(device, name, kv=kv, breakable="0")
+        eight_bits = {**usual.options, "kv_cache_dtype": "fp8"}
+        first_runner = {**usual.environment, "VLLM_USE_V2_MODEL_RUNNER": "0"}
+        cells.append(replace(usual, name=f"{usual.name},fp8", options=eight_bits))
+        cells.append(replace(usual, name=f"{usual.name},first", environment=first_runner))
     return cells
 
 

@@ -47,6 +47,7 @@ class EngineCell:
     batches: list[int] = field(default_factory=lambda: [1])
     num_prompt_tokens: int = 1_000
     num_output_tokens: int = 128
+    kv_cache_dtype: str = "auto"
     broken: str = ""  # what is left out: "waits" or the order of "slots"
 
     @property
@@ -119,6 +120,7 @@ def make_engine(cell: EngineCell) -> Any:
         "block_size": BLOCK_SIZE,
         "max_num_seqs": 32,
         "enable_prefix_caching": False,
+        "kv_cache_dtype": cell.kv_cache_dtype,
     }
     if cell.device == "cuda":
         arguments["compilation_config"] = {

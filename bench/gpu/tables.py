@@ -38,12 +38,12 @@ def print_tables(results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _compared(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Set each run's tokens beside stock vLLM's with the same kind of graphs."""
+    """Set each run's tokens beside those of stock vLLM run in the same way."""
     rows = list(rows)
-    stock = {_graphs_of(row): row["tokens"] for row in rows if row["cell"].startswith("stock")}
+    stock = {_way_of(row): row["tokens"] for row in rows if row["cell"].startswith("stock")}
     found = []
     for row in rows:
-        identical = row["tokens"] == stock.get(_graphs_of(row))
+        identical = row["tokens"] == stock.get(_way_of(row))
         broken = row["broken"]
         found.append(
             {
@@ -55,8 +55,10 @@ def _compared(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _graphs_of(row: Mapping[str, Any]) -> str:
-    return next(part for part in row["cell"].split(",") if part.startswith("breakable"))
+def _way_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return which graphs, runner and KV a row is of: its name without what is left out."""
+    _, *way = row["cell"].split(",")
+    return tuple(part for part in way if part != row["broken"])
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterable[str]:

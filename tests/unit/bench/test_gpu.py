@@ -148,6 +148,28 @@ def test_what_is_measured_is_not_measured_again(
     assert "cpu_s_per_mark" in second
 
 
+def test_tokens_are_set_beside_those_of_stock_vllm_run_in_the_same_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def line(tokens: str, broken: str = "") -> dict[str, Any]:
+        return {"device": "d", "rows": [{"broken": broken, "tokens": tokens}]}
+
+    print_tables(
+        {
+            "exactness/stock,breakable=0": line("x"),
+            "exactness/stock,breakable=0,fp8": line("y"),
+            "exactness/pinned,breakable=0": line("x"),
+            "exactness/pinned,breakable=0,fp8": line("y"),
+            "exactness/pinned,breakable=0,waits": line("z", "waits"),
+            "exactness/ring,breakable=0,fp8": line("x"),
+        }
+    )
+
+    *rows, last = capsys.readouterr().out.splitlines()[3:]
+    assert [row.split()[-1] for row in rows] == ["True"] * 5
+    assert last.split()[-1] == "False"
+
+
 @pytest.mark.nightly
 def test_everything_runs_on_a_cpu(tmp_path: Path) -> None:
     main(["--device", "cpu", "--out", str(tmp_path / "gpu.jsonl"), "--cell-timeout-s", "900"])
