@@ -21,7 +21,7 @@ from cli.local.preflight import PreflightError, require_free_ports
 from cli.local.settings import ROOT, StackSettings
 
 READY_TIMEOUT_S = 1_800.0  # a model from the hub is downloaded first
-STOP_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 150.0
 POLL_S = 0.25
 FAILED_STATES = ("BACKOFF", "EXITED", "FATAL")
 ENDED_STATES = ("STOPPED", "EXITED", "FATAL")

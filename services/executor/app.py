@@ -155,7 +155,7 @@ async def _stop_reporting(tracker: TrackerClient | None, lease: asyncio.Task[Non
 def main() -> None:
     settings = load(ExecutorSettings)
     log.configure("executor", settings.log_level)
-    prepare_engine_environment()
+    prepare_engine_environment(settings)
     exit_code = asyncio.run(serve(settings))
     gc.freeze()  # the collector would search vLLM's and torch's heap for seconds before the exit
     sys.exit(exit_code)

@@ -3,6 +3,7 @@
 Engine options carry vLLM's names and meaning; unset ones are left to vLLM.
 """
 
+import math
 import os
 import socket
 from pathlib import Path
@@ -19,6 +20,8 @@ from services.placement.presets import ENGINE_PRESETS, SIMULATED_ONLY
 
 NO_PLANNING = "vllm"
 DEFAULT_POLICY = "evenflow"
+UNPIN_BYTES_PER_S = 5e9  # at least: a process that is killed before it hangs in the kernel
+WORKER_SHUTDOWN_S = 5  # as in vLLM: for an orderly end that has nothing to unpin
 
 
 def _known_policy(name: str) -> str:
@@ -144,6 +147,14 @@ class ExecutorSettings(ServiceSettings):
         """Return whether KV is kept layer by layer."""
         return self.layerwise_kv and self.acting_policy != NO_PLANNING
 
+    @property
+    def unpin_s(self) -> float:
+        """Return how long all ranks on a GPU may take to give their host memory back."""
+        if not self.uses_layerwise_kv or self.kv_host_memory != "pinned":
+            return 0.0
+        num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        return num_ranks * self.kv_host_memory_bytes / UNPIN_BYTES_PER_S
+
     @field_validator("policy")
     @classmethod
     def _check_policy(cls, policy: str | None, info: ValidationInfo) -> str | None:
@@ -165,8 +176,11 @@ class ExecutorSettings(ServiceSettings):
         return self.served_model_name or Path(self.model).name
 
 
-def prepare_engine_environment() -> None:
+def prepare_engine_environment(settings: ExecutorSettings) -> None:
     """Set what vLLM reads from the environment only. Call before vLLM is imported."""
     # A fork would copy the threads' locks of the gRPC server that already runs.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    # So long its processes wait for each other's end before they kill.
+    shutdown_s = WORKER_SHUTDOWN_S + math.floor(settings.unpin_s)
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(shutdown_s))
     os.environ.setdefault("OTEL_SERVICE_NAME", "evenflow-engine")  # on the engine's own spans

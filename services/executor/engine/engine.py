@@ -39,7 +39,6 @@ from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, To
 log = structlog.get_logger()
 
 SHUTDOWN_TIMEOUT_S = 3.0  # for an orderly end of the processes; nothing in them is worth more
-UNPIN_BYTES_PER_S = 5e9  # at least: a process that is killed before it hangs in the kernel
 
 DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
 
@@ -230,8 +229,4 @@ class Engine:
 
 def shutdown_timeout_s(settings: ExecutorSettings) -> float:
     """Return how long the processes may take to end, unpinning their host memory."""
-    pins = settings.uses_layerwise_kv and settings.kv_host_memory == "pinned"
-    if not pins or not current_platform.is_cuda():
-        return SHUTDOWN_TIMEOUT_S
-    num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    return SHUTDOWN_TIMEOUT_S + num_ranks * settings.kv_host_memory_bytes / UNPIN_BYTES_PER_S
+    return SHUTDOWN_TIMEOUT_S + (settings.unpin_s if current_platform.is_cuda() else 0.0)

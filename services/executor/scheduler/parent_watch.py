@@ -11,11 +11,14 @@ import threading
 import time
 from multiprocessing.connection import wait
 
-GRACE_S = 5.0  # for an orderly end, before the process is killed
+from vllm import envs
 
 
 def end_with_parent() -> None:
-    """Watch the process that started this one, from a thread. Does nothing in a main process."""
+    """Watch the process that started this one, from a thread. Does nothing in a main process.
+
+    What vLLM gives a worker for an orderly end, this process has before it is killed.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(
@@ -26,5 +29,5 @@ def end_with_parent() -> None:
 def _watch(sentinel: int) -> None:
     wait([sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_S)
+    time.sleep(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)

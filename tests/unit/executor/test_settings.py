@@ -1,11 +1,12 @@
 """What the executor can be told."""
 
+import os
 import socket
 
 import pytest
 from pydantic import ValidationError
 
-from services.executor.settings import ExecutorSettings
+from services.executor.settings import ExecutorSettings, prepare_engine_environment
 
 
 @pytest.mark.parametrize(
@@ -95,3 +96,18 @@ def test_an_executor_is_named_after_its_host() -> None:
 def test_a_backend_that_no_image_has_is_refused_by_name() -> None:
     with pytest.raises(ValidationError, match='"ray" is in no image'):
         ExecutorSettings(model="m", distributed_executor_backend="ray")
+
+
+def test_processes_of_the_engine_give_each_other_the_time_to_unpin_their_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = ExecutorSettings(
+        model="m", layerwise_kv=True, kv_host_memory_bytes=60 * 10**9, tensor_parallel_size=2
+    )
+    monkeypatch.setattr(os, "environ", {})
+    prepare_engine_environment(settings)
+    assert os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] == str(5 + 2 * 12)
+
+    prepare_engine_environment(settings.model_copy(update={"kv_host_memory": "ring"}))
+    assert os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] == "29"  # as it was set
+    assert settings.model_copy(update={"layerwise_kv": False}).unpin_s == 0.0
