@@ -75,6 +75,7 @@ class EngineCase:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 16
     dtype: str = "float32"
+    kv_cache_dtype: str = "auto"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     asynchronous: bool = False
@@ -121,6 +122,7 @@ def make_engine(case: EngineCase) -> Any:
     arguments: dict[str, Any] = {
         "model": str(case.model.directory()),
         "dtype": case.dtype,
+        "kv_cache_dtype": case.kv_cache_dtype,
         "max_model_len": case.max_model_len,
         "block_size": case.block_size,
         "max_num_seqs": case.max_num_seqs,

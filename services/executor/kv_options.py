@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 CONFIG_KEY = "evenflow_kv"
 CPU_WORKER = "services.executor.plugin.cpu_worker.LayerwiseCPUWorker"
 GPU_WORKER = "services.executor.plugin.gpu_worker.LayerwiseGPUWorker"
-# KV whose tokens have been compared with stock vLLM's. Quantised KV takes AVX-512 or a device.
-COMPARED_KV_DTYPES = frozenset({"auto", "float16", "bfloat16", "float32"})
+# KV whose tokens have been compared with stock vLLM's. With a scale per token and head it has not.
+COMPARED_KV_DTYPES = frozenset(
+    {"auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"}
+)
 MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
 
 
@@ -180,6 +182,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
         f"kv_cache_dtype={cache_dtype}": cache_dtype not in COMPARED_KV_DTYPES,
         "speculative_config": vllm_config.speculative_config is not None,
         "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
+        "data_parallel_size": parallel.data_parallel_size > 1,
         "enable_dbo": parallel.enable_dbo,
         "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,

@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from lab.models import exactness_model
 from services.control.options import ControllerOptions
+from services.executor.engine import config as config_module
 from services.executor.engine.config import CPU_EXECUTOR, _block_size_for_copies, make_config
 from services.executor.engine.engine import shutdown_timeout_s
 from services.executor.kv_options import (
@@ -111,8 +112,10 @@ def test_the_policy_and_its_options_reach_the_scheduler() -> None:
     [
         ("cache_config", "enable_prefix_caching", True, "enable_prefix_caching"),
         ("cache_config", "kv_sharing_fast_prefill", True, "kv_sharing_fast_prefill"),
-        ("cache_config", "cache_dtype", "fp8", "kv_cache_dtype=fp8"),
+        ("cache_config", "cache_dtype", "fp8_per_token_head", "kv_cache_dtype=fp8_per_token_head"),
         ("cache_config", "cache_dtype", "int8_per_token_head", "kv_cache_dtype=int8"),
+        ("cache_config", "cache_dtype", "nvfp4", "kv_cache_dtype=nvfp4"),
+        ("parallel_config", "data_parallel_size", 2, "data_parallel_size"),
         ("parallel_config", "enable_dbo", True, "enable_dbo"),
         ("parallel_config", "decode_context_parallel_size", 2, "decode_context_parallel_size"),
         ("parallel_config", "prefill_context_parallel_size", 2, "prefill_context_parallel_size"),
@@ -140,6 +143,11 @@ def test_options_that_do_not_work_with_it_are_refused_by_name(
 
     with pytest.raises(ValueError, match=named):
         check_supported(config)
+
+
+def test_an_option_of_vllms_that_brings_another_connector_is_refused() -> None:
+    with pytest.raises(ValueError, match="kv_offloading_size"):
+        make_config(make_settings(engine_args=("--kv-offloading-size", "1")))
 
 
 @pytest.mark.parametrize(
@@ -213,6 +221,19 @@ def test_blocks_are_made_for_copy_engines_rank_by_rank() -> None:
     assert _block_size_for_copies(args) == block_size_for_copies(token_bytes)
     args.tensor_parallel_size = 2
     assert _block_size_for_copies(args) == block_size_for_copies(token_bytes // 2)
+    args.kv_cache_dtype = "fp8"
+    assert _block_size_for_copies(args) == block_size_for_copies(token_bytes // 4)
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [(None, 96), (32, 32)])
+def test_on_a_gpu_blocks_have_a_copy_engines_size_unless_one_is_set(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, chosen: int
+) -> None:
+    monkeypatch.setattr(config_module, "block_size_for_copies", lambda token_bytes: 96)
+    platform = SimpleNamespace(is_cpu=lambda: True, is_cuda=lambda: True)
+    monkeypatch.setattr(config_module, "current_platform", platform)
+
+    assert make_config(make_settings(block_size=asked)).cache_config.block_size == chosen
 
 
 def test_processes_that_pin_memory_get_the_time_to_unpin_it(
@@ -224,6 +245,7 @@ def test_processes_that_pin_memory_get_the_time_to_unpin_it(
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
     assert shutdown_timeout_s(pinned) == 3.0 + 2 * 10.0
     assert shutdown_timeout_s(pinned.model_copy(update={"kv_host_memory": "ring"})) == 3.0
+    assert shutdown_timeout_s(pinned.model_copy(update={"layerwise_kv": False})) == 3.0
 
 
 @pytest.mark.parametrize(

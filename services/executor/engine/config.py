@@ -6,6 +6,7 @@ import structlog
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
 
 from services.control.options import ControllerOptions
 from services.executor.engine.options import read_engine_options
@@ -78,6 +79,8 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         served_model_name=settings.model_id,
         otlp_traces_endpoint=settings.otlp_traces_endpoint or None,
     )
+    if settings.uses_layerwise_kv and args.kv_offloading_size is not None:
+        raise ValueError("layer-wise KV does not work with kv_offloading_size, another connector")
     if settings.uses_layerwise_kv and args.block_size is None and current_platform.is_cuda():
         args.block_size = _block_size_for_copies(args)
     config = args.create_engine_config()
@@ -98,7 +101,10 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
 def _block_size_for_copies(args: AsyncEngineArgs) -> int:
     model = args.create_model_config()
     num_heads = max(1, model.get_total_num_kv_heads() // args.tensor_parallel_size)
-    token_bytes = 2 * num_heads * model.get_head_size() * model.dtype.itemsize  # K and V
+    dtype = kv_cache_dtype_str_to_dtype(
+        resolve_kv_cache_dtype_string(args.kv_cache_dtype, model), model
+    )
+    token_bytes = 2 * num_heads * model.get_head_size() * dtype.itemsize  # K and V
     block_size = block_size_for_copies(token_bytes)
     log.info("block_size_chosen", block_size=block_size, page_bytes=block_size * token_bytes)
     return block_size
