@@ -329,28 +329,21 @@ class BlockOwner:
             self._seal_asleep(groups)
             return
         num_complete = min(group.num_host_blocks for group in groups)
-        freed = self._seal_staged(request, min(num_complete, request.staging_length))
-        positions = sorted(
-            {position for group in groups for position in group.own if position < num_complete}
-        )
-        for position in positions:
-            holders = [
-                (index, group)
-                for index, group in enumerate(request.groups)
-                if group.stages and position in group.own
-            ]
-            if len(holders) < len(request.staging):
+        donated: set[int] = set()
+        for position in range(request.staging_length, num_complete):
+            holders = [group for group in groups if position in group.own]
+            if not holders or len(holders) < len(request.staging):
                 break
-            self._donate(request, holders, position)
-            for index, _ in holders:
-                freed.extend(self._seal_one(request, index, position))
+            donated.update(self._donate(request, holders, position))
+        sealed = self._seal_staged(request, min(num_complete, request.staging_length))
+        freed = [block for block in sealed if block.block_id not in donated]
         self.counters.num_evicted_blocks += len(freed)
         self.blocks.release(freed)
 
     def _seal_staged(self, request: RequestKV, num_positions: int) -> list[KVCacheBlock]:
         """Point row entries that have staging blocks, of the first positions, at these.
 
-        Return the groups' own blocks there, which are nobody's any more.
+        Return the groups' own blocks there, which are not theirs any more.
         """
         freed: list[KVCacheBlock] = []
         for index, group in enumerate(request.groups):
@@ -375,26 +368,21 @@ class BlockOwner:
         self.counters.num_evicted_blocks += len(freed)
         self.blocks.release(freed)
 
-    def _donate(
-        self, request: RequestKV, holders: Sequence[tuple[int, GroupKV]], position: int
-    ) -> None:
-        """Make own blocks of `holders` the staging blocks of a position, one per buffer."""
+    def _donate(self, request: RequestKV, holders: Sequence[GroupKV], position: int) -> list[int]:
+        """Make own blocks of `holders` the staging blocks of a position, one per buffer.
+
+        Return their ids.
+        """
         assert position == request.staging_length
-        unused = [group for _, group in holders]
+        unused, donated = list(holders), []
         for number, buffer in enumerate(request.staging):
             donor = next((group for group in unused if group.buffer == number), unused[0])
-            unused.remove(donor)
-            buffer.append(donor.own[position])
-            donated = [donor.own[position].block_id]
-            self.orders.fill_staging(request.request_id, number, position, donated)
-
-    def _seal_one(self, request: RequestKV, index: int, position: int) -> list[KVCacheBlock]:
-        """Point one row entry at staging; return its own block unless it became staging."""
-        own = request.groups[index].own.pop(position)
-        self.staging.stage(request, index, range(position, position + 1))
-        if any(own is buffer[position] for buffer in request.staging):
-            return []
-        return [own]
+            unused = [group for group in unused if group is not donor]
+            block = donor.own[position]
+            buffer.append(block)
+            self.orders.fill_staging(request.request_id, number, position, [block.block_id])
+            donated.append(block.block_id)
+        return donated
 
     # -- integrity --------------------------------------------------------------------------
 
