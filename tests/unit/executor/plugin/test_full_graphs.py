@@ -124,3 +124,31 @@ def test_hooks_are_needed_where_layers_load_or_write_staging_that_is_saved(
     worker.execute_model(SimpleNamespace(kv_connector_metadata=transfers))
 
     assert seen == [needed]
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+@pytest.mark.parametrize("needs_hooks", [False, True])
+def test_a_worker_rules_over_its_runners_graphs_once_they_are_captured(
+    monkeypatch: pytest.MonkeyPatch, *, is_second: bool, needs_hooks: bool
+) -> None:
+    asked: list[Any] = []
+    graphs = SimpleNamespace(dispatch=lambda *args, **kwargs: asked.append((*args, kwargs)))
+    connector = SimpleNamespace(start_pinning=lambda: None)
+    monkeypatch.setattr(plugin_worker, "get_kv_transfer_group", lambda: connector)
+    monkeypatch.setattr(Worker, "compile_or_warm_up_model", lambda self: graphs.dispatch("capture"))
+    worker: Any = object.__new__(LayerwiseGPUWorker)
+    worker.use_v2_model_runner = is_second
+    name = "cudagraph_manager" if is_second else "cudagraph_dispatcher"
+    worker.model_runner = SimpleNamespace(**{name: graphs})
+
+    worker.compile_or_warm_up_model()
+    worker._needs_hooks = needs_hooks
+    if is_second:
+        graphs.dispatch(3, 3, 1, num_active_loras=0, max_query_len=1)
+        length = None if needs_hooks else 1
+        step = (3, 3, length, {"num_active_loras": 0, "max_query_len": length})
+    else:
+        graphs.dispatch(num_tokens=3)
+        step = ({"num_tokens": 3, "invalid_modes": {FULL} if needs_hooks else None},)
+
+    assert asked == [("capture", {}), step]
