@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz fuzz test-faults test-timing nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -159,6 +159,11 @@ test-faults: setup models ## every process and Redis killed, and hung for 30 s, 
 test-timing: setup models ## what is measured with a clock, with nothing else on the machine
 	$(PYTEST) $(JUNIT)/timing.xml -m nightly tests/unit tests/contract tests/integration tests/executors tests/e2e
 	$(PYTEST) $(JUNIT)/timing-exact.xml -m nightly tests/exact
+
+SITE = $(wildcard $(VENV)/lib/python3*/site-packages)
+test-avx2: setup ## `make test` as on a processor without AVX-512
+	cp tests/avx2_only.py $(SITE)/sitecustomize.py
+	trap 'rm -f $(SITE)/sitecustomize.py' EXIT; ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) test
 
 soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 minutes)
 	$(BIN)/python -m tests.exact.soak
