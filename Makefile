@@ -160,10 +160,9 @@ test-timing: setup models ## what is measured with a clock, with nothing else on
 	$(PYTEST) $(JUNIT)/timing.xml -m nightly tests/unit tests/contract tests/integration tests/executors tests/e2e
 	$(PYTEST) $(JUNIT)/timing-exact.xml -m nightly tests/exact
 
-SITE = $(wildcard $(VENV)/lib/python3*/site-packages)
 test-avx2: setup ## `make test` as on a processor without AVX-512
-	cp tests/avx2_only.py $(SITE)/sitecustomize.py
-	trap 'rm -f $(SITE)/sitecustomize.py' EXIT; ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) test
+	answers=$$(echo $(VENV)/lib/python3*/site-packages)/sitecustomize.py; trap "rm -f $$answers" EXIT; \
+	  cp tests/avx2_only.py $$answers && ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) test
 
 soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 minutes)
 	$(BIN)/python -m tests.exact.soak
