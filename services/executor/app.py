@@ -15,11 +15,12 @@ from services.executor.servicer import ExecutorServicer
 from services.executor.serving.front import Front
 from services.executor.serving.tracker_client import TrackerClient
 from services.executor.settings import ExecutorSettings, prepare_engine_environment
-from services.kit import clock, log, metrics
+from services.kit import clock
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
-from services.kit.tracing import Tracing
+from services.kit.telemetry import log, metrics
+from services.kit.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:
     from services.executor.engine.engine import Engine

@@ -38,7 +38,7 @@ from services.generation.prompts import (
 from services.generation.sampling_proto import sampling_from_proto, sampling_to_proto
 from services.generation.service_level_proto import service_level_from_proto
 from services.kit.errors import InvalidRequestError, shortened
-from services.kit.trace_context import TraceContext
+from services.kit.telemetry.trace_context import TraceContext
 from services.kit.wire import write
 from services.placement.types import RequestPhase
 

@@ -15,7 +15,7 @@ from pydantic_settings import SettingsConfigDict
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
-from services.kit.tracing import OtlpEndpoint
+from services.kit.telemetry.tracing import OtlpEndpoint
 from services.placement.presets import ENGINE_PRESETS, SIMULATED_ONLY
 
 NO_PLANNING = "vllm"

@@ -9,7 +9,7 @@ from services.generation.finish import FinishReason
 from services.generation.logprobs import TokenLogprobs
 from services.generation.prompts import Prompt
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
-from services.kit.trace_context import TraceContext
+from services.kit.telemetry.trace_context import TraceContext
 from services.pacing.cause import Delay
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 

@@ -32,12 +32,13 @@ from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports, NoReports
 from services.gateway.servicer import GatewayServicer
 from services.gateway.settings import GatewaySettings
-from services.kit import clock, log, metrics
+from services.kit import clock
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
 from services.kit.settings import load
+from services.kit.telemetry import log, metrics
+from services.kit.telemetry.tracing import Tracing
 from services.kit.tls import renew_with_files
-from services.kit.tracing import Tracing
 from services.reporting.reporter import Sender, SenderKind, TrackerReporter
 
 logger = structlog.get_logger()

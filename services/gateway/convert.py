@@ -47,7 +47,7 @@ from services.kit.errors import (
     ServiceError,
     UnavailableError,
 )
-from services.kit.trace_context import TraceContext
+from services.kit.telemetry.trace_context import TraceContext
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 # Public API -> domain

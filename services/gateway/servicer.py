@@ -15,7 +15,7 @@ from services.generation.sampling_params import SamplingParams
 from services.generation.sampling_proto import sampling_from_proto
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import REQUEST_ID_KEY, Context, current_request_id
-from services.kit.tracing import bind_parent, context_from
+from services.kit.telemetry.tracing import bind_parent, context_from
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from services.gateway.access.terms import SloFloors
 from services.kit.redis_url import RedisUrl
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
-from services.kit.tracing import OtlpEndpoint
+from services.kit.telemetry.tracing import OtlpEndpoint
 from services.kit.transport import Certificates, Transport
 
 MAX_EDGE_MESSAGE_BYTES = 16 << 20  # of gRPC; the prompt of a context of a million tokens fits

@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from services.kit import errors
-from services.kit.metrics import RPC_ERRORS, RPC_SECONDS
 from services.kit.renewed_channel import RenewedChannel
+from services.kit.telemetry.metrics import RPC_ERRORS, RPC_SECONDS
 from services.kit.tls import channel_credentials
 from services.kit.transport import PLAIN, Transport
 

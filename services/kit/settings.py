@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import Field, FilePath, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.kit.log import Level
+from services.kit.telemetry.log import Level
 from services.kit.transport import Certificates, Transport
 
 BAD_SETTINGS_EXIT_CODE = 78  # EX_CONFIG of sysexits.h

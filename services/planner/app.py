@@ -9,9 +9,10 @@ import structlog
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
-from services.kit import clock, log, metrics
+from services.kit import clock
 from services.kit.server import ServiceServer, run_until_stopped, stop_event
 from services.kit.settings import load
+from services.kit.telemetry import log, metrics
 from services.planner.decision_log import DecisionLog
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.replay import replay

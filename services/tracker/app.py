@@ -6,10 +6,10 @@ import structlog
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
-from services.kit import log, metrics
 from services.kit.clock import wall_s
 from services.kit.server import ServiceServer, run_until_stopped, stop_event
 from services.kit.settings import load
+from services.kit.telemetry import log, metrics
 from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.settings import TrackerSettings

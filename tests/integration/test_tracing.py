@@ -6,7 +6,7 @@ import pytest
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
-from services.kit import tracing
+from services.kit.telemetry import tracing
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor
 from tests.gateways import chat_body, gateway_for
 from tests.otlp_receiver import OtlpReceiver, named, otlp_receiver

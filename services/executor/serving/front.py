@@ -24,7 +24,7 @@ from services.executor.types import (
 )
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
-from services.kit.tracing import NO_TRACING, Tracing
+from services.kit.telemetry.tracing import NO_TRACING, Tracing
 
 log = structlog.get_logger()
 

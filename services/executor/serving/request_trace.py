@@ -3,8 +3,8 @@
 from opentelemetry.trace import SpanKind
 
 from services.executor.types import Ending, Failure, Rejection, Submission
-from services.kit.trace_context import TraceContext
-from services.kit.tracing import NO_TRACING, Tracing, context_of, fail
+from services.kit.telemetry.trace_context import TraceContext
+from services.kit.telemetry.tracing import NO_TRACING, Tracing, context_of, fail
 
 
 class RequestTrace:

@@ -27,7 +27,7 @@ from services.generation.finish import FinishReason
 from services.generation.lifecycle import RequestStatus
 from services.generation.logprobs import EchoedPrompt
 from services.kit.rpc import bind_request_id
-from services.kit.tracing import Tracing
+from services.kit.telemetry.tracing import Tracing
 
 log = structlog.get_logger()
 

@@ -22,7 +22,7 @@ from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, To
 from services.kit.clock import Clock
 from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
 from services.kit.rpc import make_channel, service_errors
-from services.kit.trace_context import TraceContext
+from services.kit.telemetry.trace_context import TraceContext
 from services.kit.transport import PLAIN, Transport
 
 log = structlog.get_logger()

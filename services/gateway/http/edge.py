@@ -24,7 +24,14 @@ from services.kit.rpc import (
     bind_request_id,
     new_request_id,
 )
-from services.kit.tracing import NO_TRACING, Tracing, bind_parent, context_from, context_of, fail
+from services.kit.telemetry.tracing import (
+    NO_TRACING,
+    Tracing,
+    bind_parent,
+    context_from,
+    context_of,
+    fail,
+)
 
 log = structlog.get_logger()
 

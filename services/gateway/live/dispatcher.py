@@ -37,7 +37,7 @@ from services.kit.errors import (
     UnavailableError,
 )
 from services.kit.rpc import own_request_id
-from services.kit.tracing import NO_TRACING, Tracing
+from services.kit.telemetry.tracing import NO_TRACING, Tracing
 
 log = structlog.get_logger()
 

@@ -4,8 +4,8 @@ from opentelemetry.trace import SpanKind
 
 from services.gateway.types import Finish, GenerationRequest
 from services.generation.prompts import ChatPrompt
-from services.kit.trace_context import TraceContext
-from services.kit.tracing import NO_TRACING, Tracing, context_of, current_parent, fail
+from services.kit.telemetry.trace_context import TraceContext
+from services.kit.telemetry.tracing import NO_TRACING, Tracing, context_of, current_parent, fail
 
 PROVIDER = "evenflow"
 

@@ -23,7 +23,7 @@ from services.executor.scheduler.run_line import RunLine
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.stats.kv_stats import KVStats
 from services.executor.step_messages import StepFeedback
-from services.kit import log
+from services.kit.telemetry import log
 from services.placement.step_time.batch import SEALING_STEPS
 from services.placement.types import EngineShape
 

@@ -5,7 +5,7 @@ import urllib.request
 import pytest
 from prometheus_client import REGISTRY, Gauge
 
-from services.kit.metrics import start_endpoint
+from services.kit.telemetry.metrics import start_endpoint
 
 PROMETHEUS_2 = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 

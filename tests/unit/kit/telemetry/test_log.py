@@ -5,7 +5,7 @@ import json
 import pytest
 import structlog
 
-from services.kit import log
+from services.kit.telemetry import log
 
 
 @pytest.fixture(autouse=True)

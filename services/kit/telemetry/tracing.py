@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pydantic import Field
 
-from services.kit.trace_context import TraceContext
+from services.kit.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
