@@ -10,11 +10,20 @@ base class, and copies run without vLLM.
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from services.control.measures.step_timing import StepTiming
-from services.executor.transfer_types import FailureCause
 
+CHUNK_BYTES = 4 << 20  # a copy goes in chunks of about this size, so that others can overtake it
 POSITION_BITS = 24  # of a uid, its last: the position in a row, which has fewer blocks than that
+
+
+class FailureCause(StrEnum):
+    """What went wrong with a copy."""
+
+    FAILED = "failed"  # it ended without moving every byte
+    HUNG = "hung"  # it did not end in time, and may still write
+    CORRUPT = "corrupt"  # it ended, and the bytes are not those that left
 
 
 @dataclass(frozen=True, slots=True)

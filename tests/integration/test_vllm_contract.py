@@ -30,7 +30,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
 
-from services.executor import engine_calls
+from services.executor.engine import engine_calls
 from services.executor.engine.collector import FINISH_REASONS, StepCollector
 from services.executor.engine.config import ASYNC_SCHEDULER, PASSED_ON, SYNC_SCHEDULER
 from services.executor.prompts.sampling import UNSEEDED

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.control.counters import Counters
 from services.control.requests.request_record import RequestRecord
-from services.executor.transfer_types import FailureCause
+from services.executor.step_messages import FailureCause
 
 MAX_LOSSES = 3  # of its KV; the last one ends a request
 MAX_FAILED_SAVES = 3  # steps with failed copies to the host; after the last one it has no copies

@@ -14,8 +14,7 @@ from services.executor.blocks.failures import note_failed_saves
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers import Transfers
 from services.executor.blocks.write_through import Retraction
-from services.executor.step_messages import StepFeedback
-from services.executor.transfer_types import FailureCause
+from services.executor.step_messages import FailureCause, StepFeedback
 
 log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
-from services.executor.transfer_types import FailureCause
+from services.executor.step_messages import FailureCause
 
 BACKGROUND = math.inf  # urgency of a copy that no step waits for
 FOR_EVER = math.inf  # patience of a caller that has no bound

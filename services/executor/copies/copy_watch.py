@@ -17,7 +17,7 @@ import structlog
 
 from services.executor.copies.copy_engine import Copy, CopyEngine, CopyError, Direction
 from services.executor.kv_options import KVOptions
-from services.executor.transfer_types import FailureCause
+from services.executor.step_messages import FailureCause
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from services.executor.copies.streams import Layers
-from services.executor.transfer_types import CHUNK_BYTES
+from services.executor.step_messages import CHUNK_BYTES
 
 POISON_BYTE = 0xFF  # repeated, it is NaN in every floating-point format
 

@@ -33,13 +33,13 @@ from services.executor.copies.copy_engine import (
 from services.executor.copies.copy_watch import CopyWatch, Patience, WatchedCopy
 from services.executor.copies.load_tables import LoadTable, LoadTables, RequestLoads
 from services.executor.step_messages import (
+    FailureCause,
     RestoreOrder,
     RowEdit,
     SaveOrder,
     StepFeedback,
     StepTransfers,
 )
-from services.executor.transfer_types import FailureCause
 
 T = TypeVar("T")
 Part = tuple[str, SaveOrder | RestoreOrder | LoadTable]  # of a copy: whose, and which blocks

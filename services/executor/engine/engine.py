@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from services.executor import engine_calls
+from services.executor.engine import engine_calls
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
 from services.executor.engine.load_recorder import LoadRecorder

@@ -40,8 +40,7 @@ from services.executor.plugin.emulated_device import EmulatedDevice
 from services.executor.sizing import num_host_slots
 from services.executor.stats.kv_metrics import KVPromMetrics
 from services.executor.stats.kv_stats import KVStats
-from services.executor.step_messages import HostRoom, StepFeedback, StepTransfers
-from services.executor.transfer_types import CHUNK_BYTES
+from services.executor.step_messages import CHUNK_BYTES, HostRoom, StepFeedback, StepTransfers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -11,8 +11,8 @@ from vllm.v1.request import Request, RequestStatus
 from services.control.measures.step_clock import StepClock
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import phase_of
-from services.executor import engine_calls
 from services.executor.blocks.residency import GroupKV, RequestKV
+from services.executor.engine import engine_calls
 from services.executor.observation import (
     EngineObservation,
     GroupPlace,

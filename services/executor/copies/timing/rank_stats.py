@@ -5,7 +5,7 @@ from dataclasses import asdict
 from services.executor.copies.copy_engine import TransferTotals
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.stats.kv_stats import KVStats, RankTotals
-from services.executor.transfer_types import FailureCause
+from services.executor.step_messages import FailureCause
 
 
 class RankStats:

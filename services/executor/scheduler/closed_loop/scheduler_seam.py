@@ -21,7 +21,7 @@ from services.executor.scheduler.closed_loop.kv_view import (
 )
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
-from services.executor.transfer_types import CHUNK_BYTES
+from services.executor.step_messages import CHUNK_BYTES
 from services.placement.blocks import RESIDENT, Residency
 from services.placement.judging.plan_rules import LivePlace
 from services.placement.types import EngineShape, Profile, RequestId, RequestState, Snapshot

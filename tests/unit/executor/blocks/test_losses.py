@@ -17,8 +17,7 @@ from services.executor.blocks.failures import (
 )
 from services.executor.blocks.losses import STEPS_BEFORE_RETRY
 from services.executor.copies.copy_engine import BACKGROUND, Copy, Direction
-from services.executor.step_messages import StepFeedback
-from services.executor.transfer_types import FailureCause
+from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
 from tests.unit.executor.blocks.test_block_life import run_at_random

@@ -7,7 +7,7 @@ import pytest
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.copy_watch import CopyWatch, Patience
 from services.executor.kv_options import KVOptions
-from services.executor.transfer_types import FailureCause
+from services.executor.step_messages import FailureCause
 from tests.unit.executor.failing_copies import FailingEngine, FaultRates
 from tests.unit.executor.simulated_ranks import LateTicket
 

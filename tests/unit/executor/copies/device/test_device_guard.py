@@ -24,12 +24,12 @@ from services.executor.copies.pages import GroupPages
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.kv_options import GuardMode, KVOptions
 from services.executor.step_messages import (
+    FailureCause,
     LoadTableUpdate,
     SaveOrder,
     StagingUpdate,
     StepTransfers,
 )
-from services.executor.transfer_types import FailureCause
 
 NUM_BLOCKS = 200
 PAGE_BYTES = 64
