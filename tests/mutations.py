@@ -76,7 +76,7 @@ MUTATIONS = (
     ),
     Mutation(
         "tokens of lost KV leave",
-        f"{EXECUTOR}/blocks/losses.py",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
         "        return lost | self._distrust(lost)\n",
         "        return {}\n",
         ("tests/exact/test_layerwise_failures.py",),
@@ -111,7 +111,7 @@ MUTATIONS = (
     ),
     Mutation(
         "who shares a corrupt column runs on",
-        f"{EXECUTOR}/blocks/losses.py",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
         "        return lost | self._distrust(lost)\n",
         "        return lost\n",
         ("tests/unit/executor/blocks/test_prefix_hits.py",),

@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from services.executor.blocks.transfers import Transfers
+from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.copies.backend import guarded, make_backend
 from services.executor.copies.copy_watch import Patience
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine

@@ -12,7 +12,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import Fate, may_mirror, note_loss
-from services.executor.blocks.losses import Losses
+from services.executor.blocks.transfers.losses import Losses
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.step_messages import StepFeedback
 

@@ -16,7 +16,7 @@ from services.control.room.capacity_guard import Need
 from services.control.room.resumes import Resumes, is_preparing, num_host_tokens
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfers import Transfers
+from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.scheduler.vllm_scheduler import IDLE_WAIT_S, NEVER, VllmScheduler
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import LinkAndStep, ResumeWay

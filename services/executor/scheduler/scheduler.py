@@ -25,10 +25,10 @@ from services.control.room.capacity_guard import CapacityGuard, Need
 from services.control.room.resumes import Resumes
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
-from services.executor.blocks.losses import Losses
-from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfers import Transfers
+from services.executor.blocks.transfers.losses import Losses
+from services.executor.blocks.transfers.moves import BlockMoves
+from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.closed_loop.control_loop import ControlLoop, make_planner

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from services.executor.blocks.failures import Fate, note_loss
-from services.executor.blocks.losses import Losses
+from services.executor.blocks.transfers.losses import Losses
 from services.executor.copies.copy_engine import (
     FOR_EVER,
     Copy,

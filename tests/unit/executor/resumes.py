@@ -2,8 +2,8 @@
 
 from services.control.room.capacity_guard import CapacityGuard
 from services.control.room.resumes import Resumes
-from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.transfers.moves import BlockMoves
 from tests.unit.executor.simulated_ranks import Simulation
 
 

@@ -19,7 +19,7 @@ from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfers import Transfers
+from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.copies.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.step_messages import StepFeedback, StepTransfers

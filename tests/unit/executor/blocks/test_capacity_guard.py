@@ -3,8 +3,8 @@
 import pytest
 
 from services.control.room.capacity_guard import CapacityGuard, Need
-from services.executor.blocks.moves import BlockMoves
 from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.transfers.moves import BlockMoves
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.simulated_ranks import Simulation
 from tests.unit.records import make_record

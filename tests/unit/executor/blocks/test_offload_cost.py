@@ -13,7 +13,7 @@ import services.executor.blocks
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfers import Transfers
+from services.executor.blocks.transfers.transfers import Transfers
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.records import make_record

@@ -12,8 +12,8 @@ import structlog
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import note_failed_saves
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfers import Transfers
-from services.executor.blocks.write_through import Retraction
+from services.executor.blocks.transfers.transfers import Transfers
+from services.executor.blocks.transfers.write_through import Retraction
 from services.executor.step_messages import FailureCause, StepFeedback
 
 log = structlog.get_logger()

@@ -6,7 +6,7 @@ from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Loading
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.transfers import Transfers
+from services.executor.blocks.transfers.transfers import Transfers
 from services.placement.blocks import BlockGeometry
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.write_through import WriteThrough
+from services.executor.blocks.transfers.write_through import WriteThrough
 from services.executor.stats.kv_stats import KVStats, Residencies
 from services.executor.step_messages import StepFeedback, StepTransfers
 

@@ -15,7 +15,7 @@ from services.executor.blocks.failures import (
     note_failed_saves,
     note_loss,
 )
-from services.executor.blocks.losses import STEPS_BEFORE_RETRY
+from services.executor.blocks.transfers.losses import STEPS_BEFORE_RETRY
 from services.executor.copies.copy_engine import BACKGROUND, Copy, Direction
 from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.layer_placement import LayerPlacement

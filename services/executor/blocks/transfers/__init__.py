@@ -1,0 +1,1 @@
+"""What goes between pool and host, step by step."""
