@@ -8,7 +8,7 @@ from functools import partial
 
 from services.control.run_director import POLICIES
 from services.placement.presets import PRESETS, RunPolicy
-from services.placement.run import ellm, tokenflow
+from services.placement.run.papers import ellm, tokenflow
 from services.placement.types import EngineShape, Plan, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan

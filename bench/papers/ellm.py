@@ -12,7 +12,7 @@ from dataclasses import replace
 from bench.papers.cells import Found, Point, Size, with_seeds
 from bench.papers.ellm_equations import Consistent, Setting, chosen, settings
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
-from services.placement.run.ellm import EllmRules
+from services.placement.run.papers.ellm import EllmRules
 from simulator.comparison.grid import Cell, Workload
 from simulator.workload import constant_length
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from scipy.optimize import minimize
 
-from services.placement.run.ellm import Batch, best_batch
+from services.placement.run.papers.ellm import Batch, best_batch
 from simulator.deployment import Deployment
 from simulator.device.hardware import BYTES_PER_ELEMENT, assumptions, device, model
 

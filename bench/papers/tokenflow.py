@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from bench.papers.cells import Found, Point, Size, with_seeds
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_number, as_percent
-from services.placement.run.tokenflow import TokenflowRules
+from services.placement.run.papers.tokenflow import TokenflowRules
 from simulator.comparison.grid import Arrivals, Cell, Workload
 from simulator.deployment import Deployment
 from simulator.device.hardware import assumptions, device, model

@@ -15,7 +15,8 @@ from itertools import product
 from bench.document import Row
 from bench.who_runs.__main__ import run
 from bench.who_runs.regimes import all_regimes
-from services.placement.run import ellm, evenflow
+from services.placement.run import evenflow
+from services.placement.run.papers import ellm
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
 from simulator.compose import make_engine
 from simulator.engine.planning import PlanningOptions

@@ -16,7 +16,8 @@ from services.control.requests.request_state import SchedulerRequest
 from services.control.types import Trigger
 from services.placement.admit.layerkv import with_slo_aware_admission
 from services.placement.presets import AdmissionPolicy, RunPolicy, with_axes
-from services.placement.run import andes, ellm, evenflow, fcfs, joint, layerkv_park, tokenflow
+from services.placement.run import evenflow, joint
+from services.placement.run.papers import andes, ellm, fcfs, layerkv_park, tokenflow
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 

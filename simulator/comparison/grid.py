@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from services.pacing.types import ServiceLevel
-from services.placement.run.ellm import EllmRules
-from services.placement.run.tokenflow import TokenflowRules
+from services.placement.run.papers.ellm import EllmRules
+from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.types import PolicyParameters
 from simulator.comparison.link_ratio import link_ratio
 from simulator.compose import run_policy

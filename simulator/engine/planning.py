@@ -8,8 +8,8 @@ from typing import TypeAlias
 from services.control.options import ControllerOptions
 from services.control.plans.planner import Answer
 from services.placement.presets import PlacementPolicy, RunPolicy, with_axes
-from services.placement.run.ellm import EllmRules
-from services.placement.run.tokenflow import TokenflowRules
+from services.placement.run.papers.ellm import EllmRules
+from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.types import Plan, PolicyParameters, Snapshot
 from simulator.engine.events import PlanCame
 

@@ -10,7 +10,7 @@ from services.placement.admit.layerkv import (
     num_admitted,
     with_slo_aware_admission,
 )
-from services.placement.run import fcfs
+from services.placement.run.papers import fcfs
 from services.placement.run.types import RunRequest, RunSnapshot, StepCosts
 from tests.unit.placement.run.snapshots import ask, make_snapshot, runs
 

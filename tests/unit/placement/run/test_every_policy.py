@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from services.control.run_director import POLICIES
 from services.placement.admit.layerkv import with_slo_aware_admission
-from services.placement.run import fcfs
+from services.placement.run.papers import fcfs
 from services.placement.run.types import RunSnapshot
 from tests.fuzz import examples
 from tests.unit.placement.run.snapshots import ask, make_snapshot, snapshots

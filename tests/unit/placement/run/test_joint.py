@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from hypothesis import given
 
-from services.placement.run import fcfs
 from services.placement.run.joint import Candidates, JointRules, Rating, best, decide
+from services.placement.run.papers import fcfs
 from services.placement.run.promise import can_promise
 from services.placement.run.types import RunPhase, RunRequest, RunSnapshot
 from tests.unit.placement.run.snapshots import (

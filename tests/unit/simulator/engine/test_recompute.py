@@ -6,7 +6,7 @@ import pytest
 
 from services.pacing.types import ServiceLevel
 from services.placement.blocks import BlockGeometry
-from services.placement.run.ellm import EllmRules
+from services.placement.run.papers.ellm import EllmRules
 from simulator.comparison.grid import Workload
 from simulator.compose import make_engine, run_policy
 from simulator.deployment import Deployment

@@ -9,7 +9,7 @@ first come, first served. How many prompts may begin is Algorithm 1's
 
 from dataclasses import dataclass
 
-from services.placement.run.room import Room
+from services.placement.run.papers.room import Room
 from services.placement.run.types import (
     IDLE,
     WHOLE,

@@ -1,6 +1,6 @@
 """First come, first served: who is let in, who gives way, and how he comes back."""
 
-from services.placement.run import fcfs
+from services.placement.run.papers import fcfs
 from services.placement.run.resume import ResumeWay
 from tests.unit.placement.run.snapshots import ask, make_engine, make_snapshot, parked, runs
 

@@ -9,8 +9,8 @@ it per token of KV: a greedy knapsack. A request is preempted once on average, a
 import math
 from dataclasses import dataclass
 
-from services.placement.run.fcfs import RECOMPUTE
-from services.placement.run.room import Room
+from services.placement.run.papers.fcfs import RECOMPUTE
+from services.placement.run.papers.room import Room
 from services.placement.run.types import IDLE, RunDecision, RunRequest, RunSnapshot
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from services.placement.run.tokenflow import TokenflowRules, decide
+from services.placement.run.papers.tokenflow import TokenflowRules, decide
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot, StepCosts
 from tests.unit.placement.run.snapshots import ask, make_engine, make_snapshot, parked, runs
 

@@ -16,7 +16,7 @@ newest gives way and goes to the head of the queue:
 import math
 from dataclasses import replace
 
-from services.placement.run import ellm
+from services.placement.run.papers import ellm
 from services.placement.run.resume import ResumeWay
 from services.placement.run.types import IDLE, RunDecision, RunRequest, RunSnapshot
 

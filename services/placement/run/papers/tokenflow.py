@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.placement.run.room import Room
+from services.placement.run.papers.room import Room
 from services.placement.run.types import (
     IDLE,
     RunDecision,

@@ -1,0 +1,1 @@
+"""Run policies as papers have them."""
