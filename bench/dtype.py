@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.document import Benchmark, Row, measure_named
 from demo.model import demo_model, fastest_dtype
-from lab.processes import ENGINE_ENVIRONMENT, ROOT
+from lab.stack.processes import ENGINE_ENVIRONMENT, ROOT
 
 DTYPES = ("float32", "bfloat16")
 BATCHES = (1, 4)

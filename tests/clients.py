@@ -15,7 +15,7 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as tracker_grpc
-from lab.processes import MODEL, RPC_TIMEOUT_S, Stack
+from lab.stack.processes import MODEL, RPC_TIMEOUT_S, Stack
 from services.kit.rpc import name_of_request
 
 CLIENT_TIMEOUT_S = 1_800.0

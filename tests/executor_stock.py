@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from demo.cached_build import build_once, recipe_fingerprint
-from lab.executor_process import ENGINE_SETTINGS
 from lab.models import exactness_fingerprint, exactness_model
-from lab.processes import ROOT
+from lab.stack.executor_process import ENGINE_SETTINGS
+from lab.stack.processes import ROOT
 from tests import stock_requests
 from tests.stock_recipe import run_apart, stock_recipe
 from tests.stock_requests import WORKLOADS

@@ -15,7 +15,7 @@ from grpc import aio
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from lab.ports import free_port
+from lab.stack.ports import free_port
 from lab.submits import answers_of
 from services.kit.rpc import name_of_request
 from services.kit.tls import server_credentials

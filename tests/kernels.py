@@ -3,7 +3,7 @@
 import fcntl
 from pathlib import Path
 
-from lab.snapshots import make_request, make_snapshot
+from lab.planning.snapshots import make_request, make_snapshot
 from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode
 from services.planner.solver.solver import warm_solver

@@ -10,7 +10,7 @@ import grpc
 
 from evenflow.executor.v1 import executor_pb2, executor_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
-from lab.processes import RPC_TIMEOUT_S, Stack, wait_until
+from lab.stack.processes import RPC_TIMEOUT_S, Stack, wait_until
 from tests.clients import Received, grpc_chat, http_chat, recorded
 
 NUM_PAIRS = 11  # of an HTTP and a gRPC stream with the same prompt: 22 live streams

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from cli.local.settings import PORTS
-from lab.ports import free_port
-from lab.processes import ROOT, command_of, wait_until
+from lab.stack.ports import free_port
+from lab.stack.processes import ROOT, command_of, wait_until
 
 TIMEOUT_S = 3_000  # a guard against hangs
 

@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
-from lab.processes import ENGINE_ENVIRONMENT, PYTHON_PATH, ROOT
+from lab.stack.processes import ENGINE_ENVIRONMENT, PYTHON_PATH, ROOT
 
 TIMEOUT_S = 1_800.0
 

@@ -1,6 +1,6 @@
 """What the mismatch trigger is worth: `python -m bench.e2e.halved_link`.
 
-Runs `lab.halved_link` with and without the trigger, in turns, on one engine in this
+Runs `lab.engine.halved_link` with and without the trigger, in turns, on one engine in this
 process: an emulated device, three readers, a link that loses half its speed.
 """
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench.document import save
 from bench.e2e.systems import NUM_LAYERS
-from lab.halved_link import HALVED_AT, SLO_SCALE, Arm, measured_slo_s, run_arm
-from lab.planner_process import warm_planner
-from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
+from lab.engine.halved_link import HALVED_AT, SLO_SCALE, Arm, measured_slo_s, run_arm
+from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
+from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
 from services.executor.kv_options import KVOptions
 from services.pacing.attainment import DELIVERY_TOLERANCE_S

@@ -15,8 +15,8 @@ from typing import Any
 from bench.document import save
 from bench.e2e.systems import BLOCK_BYTES, BLOCK_SIZE, NUM_LAYERS, Device
 from bench.layerwise._common import batch, decode_times
-from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
-from lab.workloads import fixed
+from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
+from lab.engine.workloads import fixed
 from services.executor.kv_options import KVOptions
 from services.placement.step_time.latency import Fetch, step_timing
 from services.placement.step_time.patterns import Pattern, make_pattern

@@ -19,9 +19,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.document import save
 from bench.e2e.systems import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_LAYERS, Device
-from lab.closed_loop import asking
-from lab.planner_process import warm_planner
-from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
+from lab.engine.closed_loop import asking
+from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
+from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
 from services.executor.kv_options import GuardMode, KVOptions
 from services.executor.request_tag import to_extra_args

@@ -12,9 +12,9 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.e2e.systems import NUM_LAYERS, Device
-from lab.executor_process import ExecutorProcess
-from lab.ports import free_port
-from lab.processes import PYTHON_PATH, ROOT, wait_until
+from lab.stack.executor_process import ExecutorProcess
+from lab.stack.ports import free_port
+from lab.stack.processes import PYTHON_PATH, ROOT, wait_until
 
 PLANNER_START_TIMEOUT_S = 300.0
 SCRAPE_TIMEOUT_S = 10.0

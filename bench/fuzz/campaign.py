@@ -22,7 +22,7 @@ from bench.fuzz.senders import Sender, UnexpectedError
 from bench.fuzz.types import Input
 from bench.gateway.processes import running, wait_until
 from bench.gateway.streams import gateway_settings, is_ready
-from lab.ports import free_port
+from lab.stack.ports import free_port
 
 NUM_SENDERS = 96  # inputs at a time
 MAX_LIVE = 1_024

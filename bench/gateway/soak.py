@@ -21,7 +21,7 @@ from bench.gateway.streams import gateway_settings, is_ready
 from bench.gateway.synthetic_executor import LENGTH, EnginelessExecutor
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
-from lab.ports import free_port
+from lab.stack.ports import free_port
 from services.kit.rpc import Context
 
 NUM_READERS = 64  # at a time

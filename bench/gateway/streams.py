@@ -12,7 +12,7 @@ import psutil
 from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, wait_until
 from bench.gateway.schedule import Schedule
-from lab.ports import free_port
+from lab.stack.ports import free_port
 
 INTERVAL_S = 0.05  # 20 tokens per second and reader
 SECONDS = 10

@@ -16,8 +16,8 @@ from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, tree
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
-from lab.ports import free_port
-from lab.redis_server import RedisServer
+from lab.stack.ports import free_port
+from lab.stack.redis_server import RedisServer
 from services.kit.rpc import make_channel
 from services.reporting.reporter import ReporterOptions
 

@@ -18,8 +18,8 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, tree, wait_until
 from lab.models import exactness_model
-from lab.ports import free_port
-from lab.processes import ENGINE_ENVIRONMENT
+from lab.stack.ports import free_port
+from lab.stack.processes import ENGINE_ENVIRONMENT
 
 MODEL = "exactness"
 NUM_REPEATS = 3

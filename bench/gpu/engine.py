@@ -12,9 +12,9 @@ import torch
 
 from bench.gpu.model import gpu_model
 from bench.layerwise._common import all_decode, batch
+from lab.engine.step_runner import ENVIRONMENT, EngineCase, Hook, Outcome, StepRunner
+from lab.engine.workloads import churn, every, fixed, mixed
 from lab.models import exactness_model
-from lab.step_runner import ENVIRONMENT, EngineCase, Hook, Outcome, StepRunner
-from lab.workloads import churn, every, fixed, mixed
 from services.executor.copies.copy_engine import Direction
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine

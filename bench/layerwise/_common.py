@@ -9,7 +9,7 @@ from typing import Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from bench.document import Row
-from lab.step_runner import Arrival, Hook, StepRunner, make_prompt
+from lab.engine.step_runner import Arrival, Hook, StepRunner, make_prompt
 
 NUM_WARM_STEPS = 5  # first decode steps that are left out
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from lab.step_runner import EngineCase, StepRunner
+from lab.engine.step_runner import EngineCase, StepRunner
 
 START_TIMEOUT_S = 300.0
 MEASURE_TIMEOUT_S = 600.0

@@ -14,8 +14,8 @@ from typing import Any
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, median_of
 from bench.layerwise._engines import engines
+from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from lab.models import MAX_MODEL_LEN, NUM_LAYERS
-from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
 from services.placement.blocks import BlockGeometry, max_tokens_in
 

@@ -12,7 +12,7 @@ from typing import Any
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, decode_times, median_of
 from bench.layerwise._engines import EngineProcess, engines
-from lab.step_runner import EngineCase, StepRunner
+from lab.engine.step_runner import EngineCase, StepRunner
 from services.executor.kv_options import KVOptions
 
 LAYERS = (8, 32)

@@ -18,10 +18,10 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from bench.document import Benchmark, Row
 from bench.layerwise._common import all_decode, batch, median_of
 from bench.layerwise._engines import engines
-from lab.link import h2d_link
+from lab.engine.link import h2d_link
+from lab.engine.step_runner import EngineCase, Hook, StepRunner
+from lab.engine.workloads import every, fixed
 from lab.models import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS
-from lab.step_runner import EngineCase, Hook, StepRunner
-from lab.workloads import every, fixed
 from services.executor.copies.cpu_copy_engine import LinkModel
 from services.executor.kv_options import KVOptions
 

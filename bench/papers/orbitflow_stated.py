@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.papers.orbitflow import deployment
 from bench.papers.sections import Stated
-from lab.instances import HARDWARE, realistic_instance
+from lab.planning.instances import HARDWARE, realistic_instance
 from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode
 from services.planner.solver.budget import NodeBudget

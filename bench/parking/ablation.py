@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.document import Benchmark, Row
-from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
+from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
 
 LINK_BYTES_PER_S = 5e7

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, decode_times, median_of
-from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
+from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
 from services.placement.run.resume import ResumeWay
 

@@ -38,7 +38,7 @@ DEFINITIONS = {
     "uniform_loss": "best even distance for all requests / plan - 1",
     "greedy_loss": "greedy offloading by copies per freed block / plan - 1",
     "proven": "share of instances with a proof that no pattern of the space is better",
-    "instances": "lab/instances.py: realistic_instance",
+    "instances": "lab/planning/instances.py: realistic_instance",
     "plans": "bench/planner/plans.py: whole plans of 1K-12K contexts, room for 50-90 % of them",
 }
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from lab.exhaustive import exhaustive
-from lab.instances import HARDWARE, realistic_instance
+from lab.planning.exhaustive import exhaustive
+from lab.planning.instances import HARDWARE, realistic_instance
 from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.solver.budget import DeadlineBudget, NodeBudget

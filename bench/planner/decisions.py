@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bench.planner.tables import Row, printed
-from lab.snapshots import BLOCK_SIZE, make_engine
+from lab.planning.snapshots import BLOCK_SIZE, make_engine
 from services.control.counters import Counters
 from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column, PrefixCache

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bench.planner.cells import quantiles, timed
-from lab.snapshots import make_engine, make_request, make_snapshot
+from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.placement.types import Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan

@@ -15,7 +15,7 @@ import numpy as np
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
-from lab.protos import make_engine, make_plan_request, make_request
+from lab.planning.protos import make_engine, make_plan_request, make_request
 
 ROOT = Path(__file__).parents[2]
 

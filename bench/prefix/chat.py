@@ -17,8 +17,8 @@ from pathlib import Path
 
 from bench.document import Benchmark, Row
 from bench.layerwise._engines import engines
+from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from lab.models import NUM_LAYERS
-from lab.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
 from services.pacing.attainment import DELIVERY_TOLERANCE_S
 

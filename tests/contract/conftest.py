@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.redis_server import RedisServer
+from lab.stack.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")

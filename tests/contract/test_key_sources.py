@@ -10,7 +10,7 @@ import redis
 from click.testing import CliRunner
 
 from cli.keys import command
-from lab.redis_server import RedisServer
+from lab.stack.redis_server import RedisServer
 from services.gateway.access import key_sources
 from services.gateway.access.api_keys import parse_api_keys
 from services.gateway.access.key_sources import (

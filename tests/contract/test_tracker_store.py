@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio
 
-from lab.redis_server import RedisServer
+from lab.stack.redis_server import RedisServer
 from services.generation.lifecycle import EDGES, REACHABLE, RequestStatus
 from services.pacing.types import ServiceLevel
 from services.tracker.errors import LeaseExpiredError, StaleEpochError

@@ -9,7 +9,7 @@ import redis.asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.redis_server import RedisServer
+from lab.stack.redis_server import RedisServer
 from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ServiceError
 from services.pacing.types import ServiceLevel

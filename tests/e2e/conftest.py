@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.processes import Stack
+from lab.stack.processes import Stack
 
 
 @pytest.fixture(scope="session")

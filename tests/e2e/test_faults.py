@@ -16,7 +16,7 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
 from lab.models import MAX_MODEL_LEN
-from lab.processes import HANG_S, Stack, assert_gone, wait_until
+from lab.stack.processes import HANG_S, Stack, assert_gone, wait_until
 from tests.clients import Received, http_chat, recorded
 from tests.live_streams import Ending, Endings, Streams, assert_complete, num_in_engine
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from lab.processes import RPC_TIMEOUT_S, Stack
+from lab.stack.processes import RPC_TIMEOUT_S, Stack
 from tests.clients import http_chat
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 from evenflow.executor.v1 import executor_pb2, executor_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2
 from lab.models import MAX_MODEL_LEN
-from lab.processes import MODEL, RPC_TIMEOUT_S, Stack, wait_until
+from lab.stack.processes import MODEL, RPC_TIMEOUT_S, Stack, wait_until
 from services.kit.rpc import name_of_request
 from tests.clients import (
     CLIENT_TIMEOUT_S,

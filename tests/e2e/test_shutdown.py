@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from lab.executor_client import GatewayStream
-from lab.processes import Stack, assert_gone, stopped, wait_until
+from lab.stack.processes import Stack, assert_gone, stopped, wait_until
 from tests.clients import http_chat, recorded
 
 pytestmark = pytest.mark.timeout(3_600)

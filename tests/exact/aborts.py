@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from lab.step_runner import StepRunner
+from lab.engine.step_runner import StepRunner
 from services.control.requests.request_record import HoldKind
 from services.executor.blocks.residency import RequestKV
 

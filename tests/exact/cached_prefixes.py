@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from vllm.v1.core import kv_cache_utils
 
-from lab.conversations import BRANCH, SALTED, TWIN, conversations
-from lab.step_runner import Arrival, Hook, Outcome, StepRunner, first_difference, make_prompt
-from lab.workloads import churn, fixed, random_way, together
+from lab.engine.conversations import BRANCH, SALTED, TWIN, conversations
+from lab.engine.step_runner import Arrival, Hook, Outcome, StepRunner, first_difference, make_prompt
+from lab.engine.workloads import churn, fixed, random_way, together
 from services.executor.blocks.host_pool import Promise
 from services.placement.run.resume import ResumeWay
 from tests.exact import faults

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lab.step_runner import Arrival, EngineCase
-from lab.workloads import long_prompt, mixed, peak_blocks
+from lab.engine.step_runner import Arrival, EngineCase
+from lab.engine.workloads import long_prompt, mixed, peak_blocks
 from services.executor.kv_options import GuardMode, KVOptions
 
 SCARCE_FRAC = 0.4  # a pool of at most this share of full residency is scarce

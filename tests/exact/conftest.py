@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from lab.step_runner import EngineCase
+from lab.engine.step_runner import EngineCase
 from tests.exact import failures, product
 from tests.exact.cases import STANDING
 from tests.exact.draw import SEED_VARIABLE, draw, seed

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lab.step_runner import Arrival, Outcome, StepRunner, first_difference
+from lab.engine.step_runner import Arrival, Outcome, StepRunner, first_difference
 from tests.exact.cases import num_groups
 
 MIN_LAYER_LOADS = 1_000  # layers of requests loaded into staging

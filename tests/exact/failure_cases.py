@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lab.step_runner import Hook, Outcome, StepRunner
-from lab.workloads import mixed
+from lab.engine.step_runner import Hook, Outcome, StepRunner
+from lab.engine.workloads import mixed
 from services.control.counters import Counters
 from tests.exact import failing_engine
 from tests.exact.failing_engine import FaultRates

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from lab.conversations import conversations
-from lab.step_runner import StepRunner
-from lab.workloads import churn, mixed
+from lab.engine.conversations import conversations
+from lab.engine.step_runner import StepRunner
+from lab.engine.workloads import churn, mixed
 from tests.exact.cached_prefixes import Hits
 from tests.exact.cases import SLOW_LINK, make_case
 from tests.exact.evidence import assert_pool_is_whole

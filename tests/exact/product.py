@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from lab.conversations import conversations
-from lab.step_runner import (
+from lab.engine.conversations import conversations
+from lab.engine.step_runner import (
     Arrival,
     EngineCase,
     Hook,
     StepRunner,
     first_difference,
 )
-from lab.workloads import (
+from lab.engine.workloads import (
     alternating,
     at_distances,
     churn,

@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 
 from demo.cached_build import build_once, recipe_fingerprint
-from lab import conversations as dialogues
-from lab import step_runner as harness
-from lab import workloads
-from lab.conversations import conversations
+from lab.engine import conversations as dialogues
+from lab.engine import step_runner as harness
+from lab.engine import workloads
+from lab.engine.conversations import conversations
+from lab.engine.step_runner import Arrival, EngineCase, Outcome, StepRunner, stock
+from lab.engine.workloads import long_prompt, mixed, sampled, stopping
 from lab.models import exactness_fingerprint
-from lab.processes import ROOT
-from lab.step_runner import Arrival, EngineCase, Outcome, StepRunner, stock
-from lab.workloads import long_prompt, mixed, sampled, stopping
+from lab.stack.processes import ROOT
 from tests.exact.cases import make_case
 from tests.stock_recipe import run_apart, stock_recipe
 

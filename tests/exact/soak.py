@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lab.step_runner import (
+from lab.engine.step_runner import (
     Arrival,
     EngineCase,
     Hook,
@@ -30,7 +30,7 @@ from lab.step_runner import (
     run_case,
     stock,
 )
-from lab.workloads import churn, holds, random_way, together
+from lab.engine.workloads import churn, holds, random_way, together
 from services.executor.kv_options import GuardMode, KVOptions
 from services.placement.run.resume import ResumeWay
 from tests.exact.failing_engine import FaultRates

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from lab.adapters import save_adapter
+from lab.engine.step_runner import Arrival, first_difference, run_case, stock
+from lab.engine.workloads import churn, mixed
 from lab.models import NUM_LAYERS
-from lab.step_runner import Arrival, first_difference, run_case, stock
-from lab.workloads import churn, mixed
 from tests.exact.cases import make_case
 
 # Engines run in this process: their warnings are not ours to fail on.

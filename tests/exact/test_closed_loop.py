@@ -16,18 +16,18 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from evenflow.planner.v1 import planner_pb2 as pb
-from lab.closed_loop import TokenTimes, asking
-from lab.halved_link import measured_slo_s, run_arm
-from lab.link import h2d_link
-from lab.planner_process import warm_planner
-from lab.step_runner import (
+from lab.engine.closed_loop import TokenTimes, asking
+from lab.engine.halved_link import measured_slo_s, run_arm
+from lab.engine.link import h2d_link
+from lab.engine.step_runner import (
     Arrival,
     EngineCase,
     Outcome,
     StepRunner,
     make_prompt,
 )
-from lab.workloads import mixed
+from lab.engine.workloads import mixed
+from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
 from services.executor.copies.cpu_copy_engine import LinkModel
 from services.executor.kv_options import KVOptions

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from lab.link import h2d_link
-from lab.step_runner import (
+from lab.engine.link import h2d_link
+from lab.engine.step_runner import (
     Arrival,
     EngineCase,
     Outcome,
@@ -24,7 +24,7 @@ from lab.step_runner import (
     make_prompt,
     stock,
 )
-from lab.workloads import (
+from lab.engine.workloads import (
     LONGEST,
     at_distances,
     churn,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lab.conversations import conversations
-from lab.step_runner import Arrival, EngineCase, Outcome, StepRunner, first_difference
-from lab.workloads import churn, every, fixed, holds, mixed, random_way, together
+from lab.engine.conversations import conversations
+from lab.engine.step_runner import Arrival, EngineCase, Outcome, StepRunner, first_difference
+from lab.engine.workloads import churn, every, fixed, holds, mixed, random_way, together
 from services.executor.kv_options import GuardMode, KVOptions
 from services.placement.run.resume import ResumeWay
 from tests.exact.cached_prefixes import Hits

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lab.engine.step_runner import Model, first_difference, run_case, stock
+from lab.engine.workloads import churn, mixed
 from lab.models import NUM_LAYERS, exactness_model
-from lab.step_runner import Model, first_difference, run_case, stock
-from lab.workloads import churn, mixed
 from tests.exact.cases import make_case
 
 # Engines run in this process: their warnings are not ours to fail on.

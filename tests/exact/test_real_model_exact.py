@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from demo.model import demo_model
-from lab.step_runner import (
+from lab.engine.step_runner import (
     Arrival,
     EngineCase,
     Model,
@@ -25,7 +25,7 @@ from lab.step_runner import (
     first_difference,
     stock,
 )
-from lab.workloads import churn, every, fixed, together
+from lab.engine.workloads import churn, every, fixed, together
 from services.executor.copies.copy_engine import Copy, Direction
 from tests.exact import faults
 from tests.exact.cases import SCARCE_FRAC, SLOW_LINK, num_groups, pool_share

@@ -7,10 +7,10 @@ from itertools import count
 
 import pytest
 
-from lab.closed_loop import asking
-from lab.planner_process import warm_planner
-from lab.step_runner import Outcome, StepRunner
-from lab.workloads import mixed
+from lab.engine.closed_loop import asking
+from lab.engine.step_runner import Outcome, StepRunner
+from lab.engine.workloads import mixed
+from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
 from services.control.run_director import Policy, RunDirector
 from services.executor.request_tag import to_extra_args

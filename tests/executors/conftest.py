@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from lab.executor_client import GatewayStream
-from lab.executor_process import ExecutorProcess
+from lab.stack.executor_process import ExecutorProcess
 from tests.otlp_receiver import OtlpReceiver, otlp_receiver
 
 

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.executor_client import ANSWER_TIMEOUT_S, GatewayStream, places
-from lab.executor_process import ExecutorProcess
 from lab.models import NUM_LAYERS
+from lab.stack.executor_process import ExecutorProcess
 from tests.executor_stock import StockAnswers, near, stock_answers
 from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 

@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from lab.executor_client import GatewayStream
-from lab.executor_process import ExecutorProcess
-from lab.processes import EXIT_TIMEOUT_S, wait_until
+from lab.stack.executor_process import ExecutorProcess
+from lab.stack.processes import EXIT_TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.timeout(3_600)
 

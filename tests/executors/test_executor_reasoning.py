@@ -15,9 +15,9 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.adapters import save_adapter
 from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
-from lab.executor_process import ExecutorProcess
 from lab.models import VOCAB_SIZE, exactness_model
-from lab.processes import EXIT_TIMEOUT_S, assert_gone
+from lab.stack.executor_process import ExecutorProcess
+from lab.stack.processes import EXIT_TIMEOUT_S, assert_gone
 from tests.stock_requests import PROMPT
 
 pytestmark = pytest.mark.timeout(3_600)

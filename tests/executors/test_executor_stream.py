@@ -14,8 +14,8 @@ from grpc import aio
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream, places
-from lab.executor_process import MAX_NUM_SEQS, ExecutorProcess
 from lab.models import MAX_MODEL_LEN
+from lab.stack.executor_process import MAX_NUM_SEQS, ExecutorProcess
 from tests.executor_stock import StockAnswers, near, stock_answers
 from tests.stock_requests import GREEDY, PROMPT, STREAM
 

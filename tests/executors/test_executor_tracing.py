@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from lab.executor_client import ANSWER_TIMEOUT_S, MODEL
-from lab.executor_process import ExecutorProcess
+from lab.stack.executor_process import ExecutorProcess
 from tests.gateways import Client, gateway_for
 from tests.otlp_receiver import OtlpReceiver, ReceivedSpan, named
 

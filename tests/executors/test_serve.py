@@ -10,8 +10,8 @@ import pytest
 from cli.local.settings import read_settings
 from demo.snippets import snippets
 from lab.models import exactness_model
-from lab.ports import free_port
-from lab.processes import START_TIMEOUT_S, wait_until
+from lab.stack.ports import free_port
+from lab.stack.processes import START_TIMEOUT_S, wait_until
 from tests.local_stack import LocalStack
 
 ENGINE = "--max-model-len 2048 --max-num-seqs 32 --kv-cache-memory-bytes 64M --max-logprobs 3"

@@ -10,8 +10,8 @@ from grpc import aio
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from lab.executor_client import MODEL, GatewayStream
-from lab.executor_process import ExecutorProcess
 from lab.models import NUM_LAYERS
+from lab.stack.executor_process import ExecutorProcess
 from tests.gateways import gateway_for, until
 
 pytestmark = pytest.mark.timeout(3_600)

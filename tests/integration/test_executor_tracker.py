@@ -9,7 +9,7 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
-from lab.ports import free_port
+from lab.stack.ports import free_port
 from services.executor.serving import tracker_client
 from services.executor.serving.tracker_client import TrackerClient
 from services.executor.types import EngineLoad

@@ -19,7 +19,7 @@ from evenflow.executor.v1 import executor_pb2 as pb_executor
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from lab.redis_server import RedisServer
+from lab.stack.redis_server import RedisServer
 from services.gateway.access.key_sources import REDIS_KEY
 from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, NUM_PROMPT_TOKENS, FakeExecutor
 from tests.gateways import Client, chat_body, gateway_for, stream_body

@@ -15,7 +15,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lab.ports import free_port
+from lab.stack.ports import free_port
 from tests.fake_executor import FakeExecutor
 from tests.gateways import stream_body
 

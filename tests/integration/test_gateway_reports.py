@@ -9,7 +9,7 @@ import pytest
 from evenflow.gateway.v1 import generation_pb2 as gen
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
-from lab.ports import free_port
+from lab.stack.ports import free_port
 from services.kit.clock import wall_s
 from services.kit.rpc import name_of_request
 from services.kit.server import ServiceServer

@@ -6,9 +6,9 @@ import grpc
 import pytest
 
 from evenflow.planner.v1 import planner_pb2 as pb
-from lab.ports import free_port
-from lab.processes import wait_until
-from lab.snapshots import make_request, make_snapshot
+from lab.planning.snapshots import make_request, make_snapshot
+from lab.stack.ports import free_port
+from lab.stack.processes import wait_until
 from services.control.plans.planner import Answer
 from services.executor.scheduler.closed_loop.planner_client import PlannerClient
 from services.kit.transport import Transport

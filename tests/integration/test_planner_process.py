@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
-from lab.ports import free_port
-from lab.protos import make_plan_request
+from lab.planning.protos import make_plan_request
+from lab.stack.ports import free_port
 
 REPO = Path(__file__).parents[2]
 READY_TIMEOUT_S = 600

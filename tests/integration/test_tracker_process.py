@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
-from lab.ports import free_port
-from lab.redis_server import RedisServer
+from lab.stack.ports import free_port
+from lab.stack.redis_server import RedisServer
 from services.kit.rpc import make_channel
 from services.reporting.ledger import RequestRef
 from services.reporting.reporter import Sender, SenderKind, TrackerReporter

@@ -8,8 +8,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from lab.ports import free_port
-from lab.redis_server import RedisServer
+from lab.stack.ports import free_port
+from lab.stack.redis_server import RedisServer
 from services.generation.lifecycle import RequestStatus
 from services.kit.clock import wall_s
 from services.tracker.errors import StoreUnavailableError

@@ -14,7 +14,7 @@ from cli.client.endpoint import AnswerError, Endpoint, RefusedError, endpoint_at
 from cli.client.engine_watch import Row
 from cli.live_line import Bare, Progress, Screen, display_for, folded
 from evenflow.executor.v1 import executor_pb2 as pb
-from lab.ports import free_port
+from lab.stack.ports import free_port
 
 
 def make_options(**overrides: Any) -> ChatOptions:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lab.snapshots import make_engine, make_request, make_snapshot
+from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.prediction import PlacedRequest
 from services.control.plans.planner import Answer

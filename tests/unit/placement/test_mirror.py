@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lab.snapshots import make_engine, make_request, make_snapshot
+from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.placement.mirror import blocks_with_mirror, mirror_of
 from services.placement.policies import POLICIES
 from services.placement.presets import PlacementPolicy

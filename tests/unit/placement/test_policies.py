@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lab.snapshots import make_engine, make_request, make_snapshot
+from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.placement.place.dynamic_heuristic import dynamic_heuristic
 from services.placement.place.layerkv import layerkv, min_kept_layers, num_blocks_forecast
 from services.placement.place.uniform import (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lab.exhaustive import exhaustive
+from lab.planning.exhaustive import exhaustive
 from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode
 from services.planner.solver.library import pattern_library

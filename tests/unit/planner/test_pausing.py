@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lab.snapshots import make_request, make_snapshot
+from lab.planning.snapshots import make_request, make_snapshot
 from services.placement.types import (
     PlanStatus,
     RequestPhase,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evenflow.planner.v1 import planner_pb2 as pb
-from lab.protos import make_engine, make_plan_request, make_request
+from lab.planning.protos import make_engine, make_plan_request, make_request
 from services.planner import convert
 from services.planner.decision_log import DecisionLog, entry_of, line_of
 from services.planner.policy.orbitflow import OrbitFlow

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
-from lab.protos import make_engine, make_link, make_plan_request, make_profile, make_request
+from lab.planning.protos import (
+    make_engine,
+    make_link,
+    make_plan_request,
+    make_profile,
+    make_request,
+)
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import ServiceInterceptor
 from services.placement.presets import PRESETS, PlacementPolicy

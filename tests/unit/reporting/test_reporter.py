@@ -11,7 +11,7 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
-from lab.ports import free_port
+from lab.stack.ports import free_port
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer
 from services.reporting.ledger import LedgerLimits, RequestRef

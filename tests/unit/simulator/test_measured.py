@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from evenflow.planner.v1 import planner_pb2 as pb
-from lab.protos import make_engine, make_plan_request
+from lab.planning.protos import make_engine, make_plan_request
 from services.planner.convert import snapshot_from_proto
 from services.planner.decision_log import line_of
 from simulator.cli import app

@@ -17,7 +17,7 @@ from cli.local.preflight import (
     require_redis,
 )
 from cli.local.settings import StackSettings, read_settings
-from lab.ports import free_port
+from lab.stack.ports import free_port
 
 GIB = 1 << 30
 

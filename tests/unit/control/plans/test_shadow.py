@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.snapshots import make_request, make_snapshot
+from lab.planning.snapshots import make_request, make_snapshot
 from services.control.plans.shadow import compare
 from services.placement.types import Placement, Plan, PlanStatus, RequestPhase
 from tests.unit.control.fake_engine import place

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lab.snapshots import make_engine
+from lab.planning.snapshots import make_engine
 from services.placement.blocks import RESIDENT
 from services.placement.judging.plan_rules import (
     LivePlace,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lab.snapshots import make_request, make_snapshot
+from lab.planning.snapshots import make_request, make_snapshot
 from services.placement.judging.rating import rated
 from services.placement.policies import POLICIES
 from services.placement.presets import REPLAN, PlacementPolicy, Replan

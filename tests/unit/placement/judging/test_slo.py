@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.snapshots import make_request
+from lab.planning.snapshots import make_request
 from services.placement.judging.slo import (
     Promise,
     constant_step_rate,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.snapshots import make_request, make_snapshot
+from lab.planning.snapshots import make_request, make_snapshot
 from services.placement.run.pause import (
     is_protected,
     longest_paused,

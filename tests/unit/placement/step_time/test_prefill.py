@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lab.snapshots import make_engine, make_request, make_snapshot
+from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.placement.judging.slo import promise_of
 from services.placement.step_time.batch import predicted_step_s
 from services.placement.step_time.patterns import RESIDENT, Pattern

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from lab.exhaustive import exhaustive
-from lab.snapshots import make_engine, make_request, make_snapshot
+from lab.planning.exhaustive import exhaustive
+from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.placement.step_time.batch import placed_pattern
 from services.placement.step_time.patterns import Pattern, PatternSpace
 from services.placement.types import BufferMode, PlanStatus

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.snapshots import make_engine, make_request, make_snapshot
+from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.placement.judging.slo import late_tokens, promise_of
 from services.placement.step_time.batch import (
     demand_of,

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lab.snapshots import make_request, make_snapshot
+from lab.planning.snapshots import make_request, make_snapshot
 from services.placement.types import Plan, RequestPhase, Snapshot, VictimRule
 from services.planner.policy.policies import make_plan
 from services.planner.policy.victims import cost, growing_sets, smallest_sets

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lab.exhaustive import exhaustive
-from lab.instances import HARDWARE, realistic_instance
+from lab.planning.exhaustive import exhaustive
+from lab.planning.instances import HARDWARE, realistic_instance
 from services.placement.step_time.latency import Fetch, step_timing
 from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import BufferMode, PlanStatus

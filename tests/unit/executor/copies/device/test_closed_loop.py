@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lab.snapshots import make_engine
+from lab.planning.snapshots import make_engine
 from services.control.controller import Controller
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.prediction import PlacedRequest

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lab.fake_streams import FakeDevice, FakeEvent
-from lab.snapshots import make_engine
+from lab.planning.snapshots import make_engine
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.prediction import PlacedRequest, predicted_step_s
 from services.control.measures.step_timing import StepTiming

@@ -12,8 +12,8 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lab.models import MAX_MODEL_LEN, exactness_model
-from lab.ports import free_port
-from lab.processes import (
+from lab.stack.ports import free_port
+from lab.stack.processes import (
     ENGINE_ENVIRONMENT,
     PYTHON_PATH,
     ROOT,

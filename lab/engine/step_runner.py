@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lab.block_count import FormulaCheck
+from lab.engine.block_count import FormulaCheck
 from lab.models import NUM_LAYERS, exactness_model
 from services.control.options import ControllerOptions
 from services.executor.engine.config import (

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import grpc
 
 from evenflow.planner.v1 import planner_pb2_grpc as pb_grpc
-from lab.ports import free_port
-from lab.processes import PYTHON_PATH, ROOT
-from lab.protos import make_plan_request
+from lab.planning.protos import make_plan_request
+from lab.stack.ports import free_port
+from lab.stack.processes import PYTHON_PATH, ROOT
 
 WARM_TIMEOUT_S = 1_800.0  # the first start on a machine compiles the kernels
 

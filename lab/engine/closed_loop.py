@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from lab.step_runner import StepRunner
+from lab.engine.step_runner import StepRunner
 from services.control.options import ControllerOptions
 from services.executor.scheduler.closed_loop.planner_client import PlannerClient
 from services.placement.types import Snapshot

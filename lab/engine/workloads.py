@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lab.step_runner import Arrival, Hook, make_prompt
+from lab.engine.step_runner import Arrival, Hook, make_prompt
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import LinkAndStep, ParkedRequest, ResumeWay
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from lab.closed_loop import TokenTimes, Trace, asking
-from lab.link import h2d_link
-from lab.step_runner import Arrival, StepRunner, make_prompt
+from lab.engine.closed_loop import TokenTimes, Trace, asking
+from lab.engine.link import h2d_link
+from lab.engine.step_runner import Arrival, StepRunner, make_prompt
 from services.executor.copies.cpu_copy_engine import LinkModel
 from services.executor.request_tag import to_extra_args
 from services.pacing.attainment import violates_delivered_tbt

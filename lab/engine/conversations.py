@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from lab.step_runner import Arrival, make_prompt
+from lab.engine.step_runner import Arrival, make_prompt
 
 Answers = Mapping[str, Sequence[int]]  # tokens by request id
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lab.ports import free_port
+from lab.stack.ports import free_port
 
 START_TIMEOUT_S = 300.0
 

@@ -15,10 +15,10 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lab.models import MAX_MODEL_LEN, exactness_model
-from lab.ports import free_port
-from lab.redis_server import RedisServer
+from lab.stack.ports import free_port
+from lab.stack.redis_server import RedisServer
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON_PATH = os.pathsep.join([str(ROOT), str(ROOT / "protos")])  # of processes of this project
 # Guards against hangs, far beyond what a busy machine needs.
 START_TIMEOUT_S = 1_200.0

@@ -1,0 +1,1 @@
+"""Real processes on free ports: executors, planners, Redis, all of it together."""
