@@ -10,14 +10,32 @@ from services.control.options import ControllerOptions
 from services.control.plans.counts import ControllerCounts
 from services.control.plans.plan_keeper import PlanKeeper
 from services.control.plans.planner import Answer, Planner
-from services.control.plans.triggers import OF_THE_BATCH, asks, replan_of
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.seam import EngineSeam, ScheduledStep
 from services.control.step_meter import StepMeter
 from services.control.types import Trigger
 from services.kit.clock import Clock
-from services.placement.presets import Replan
+from services.placement.presets import REPLAN, Replan, with_axes
+from services.placement.types import PolicyParameters
+
+# Who runs has changed, or what those who run do.
+OF_THE_BATCH = frozenset(
+    {Trigger.ADMITTED, Trigger.PREFILLED, Trigger.PREEMPTED, Trigger.FINISHED, Trigger.ABORTED}
+)
+NOT_OF_THE_BATCH = frozenset({Trigger.WINDOW_END, Trigger.MISMATCH})
+
+
+def replan_of(policy: str, parameters: PolicyParameters) -> Replan:
+    """Return when a preset, with its placement axis possibly replaced, wants to be asked."""
+    return REPLAN[with_axes(policy, parameters).placement]
+
+
+def asks(trigger: Trigger, replan: Replan) -> bool:
+    """Return whether a policy wants to be asked for this reason."""
+    if replan is Replan.NEVER:
+        return False
+    return replan is not Replan.BATCH_CHANGE or trigger not in NOT_OF_THE_BATCH
 
 
 class Director(Protocol):

@@ -5,8 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from services.control.measures.link_rate import LinkRate
-from services.control.measures.mismatch import MismatchDetector
-from services.control.measures.prediction import predicted_step_s
+from services.control.measures.prediction import MismatchDetector, predicted_step_s
 from services.control.measures.profile import OnlineProfile
 from services.control.measures.rates import Rates
 from services.control.measures.step_timing import StepTiming

@@ -31,8 +31,7 @@ from simulator.engine.records import Outcome, Totals
 from simulator.engine.residency import ResidencyLog, sample_of
 from simulator.engine.scheduler import Scheduler, Turn
 from simulator.engine.seam import SimulatedSeam
-from simulator.memory.mirroring import order_saves
-from simulator.memory.moves import WHOLE_KV, WayBack
+from simulator.memory.moves import WHOLE_KV, WayBack, order_saves
 from simulator.memory.requests import LiveRequest, live_request
 
 WAIT_S = 0.25  # for another decision, where nobody may run

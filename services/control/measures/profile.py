@@ -5,8 +5,7 @@ token from steps with a prompt. The shape of a layer's time over the batch is le
 level within a few steps, so that a device that slows down is noticed before its shape is known.
 """
 
-from services.control.measures.chunk_fit import ChunkFit
-from services.control.measures.nonnegative_fit import NonNegativeFit
+from services.control.measures.fits import ChunkFit, NonNegativeFit
 from services.control.types import StepSample
 from services.placement.run.resume import PromptCost
 from services.placement.run.types import StepCosts

@@ -1,5 +1,6 @@
-"""How long the plan that was carried out last still holds."""
+"""How long the plan that was carried out last still holds, and pauses that no plan ends."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.control.types import Trigger
@@ -39,3 +40,26 @@ class PlanInForce:
         if quality is None:
             return False
         return step - self.asked_step >= quality.expires_after + overdue_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A running pause."""
+
+    request_id: str
+    age_s: float  # >= 0
+    priority: int  # lower is served first
+
+
+def pauses_to_end(pauses: Sequence[Pause], *, num_running: int, max_pause_s: float) -> list[str]:
+    """Return whom to resume now: liveness must not hang on a planner.
+
+    Nobody is paused longer than `max_pause_s`, and a batch of which nobody runs gets one of its
+    requests back at once.
+
+    `num_running`: requests that the next step can serve, those waiting for their first step too.
+    """
+    ended = [pause.request_id for pause in pauses if pause.age_s >= max_pause_s]
+    if not ended and not num_running and pauses:
+        ended.append(max(pauses, key=lambda p: (-p.priority, p.age_s)).request_id)
+    return ended

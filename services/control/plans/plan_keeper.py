@@ -5,8 +5,7 @@ from typing import Any
 
 from services.control.options import ControllerOptions
 from services.control.plans.counts import ControllerCounts
-from services.control.plans.pauses import Pause, pauses_to_end
-from services.control.plans.plan_in_force import PlanInForce
+from services.control.plans.plan_in_force import Pause, PlanInForce, pauses_to_end
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.seam import EngineSeam

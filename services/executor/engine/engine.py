@@ -11,11 +11,11 @@ import structlog
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.executor.engine import engine_calls
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
-from services.executor.engine.load_recorder import LoadRecorder
 from services.executor.engine.reader_relay import ReaderRelay
 from services.executor.kv_options import caches_prefixes, layers_per_group
 from services.executor.observation import EngineObservation, from_plain
@@ -41,6 +41,29 @@ log = structlog.get_logger()
 SHUTDOWN_TIMEOUT_S = 3.0  # for an orderly end of the processes; nothing in them is worth more
 
 DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
+
+
+class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
+    """A vLLM stat logger that keeps only the last record."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.num_running_reqs = 0
+        self.kv_cache_usage_frac = 0.0
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """Take one step's figures; called from vLLM's output loop."""
+        if scheduler_stats is not None:
+            self.num_running_reqs = scheduler_stats.num_running_reqs
+            self.kv_cache_usage_frac = scheduler_stats.kv_cache_usage
+
+    def log_engine_initialized(self) -> None:
+        """Do nothing: there is nothing to announce."""
 
 
 class Engine:

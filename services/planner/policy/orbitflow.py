@@ -29,9 +29,8 @@ from services.placement.types import (
     Snapshot,
     VictimRule,
 )
-from services.planner.policy.columns import library_for
 from services.planner.policy.placer import Finding, Placer
-from services.planner.policy.promises import without_hopeless
+from services.planner.policy.problem import library_for, without_hopeless
 from services.planner.policy.victims import (
     MAX_EXACT_VICTIMS,
     Victims,

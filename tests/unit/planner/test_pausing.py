@@ -11,7 +11,7 @@ from services.placement.types import (
     Snapshot,
     VictimRule,
 )
-from services.planner.policy.promises import without_hopeless
+from services.planner.policy.problem import without_hopeless
 from tests.planning import GOOD, paused, plan_of
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels

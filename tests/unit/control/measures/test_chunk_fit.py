@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.control.measures.chunk_fit import PRIOR_S_PER_TOKEN, ChunkFit
+from services.control.measures.fits import PRIOR_S_PER_TOKEN, ChunkFit
 
 
 def test_nothing_is_said_before_the_first_step() -> None:

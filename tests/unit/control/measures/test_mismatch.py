@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.control.measures.mismatch import MIN_GAP_STEPS, NUM_STEPS, MismatchDetector
+from services.control.measures.prediction import MIN_GAP_STEPS, NUM_STEPS, MismatchDetector
 
 
 def alarms(detector: MismatchDetector, ratios: list[float]) -> list[int]:

@@ -1,6 +1,6 @@
 """Pauses end without a planner."""
 
-from services.control.plans.pauses import Pause, pauses_to_end
+from services.control.plans.plan_in_force import Pause, pauses_to_end
 
 
 def pause(name: str, age_s: float, priority: int = 0) -> Pause:

@@ -11,7 +11,7 @@ from services.placement.step_time.batch import placed_pattern
 from services.placement.step_time.patterns import Pattern, PatternSpace
 from services.placement.types import BufferMode, PlanStatus
 from services.planner.policy.batch import Batch
-from services.planner.policy.columns import MAX_EXTRA_PATTERNS, library_for
+from services.planner.policy.problem import MAX_EXTRA_PATTERNS, library_for
 from services.planner.solver.budget import NodeBudget
 from services.planner.solver.kernels.longest_path import critical_path
 from services.planner.solver.library import extended_library, pattern_library

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.control.measures.nonnegative_fit import NonNegativeFit
+from services.control.measures.fits import NonNegativeFit
 
 
 def fit_of(samples: list[tuple[float, float, float]]) -> tuple[float, float, float]:
