@@ -18,11 +18,10 @@ from services.gateway.openai import rules
 from services.gateway.openai.fields import (
     AllowedTokenIds,
     BadWords,
-    CacheSalt,
     NumLogprobs,
-    Penalty,
     Prompts,
     ResponseFormat,
+    SampledBody,
     ServiceLevelBody,
     Stop,
     StreamOptions,
@@ -30,9 +29,7 @@ from services.gateway.openai.fields import (
     StructuredOutputsBody,
     TemplateVariables,
     Text,
-    TokenBiases,
     TokenId,
-    TokenIds,
 )
 from services.gateway.openai.tools import (
     ChosenTool,
@@ -93,41 +90,21 @@ REASONS: Mapping[str, str] = MappingProxyType(
 )
 
 
-class RequestBody(StrictBody):
+class RequestBody(SampledBody):
     """What chat and plain completions have in common."""
 
     without_effect = WITHOUT_EFFECT
     neutral = NEUTRAL_VALUES
 
-    model: str = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
-    min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
     n: int = Field(default=1, ge=1, le=types.MAX_ANSWERS)
-    temperature: float | None = Field(
-        default=None, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False
-    )
-    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(default=None, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
-    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: float | None = Field(
-        default=None, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
-    )
-    logit_bias: TokenBiases = Field(default_factory=dict)
     stop: Stop = Field(default_factory=tuple)
-    stop_token_ids: TokenIds = Field(default_factory=list)
-    ignore_eos: bool = False
     bad_words: BadWords = Field(default_factory=list)
     allowed_token_ids: AllowedTokenIds | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
-    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    cache_salt: CacheSalt = ""
-    stream: bool = False
     stream_options: StreamOptions | None = None
     evenflow: ServiceLevelBody = ServiceLevelBody()
 

@@ -299,3 +299,28 @@ class StructuredOutputsBody(StrictBody):
         if form is limits.AnswerForm.CHOICE:
             return limits.StructuredOutputs(form=form, choices=tuple(self.choice or ()))
         return limits.StructuredOutputs(form=form, text=getattr(self, name))
+
+
+class SampledBody(StrictBody):
+    """What every body has that asks for an answer; sampling beyond its API has vLLM's names."""
+
+    model: str = Field(min_length=1)
+    stream: bool = False
+    temperature: float | None = Field(
+        default=None, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(default=None, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
+    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
+    )
+    logit_bias: TokenBiases = Field(default_factory=dict)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
+    stop_token_ids: TokenIds = Field(default_factory=list)
+    ignore_eos: bool = False
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    cache_salt: CacheSalt = ""

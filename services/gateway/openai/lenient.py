@@ -7,17 +7,13 @@ from dataclasses import replace
 from pydantic import ConfigDict, Field, ValidationInfo, model_validator
 
 from services.gateway.openai.fields import (
-    CacheSalt,
-    Penalty,
+    SampledBody,
     ServiceLevelBody,
     StrictBody,
     TemplateVariables,
-    TokenBiases,
-    TokenIds,
 )
 from services.gateway.openai.requests import service_level
 from services.gateway.types import Delivery, GenerationRequest, RequestId
-from services.generation import sampling_params as limits
 from services.generation.prompts import ChatPrompt
 from services.generation.sampling_params import SamplingParams, StructuredOutputs, check_sampling
 
@@ -68,30 +64,10 @@ class OtherTool(Part):
         return self
 
 
-class GeneratingBody(LenientBody):
-    """What every body has that asks for an answer; sampling beyond its API has vLLM's names."""
+class GeneratingBody(LenientBody, SampledBody):
+    """What a body of these APIs has that asks for an answer."""
 
-    model: str = Field(min_length=1)
-    stream: bool = False
-    temperature: float | None = Field(
-        default=None, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False
-    )
-    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(default=None, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
-    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: float | None = Field(
-        default=None, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
-    )
-    logit_bias: TokenBiases = Field(default_factory=dict)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
-    stop_token_ids: TokenIds = Field(default_factory=list)
-    ignore_eos: bool = False
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
-    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    cache_salt: CacheSalt = ""
     evenflow: ServiceLevelBody = ServiceLevelBody()
 
     def sampling(
