@@ -139,11 +139,7 @@ def simulate(
         ),
         link,
     )
-    for one in policy:
-        try:
-            check(deployment, one.value)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--policy") from error
+    _check_policies(deployment, policy)
     arrivals = Arrivals(cv=cv, burst=burst, num_turns=turns, turn_gap_s=turn_gap_s)
     workload = _workload(lengths, (trace, trace_step_ms / 1e3), num_requests, arrivals)
     cells = [
@@ -168,6 +164,17 @@ def simulate(
     print_rows(rows, title, console)
     _write(json_path, deployment, {"base_slo_s": deployment.base_tbt_s(), "cells": rows})
     _write_report(html, title, f"{workload.name(trace)}; {SIMULATED}", runs)
+
+
+def _check_policies(
+    deployment: Deployment | MeasuredDeployment, policies: list[PolicyName]
+) -> None:
+    """Raise typer.BadParameter for the first policy that the deployment cannot run."""
+    for policy in policies:
+        try:
+            check(deployment, policy.value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--policy") from error
 
 
 def _title(deployment: Deployment | MeasuredDeployment) -> str:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
+from services.control.room.capacity_guard import MAX_STAGING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -71,7 +72,7 @@ class KVOptions:
     """How KV is kept in pool and host memory."""
 
     layers_per_group: int = 1  # contiguous layers that share a block table, >= 1
-    max_staging_buffers: int = 2  # per request, 1 or 2
+    max_staging_buffers: int = MAX_STAGING  # per request, 1 or 2
     host_bytes: int = 4 << 30  # host memory for KV of one rank, >= 0
     host_memory: str = HostMemoryForm.PINNED
     host_ring_bytes: int = 64 << 20  # pinned by the ring, both directions, >= MIN_RING_BYTES
@@ -98,7 +99,7 @@ class KVOptions:
     def __post_init__(self) -> None:
         if self.layers_per_group < 1:
             raise ValueError("layers_per_group must be at least 1")
-        if self.max_staging_buffers not in (1, 2):
+        if self.max_staging_buffers not in (1, MAX_STAGING):
             raise ValueError("max_staging_buffers must be 1 or 2")
         if self.host_bytes < 0 or self.max_mirrored_blocks_per_step < 0:
             raise ValueError("host_bytes and max_mirrored_blocks_per_step must not be negative")

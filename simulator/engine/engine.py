@@ -32,7 +32,7 @@ from simulator.engine.residency import ResidencyLog, sample_of
 from simulator.engine.scheduler import Scheduler, Turn
 from simulator.engine.seam import SimulatedSeam
 from simulator.memory.moves import WHOLE_KV, WayBack, order_saves
-from simulator.memory.requests import LiveRequest, live_request
+from simulator.memory.requests import SimulatedRequest, live_request
 
 WAIT_S = 0.25  # for another decision, where nobody may run
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
@@ -316,7 +316,7 @@ class Engine:
         num_sent = turn.num_direct * len(kv.offloaded)
         order_saves(kv, self.d2h, self.shape.block_bytes, now_s, num_sent=num_sent)
 
-    def _leave(self, request: LiveRequest, *, rejected: bool = False) -> None:
+    def _leave(self, request: SimulatedRequest, *, rejected: bool = False) -> None:
         request.kv.cancel_copies()
         if request.request_id in self.scheduler.records:
             self.scheduler.forget(request)

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from simulator.memory.requests import LiveRequest
+from simulator.memory.requests import SimulatedRequest
 
 
 class ReaderReports:
@@ -20,7 +20,7 @@ class ReaderReports:
         self._interval_s = interval_s
         self._called_s = 0.0  # the call in flight, or the next one
 
-    def take_in(self, requests: Iterable[LiveRequest], now_s: float) -> None:
+    def take_in(self, requests: Iterable[SimulatedRequest], now_s: float) -> None:
         """Answer the call in flight, between two steps."""
         if not self._interval_s or self._called_s >= now_s:
             return

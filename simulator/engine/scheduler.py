@@ -17,7 +17,12 @@ from services.control.counters import Counters
 from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column
 from services.control.requests.request_record import RequestRecord
-from services.control.room.capacity_guard import CapacityGuard, Need
+from services.control.room.capacity_guard import (
+    MAX_STAGING,
+    PLANNED_SPARE_FRAC,
+    CapacityGuard,
+    Need,
+)
 from services.control.room.resumes import Resumes, is_preparing, num_host_tokens
 from services.placement.blocks import (
     RESIDENT,
@@ -34,17 +39,14 @@ from simulator.memory.blocks import BlockLedger
 from simulator.memory.host import COLUMNS, HostLedger
 from simulator.memory.kv import KVState, on_host_only
 from simulator.memory.moves import CountedMoves, num_host_blocks, num_shared_slots
-from simulator.memory.requests import LiveRequest, need_of
-
-MAX_STAGING = 2  # buffers of a request
-SPARE_FRAC = 0.02  # of the pool stays free when a group comes back
+from simulator.memory.requests import SimulatedRequest, need_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One request's part of a step."""
 
-    request: LiveRequest
+    request: SimulatedRequest
     num_tokens: int  # computed, >= 1
     num_before: int  # computed before the step
     num_staged: int  # blocks of each offloaded group that the step copies in
@@ -70,8 +72,8 @@ class Scheduler:
         self.counters = Counters()
         self.host = HostLedger(num_blocks=shape.num_host_blocks, counters=self.counters)
         self.caches_prefixes = self.offloads
-        self.running: list[LiveRequest] = []
-        self.waiting: deque[LiveRequest] = deque()
+        self.running: list[SimulatedRequest] = []
+        self.waiting: deque[SimulatedRequest] = deque()
         self.records: dict[str, RequestRecord[KVState]] = {}  # of all live requests
         self.moves = CountedMoves(shape, self.pool, self.host, lambda: self.live, h2d)
         self.guard = CapacityGuard(
@@ -79,7 +81,7 @@ class Scheduler:
             self.records,
             self.counters,
             max_staging=MAX_STAGING,
-            restore_when_free_frac=SPARE_FRAC,
+            restore_when_free_frac=PLANNED_SPARE_FRAC,
         )
         self.resumes = Resumes(self.moves, self.guard, self.counters, block_bytes=shape.block_bytes)
         self._rates = rates
@@ -87,20 +89,20 @@ class Scheduler:
         self._num_recomputed: dict[RequestId, int] = {}  # blocks, of this step
         self.decision: RunDecision | None = None  # of a run policy; None: everybody may run
         self.num_admitted = 0
-        self.preempted: list[LiveRequest] = []  # since the caller last emptied it
+        self.preempted: list[SimulatedRequest] = []  # since the caller last emptied it
 
     @property
-    def live(self) -> tuple[LiveRequest, ...]:
+    def live(self) -> tuple[SimulatedRequest, ...]:
         """All requests that have not ended, those that run first."""
         return (*self.running, *self.waiting)
 
-    def add(self, request: LiveRequest) -> None:
+    def add(self, request: SimulatedRequest) -> None:
         """Take in a request that has arrived, at the end of the queue."""
         self.waiting.append(request)
         self.moves.requests[request.request_id] = request
         self.records[request.request_id] = request.record
 
-    def line(self) -> Sequence[LiveRequest]:
+    def line(self) -> Sequence[SimulatedRequest]:
         """Return the part of the queue that may run, in the order in which it is admitted."""
         if self.decision is None:
             return self.waiting
@@ -140,7 +142,7 @@ class Scheduler:
             turn.request.computed(turn.num_tokens)
         return turns
 
-    def _prepare_resumes(self, active: Sequence[LiveRequest]) -> None:
+    def _prepare_resumes(self, active: Sequence[SimulatedRequest]) -> None:
         """Move parked requests at the head of the queue on towards running, beside active ones."""
         self.resumes.is_short_of_blocks = False
         ahead = [need_of(request) for request in active]
@@ -159,7 +161,11 @@ class Scheduler:
             staged += request.kv.num_staged * request.kv.num_staging_groups
 
     def _choose(
-        self, request: LiveRequest, ahead: Sequence[Need[KVState]], num_staged: int, kv: KVState
+        self,
+        request: SimulatedRequest,
+        ahead: Sequence[Need[KVState]],
+        num_staged: int,
+        kv: KVState,
     ) -> tuple[ResumeWay, LayerPlacement]:
         rates = self._rates()
         engine = LinkAndStep(
@@ -174,7 +180,7 @@ class Scheduler:
             kv, need_of(request), ahead, num_left=request.num_left_output_tokens, engine=engine
         )
 
-    def _first_ready(self) -> LiveRequest | None:
+    def _first_ready(self) -> SimulatedRequest | None:
         """Return who may be admitted first; who is prepared is passed over."""
         for request in self.line():
             self._seek(request)
@@ -207,22 +213,22 @@ class Scheduler:
         """How many more requests may run."""
         return self.shape.max_num_seqs - len(self.running)
 
-    def _next_in_line(self) -> list[LiveRequest]:
+    def _next_in_line(self) -> list[SimulatedRequest]:
         """Return whom to make room for: those being prepared and the first other who waits.
 
         Nobody while as many run as may run.
         """
-        line: list[LiveRequest] = []
+        line: list[SimulatedRequest] = []
         for request in self.line() if self._num_places else ():
             line.append(request)
             if not is_preparing(request.record):
                 break
         return line
 
-    def _active(self) -> list[LiveRequest]:
+    def _active(self) -> list[SimulatedRequest]:
         return [request for request in self.running if not request.is_paused]
 
-    def _turn(self, request: LiveRequest, budget: int, now_s: float) -> Turn | None:
+    def _turn(self, request: SimulatedRequest, budget: int, now_s: float) -> Turn | None:
         num_tokens = self._chunk(request.num_left_tokens, budget)
         if not num_tokens:
             return None
@@ -260,7 +266,7 @@ class Scheduler:
 
     # -- admission -----------------------------------------------------------------------------
 
-    def fits_alone(self, request: LiveRequest) -> bool:
+    def fits_alone(self, request: SimulatedRequest) -> bool:
         """Return whether an empty engine could bring a request to its end."""
         total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
         if num_request_blocks(self.geometry, RESIDENT, num_tokens=total) <= self.pool.num_blocks:
@@ -285,7 +291,7 @@ class Scheduler:
         self.num_admitted += 1
         return True
 
-    def _take_in(self, request: LiveRequest, budget: int) -> bool:
+    def _take_in(self, request: SimulatedRequest, budget: int) -> bool:
         """Return whether there is room for all known tokens of a request."""
         is_new = not request.kv.num_tokens  # else its blocks are from the host
         kv = self._draft(request) if is_new else request.kv
@@ -301,7 +307,7 @@ class Scheduler:
         request.record.kv = kv
         return True
 
-    def _draft(self, request: LiveRequest) -> KVState:
+    def _draft(self, request: SimulatedRequest) -> KVState:
         """Return where a request that asks for its first blocks would be."""
         kv = KVState(request_id=request.request_id, geometry=self.geometry)
         if self.offloads:
@@ -315,7 +321,7 @@ class Scheduler:
 
     # -- the prefix cache ----------------------------------------------------------------------
 
-    def publish(self, request: LiveRequest) -> None:
+    def publish(self, request: SimulatedRequest) -> None:
         """Let other requests begin with what the host has of this one."""
         kv = request.kv
         if not self.caches_prefixes:
@@ -326,13 +332,13 @@ class Scheduler:
             self.host.publish(request.request_id, column)
             kv.columns.append(column)
 
-    def cached_prefix(self, request: LiveRequest) -> Sequence[Column]:
+    def cached_prefix(self, request: SimulatedRequest) -> Sequence[Column]:
         """Return the columns that a request without KV may begin with: not its last token's."""
         num_blocks = (request.num_tokens - 1) // self.shape.block_size
         keys = request.spec.block_keys(self.shape.block_size)
         return self.host.cache.find_again(request.record.prefix, keys, num_blocks)
 
-    def _seek(self, request: LiveRequest) -> None:
+    def _seek(self, request: SimulatedRequest) -> None:
         """Let a request without KV begin with what is cached of its tokens, as late as possible."""
         if request.record.kv is not None or request.record.way is not None:
             return
@@ -346,7 +352,7 @@ class Scheduler:
 
     # -- leaving -------------------------------------------------------------------------------
 
-    def preempt(self, request: LiveRequest, now_s: float) -> None:
+    def preempt(self, request: SimulatedRequest, now_s: float) -> None:
         """Put a request back to the head of the queue, with what is on the host."""
         self.running.remove(request)
         self.release(request)
@@ -357,7 +363,7 @@ class Scheduler:
         self.waiting.appendleft(request)
         self.preempted.append(request)
 
-    def park(self, request: LiveRequest, now_s: float) -> None:
+    def park(self, request: SimulatedRequest, now_s: float) -> None:
         """Send a request to the queue because a policy says so."""
         self.preempt(request, now_s)
         self.counters.num_parks += 1
@@ -375,14 +381,14 @@ class Scheduler:
             self.resumes.put_back(preparing[-1].record)
         return bool(preparing)
 
-    def forget(self, request: LiveRequest) -> None:
+    def forget(self, request: SimulatedRequest) -> None:
         """Forget a request that has left the queues."""
         self.release(request)
         self.host.give_back(request.kv.columns)
         self.moves.forget(request.request_id)
         self.records.pop(request.request_id, None)
 
-    def release(self, request: LiveRequest) -> None:
+    def release(self, request: SimulatedRequest) -> None:
         request.record.way = None
         self.pool.release(request.request_id)
         self.host.release(request.request_id)

@@ -19,7 +19,7 @@ from services.placement.types import EngineShape, Profile, RequestId, RequestSta
 from simulator.device.copies import Lane
 from simulator.engine.scheduler import Scheduler
 from simulator.memory.kv import KVState
-from simulator.memory.requests import LiveRequest
+from simulator.memory.requests import SimulatedRequest
 
 
 class SimulatedSeam:
@@ -41,7 +41,7 @@ class SimulatedSeam:
     def shape(self) -> EngineShape:
         return self._scheduler.shape
 
-    def _request(self, record: RequestRecord[KVState]) -> LiveRequest:
+    def _request(self, record: RequestRecord[KVState]) -> SimulatedRequest:
         return self._scheduler.moves.requests[RequestId(record.request_id)]
 
     # -- reading -----------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class SimulatedSeam:
             num_write_through_blocks=MAX_MIRRORED_BLOCKS,
         )
 
-    def _state(self, reader: StateReader, request: LiveRequest) -> RequestState:
+    def _state(self, reader: StateReader, request: SimulatedRequest) -> RequestState:
         runs = request in self._scheduler.running
         kv = view_of(request.kv) if runs else NOTHING  # what is brought back is not shown
         phase = phase_of(request, runs=runs, held=request.is_paused)

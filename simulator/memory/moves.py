@@ -11,7 +11,7 @@ from simulator.device.copies import CopyJob, Lane
 from simulator.memory.blocks import BlockLedger
 from simulator.memory.host import HostLedger
 from simulator.memory.kv import KVState
-from simulator.memory.requests import LiveRequest
+from simulator.memory.requests import SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class CountedMoves:
         shape: EngineShape,
         pool: BlockLedger,
         host: HostLedger,
-        live: Callable[[], Sequence[LiveRequest]],
+        live: Callable[[], Sequence[SimulatedRequest]],
         h2d: Lane,
     ) -> None:
         """`live`: all requests that have not ended, those that run first."""
-        self.requests: dict[RequestId, LiveRequest] = {}  # the same, by id
+        self.requests: dict[RequestId, SimulatedRequest] = {}  # the same, by id
         self.num_offloads = 0  # groups that left the pool, since the start
         self.pool, self.host, self.h2d = pool, host, h2d
         self._geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
@@ -106,12 +106,12 @@ class CountedMoves:
 
     # -- the way back -------------------------------------------------------------------------
 
-    def can_reserve(self, request: LiveRequest, num_slots: int) -> bool:
+    def can_reserve(self, request: SimulatedRequest, num_slots: int) -> bool:
         """Return whether `promise` would succeed."""
         num_droppable = sum(self._num_droppable(one) for one in self._parked(request))
         return self._num_missing(request, num_slots) <= num_droppable
 
-    def promise(self, request: LiveRequest, num_slots: int) -> bool:
+    def promise(self, request: SimulatedRequest, num_slots: int) -> bool:
         """Promise host slots to a request; False: there are too few.
 
         It is at the cost of parked ones, shortest first. Its own copies it keeps.
@@ -124,16 +124,16 @@ class CountedMoves:
             self.drop(one.kv)
         return self.host.set_owned(request.request_id, num_slots - num_shared_slots(request.kv))
 
-    def _num_missing(self, request: LiveRequest, num_slots: int) -> int:
+    def _num_missing(self, request: SimulatedRequest, num_slots: int) -> int:
         num_held = self.host.owned.get(request.request_id, 0) + num_shared_slots(request.kv)
         return num_slots - num_held - self.host.num_unpromised
 
-    def _num_droppable(self, request: LiveRequest) -> int:
+    def _num_droppable(self, request: SimulatedRequest) -> int:
         """Return the slots that nobody else uses."""
         alone = (len(column.slots) for column in request.kv.columns if column.num_users == 1)
         return self.host.owned[request.request_id] + sum(alone)
 
-    def _parked(self, but: LiveRequest) -> list[LiveRequest]:
+    def _parked(self, but: SimulatedRequest) -> list[SimulatedRequest]:
         waiting = (one for one in self._live() if not one.num_computed_tokens and one is not but)
         return sorted(
             (one for one in waiting if one.kv.is_parked), key=lambda one: one.kv.num_tokens
@@ -186,7 +186,7 @@ class CountedMoves:
         assert taken, "blocks were taken that were not free"
 
 
-def num_host_blocks(geometry: BlockGeometry, request: LiveRequest) -> int:
+def num_host_blocks(geometry: BlockGeometry, request: SimulatedRequest) -> int:
     """Return the host blocks that a request takes until its end."""
     total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
     return geometry.num_groups * -(-total // geometry.block_size)

@@ -13,7 +13,7 @@ from simulator.workload import ArrivingRequest
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class LiveRequest:
+class SimulatedRequest:
     """One request from its arrival to its end: equal to itself only.
 
     Instants are of virtual time.
@@ -111,15 +111,15 @@ class LiveRequest:
         self.num_preemptions += 1
 
 
-def need_of(request: LiveRequest) -> Need[KVState]:
+def need_of(request: SimulatedRequest) -> Need[KVState]:
     """Return what the guard makes room for."""
     return Need(request.record, request.num_tokens)
 
 
-def live_request(spec: ArrivingRequest, geometry: BlockGeometry) -> LiveRequest:
+def live_request(spec: ArrivingRequest, geometry: BlockGeometry) -> SimulatedRequest:
     """Return a request that has just arrived."""
     record: RequestRecord[KVState] = RequestRecord(
         request_id=spec.request_id, buffer=RequestBuffer(spec.level), arrival_s=spec.arrival_s
     )
     nothing = KVState(request_id=spec.request_id, geometry=geometry)
-    return LiveRequest(spec=spec, record=record, nothing=nothing)
+    return SimulatedRequest(spec=spec, record=record, nothing=nothing)

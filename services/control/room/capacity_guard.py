@@ -16,6 +16,9 @@ from services.placement.blocks import Residency, num_request_blocks
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement, widened
 from services.placement.place.fewest_offloaded import Claim, fewest_offloaded, spread_order
 
+MAX_STAGING = 2  # buffers of a request
+PLANNED_SPARE_FRAC = 0.02  # of the pool stays free when a group comes back, where plans say which
+
 
 class Need(NamedTuple, Generic[KVT]):
     """One request in scheduling order, running ones first."""

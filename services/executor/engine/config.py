@@ -9,6 +9,7 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
 
 from services.control.options import ControllerOptions
+from services.control.room.capacity_guard import PLANNED_SPARE_FRAC
 from services.executor.engine.options import read_engine_options
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.settings import ExecutorSettings
@@ -18,8 +19,8 @@ from services.placement.types import PolicyParameters
 log = structlog.get_logger()
 
 CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default is a share of all memory of the machine
-PLANNED_SPARE_FRAC = 0.02  # of the pool stays free when a layer comes back
-LONE_SPARE_FRAC = 0.1  # the same where the capacity guard decides alone, before every step
+# The same as PLANNED_SPARE_FRAC where the capacity guard decides alone, before every step.
+LONE_SPARE_FRAC = 0.1
 # Left to itself vLLM checks a form with the first library that takes it, and compiles it with the
 # one that the engine's first form was for.
 GRAMMAR_BACKEND = "xgrammar"

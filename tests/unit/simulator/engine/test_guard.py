@@ -12,7 +12,7 @@ from simulator.memory.blocks import BlockLedger
 from simulator.memory.host import HostLedger
 from simulator.memory.kv import KVState
 from simulator.memory.moves import CountedMoves
-from simulator.memory.requests import LiveRequest, live_request, need_of
+from simulator.memory.requests import SimulatedRequest, live_request, need_of
 from simulator.workload import ArrivingRequest
 from tests.unit.records import make_record
 
@@ -28,7 +28,7 @@ SHAPE = EngineShape(
 )
 
 
-def running(pool: BlockLedger, name: str, *, num_tokens: int) -> LiveRequest:
+def running(pool: BlockLedger, name: str, *, num_tokens: int) -> SimulatedRequest:
     """Return a request that decodes, all of it resident and mirrored."""
     spec = ArrivingRequest(
         request_id=RequestId(name),
@@ -68,13 +68,15 @@ class Bench:
             restore_when_free_frac=num_spare / num_blocks,
         )
 
-    def running(self, name: str, *, num_tokens: int) -> LiveRequest:
+    def running(self, name: str, *, num_tokens: int) -> SimulatedRequest:
         request = running(self.pool, name, num_tokens=num_tokens)
         self.moves.requests[request.request_id] = request
         self.records[name] = request.record
         return request
 
-    def adjust(self, active: list[LiveRequest], waiting: tuple[Need[KVState], ...] = ()) -> None:
+    def adjust(
+        self, active: list[SimulatedRequest], waiting: tuple[Need[KVState], ...] = ()
+    ) -> None:
         self.guard.adjust([need_of(one) for one in active], waiting)
 
 

@@ -4,11 +4,11 @@ from services.pacing.types import ServiceLevel
 from services.placement.blocks import BlockGeometry
 from services.placement.types import RequestId
 from simulator.engine.reader_reports import ReaderReports
-from simulator.memory.requests import LiveRequest, live_request
+from simulator.memory.requests import SimulatedRequest, live_request
 from simulator.workload import ArrivingRequest
 
 
-def dry_reader() -> LiveRequest:
+def dry_reader() -> SimulatedRequest:
     """Return a request that decodes slower than it is read: a token at 1.0, 1.1, 1.2, ... s."""
     request = live_request(
         ArrivingRequest(

@@ -11,7 +11,7 @@ from simulator.engine.records import RunRecord
 from simulator.engine.scheduler import Turn
 from simulator.engine.simulation import simulate
 from simulator.memory.kv import KVState
-from simulator.memory.requests import LiveRequest, live_request
+from simulator.memory.requests import SimulatedRequest, live_request
 from simulator.workload import ArrivingRequest
 
 SHAPE = EngineShape(
@@ -94,7 +94,7 @@ def test_without_a_complete_copy_all_is_computed_again() -> None:
     assert computed[:3] == [64, 36, 1]
 
 
-def parked(engine: Engine, name: str, *, num_blocks: int) -> LiveRequest:
+def parked(engine: Engine, name: str, *, num_blocks: int) -> SimulatedRequest:
     """Return a request at the end of the queue that has so many blocks per layer on the host."""
     scheduler = engine.scheduler
     request = live_request(asked(name, num_prompt_tokens=90), scheduler.geometry)
