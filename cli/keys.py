@@ -13,7 +13,8 @@ import redis
 from redis.client import Pipeline
 
 from services.gateway.access.api_keys import ApiKey, hashed, parse_api_keys
-from services.gateway.access.key_sources import REDIS_KEY
+from services.gateway.access.key_sources import REDIS_KEY, REDIS_TIMEOUT_S
+from services.kit.redis_url import open_redis_blocking
 
 HEADER = "[[keys]]"
 Change = Callable[[str], str]  # from the document as it is to the one that shall be
@@ -48,7 +49,7 @@ class _Place:
         self._client().transaction(changed, REDIS_KEY)  # again if somebody else changes it
 
     def _client(self) -> redis.Redis:
-        return redis.Redis.from_url(str(self._redis_url))
+        return open_redis_blocking(str(self._redis_url), timeout_s=REDIS_TIMEOUT_S)
 
 
 def _text(value: Any) -> str:

@@ -9,6 +9,7 @@ import psutil
 import redis
 
 from cli.local.settings import StackSettings
+from services.kit.redis_url import open_redis_blocking
 
 GIB = 1 << 30
 NEEDED_DISK_BYTES = 256 << 20  # logs and sockets
@@ -116,7 +117,7 @@ def require_memory(settings: StackSettings, dtype: str, num_engines: int = 1) ->
 def require_redis(url: str) -> None:
     """Check that Redis answers."""
     try:
-        redis.from_url(url, socket_connect_timeout=REDIS_TIMEOUT_S).ping()
+        open_redis_blocking(url, timeout_s=REDIS_TIMEOUT_S).ping()
     except (redis.RedisError, ValueError, OSError) as error:
         raise PreflightError(
             f"--redis-url (EVENFLOW_REDIS_URL): Redis does not answer: {_first_line(error)}"

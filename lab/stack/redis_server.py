@@ -31,12 +31,15 @@ class RedisServer:
     The port stays the same for the life of the object, so clients can find the server again.
     """
 
-    def __init__(self, port: int = 0, *, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, port: int = 0, *, options: Mapping[str, str] | None = None, is_sentinel: bool = False
+    ) -> None:
         """Choose `port`; 0 takes a free one. `options` are those of redis.conf.
 
-        Nothing runs until `start`.
+        A sentinel watches nothing before `SENTINEL MONITOR`. Nothing runs until `start`.
         """
         self.port = port or free_port()
+        self._is_sentinel = is_sentinel
         self._options = dict(options or {})
         self._folder: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,6 +62,10 @@ class RedisServer:
             **self._options,
         }
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        if self._is_sentinel:
+            config = Path(self._folder) / "sentinel.conf"  # where it keeps what it knows
+            config.touch()
+            arguments = [str(config), "--sentinel", *arguments]
         self._process = subprocess.Popen(
             [redis_executable(), *arguments],
             stdout=subprocess.DEVNULL,

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
-from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from services.gateway.access.api_keys import ApiKeys, parse_api_keys
+from services.kit.redis_url import open_redis
 
 log = structlog.get_logger()
 
@@ -56,10 +56,9 @@ class RedisKeys:
     """The string under REDIS_KEY. Connects when first read, and again after a loss."""
 
     def __init__(self, url: str) -> None:
-        self._client = Redis.from_url(
+        self._client = open_redis(
             url,
-            socket_timeout=REDIS_TIMEOUT_S,
-            socket_connect_timeout=REDIS_TIMEOUT_S,
+            timeout_s=REDIS_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),  # the next round tries again
             decode_responses=True,
         )

@@ -7,10 +7,11 @@ from importlib import resources
 from typing import Any
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from services.kit.redis_url import open_redis
 from services.tracker.errors import StoreUnavailableError
 from services.tracker.metrics import REDIS_ERRORS, REDIS_UP
 from services.tracker.redis.codec import Call
@@ -44,22 +45,15 @@ SCRIPT_NAMES = (
 
 
 def connect(url: str, *, timeout_s: float) -> Redis:
-    """Return a client; it connects when first used, and again after every loss.
-
-    `timeout_s` bounds connecting, waiting for a free connection, and every answer. A lost
-    connection is tried again once, at once; a timeout never is.
-    """
-    pool = BlockingConnectionPool.from_url(
+    """Return a client. A lost connection is tried again once, at once; a timeout never is."""
+    return open_redis(
         url,
+        timeout_s=timeout_s,
         max_connections=MAX_CONNECTIONS,
-        timeout=timeout_s,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 1, supported_errors=(exceptions.ConnectionError,)),
         protocol=2,
         decode_responses=True,
     )
-    return Redis.from_pool(pool)
 
 
 @contextmanager
