@@ -89,7 +89,7 @@ class CudaDevice:
         self._events = EventPool()
 
     def attach(self) -> None:
-        torch.cuda.set_device(self._device)
+        make_current(self._device)
 
     def compute_stream(self) -> CudaStream:
         return CudaStream(torch.cuda.current_stream(self._device), self._events)
@@ -120,6 +120,20 @@ class CudaDevice:
         work()  # the calling thread's stream is the compute stream
 
 
+def make_current(device: torch.device) -> None:
+    """Make a device the calling thread's, for torch and for the driver.
+
+    A new thread has the first device and not its context. torch calls nothing where the device is
+    the thread's already; the driver refuses the calls of a thread that has no context.
+    """
+    torch.cuda.set_device(device)
+    driver, context = cuda_driver(), ctypes.c_void_p()
+    driver.cuCtxGetCurrent(ctypes.byref(context))
+    if not context.value:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ctypes.c_int(device.index))
+        driver.cuCtxSetCurrent(context)
+
+
 @contextlib.contextmanager
 def beside_captures() -> Iterator[None]:
     """Let the calling thread pin memory though another one may be capturing a graph.
@@ -141,13 +155,13 @@ class CudaRegistrar:
         self._device = device
 
     def register(self, address: int, num_bytes: int) -> None:
-        torch.cuda.set_device(self._device)
+        make_current(self._device)
         with beside_captures():
             result = torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)
         if int(result) != 0:
             raise PinningError(f"cudaHostRegister of {num_bytes} bytes: {result}")
 
     def unregister(self, address: int) -> None:
-        torch.cuda.set_device(self._device)
+        make_current(self._device)
         with beside_captures():
             torch.cuda.cudart().cudaHostUnregister(address)
