@@ -48,13 +48,13 @@ def run_all(
         left_s = end_s - time.monotonic()
         if left_s < MIN_CELL_S:
             return len(cells) - number
-        begin_s = time.monotonic()
+        started, begin_s = time.gmtime(), time.monotonic()
         print(f"[{number + 1}/{len(cells)}] {cell.id}", flush=True)
         found = run(cell, min(options.cell_timeout_s, left_s))
         line = {
             "cell": cell.id,
             "commit": commit,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", started),
             "wall_s": round(time.monotonic() - begin_s, 3),
             **found,
         }

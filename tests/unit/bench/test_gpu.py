@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from time import gmtime as real_gmtime
 from typing import Any
 
 import pytest
@@ -95,9 +96,15 @@ def cells_named(*names: str) -> list[Cell]:
     return [Cell(part="order", name=name, device="cpu") for name in names]
 
 
-def test_each_cell_leaves_a_line_whatever_becomes_of_the_next(tmp_path: Path) -> None:
+def test_each_cell_leaves_a_line_whatever_becomes_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("bench.gpu.__main__.time.gmtime", lambda: real_gmtime(clock[0]))
+
     def run_one(cell: Cell, timeout_s: float) -> dict[str, Any]:
         assert timeout_s == 10.0
+        clock[0] += 60.0
         return {"error": "no device"} if cell.name == "b" else {"device": "d", "rows": [{"x": 1}]}
 
     left = run_all(cells_named("a", "b", "c"), options(tmp_path), "c0ffee", run_one)
@@ -105,6 +112,7 @@ def test_each_cell_leaves_a_line_whatever_becomes_of_the_next(tmp_path: Path) ->
     assert left == 0
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert [line["cell"] for line in lines] == ["order/a", "order/b", "order/c"]
+    assert [line["started"][-10:] for line in lines] == [f"T00:0{n}:00Z" for n in range(3)]
     assert read(tmp_path / "gpu.jsonl", "c0ffee").keys() == {"order/a", "order/c"}
     assert read(tmp_path / "gpu.jsonl", "another") == {}
     print_tables(read(tmp_path / "gpu.jsonl", "c0ffee"))

@@ -94,7 +94,7 @@ def test_a_thread_that_pins_in_the_background_has_the_devices_context(driver: Dr
 
 
 def test_a_thread_that_copies_has_it_too(driver: Driver) -> None:
-    found = []
+    found: list[int] = []
 
     def attach() -> None:
         CudaDevice(DEVICE).attach()
