@@ -20,6 +20,8 @@ class Counters:
         "Blocks dropped from the pool because their host copy was complete."
     )
     num_restored_groups: int = _counter("Layer groups that came back from host memory.")
+    num_loaded_blocks: int = _counter("Blocks that came back by a copy from the host.")
+    num_found_blocks: int = _counter("Blocks that came back without one: the pool still had them.")
     num_mirrored_blocks: int = _counter(
         "Blocks of resident layer groups that write-through copied to the host."
     )

@@ -7,8 +7,8 @@ Live requests use columns; a column that nobody uses stays until its room is wan
 was used longest ago going first.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -148,3 +148,23 @@ class PrefixCache:
         slots = [slot for column in everything for slot in column.slots]
         assert self.num_idle_slots == sum(len(column.slots) for column in idle)
         return slots
+
+
+def num_duplicate_blocks(
+    holders: Sequence[tuple[Sequence[Column], Collection[int]]], *, num_groups: int
+) -> int:
+    """Return how many blocks the pool could do without if requests shared them there.
+
+    `holders`: of each live request its columns, and the layer groups that are not in the pool.
+    """
+    by_key: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, (columns, _) in enumerate(holders):
+        for column in columns:
+            by_key[column.key].append(number)
+    num_columns = Counter(map(tuple, by_key.values()))  # by the requests that they begin
+    total = 0
+    for numbers, number_of_columns in num_columns.items():
+        num_offloaded = Counter(group for number in numbers for group in holders[number][1])
+        in_pool = (len(numbers) - num_offloaded[group] for group in range(num_groups))
+        total += number_of_columns * sum(max(0, number - 1) for number in in_pool)
+    return total

@@ -93,6 +93,17 @@ class RestoreOrder:
     block_ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class FoundOrder:
+    """Blocks that a request takes as they are; nothing is copied, and the guard looks at them."""
+
+    request_id: str
+    group: int
+    uids: list[int]  # of the KV that they hold; as long as the two below
+    slots: list[int]  # which hold the same
+    block_ids: list[int]
+
+
 @dataclass(kw_only=True)
 class StepTransfers:
     """All that a rank does with KV in one step."""
@@ -113,6 +124,7 @@ class StepTransfers:
     loading: list[str] = field(default_factory=list)  # scheduled requests with offloaded groups
     saves: list[SaveOrder] = field(default_factory=list)
     restores: list[RestoreOrder] = field(default_factory=list)
+    found: list[FoundOrder] = field(default_factory=list)
     cancelled_restores: list[int] = field(default_factory=list)
     # For the emulated device only; otherwise 0.
     num_tokens: int = 0  # of the step

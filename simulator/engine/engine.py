@@ -28,7 +28,7 @@ from simulator.engine.events import Arrived, Event, PlanCame, StepEnded, Woke
 from simulator.engine.planning import LatePlanner, PlanningOptions, Policy
 from simulator.engine.reader_reports import ReaderReports
 from simulator.engine.records import Outcome, Totals
-from simulator.engine.residency import ResidencyLog, sample_of
+from simulator.engine.residency import ResidencyLog, duplicate_frac, sample_of
 from simulator.engine.scheduler import Scheduler, Turn
 from simulator.engine.seam import SimulatedSeam
 from simulator.memory.moves import WHOLE_KV, WayBack, order_saves
@@ -36,6 +36,7 @@ from simulator.memory.requests import SimulatedRequest, live_request
 
 WAIT_S = 0.25  # for another decision, where nobody may run
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
+STEPS_PER_COUNT = 32  # of the blocks that live requests hold twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,7 @@ class Engine:
         self._last_batch: list[tuple[object, ...]] = []  # who was where in the newest step
         self._counted = (LaneCounts(), LaneCounts())  # of both lanes, at the newest step's end
         self._restored_s = 0.0  # compute of restores that steps have paid for
+        self._duplicate_frac = 0.0  # as counted last
         self._reduced_bytes = 0  # that all-reduces sent over the lane to the GPU
 
     def _now(self) -> float:
@@ -376,6 +378,9 @@ class Engine:
         totals.host_used_s += seconds * now.host_used_frac
         totals.offloaded_s += seconds * now.offloaded_frac
         totals.paused_s += seconds * now.num_paused
+        if totals.num_steps % STEPS_PER_COUNT == 1:
+            self._duplicate_frac = duplicate_frac(scheduler)
+        totals.duplicate_s += seconds * self._duplicate_frac
         self.residency.add(now)
 
     def close(self) -> None:
@@ -383,7 +388,10 @@ class Engine:
         self.totals.h2d_bytes = self.h2d.counts.carried_bytes - self._reduced_bytes
         self.totals.d2h_bytes = self.d2h.counts.carried_bytes
         self.totals.num_offloaded_groups = self.scheduler.moves.num_offloads
+        self.totals.num_restored_groups += self.scheduler.moves.num_found_groups
         counters = self.scheduler.counters
+        self.totals.num_found_blocks = counters.num_found_blocks
+        self.totals.num_loaded_blocks = counters.num_loaded_blocks
         self.totals.num_cached_tokens = counters.num_prefix_hit_tokens
         self.totals.resumes = {way.value: counters.num_resumes(way) for way in ResumeWay}
         counts = self._controller.counts

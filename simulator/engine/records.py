@@ -44,9 +44,12 @@ class Totals:
     paused_s: float = 0.0  # integral of the number of paused requests
     h2d_bytes: int = 0
     d2h_bytes: int = 0
+    duplicate_s: float = 0.0  # integral of the share of the pool that live requests hold twice
     num_loads: int = 0  # groups copied into staging, one per request and step
     num_recomputed_tokens: int = 0  # of uncached prefixes
     num_cached_tokens: int = 0  # of prompts, that were not computed
+    num_found_blocks: int = 0  # that came back without a copy: the pool still had them
+    num_loaded_blocks: int = 0  # that came back by one
     num_offloaded_groups: int = 0  # that left the pool, admissions not counted
     num_restored_groups: int = 0  # that came back
     resumes: dict[str, int] = field(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.control.prefix_cache import num_duplicate_blocks
 from simulator.engine.scheduler import Scheduler
 
 MAX_SAMPLES = 512  # kept of a run, at least half of it once there were so many steps
@@ -33,6 +34,13 @@ def sample_of(scheduler: Scheduler, now_s: float) -> ResidencySample:
         num_paused=sum(request.is_paused for request in running),
         num_waiting=len(scheduler.waiting),
     )
+
+
+def duplicate_frac(scheduler: Scheduler) -> float:
+    """Return the share of the pool that would be free if live requests shared prefixes there."""
+    holders = [(request.kv.columns, request.kv.offloaded) for request in scheduler.live]
+    num_blocks = num_duplicate_blocks(holders, num_groups=scheduler.shape.num_groups)
+    return num_blocks / scheduler.pool.num_blocks
 
 
 class ResidencyLog:

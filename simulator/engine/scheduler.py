@@ -35,10 +35,10 @@ from services.placement.run.resume import LinkAndStep, ResumeWay
 from services.placement.run.types import RunDecision
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane
-from simulator.memory.blocks import BlockLedger
 from simulator.memory.host import COLUMNS, HostLedger
 from simulator.memory.kv import KVState, on_host_only
 from simulator.memory.moves import CountedMoves, num_host_blocks, num_shared_slots
+from simulator.memory.pool import PoolLedger
 from simulator.memory.requests import SimulatedRequest, need_of
 
 
@@ -68,7 +68,7 @@ class Scheduler:
         self.shape = shape
         self.offloads = offloads and shape.num_host_blocks > 0
         self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
-        self.pool = BlockLedger(num_blocks=shape.num_blocks)
+        self.pool = PoolLedger(num_blocks=shape.num_blocks)
         self.counters = Counters()
         self.host = HostLedger(num_blocks=shape.num_host_blocks, counters=self.counters)
         self.caches_prefixes = self.offloads
@@ -384,9 +384,15 @@ class Scheduler:
     def forget(self, request: SimulatedRequest) -> None:
         """Forget a request that has left the queues."""
         self.release(request)
+        self._leave(request.kv)
         self.host.give_back(request.kv.columns)
         self.moves.forget(request.request_id)
         self.records.pop(request.request_id, None)
+
+    def _leave(self, kv: KVState) -> None:
+        """Let others find the KV of its columns in the blocks where it was."""
+        resident = frozenset(range(self.geometry.num_groups)).difference(kv.offloaded)
+        self.pool.leave([column.key for column in kv.columns], resident)
 
     def release(self, request: SimulatedRequest) -> None:
         request.record.way = None

@@ -208,9 +208,12 @@ class KVState:
         """Return what is left of it out of the pool: positions that every group has a copy of."""
         return on_host_only(self, self.num_host_blocks) if self.num_host_blocks else None
 
-    def begin_restore(self, group: int, block_bytes: int) -> CopyJob:
-        """Take the blocks that a group comes back to; return its copy, to be submitted."""
-        job = CopyJob(num_bytes=self.num_staged * block_bytes, priority=(RESTORE,))
+    def begin_restore(self, group: int, block_bytes: int, *, num_found: int = 0) -> CopyJob:
+        """Take the blocks that a group comes back to; return its copy, to be submitted.
+
+        `num_found` of them hold its KV already.
+        """
+        job = CopyJob(num_bytes=(self.num_staged - num_found) * block_bytes, priority=(RESTORE,))
         self.restoring[group] = job
         return job
 

@@ -8,9 +8,9 @@ from services.control.room.moves import Loading
 from services.placement.blocks import BlockGeometry
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import CopyJob, Lane
-from simulator.memory.blocks import BlockLedger
 from simulator.memory.host import HostLedger
 from simulator.memory.kv import KVState
+from simulator.memory.pool import PoolLedger
 from simulator.memory.requests import SimulatedRequest
 
 
@@ -31,7 +31,7 @@ class CountedMoves:
     def __init__(
         self,
         shape: EngineShape,
-        pool: BlockLedger,
+        pool: PoolLedger,
         host: HostLedger,
         live: Callable[[], Sequence[SimulatedRequest]],
         h2d: Lane,
@@ -39,6 +39,7 @@ class CountedMoves:
         """`live`: all requests that have not ended, those that run first."""
         self.requests: dict[RequestId, SimulatedRequest] = {}  # the same, by id
         self.num_offloads = 0  # groups that left the pool, since the start
+        self.num_found_groups = 0  # that came back without a copy, into a request that waits
         self.pool, self.host, self.h2d = pool, host, h2d
         self._geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
         self._live, self._block_bytes = live, shape.block_bytes
@@ -81,8 +82,15 @@ class CountedMoves:
 
     def restore(self, kv: KVState, group: int) -> None:
         block_bytes = round(self._block_bytes * self.way_back.link_frac)
-        self.h2d.submit(kv.begin_restore(group, block_bytes), self.h2d.now_s)
-        num_tokens = kv.num_staged * self._geometry.block_size
+        num_found = self.pool.find([one.key for one in kv.columns[: kv.num_staged]], group)
+        self.host.counters.num_found_blocks += num_found
+        self.host.counters.num_loaded_blocks += kv.num_staged - num_found
+        job = kv.begin_restore(group, block_bytes, num_found=num_found)
+        if job.num_bytes:
+            self.h2d.submit(job, self.h2d.now_s)
+        else:
+            job.done_s = self.h2d.now_s
+        num_tokens = (kv.num_staged - num_found) * self._geometry.block_size
         self.restored_s += num_tokens * self.way_back.compute_s / self._geometry.num_groups
         self.refresh(kv)
 
@@ -151,6 +159,9 @@ class CountedMoves:
         self.host.give_back(kv.columns)
         request.record.kv = None
 
+    def num_to_find(self, kv: KVState, groups: Collection[int]) -> int:
+        return self.pool.num_to_find([column.key for column in kv.columns], groups)
+
     def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_buffers = num_buffers
         self._lacking[kv.request_id] = list(groups)
@@ -161,6 +172,9 @@ class CountedMoves:
         while lacking and num_taken + kv.num_rows <= num_left:
             self.restore(kv, lacking.pop(0))
             num_taken += kv.num_rows
+        if num_back := kv.take_in_restores():  # the pool still had all of them
+            self.num_found_groups += num_back
+            self.refresh(kv)
         return Loading(is_complete=not lacking and not kv.restoring, lacks_blocks=bool(lacking))
 
     def wake(self, kv: KVState) -> bool:

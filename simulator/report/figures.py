@@ -46,6 +46,9 @@ DEFINITIONS: Mapping[str, str] = {
     "prefill": "share of busy time in steps that compute a prompt",
     "plans_per_request": "questions to the placement policy / requests",
     "cached": "share of the prompts' tokens that were on the host, and not computed",
+    "duplicate": "share of the pool that would be free if live requests shared cached prefixes "
+    "there, counted every 32 steps; mean over busy time",
+    "found": "of the blocks that came back from the host, the share that the pool still had",
     "recomputed": "tokens of uncached KV that a step computes anew, mean over steps",
 }
 
@@ -213,6 +216,9 @@ def _totals(run: RunRecord) -> dict[str, float]:
         "plans_per_request": totals.plans.get("asked", 0) / max(1, len(run.outcomes)),
         "cached": totals.num_cached_tokens
         / max(1, sum(outcome.num_prompt_tokens for outcome in run.outcomes)),
+        "duplicate": totals.duplicate_s / busy_s,
+        "found": totals.num_found_blocks
+        / max(1, totals.num_found_blocks + totals.num_loaded_blocks),
         "recomputed": totals.num_recomputed_tokens / max(1, totals.num_steps),
         "h2d_bytes": totals.h2d_bytes,
         "d2h_bytes": totals.d2h_bytes,

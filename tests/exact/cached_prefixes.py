@@ -8,12 +8,13 @@ that `product.py` calls with every engine.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from vllm.v1.core import kv_cache_utils
 
-from lab.engine.conversations import BRANCH, SALTED, TWIN, conversations
+from lab.engine.conversations import BRANCH, SALTED, STEPS_PER_TURN, TWIN, conversations
 from lab.engine.step_runner import Arrival, Hook, Outcome, StepRunner, first_difference, make_prompt
 from lab.engine.workloads import churn, fixed, random_way, together
 from services.executor.blocks.host_pool import Promise
@@ -26,6 +27,7 @@ from tests.exact.reference import reference
 
 MIN_HIT_BLOCKS = 1_000  # blocks of one layer that somebody else had computed
 MIN_EVICTED_COLUMNS = 100  # whose slots others took
+MIN_FOUND_BLOCKS = 500  # of one layer, that a pool still had
 MAX_ROUNDS = 20  # what is there to be found depends on when copies end
 
 TWO_ENGINES = pytest.mark.parametrize(
@@ -216,6 +218,81 @@ def test_a_hash_without_what_is_before_a_block_is_noticed(
     outcome = runner.run(workload)
 
     assert first_difference(right, outcome).keys() == {"third"}
+
+
+@TWO_ENGINES
+def test_what_ended_requests_leave_in_the_pool_is_taken_as_it_is(
+    runner: StepRunner,
+    expected_turns: Outcome,
+    turns: list[Arrival],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counters = runner.scheduler.block_owner.counters
+    monkeypatch.setattr(runner.scheduler.control.resumes, "choose_way", lambda *_: ResumeWay.LOAD)
+    num_before = counters.num_found_blocks
+    one_at_a_time = [
+        replace(arrival, step=STEPS_PER_TURN * number)
+        for number, arrival in enumerate(sorted(turns, key=lambda arrival: arrival.request_id))
+    ]
+
+    outcome = runner.run(one_at_a_time)
+
+    assert_same_tokens(runner, expected_turns, outcome)
+    num_groups = runner.scheduler.block_owner.geometry.num_groups
+    num_found = counters.num_found_blocks - num_before
+    assert num_found * runner.case.model.num_layers >= MIN_FOUND_BLOCKS * num_groups
+
+
+def first_again(seed: int) -> list[Arrival]:
+    """Return a request, one that takes all blocks of the pool, and one that begins as the first."""
+    shared, mine, other = (make_prompt(n, seed=seed + n) for n in (256, 40, 600))
+    return [
+        Arrival(request_id="first", prompt=shared, num_output_tokens=10),
+        Arrival(request_id="second", prompt=other, num_output_tokens=10, step=60),
+        Arrival(request_id="third", prompt=[*shared, *mine], num_output_tokens=40, step=120),
+    ]
+
+
+@LAYERS_ONLY
+def test_blocks_that_are_found_although_others_have_had_them_are_noticed(
+    runner: StepRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload, owner = first_again(8_000), runner.scheduler.block_owner
+    monkeypatch.setattr(runner.scheduler.control.resumes, "choose_way", lambda *_: ResumeWay.LOAD)
+    with faults.spoiling(faults.FaultyEngine):  # the guard is not asked
+        right = runner.run(workload)
+        runner.scheduler.reset_prefix_cache()
+        let_reused_blocks_be_found(runner, monkeypatch)
+        num_before = owner.counters.num_found_blocks
+
+        outcome = runner.run(workload)
+
+    assert owner.counters.num_found_blocks > num_before
+    assert first_difference(right, outcome).keys() == {"third"}
+
+
+@LAYERS_ONLY
+def test_the_guard_looks_at_blocks_that_nobody_copied(
+    runner: StepRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload, counters = first_again(9_000), runner.scheduler.block_owner.counters
+    monkeypatch.setattr(runner.scheduler.control.resumes, "choose_way", lambda *_: ResumeWay.LOAD)
+    right = runner.run(workload)
+    runner.scheduler.reset_prefix_cache()
+    let_reused_blocks_be_found(runner, monkeypatch)
+    num_before = counters.num_losses_corrupt
+
+    outcome = runner.run(workload)
+
+    assert counters.num_losses_corrupt == num_before + 1
+    assert first_difference(right, outcome) == {}
+
+
+def let_reused_blocks_be_found(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what the pool knows of free blocks when it hands them out."""
+    blocks = runner.scheduler.block_owner.blocks
+    monkeypatch.setattr(blocks, "_on_reuse", lambda uid, block: None)
+    monkeypatch.setattr(blocks, "check_integrity", lambda: None)
 
 
 def one_after_the_other(seed: int) -> list[Arrival]:

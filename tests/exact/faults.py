@@ -19,12 +19,13 @@ def swapped(transfers: Any, engine: Any) -> Iterator[None]:
 
     settle()
     usual, transfers.watch.engine = transfers.watch.engine, engine
+    guard, transfers._late_guard = transfers._late_guard, None  # it has not seen these copies
     engine.totals = usual.totals  # running sums never fall
     try:
         yield
     finally:
         settle()
-        transfers.watch.engine = usual
+        transfers.watch.engine, transfers._late_guard = usual, guard
 
 
 @contextlib.contextmanager

@@ -52,10 +52,13 @@ from tests.exact.cached_prefixes import (  # noqa: F401 - their tests run on thi
     test_a_hash_without_what_is_before_a_block_is_noticed,
     test_a_reset_lets_nobody_begin_with_what_was_there,
     test_aborts_while_a_hit_is_loaded_leave_the_others_exact,
+    test_blocks_that_are_found_although_others_have_had_them_are_noticed,
     test_by_measured_rates_the_tokens_are_exact_and_most_of_the_prompts_are_not_computed,
     test_columns_that_are_evicted_while_somebody_uses_them_are_noticed,
     test_columns_that_are_found_before_they_are_copied_are_noticed,
     test_every_turn_begins_with_the_last_ones_blocks_in_all_ways_while_layers_move,
+    test_the_guard_looks_at_blocks_that_nobody_copied,
+    test_what_ended_requests_leave_in_the_pool_is_taken_as_it_is,
     test_with_little_room_on_the_host_columns_are_evicted_and_their_slots_used_again,
     turns,
 )

@@ -59,6 +59,21 @@ def test_blocks_are_taken_and_given_back_by_these_calls() -> None:
     assert "null_block" in source(BlockPool.__init__)
 
 
+def test_blocks_that_are_unpinned_are_handed_out_last_and_whoever_left_them_is_told() -> None:
+    pool, reused = BlockPool(6, False, 16), []
+    left, usual = pool.get_new_blocks(2), pool.get_new_blocks(2)
+    pool.unpin_blocks(left, reused.append)
+    pool.free_blocks(usual)
+    assert pool.get_num_free_blocks() == 5
+
+    pool.get_new_blocks(3)
+    assert reused == []
+    pool.touch(left[:1])
+    pool.get_new_blocks(1)
+
+    assert [block.block_id for block in reused] == [left[1].block_id]
+
+
 def test_the_manager_asks_its_coordinator_for_everything() -> None:
     body = source(KVCacheManager.allocate_slots)
     for call in (

@@ -63,6 +63,9 @@ class Returns(Moves[KVT], Protocol[KVT]):
     def drop(self, kv: KVT) -> None:
         """Give up a parked request's copies: it is computed again."""
 
+    def num_to_find(self, kv: KVT, groups: Collection[int]) -> int:
+        """Return how many blocks of these groups are still in free blocks of the pool."""
+
     def begin_load(self, kv: KVT, groups: Sequence[int], *, num_buffers: int) -> None:
         """Let groups come back as blocks come free; the request asks for so many buffers."""
 

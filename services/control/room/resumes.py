@@ -61,17 +61,18 @@ class Resumes(Generic[KVT]):
         """
         placement = self.guard.place_new(need, others)
         num_groups = self._moves.geometry.num_groups
-        num_loaded = num_groups - len(placement.offloaded)
+        loaded = [group for group in range(num_groups) if group not in placement.offloaded]
         group_bytes = kv.num_host_blocks * self.block_bytes
         parked = ParkedRequest(
             num_tokens=need.num_tokens,
             num_host_tokens=kv.num_tokens,
-            load_bytes=num_loaded * group_bytes,
+            load_bytes=len(loaded) * group_bytes,
+            found_bytes=self._moves.num_to_find(kv, loaded) * self.block_bytes,
             host_bytes=num_groups * group_bytes,
             num_steps=max(1, min(RESUME_HORIZON, num_left)),
         )
         way = self.choose_way(parked, engine)
-        if way is ResumeWay.LOAD and not num_loaded:
+        if way is ResumeWay.LOAD and not loaded:
             way = ResumeWay.HOST_RESIDENT
         return way, placement
 

@@ -4,20 +4,19 @@ A block begins in `Growth.grow` (a token needs room), in `StagingBuffers` (a sec
 `Restores.begin` (a target). It moves in `seal`, when the host copy of an offloaded group's full
 block is complete: the block becomes staging, or is given back. It ends in `PoolBlocks.release`
 (sealed, trimmed), or when its request is freed. `PoolBlocks` is how blocks are taken and
-given back; `Quarantine` keeps some from being taken.
+given back, and who may still find what is in them; `Quarantine` keeps some from being taken.
 
 Everything here is bookkeeping of the scheduler; the orders that follow from it go to the ranks
 with the next step, and each rank carries out steps one after the other.
 """
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from services.control.prefix_cache import Column
+from services.control.prefix_cache import Column, num_duplicate_blocks
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
@@ -58,9 +57,9 @@ class BlockOwner:
         self.records = records
         self.kvs: dict[RequestKV, None] = {}  # that there are, in the order of admission
         self.counters = host.counters
-        self.quarantine = Quarantine(pool, host)
         self._last_generation = 0
         self.blocks = PoolBlocks(pool, orders, poison_freed=poison_freed)
+        self.quarantine = Quarantine(self.blocks, host)
         self.staging = StagingBuffers(self.blocks, orders)
         self.restores = Restores(self.blocks, orders, self.staging, self.counters)
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
@@ -129,8 +128,10 @@ class BlockOwner:
         """Forget a request's KV and return its blocks; the caller gives them to the pool.
 
         The ranks remember where its first `num_kept` positions are on the host.
-        Targets of a running restore are not among them: a rank may still write to them.
+        Targets of a running restore are not among them: a rank may still write to them. Nor are the
+        blocks that it leaves to whoever begins with its columns.
         """
+        self._leave(request)
         request.record.kv = None
         del self.kvs[request]
         for index in range(len(request.groups)):
@@ -140,6 +141,13 @@ class BlockOwner:
         self.orders.drop_request(request.request_id, num_kept=num_kept)
         self.blocks.poison(blocks)
         return blocks
+
+    def _leave(self, request: RequestKV) -> None:
+        """Let others find the KV of its columns in the blocks where it is."""
+        num_positions = len(request.columns) if request.keys else 0
+        held = [group.hand_over(num_positions) for group in request.groups]
+        for position in reversed(range(num_positions)):  # the last ones are taken first
+            self.blocks.leave(request.uid(position), [blocks[position] for blocks in held])
 
     def _give_back_slots(self, request: RequestKV) -> None:
         self.host.give_back(request.own_slots())
@@ -214,16 +222,13 @@ class BlockOwner:
 
     def num_duplicate_blocks(self) -> int:
         """Return how many blocks the pool could do without if requests shared them there."""
-        holders: defaultdict[Hashable, list[RequestKV]] = defaultdict(list)
-        for request in self.kvs:
-            for column in request.columns:
-                holders[column.key].append(request)
-        num_columns = Counter(map(tuple, holders.values()))  # by the requests that they begin
-        return sum(number * _num_duplicates(those) for those, number in num_columns.items())
+        holders = [(request.columns, request.offloaded) for request in self.kvs]
+        return num_duplicate_blocks(holders, num_groups=self.geometry.num_groups)
 
     def forget_prefixes(self) -> None:
         """Let nobody begin with what is on the host now, nor with what follows from it."""
         self.host.forget(lambda column: True)
+        self.blocks.forget_left()
         for request in self.kvs:
             request.keys = ()
 
@@ -310,6 +315,7 @@ class BlockOwner:
             if group.offloaded:
                 self.restores.cancel(request, index)
                 continue
+            self.orders.forget_found((request.request_id, index))
             group.offloaded = True
             group.own = dict(enumerate(group.row))
             group.buffer = -1
@@ -410,15 +416,9 @@ class BlockOwner:
             f"{num_usable} blocks: {num_free} free, {len(owned)} owned, {num_deferred} deferred, "
             f"{num_held} in quarantine"
         )
+        self.blocks.check_integrity()
         self.host.check_integrity(
             [slot for kv in self.kvs for slot in kv.own_slots()],
             [kv.promise for kv in (*self.kvs, *drafts)],
             [kv.columns for kv in self.kvs],
         )
-
-
-def _num_duplicates(requests: Sequence[RequestKV]) -> int:
-    """Return how many pool blocks one position of all of them takes beyond one per layer group."""
-    by_group = zip(*(request.groups for request in requests), strict=True)
-    num_resident = (sum(not group.offloaded for group in groups) for groups in by_group)
-    return sum(max(0, number - 1) for number in num_resident)

@@ -1,16 +1,16 @@
 """Blocks and slots that a hung copy may still write: nobody gets them until it has ended."""
 
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.executor.blocks.host_pool import HostPool
+from services.executor.blocks.pool_blocks import PoolBlocks
 
 
 class Quarantine:
     """Holds a reference of its own to each block, so that giving it back does not free it."""
 
-    def __init__(self, pool: BlockPool, host: HostPool) -> None:
-        self._pool = pool
+    def __init__(self, blocks: PoolBlocks, host: HostPool) -> None:
+        self._pool_blocks, self._pool = blocks, blocks.pool
         self._host = host
         self._blocks: dict[int, KVCacheBlock] = {}
         self._slots: frozenset[int] = frozenset()
@@ -24,6 +24,8 @@ class Quarantine:
         if not (block_ids or slots or self._blocks or self._slots):
             return frozenset(), frozenset()
         new_blocks = block_ids - self._blocks.keys()
+        if new_blocks:
+            self._pool_blocks.forget_left(new_blocks)
         ended = [self._blocks.pop(block_id) for block_id in self._blocks.keys() - block_ids]
         self._pool.free_blocks(ended)
         for block_id in new_blocks:

@@ -1,4 +1,7 @@
-"""Restores: a group comes back in the background, and its row flips when all of it is there."""
+"""Restores: a group comes back in the background, and its row flips when all of it is there.
+
+What free blocks of the pool still hold of it comes back at once.
+"""
 
 from collections.abc import Collection
 
@@ -9,7 +12,7 @@ from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import GroupKV, RequestKV, Restore, stretches
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
-from services.executor.step_messages import RestoreOrder
+from services.executor.step_messages import FoundOrder, RestoreOrder
 
 
 class Restores:
@@ -56,20 +59,23 @@ class Restores:
         return group.stages and self._orders.next_step >= group.restore_from_step
 
     def extend(self, request: RequestKV, index: int, *, max_blocks: int) -> int:
-        """Take blocks for what has none yet, order its copy, and return how many were taken.
+        """Take blocks for what has none yet, and return how many were taken.
 
-        A group with nothing to copy has come back.
+        Those that still hold its KV come first; the copy of the rest is ordered. A group with
+        nothing to copy has come back.
         """
         group = request.groups[index]
         restore = group.restore
         assert restore is not None
         missing = [p for p in group.staged_positions() if p not in restore.targets]
-        positions = missing[: max(0, max_blocks)]
+        wanted = missing[: max(0, max_blocks)]
+        positions = self._find(request, index, wanted)
         if positions:
             blocks = self._blocks.take(len(positions))
             restore.targets.update(zip(positions, blocks, strict=True))
             self._last_id += 1
             restore.under_way[self._last_id] = blocks
+            self._counters.num_loaded_blocks += len(blocks)
             self._orders.restore(
                 RestoreOrder(
                     self._last_id,
@@ -80,9 +86,32 @@ class Restores:
                     [block.block_id for block in blocks],
                 )
             )
-        elif not missing and not restore.under_way:
+        elif len(wanted) == len(missing) and not restore.under_way:
             self.complete(request, index)
-        return len(positions)
+        return len(wanted)
+
+    def _find(self, request: RequestKV, index: int, positions: list[int]) -> list[int]:
+        """Take those blocks that still hold the group's KV; return the positions that have none."""
+        if not positions or not self._blocks.num_left:
+            return positions
+        group, uids = request.groups[index], [request.uid(position) for position in positions]
+        found = self._blocks.find(uids, index)
+        here = {p: block for p, block in zip(positions, found, strict=True) if block is not None}
+        if not here:
+            return positions
+        assert group.restore is not None
+        group.restore.targets.update(here)
+        self._counters.num_found_blocks += len(here)
+        self._orders.found(
+            FoundOrder(
+                request.request_id,
+                index,
+                [request.uid(position) for position in here],
+                [group.host_slots[position] for position in here],
+                [block.block_id for block in here.values()],
+            )
+        )
+        return [position for position in positions if position not in here]
 
     def arrive(self, request: RequestKV, index: int, done: Collection[int]) -> None:
         """Take in which orders every rank has carried out; flip the row after the last one."""
@@ -120,6 +149,7 @@ class Restores:
         group = request.groups[index]
         if group.restore is None:
             return False
+        self._orders.forget_found((request.request_id, index))
         restore, group.restore = group.restore, None
         arrived = {block.block_id: block for block in restore.targets.values()}
         for restore_id, blocks in restore.under_way.items():

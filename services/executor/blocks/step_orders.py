@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from services.executor.step_messages import (
+    FoundOrder,
     LoadTableUpdate,
     PrefixSlots,
     RestoreOrder,
@@ -28,6 +29,7 @@ class StepOrders:
         self._num_staging: dict[str, int] = {}
         self._staging: dict[tuple[str, int], StagingUpdate] = {}  # by request and buffer
         self._restores: dict[int, RestoreOrder] = {}
+        self._found: dict[GroupOf, list[FoundOrder]] = {}
         self._cancelled: list[int] = []
         self._poisoned: list[int] = []
         self._cleared: list[int] = []
@@ -82,6 +84,14 @@ class StepOrders:
         """Tell the ranks where on the host a request's first blocks are, which others saved."""
         self._prefixes[prefix.request_id] = prefix
 
+    def found(self, order: FoundOrder) -> None:
+        """Tell the ranks which blocks a group has taken as they are."""
+        self._found.setdefault((order.request_id, order.group), []).append(order)
+
+    def forget_found(self, key: GroupOf) -> None:
+        """Say nothing of what a group had found since the last step: it gives it up."""
+        self._found.pop(key, None)
+
     def restore(self, order: RestoreOrder) -> None:
         self._restores[order.restore_id] = order
 
@@ -103,7 +113,7 @@ class StepOrders:
 
         But for where its first `num_kept` positions are on the host.
         """
-        for pending in (self._edits, self._tables, self._staging):
+        for pending in (self._edits, self._tables, self._staging, self._found):
             for key in [key for key in pending if key[0] == request_id]:
                 del pending[key]
         self._num_staging.pop(request_id, None)
@@ -131,10 +141,12 @@ class StepOrders:
             loading=loading,
             saves=saves,
             restores=list(self._restores.values()),
+            found=[order for orders in self._found.values() for order in orders],
             cancelled_restores=self._cancelled,
         )
         self._edits, self._tables, self._dropped = {}, {}, {}
         self._restores, self._num_kept_slots, self._prefixes = {}, {}, {}
+        self._found = {}
         self._num_staging, self._staging = {}, {}
         self._cancelled, self._poisoned, self._cleared = [], [], []
         return message

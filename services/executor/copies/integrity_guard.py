@@ -101,6 +101,7 @@ class GuardedEngine:
         self._checksums = BlockChecksums(pages)
         self._every = SAMPLE_EVERY if mode is GuardMode.SAMPLE else 1
         self._num_loads = [0] * len(pages)  # of each layer group
+        self._wrong: list[int] = []  # identities of blocks that nobody copied
         # What each slot holds, by slot.
         self._identities = np.full(num_slots, _ABSENT, dtype=np.int64)
         self._sums = np.zeros(num_slots, dtype=np.int64)
@@ -112,8 +113,7 @@ class GuardedEngine:
             self._sums[slots] = self._checksums.of(copy.group, copy.block_ids)
             self._identities[slots] = identities(copy, EVERY_BLOCK)
         elif copy.identities:
-            self._num_loads[copy.group] += 1
-            checked = slice(self._num_loads[copy.group] % self._every, None, self._every)
+            checked = self._next_sample(copy.group)
         slots = list(copy.slots[checked])
         ticket = GuardedTicket(copy, None, self._sums[slots], checked)
         if slots:
@@ -122,6 +122,29 @@ class GuardedEngine:
                 ticket.fault = f"slot {slots[int(is_foreign.argmax())]} holds other KV"
         ticket.ticket = self.engine.submit(copy)
         return ticket
+
+    def _next_sample(self, group: int) -> slice:
+        """Return which blocks of the group's next load are checked."""
+        self._num_loads[group] += 1
+        return slice(self._num_loads[group] % self._every, None, self._every)
+
+    def check(self, copy: Copy) -> None:
+        """See `LateGuard`."""
+        checked = self._next_sample(copy.group)
+        slots, block_ids = list(copy.slots[checked]), copy.block_ids[checked]
+        if not slots:
+            return
+        self.num_checked_blocks += len(slots)
+        expected = identities(copy, checked)
+        is_wrong = self._identities[slots] != expected
+        is_wrong |= self._checksums.of(copy.group, block_ids) != self._sums[slots]
+        self._wrong.extend(expected[is_wrong].tolist())
+
+    def take_wrong(self) -> list[int]:
+        """See `LateGuard`: only of blocks that nobody copied, for `wait` tells of the others."""
+        uids, _ = uids_and_groups(np.array(self._wrong, dtype=np.int64))
+        self._wrong = []
+        return uids
 
     def wait(self, ticket: GuardedTicket, timeout_s: float = FOR_EVER) -> float:
         waited_s = self.engine.wait(ticket.ticket, timeout_s)

@@ -34,6 +34,7 @@ from services.executor.copies.copy_watch import CopyWatch, Patience, WatchedCopy
 from services.executor.copies.load_tables import LoadTable, LoadTables, RequestLoads
 from services.executor.step_messages import (
     FailureCause,
+    FoundOrder,
     RestoreOrder,
     RowEdit,
     SaveOrder,
@@ -42,7 +43,9 @@ from services.executor.step_messages import (
 )
 
 T = TypeVar("T")
-Part = tuple[str, SaveOrder | RestoreOrder | LoadTable]  # of a copy: whose, and which blocks
+Part = tuple[
+    str, SaveOrder | RestoreOrder | FoundOrder | LoadTable
+]  # of a copy: whose, and which blocks
 
 
 @dataclass(slots=True)
@@ -119,6 +122,9 @@ class TransferRunner:
         if self.fill is not None:
             self.fill(transfers.poisoned_block_ids, True)
             self.fill(transfers.cleared_block_ids, False)
+        for found in transfers.found if self._late_guard is not None else ():
+            parts = [(found.request_id, found)]
+            self._late_guard.check(self._copy(Direction.H2D, found.group, parts, urgency=0.0))
         for order in transfers.saves:
             self._saves[order.group].append(order)
         for restore_id in transfers.cancelled_restores:

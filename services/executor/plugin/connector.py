@@ -28,6 +28,7 @@ from services.executor.copies.copy_watch import Patience
 from services.executor.copies.cpu_copy_engine import CpuCopyEngine
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
 from services.executor.copies.device.device_guard import DeviceGuard
+from services.executor.copies.integrity_guard import GuardedEngine
 from services.executor.copies.pages import blocks_per_chunk, fill, view_pools
 from services.executor.copies.timing.layer_clock import LayerClock
 from services.executor.copies.timing.link_calibration import calibrate
@@ -156,7 +157,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             guard,
             len(self._groups),
             patience=Patience.of(options, block_bytes=pages[0].block_bytes),
-            late_guard=guard if isinstance(guard, DeviceGuard) else None,
+            late_guard=guard if isinstance(guard, DeviceGuard | GuardedEngine) else None,
         )
         self._backend.host.pin_first_chunk()
         self._clock = self._calibrated_clock(pages[0].block_bytes)

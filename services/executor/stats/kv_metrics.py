@@ -35,6 +35,7 @@ GAUGES = {
     "num_quarantined_blocks": "Pool blocks that a hung copy may still write.",
     "num_quarantined_slots": "Host slots that a hung copy may still write.",
     "num_cached_columns": "Blocks of all layers in the prefix cache, on the host.",
+    "num_left_blocks": "Free pool blocks whose KV is found if it is wanted before they are.",
     "num_duplicate_blocks": "Pool blocks that would be free if requests shared cached prefixes.",
 }
 STALL_BUCKETS_S = (0.0, 1e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0)

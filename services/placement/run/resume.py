@@ -56,6 +56,7 @@ class ParkedRequest:
     num_host_tokens: int  # leading ones whose KV is on the host
     load_bytes: int  # of the layers that have room in the pool
     host_bytes: int  # of all layers
+    found_bytes: int = 0  # of those to be loaded, what free blocks of the pool still hold
     num_steps: int  # that it is expected to run before the layers that have room are back, >= 1
 
 
@@ -73,7 +74,9 @@ def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, 
     background_share = max(
         MIN_LINK_SHARE, 1.0 - step_load_s / max(engine.step_s, step_load_s, 1e-9)
     )
-    load_s = (engine.queue_bytes + parked.load_bytes) / (engine.h2d_bytes_per_s * background_share)
+    copied_bytes = parked.load_bytes - parked.found_bytes
+    copied_bytes += engine.queue_bytes if copied_bytes else 0
+    load_s = copied_bytes / (engine.h2d_bytes_per_s * background_share)
     left_bytes = parked.host_bytes - parked.load_bytes
     meanwhile_s = _stall_s(parked.host_bytes, engine) - _stall_s(left_bytes, engine)
     return {

@@ -60,6 +60,7 @@ class Losses:
         if not corrupt:
             return {}
         self._owner.host.forget(lambda column: True)
+        self._owner.blocks.forget_left()
         columns = {c for kv in self._owner.kvs if kv.request_id in corrupt for c in kv.columns}
         return {
             kv.request_id: FailureCause.CORRUPT

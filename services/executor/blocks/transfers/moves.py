@@ -92,6 +92,9 @@ class BlockMoves:
                 lacks_blocks |= len(group.restore.targets) < len(group.row)
         return Loading(is_complete=is_complete, lacks_blocks=lacks_blocks)
 
+    def num_to_find(self, kv: RequestKV, groups: Collection[int]) -> int:
+        return self._owner.blocks.num_to_find(kv.uids(range(kv.num_host_blocks)), groups)
+
     def wake(self, kv: RequestKV) -> bool:
         return self._owner.staging.take(kv)
 

@@ -151,6 +151,7 @@ class Transfers:
             num_quarantined_blocks=owner.quarantine.num_blocks,
             num_quarantined_slots=owner.quarantine.num_slots,
             num_cached_columns=owner.host.cache.num_columns,
+            num_left_blocks=owner.blocks.num_left,
             num_duplicate_blocks=owner.num_duplicate_blocks(),
             **self._count_held(),
         )

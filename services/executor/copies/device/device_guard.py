@@ -142,8 +142,16 @@ class DeviceGuard:
         self._num_loads[copy.group] += 1
         job = self.engine.submit(copy)
         if self._num_loads[copy.group] % self._every == 0:
-            self._expect(job)
+            self._due[job] = self._expected(job.copy, job.slots, job.block_ids)
         return job
+
+    def check(self, copy: Copy) -> None:
+        """See `LateGuard`."""
+        self._num_loads[copy.group] += 1
+        if self._num_loads[copy.group] % self._every == 0:
+            slots = np.asarray(copy.slots, dtype=np.int64)
+            block_ids = np.asarray(copy.block_ids, dtype=np.int64)
+            self._check(self._expected(copy, slots, block_ids))
 
     def _watch(self, copy: Copy) -> None:
         """Take the sums of some blocks that are to leave; what their slots held is over."""
@@ -157,14 +165,13 @@ class DeviceGuard:
             block_ids = np.asarray(copy.block_ids, dtype=np.int64)[chosen]
             self._sums.note(copy.group, block_ids, slots[chosen])
 
-    def _expect(self, job: CopyJob) -> None:
-        held = self._held[job.slots]
-        expected = Expected(
-            job.copy.group, job.slots, job.block_ids, identities(job.copy, EVERY_BLOCK)
-        )
+    def _expected(self, copy: Copy, slots: Indices, block_ids: Indices) -> Expected:
+        """Return what has sums; what holds other KV is wrong."""
+        held = self._held[slots]
+        expected = Expected(copy.group, slots, block_ids, identities(copy, EVERY_BLOCK))
         is_foreign = (held != _UNWATCHED) & (held != expected.identities)
         self._wrong.extend(expected.identities[is_foreign].tolist())
-        self._due[job] = expected.only(held == expected.identities)
+        return expected.only(held == expected.identities)
 
     def wait(self, ticket: CopyJob, timeout_s: float = FOR_EVER) -> float:
         expected = self._due.pop(ticket, None)

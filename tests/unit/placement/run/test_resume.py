@@ -48,6 +48,15 @@ def test_costs_by_hand() -> None:
     )
 
 
+def test_what_free_blocks_still_hold_is_not_copied() -> None:
+    # load: 300 of the 800 bytes at 1000/s = 0.3 s; of all 800 none, whatever is before them
+    assert resume_costs(make_parked(found_bytes=500), make_engine())[
+        ResumeWay.LOAD
+    ] == pytest.approx(0.7)
+    whole = make_parked(found_bytes=800)
+    assert resume_costs(whole, make_engine(queue_bytes=9_000))[ResumeWay.LOAD] == pytest.approx(0.4)
+
+
 def test_a_fast_link_is_loaded_from() -> None:
     assert cheapest_resume(make_parked(), make_engine()) is ResumeWay.LOAD
 
