@@ -8,7 +8,7 @@ from functools import partial
 
 from services.control.run_director import POLICIES
 from services.placement.presets import PRESETS, RunPolicy
-from services.placement.run.papers import ellm, tokenflow
+from services.placement.run.papers import tokenflow
 from services.placement.types import EngineShape, Plan, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan
@@ -52,7 +52,6 @@ def make_engine(
             run_policies={
                 **POLICIES,
                 RunPolicy.TOKENFLOW: partial(tokenflow.decide, rules=options.tokenflow),
-                RunPolicy.ELLM: partial(ellm.decide, rules=options.ellm),
             },
         ),
         offloads=options.uses_host,

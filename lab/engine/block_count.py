@@ -30,7 +30,7 @@ class FormulaCheck:
             assert not owned or not request.is_parked
             return len(owned)
         num_in_transit = request.num_blocks_in_transit()
-        expected = num_formula_blocks(request, geometry) + num_in_transit
+        expected = num_formula_blocks(request, geometry) + num_in_transit - request.num_saved
         assert expected == len(owned), f"{request.request_id}: {expected}, owns {len(owned)}"
         self.num_compared += 1
         self.num_staging_seen.add(len(request.staging))

@@ -17,11 +17,7 @@ import pytest
 from lab.engine.block_count import FormulaCheck
 from lab.models import NUM_LAYERS, exactness_model
 from services.control.options import ControllerOptions
-from services.executor.engine.config import (
-    ASYNC_LAYERWISE_SCHEDULER,
-    CPU_EXECUTOR,
-    SYNC_LAYERWISE_SCHEDULER,
-)
+from services.executor.engine.config import CPU_EXECUTOR, use_layerwise_scheduler
 from services.executor.kv_options import KVOptions
 
 ENVIRONMENT = {
@@ -153,11 +149,9 @@ def make_engine(case: EngineCase) -> Any:
         config.parallel_config.distributed_executor_backend = CPU_EXECUTOR
         _fork_workers()
     if case.kv is not None:
-        config.scheduler_config.scheduler_cls = (
-            ASYNC_LAYERWISE_SCHEDULER if case.asynchronous else SYNC_LAYERWISE_SCHEDULER
-        )
-    if case.controller is not None:
-        config.additional_config |= case.controller.engine_args()
+        if case.controller is not None:
+            config.additional_config |= case.controller.engine_args()
+        use_layerwise_scheduler(config)
     return LLMEngine.from_vllm_config(config)
 
 

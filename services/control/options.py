@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter
 
 from services.kit.transport import PLAIN, Transport
+from services.placement.run.papers.ellm import EllmRules
 from services.placement.types import PolicyParameters
 
 CONFIG_KEY = "evenflow_controller"
@@ -27,6 +28,7 @@ class ControllerOptions:
     overdue_steps: int = 64  # a plan void for so long is dropped, >= 1
     seed: int = 0  # for policies that draw at random
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
+    ellm: EllmRules = field(default_factory=EllmRules)
 
     @classmethod
     def of(cls, vllm_config: Any) -> "ControllerOptions":

@@ -7,6 +7,7 @@ that layers leave the pool.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from services.control.controller import Controller
@@ -34,7 +35,6 @@ POLICIES: Mapping[RunPolicy, Policy] = {
     RunPolicy.FCFS_RECOMPUTE: fcfs.recompute,
     RunPolicy.FCFS_SWAP: fcfs.swap,
     RunPolicy.SRTF: fcfs.shortest_first,
-    RunPolicy.ELLM: ellm.decide,
 }
 MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival
 
@@ -182,6 +182,8 @@ def director_of(
     """Return who asks a preset's run and admission policies; None for vLLM's own order."""
     preset = with_axes(options.policy, options.parameters)
     policy = policies.get(preset.run)
+    if preset.run is RunPolicy.ELLM:
+        policy = partial(ellm.decide, rules=options.ellm)
     if preset.admission is AdmissionPolicy.SLO_AWARE:
         policy = with_slo_aware_admission(policy or fcfs.streams)
     if policy is None:

@@ -2,7 +2,8 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.prediction import MismatchDetector, predicted_step_s
@@ -98,6 +99,24 @@ class StepMeter:
             self._predicted_s = None
             self._mismatch.restart()
         self._in_flight.append((step, self._predict(step)))
+
+    def recomputes(self, chunks: Sequence[int]) -> None:
+        """Take in that the step that was scheduled last computes prompts of so many tokens anew.
+
+        They take what prompts take.
+        """
+        if not chunks:
+            return
+        step, _ = self._in_flight.pop()
+        num_tokens = sum(chunks)
+        step = replace(
+            step,
+            num_tokens=step.num_tokens + num_tokens,
+            num_context_tokens=step.num_context_tokens + num_tokens,
+            num_prefill_tokens=step.num_prefill_tokens + num_tokens,
+            num_prefill_pairs=step.num_prefill_pairs + sum(n * (n + 1) // 2 for n in chunks),
+        )
+        self._in_flight.append((step, None))
 
     def _predict(self, step: ScheduledStep) -> float | None:
         """Return the predicted length of a decode step, None where nothing can be said."""

@@ -204,6 +204,32 @@ def check_supported(vllm_config: "VllmConfig") -> None:
             raise ValueError(f"layer-wise KV does not work with {name}")
 
 
+def check_uncached_supported(vllm_config: "VllmConfig") -> None:
+    """Raise ValueError naming the first option that does not work with uncached KV (`ellm`).
+
+    Where KV that is computed anew has not been compared with stock vLLM's, token by token.
+    """
+    from vllm.platforms import current_platform
+
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    refusals = {
+        f"the device {current_platform.device_name}, only with CPU": not current_platform.is_cpu(),
+        f"kv_cache_dtype={cache_dtype}": cache_dtype.startswith("fp8"),
+        "a model of more than text": vllm_config.model_config.is_multimodal_model,
+        "prompt embeddings": vllm_config.model_config.enable_prompt_embeds,
+    }
+    for name, asked in refusals.items():
+        if asked:
+            raise ValueError(f"ellm does not work with {name}")
+
+
+def max_num_active_seqs(vllm_config: "VllmConfig") -> int:
+    """Return how many requests a step may serve: the batch may have more rows."""
+    scheduler = vllm_config.scheduler_config
+    most: int = scheduler.max_num_active_seqs or scheduler.max_num_seqs
+    return most
+
+
 def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:
     """Return what only a CPU can do, and whether it is asked for."""
     is_modelled = any((options.h2d_bytes_per_s, options.d2h_bytes_per_s, options.copy_latency_s))

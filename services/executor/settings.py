@@ -121,6 +121,8 @@ class ExecutorSettings(ServiceSettings):
     plan_max_window: int = Field(default=256, ge=1, le=4096)  # decode steps
     plan_min_pause_s: float = Field(default=1.0, ge=0)
     plan_max_pause_s: float = Field(default=10.0, gt=0, le=60)  # nobody is paused longer for an SLO
+    # Of `ellm`: the share of KV that is computed anew in every step; unset: the best.
+    ellm_uncached_frac: float | None = Field(default=None, ge=0, le=1)
 
     @field_validator("lora_modules")
     @classmethod

@@ -119,7 +119,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 )
 
 
-SIMULATED_ONLY = frozenset({"hcache", "ellm"})  # the engine has no such KV
+SIMULATED_ONLY = frozenset({"hcache"})  # the engine has no such KV
 ENGINE_PRESETS = tuple(name for name in PRESETS if name not in SIMULATED_ONLY)
 
 

@@ -44,6 +44,7 @@ class PlanningOptions:
             parameters=self.parameters,
             seed=self.seed,
             mismatch_frac=self.mismatch_frac,
+            ellm=self.ellm,
         )
 
 

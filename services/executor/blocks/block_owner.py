@@ -32,6 +32,7 @@ from services.executor.blocks.residency import (
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
+from services.executor.blocks.uncached import UncachedPrefixes
 from services.executor.step_messages import PrefixSlots
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
@@ -63,6 +64,7 @@ class BlockOwner:
         self.staging = StagingBuffers(self.blocks, orders)
         self.restores = Restores(self.blocks, orders, self.staging, self.counters)
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
+        self.uncached = UncachedPrefixes(self.blocks, orders, self.staging)
 
     # -- a request's beginning and end ------------------------------------------------------
 
@@ -137,6 +139,7 @@ class BlockOwner:
         for index in range(len(request.groups)):
             self.restores.cancel(request, index)
         blocks = request.owned_blocks()
+        self.uncached.forget(request)
         self._give_back_slots(request)
         self.orders.drop_request(request.request_id, num_kept=num_kept)
         self.blocks.poison(blocks)
@@ -317,7 +320,7 @@ class BlockOwner:
                 continue
             self.orders.forget_found((request.request_id, index))
             group.offloaded = True
-            group.own = dict(enumerate(group.row))
+            group.own = dict(enumerate(group.row[group.num_uncached :], group.num_uncached))
             group.buffer = -1
         self.staging.assign(request)
         self.seal(request)
@@ -403,6 +406,7 @@ class BlockOwner:
         for request in self.kvs:
             assert request.record.kv is request
             request.check_integrity()
+            assert bool(request.num_recomputed) == (request in self.uncached.requests)
             owned.extend(request.owned_blocks())
         ids = [block.block_id for block in owned]
         assert len(ids) == len(set(ids)), "a block is owned twice"

@@ -9,6 +9,9 @@ complete on every rank; its target blocks are in no row.
 A request that does not run may be *asleep*: it has no staging buffers, and the row entries of what
 is on the host show the null block. A *parked* request is asleep and owns no block at all.
 
+Leading positions may be *uncached* (`uncached.py`): the rows of all groups show one scratch block,
+which is the request's, and the position belongs to no group and to no staging buffer.
+
 The host slots of a request's leading blocks are those of its columns, which others may share; the
 slots behind them are its own.
 """
@@ -39,6 +42,7 @@ class GroupKV:
     """One request's KV in one layer group."""
 
     row: list[KVCacheBlock] = field(default_factory=list)  # what its block table shows
+    num_uncached: int = 0  # leading positions that are not the group's
     offloaded: bool = False
     own: dict[int, KVCacheBlock] = field(default_factory=dict)  # of an offloaded group, by position
     host_slots: list[int] = field(default_factory=list)  # by position
@@ -60,7 +64,7 @@ class GroupKV:
             return []
         return [
             range(own + 1, after)
-            for own, after in pairwise([-1, *sorted(self.own), len(self.row)])
+            for own, after in pairwise([self.num_uncached - 1, *sorted(self.own), len(self.row)])
             if own + 1 < after
         ]
 
@@ -76,7 +80,7 @@ class GroupKV:
         return [*blocks]
 
     def owned_blocks(self) -> Iterable[KVCacheBlock]:
-        blocks = list(self.own.values()) if self.offloaded else list(self.row)
+        blocks = list(self.own.values()) if self.offloaded else self.row[self.num_uncached :]
         if self.restore is not None:
             blocks.extend(self.restore.targets.values())
         return blocks
@@ -95,7 +99,12 @@ class RequestKV:
     wanted_staging: int = 1  # buffers its placement asks for
     keys: Sequence[BlockHash] = ()  # of its full blocks, as its tokens become known; none: unshared
     columns: list[Column] = field(default_factory=list)  # of its leading blocks
-    staging: list[list[KVCacheBlock]] = field(default_factory=list)  # equal lengths
+    # Equal lengths; each begins with the scratch blocks.
+    staging: list[list[KVCacheBlock]] = field(default_factory=list)
+    uncached: list[KVCacheBlock] = field(default_factory=list)  # scratch blocks, by position
+    # Those behind them that were scratch until now: the next step that it is in computes them anew,
+    # once more, for positions that are cached from then on.
+    retiring: list[KVCacheBlock] = field(default_factory=list)
     num_tokens: int = 0  # whose KV exists once the steps sent so far have run
     asleep: bool = False  # does not run and has no staging
     waiting: bool = False  # was preempted, and has not been admitted again
@@ -112,6 +121,28 @@ class RequestKV:
     @property
     def staging_length(self) -> int:
         return len(self.staging[0]) if self.staging else 0
+
+    @property
+    def num_staging_blocks(self) -> int:
+        return sum(len(buffer) - len(self.uncached) for buffer in self.staging)
+
+    @property
+    def num_recomputed(self) -> int:
+        """Return how many leading positions a step computes anew."""
+        return len(self.uncached) + len(self.retiring)
+
+    @property
+    def num_saved(self) -> int:
+        """Return how many blocks more it would own if no position were uncached."""
+        num_holders = len(self.groups) - len(self.offloaded) + len(self.staging)
+        return len(self.uncached) * (num_holders - 1)
+
+    def recomputed_row(self, index: int) -> list[KVCacheBlock]:
+        """Return where a step writes what it computes anew of a group."""
+        group = self.groups[index]
+        if group.offloaded:  # what is cached from now on comes from the host
+            return [*self.uncached, *self.retiring]
+        return group.row[: self.num_recomputed]
 
     @property
     def num_staged_positions(self) -> int:
@@ -157,14 +188,15 @@ class RequestKV:
             num_blocks += num_open if group.offloaded else self.num_rows
             if group.restore is not None:
                 num_blocks += len(group.restore.targets)
-        return num_blocks
+        return num_blocks + len(self.retiring) - self.num_saved
 
     @property
     def num_unmovable(self) -> int:
-        """Blocks that it keeps, not running: its open ones, or all without a host copy."""
+        """Blocks that it keeps, not running: open and scratch ones, or all without a host copy."""
         if not self.mirrored:
             return self.num_owned
-        return len(self.groups) * max(0, self.num_rows - self.num_full_blocks)
+        num_open = max(0, self.num_rows - self.num_full_blocks)
+        return len(self.groups) * num_open + self.num_recomputed
 
     def uid(self, position: int) -> int:
         """Return a number that stands for the KV of a block position, and for no other's."""
@@ -181,8 +213,9 @@ class RequestKV:
 
     def owned_blocks(self) -> list[KVCacheBlock]:
         owned = [block for group in self.groups for block in group.owned_blocks()]
-        owned.extend(block for buffer in self.staging for block in buffer)
-        return owned
+        num_uncached = len(self.uncached)
+        owned.extend(block for buffer in self.staging for block in buffer[num_uncached:])
+        return [*owned, *self.uncached, *self.retiring]
 
     @property
     def num_host_blocks(self) -> int:
@@ -214,8 +247,8 @@ class RequestKV:
     def num_blocks_in_transit(self) -> int:
         """Return what it owns beyond the block formula: copies under way in either direction.
 
-        Full own blocks of offloaded groups, less the staging blocks that they will become, and
-        the targets of restores.
+        Full own blocks of offloaded groups, less the staging blocks that they will become, the
+        targets of restores, and blocks that are scratch no more.
         """
         num_full = self.num_full_blocks
         waiting = sum(
@@ -225,13 +258,14 @@ class RequestKV:
         )
         missing = sum(num_full - len(buffer) for buffer in self.staging)
         targets = sum(len(g.restore.targets) for g in self.groups if g.restore is not None)
-        return waiting - missing + targets
+        return waiting - missing + targets + len(self.retiring)
 
     def check_integrity(self) -> None:
         """Assert that every row entry is an own block or the staging block of its position."""
         lengths = {len(group.row) for group in self.groups}
         assert len(lengths) == 1, f"rows of {self.request_id} differ in length: {lengths}"
         assert len({len(buffer) for buffer in self.staging}) <= 1, "staging buffers differ"
+        self._check_uncached()
         chain = self.offloaded
         if self.asleep:
             assert not self.staging, "a request that is asleep has staging"
@@ -250,10 +284,24 @@ class RequestKV:
             slots = tuple(group.host_slots[position] for group in self.groups)
             assert slots == column.slots, "a request does not load from its columns"
 
+    def _check_uncached(self) -> None:
+        number = len(self.uncached)
+        assert number <= self.num_full_blocks, "an open block is uncached"
+        assert not (self.waiting and self.num_recomputed), "scratch of a request in the queue"
+        for group in self.groups:
+            assert group.num_uncached == number
+            assert group.row[:number] == self.uncached, "a row shows no scratch"
+            assert min(group.own, default=number) >= number, "a group owns an uncached position"
+            assert not self.mirrored or number <= group.num_host_blocks, "scratch may be copied"
+        for staging in self.staging:
+            assert staging[:number] == self.uncached, "a buffer begins with no scratch"
+
     def _check_offloaded(self, group: GroupKV, buffer: int) -> None:
         assert self.mirrored, f"{self.request_id} is offloaded without room on the host"
         assert group.buffer == buffer, "an offloaded group points at the wrong staging buffer"
         for position, block in enumerate(group.row):
+            if position < group.num_uncached:
+                continue
             if position in group.own:
                 assert group.own[position] is block, "an own block is not in its row"
             else:
@@ -288,6 +336,8 @@ def on_host_only(
             for slots in host_slots
         ],
         staging=[],
+        uncached=[],
+        retiring=[],
         num_tokens=num_blocks * old.block_size,
         first_step=0,
         asleep=True,

@@ -1,5 +1,7 @@
 """Staging buffers: pool blocks that a request's offloaded groups take turns in."""
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.step_orders import StepOrders
@@ -27,11 +29,10 @@ class StagingBuffers:
         num_wanted = min(request.wanted_staging, len(chain))
         dropped = []
         if not request.staging:
-            request.staging = [[] for _ in range(num_wanted)]
-            for number in range(num_wanted):
-                self._orders.fill_staging(request.request_id, number, 0)
+            for _ in range(num_wanted):
+                self._begin_buffer(request)
         elif len(request.staging) > num_wanted:
-            dropped = [block for buffer in request.staging[num_wanted:] for block in buffer]
+            dropped = _blocks_of(request, first=num_wanted)
             del request.staging[num_wanted:]
         else:
             self._add(request, num_wanted)
@@ -50,25 +51,27 @@ class StagingBuffers:
             for position in group.staged_positions():
                 group.row[position] = self._blocks.null
             group.buffer = -1
-        dropped = [block for buffer in request.staging for block in buffer]
+        dropped = _blocks_of(request)
         request.staging = []
         request.asleep = True
         self._blocks.release(dropped)
 
     def num_to_wake(self, request: RequestKV) -> int:
         """Return how many blocks `take` needs."""
-        return request.num_staged_positions if request.asleep else 0
+        if not request.asleep:
+            return 0
+        return max(0, request.num_staged_positions - len(request.uncached))
 
     def take(self, request: RequestKV) -> bool:
         """Wake a request up; False, and nothing changed, if there are too few blocks."""
         if not request.asleep:
             return True
-        length = request.num_staged_positions
-        if length > self._blocks.num_free:
+        if self.num_to_wake(request) > self._blocks.num_free:
             return False
+        length = request.num_staged_positions
         request.asleep = False
         if request.offloaded:
-            request.staging = [[]]
+            self._begin_buffer(request)
             self._fill(request, 0, length)
             self._orders.set_staging(request.request_id, 1)
             self.assign(request)
@@ -77,6 +80,12 @@ class StagingBuffers:
     def extend(self, request: RequestKV, length: int) -> None:
         for number in range(len(request.staging)):
             self._fill(request, number, length)
+
+    def _begin_buffer(self, request: RequestKV) -> None:
+        """Give a request one buffer more, with nothing in it but scratch."""
+        request.staging.append(list(request.uncached))
+        scratch = (block.block_id for block in request.uncached)
+        self._orders.fill_staging(request.request_id, len(request.staging) - 1, 0, scratch)
 
     def _fill(self, request: RequestKV, number: int, length: int) -> None:
         """Take what a buffer lacks in length; nothing changes if there are too few blocks."""
@@ -90,7 +99,7 @@ class StagingBuffers:
 
     def trim(self, request: RequestKV) -> None:
         """Give back what no offloaded group stages any more."""
-        length = request.num_staged_positions
+        length = max(request.num_staged_positions, len(request.uncached))
         for number, buffer in enumerate(request.staging):
             if length < len(buffer):
                 self._blocks.release(buffer[length:])
@@ -99,10 +108,10 @@ class StagingBuffers:
 
     def _add(self, request: RequestKV, num_wanted: int) -> None:
         while len(request.staging) < num_wanted:
-            if self._blocks.num_free < request.staging_length:
-                return
             length = request.staging_length
-            request.staging.append([])
+            if self._blocks.num_free < length - len(request.uncached):
+                return
+            self._begin_buffer(request)
             self._fill(request, len(request.staging) - 1, length)
 
     def _point_at(self, request: RequestKV, index: int, buffer: int) -> None:
@@ -111,7 +120,12 @@ class StagingBuffers:
         if group.buffer == buffer:
             return
         group.buffer = buffer
-        self._orders.replace_table((request.request_id, index), buffer)
+        self.load_anew(request, index)
+
+    def load_anew(self, request: RequestKV, index: int) -> None:
+        """Have a group load what it has staged, and nothing else."""
+        group = request.groups[index]
+        self._orders.replace_table((request.request_id, index), group.buffer)
         for staged in group.staged_stretches():
             self.stage(request, index, staged)
 
@@ -120,3 +134,9 @@ class StagingBuffers:
         group, stretch = request.groups[index], slice(positions.start, positions.stop)
         group.row[stretch] = request.staging[group.buffer][stretch]
         self._orders.append_table((request.request_id, index), group.buffer, positions)
+
+
+def _blocks_of(request: RequestKV, first: int = 0) -> list[KVCacheBlock]:
+    """Return the blocks of a request's buffers from the `first` one on, without scratch."""
+    num_uncached = len(request.uncached)
+    return [block for buffer in request.staging[first:] for block in buffer[num_uncached:]]

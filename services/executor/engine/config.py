@@ -11,9 +11,16 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache
 from services.control.options import ControllerOptions
 from services.control.room.capacity_guard import PLANNED_SPARE_FRAC
 from services.executor.engine.options import read_engine_options
-from services.executor.kv_options import KVOptions, check_supported
+from services.executor.kv_options import (
+    KVOptions,
+    check_supported,
+    check_uncached_supported,
+    max_num_active_seqs,
+)
 from services.executor.settings import ExecutorSettings
 from services.executor.sizing import block_size_for_copies
+from services.placement.presets import RunPolicy, with_axes
+from services.placement.run.papers.ellm import EllmRules
 from services.placement.types import PolicyParameters
 
 log = structlog.get_logger()
@@ -32,6 +39,8 @@ SYNC_SCHEDULER = f"{_SCHEDULERS}.plain_scheduler.EvenflowScheduler"
 ASYNC_SCHEDULER = f"{_SCHEDULERS}.plain_scheduler.EvenflowAsyncScheduler"
 SYNC_LAYERWISE_SCHEDULER = f"{_SCHEDULERS}.scheduler.LayerwiseScheduler"
 ASYNC_LAYERWISE_SCHEDULER = f"{_SCHEDULERS}.scheduler.AsyncLayerwiseScheduler"
+SYNC_ELLM_SCHEDULER = f"{_SCHEDULERS}.ellm.EllmScheduler"
+ASYNC_ELLM_SCHEDULER = f"{_SCHEDULERS}.ellm.AsyncEllmScheduler"
 
 # Options that have the same name and meaning here and there.
 PASSED_ON = (
@@ -90,13 +99,30 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     if current_platform.is_cpu() and config.parallel_config.distributed_executor_backend == "mp":
         config.parallel_config.distributed_executor_backend = CPU_EXECUTOR
     if settings.uses_layerwise_kv:
-        check_supported(config)
-        scheduler.scheduler_cls = (
-            ASYNC_LAYERWISE_SCHEDULER if scheduler.async_scheduling else SYNC_LAYERWISE_SCHEDULER
-        )
+        use_layerwise_scheduler(config)
     else:
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SYNC_SCHEDULER
     return config
+
+
+def use_layerwise_scheduler(config: VllmConfig) -> None:
+    """Have layer groups, and requests computed partly anew where the policy wants it.
+
+    Raises ValueError for what does not work with either.
+    """
+    check_supported(config)
+    scheduler, options = config.scheduler_config, ControllerOptions.of(config)
+    is_asynchronous = scheduler.async_scheduling
+    if with_axes(options.policy, options.parameters).run is not RunPolicy.ELLM:
+        scheduler.scheduler_cls = (
+            ASYNC_LAYERWISE_SCHEDULER if is_asynchronous else SYNC_LAYERWISE_SCHEDULER
+        )
+        return
+    check_uncached_supported(config)
+    scheduler.scheduler_cls = ASYNC_ELLM_SCHEDULER if is_asynchronous else SYNC_ELLM_SCHEDULER
+    # Each request that runs may have a second row.
+    scheduler.max_num_active_seqs = max_num_active_seqs(config)
+    scheduler.max_num_seqs += scheduler.max_num_active_seqs
 
 
 def _block_size_for_copies(args: AsyncEngineArgs) -> int:
@@ -169,6 +195,7 @@ def _controller_options(settings: ExecutorSettings) -> ControllerOptions:
         plan_timeout_s=settings.plan_timeout_s,
         mismatch_frac=settings.plan_mismatch_frac,
         seed=settings.seed,
+        ellm=EllmRules(uncached_frac=settings.ellm_uncached_frac),
         parameters=PolicyParameters(
             deposit=settings.plan_deposit,
             alpha=settings.plan_alpha,

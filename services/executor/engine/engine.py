@@ -17,7 +17,7 @@ from services.executor.engine import engine_calls
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
 from services.executor.engine.reader_relay import ReaderRelay
-from services.executor.kv_options import caches_prefixes, layers_per_group
+from services.executor.kv_options import caches_prefixes, layers_per_group, max_num_active_seqs
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
@@ -222,7 +222,7 @@ class Engine:
         return ModelInfo(
             model=model_id,
             max_model_len=model.max_model_len,
-            max_num_seqs=scheduler.max_num_seqs,
+            max_num_seqs=max_num_active_seqs(config),
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             num_layers=model.get_total_num_hidden_layers(),
             num_kv_heads=model.get_total_num_kv_heads(),

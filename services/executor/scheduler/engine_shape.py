@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from services.executor.kv_options import max_num_active_seqs
 from services.placement.types import EngineShape
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def engine_shape(
         block_size=spec.block_size,
         num_blocks=num_blocks,
         block_bytes=spec.page_size_bytes * layers_per_group * parallel.tensor_parallel_size,
-        max_num_seqs=scheduler.max_num_seqs,
+        max_num_seqs=max_num_active_seqs(config),
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         num_host_blocks=num_host_blocks,
         max_model_len=model.max_model_len,

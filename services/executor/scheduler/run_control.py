@@ -209,7 +209,7 @@ class RunControl:
 
     def _num_places(self) -> int:
         """Return how many more requests may run."""
-        num_places: int = self._scheduler.max_num_running_reqs - len(self._scheduler.running)
+        num_places: int = self._scheduler.max_num_active_reqs - len(self._scheduler.running)
         return max(0, num_places)
 
     def _eligible(self) -> Iterator[Request]:

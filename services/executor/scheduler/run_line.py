@@ -29,7 +29,6 @@ class RunLine:
         self._decision: RunDecision | None = None
         self._ranks: dict[RequestId, int] = {}  # of the requests that it lets run
         control.line = lambda: scheduler.waiting  # until somebody decides
-        self._budget = scheduler.max_num_scheduled_tokens  # vLLM's own, per step
 
     @property
     def shape(self) -> EngineShape:
@@ -96,6 +95,7 @@ class RunLine:
         line = self.line()
         named = {request.request_id for request in line}
         queue, everybody = scheduler.waiting, list(scheduler.waiting)
+        own_budget = scheduler.max_num_scheduled_tokens
         others = [one for one in everybody if one.request_id not in named]
         queue.remove_requests(everybody)
         for request in line:
@@ -105,11 +105,11 @@ class RunLine:
             scheduler.running.sort(key=_is_prompt)
             num_decodes = sum(not _is_prompt(request) for request in scheduler.running)
             budget = num_decodes + decision.chunk_tokens
-            scheduler.max_num_scheduled_tokens = min(self._budget, budget)
+            scheduler.max_num_scheduled_tokens = min(own_budget, budget)
         try:
             yield
         finally:
-            scheduler.max_num_scheduled_tokens = self._budget
+            scheduler.max_num_scheduled_tokens = own_budget
             for request in others:
                 queue.add_request(request)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         deferred_frees: Any
         prev_step_scheduled_req_ids: set[str]
         max_model_len: int
-        max_num_running_reqs: int
+        max_num_active_reqs: int
         max_num_scheduled_tokens: int
         log_stats: bool
 

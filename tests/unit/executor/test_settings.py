@@ -76,7 +76,7 @@ def test_one_setting_switches_to_stock_vllm() -> None:
         ({"policy": "orbitflow"}, "policy"),  # without layer-wise KV
         ({"layerwise_kv": True, "policy": "clairvoyant"}, "policy"),
         ({"layerwise_kv": True, "policy": "hcache"}, "policy"),  # the simulator's
-        ({"layerwise_kv": True, "policy": "ellm"}, "policy"),
+        ({"layerwise_kv": True, "policy": "ellm", "ellm_uncached_frac": 1.1}, "ellm_uncached_frac"),
         ({"shadow_policy": "clairvoyant"}, "shadow_policy"),
         ({"plan_min_window": 9, "plan_max_window": 8}, "plan_max_window"),
         ({"plan_min_pause_s": 9.0, "plan_max_pause_s": 8.0}, "plan_max_pause_s"),

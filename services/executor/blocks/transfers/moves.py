@@ -23,8 +23,9 @@ class BlockMoves:
 
     @property
     def num_blocks(self) -> int:
+        """What uncached prefixes save counts as room: requests are counted as if they had none."""
         num_blocks: int = self._owner.pool.num_gpu_blocks - 1  # one is vLLM's null block
-        return num_blocks
+        return num_blocks + self._owner.uncached.num_saved_blocks
 
     @property
     def num_free(self) -> int:

@@ -125,7 +125,10 @@ class Transfers:
 
     def num_step_load_blocks(self) -> int:
         """Return how many blocks a step of all requests that are awake loads."""
-        return sum(len(request.offloaded) * request.staging_length for request in self.owner.kvs)
+        return sum(
+            len(request.offloaded) * (request.staging_length - len(request.uncached))
+            for request in self.owner.kvs
+        )
 
     def stats(self) -> KVStats | None:
         """Return where KV is now, once in a while, and at once when a copy has gone wrong.
@@ -142,9 +145,7 @@ class Transfers:
             num_resident_groups=len(groups) - num_offloaded,
             num_offloaded_groups=num_offloaded,
             num_restoring_groups=sum(group.restore is not None for group in groups),
-            num_staging_blocks=sum(
-                len(buffer) for request in owner.kvs for buffer in request.staging
-            ),
+            num_staging_blocks=sum(request.num_staging_blocks for request in owner.kvs),
             num_host_blocks=owner.host.num_used,
             num_free_blocks=owner.pool.get_num_free_blocks(),
             num_lagging_blocks=self.write_through.num_lagging_blocks(),

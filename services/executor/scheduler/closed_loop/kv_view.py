@@ -8,8 +8,9 @@ def view_of(kv: RequestKV) -> KVView:
     """Return the view of a request that holds KV."""
     chain = kv.offloaded
     num_blocks = [_num_owned(group) for group in kv.groups]
+    num_blocks[0] += kv.num_recomputed
     for index, buffer in zip(chain, kv.staging, strict=False):
-        num_blocks[index] += len(buffer)
+        num_blocks[index] += len(buffer) - len(kv.uncached)
     return KVView(
         offloaded=tuple(chain),
         num_buffers=len(kv.staging) or min(1, len(chain)),
@@ -35,7 +36,7 @@ def num_returning_blocks(kv: RequestKV) -> int:
 
 
 def _num_owned(group: GroupKV) -> int:
-    own = len(group.own) if group.offloaded else len(group.row)
+    own = len(group.own) if group.offloaded else len(group.row) - group.num_uncached
     return own + (len(group.restore.targets) if group.restore is not None else 0)
 
 

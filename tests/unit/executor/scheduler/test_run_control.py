@@ -61,7 +61,7 @@ def test_one_that_came_back_too_early_is_put_back_when_nobody_can_run() -> None:
 def test_room_is_made_for_one_in_line_only_while_one_more_may_run() -> None:
     engine = ModelFreeEngine()
     scheduler = engine.scheduler
-    scheduler.max_num_running_reqs = 2
+    scheduler.max_num_active_reqs = 2
     for name in ("a", "b"):
         engine.add(name, 14)
         engine.step()
