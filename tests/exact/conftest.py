@@ -18,6 +18,7 @@ POPULATIONS: dict[tuple[str, str], tuple[Mapping[str, EngineCase], int]] = {
         1,
     ),
     ("product", "case"): (product.BF16_CASES, 1),
+    ("product", "uncached_runner"): (product.UNCACHED_CASES, 0),  # `test_uncached.py` starts two
     ("failures", "runner"): (failures.CASES, 1),
 }
 

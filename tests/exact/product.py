@@ -33,14 +33,21 @@ from lab.engine.workloads import (
 from tests.exact.cached_prefixes import converse_in_all_ways, converse_with_little_room
 from tests.exact.cases import SCARCE_FRAC, make_case, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pressure
-from tests.exact.reference import reference
+from tests.exact.failure_cases import TOGETHER, assert_right, run_with_faults
+from tests.exact.reference import answers_to, reference
+from tests.exact.uncached import (
+    ROOMY_FRAC,
+    assert_right_and_recomputed,
+    at_random,
+    deciding,
+    uncached_case,
+)
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
 
 LAYERS_PER_GROUP = (1, 2, 4)
 STAGING_BUFFERS = (1, 2)
 SCHEDULERS = (False, True)  # asynchronous
-ROOMY_FRAC = 1.2  # of full residency: no step waits for a copy
 NUM_BF16_RUNS = 2  # per engine
 
 
@@ -75,7 +82,23 @@ def parallel_cases() -> dict[str, EngineCase]:
     return cases
 
 
+def uncached_cases() -> dict[str, EngineCase]:
+    """Return engines that compute KV anew: with room for all of it, and with layers on the host."""
+    cases = {}
+    for layers, asynchronous in itertools.product(LAYERS_PER_GROUP, SCHEDULERS):
+        cases[f"{layers}-layers{'-scarce-async' if asynchronous else '-roomy'}"] = uncached_case(
+            layers_per_group=layers,
+            asynchronous=asynchronous,
+            share=SCARCE_FRAC if asynchronous else ROOMY_FRAC,
+        )
+    cases["chunk-97"] = uncached_case(buffers=1, max_num_batched_tokens=97)
+    cases["tp2-pp1-pairs"] = uncached_case(layers_per_group=2, tensor_parallel_size=2)
+    cases["tp1-pp2"] = uncached_case(pipeline_parallel_size=2)
+    return cases
+
+
 CASES = {**single_rank_cases(), **parallel_cases()}
+UNCACHED_CASES = uncached_cases()
 BF16_CASES = {
     f"{layers}-layers": make_case(layers_per_group=layers, share=ROOMY_FRAC, dtype="bfloat16")
     for layers in LAYERS_PER_GROUP
@@ -236,3 +259,33 @@ def test_turns_begin_with_what_earlier_ones_left(
 
     converse_with_little_room(runner, expected, turns)
     converse_in_all_ways(runner, expected, turns, monkeypatch)
+
+
+@pytest.fixture(scope="module", params=UNCACHED_CASES.values(), ids=UNCACHED_CASES.keys())
+def uncached_runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
+    runner = StepRunner(request.param)
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kv_that_is_computed_anew_leaves_the_tokens_exact(
+    uncached_runner: StepRunner, seed: int
+) -> None:
+    expected = reference("float32")["mixed"]
+    workload = with_aborts(mixed(), seed=seed + 2)
+    hook = together(churn(seed, share=0.2), holds(seed, begin=0.05))
+
+    with deciding(uncached_runner, at_random(seed)) as found:
+        outcome = uncached_runner.run(workload, hook=hook)
+
+    assert_right_and_recomputed(uncached_runner, expected, outcome, workload, found)
+
+
+def test_copies_that_fail_beside_what_is_computed_anew(uncached_runner: StepRunner) -> None:
+    with deciding(uncached_runner, at_random(3)) as found:
+        run = run_with_faults(uncached_runner, TOGETHER, hook=churn(3, share=0.2))
+
+    assert_right(run, answers_to(mixed(8), reference("float32")["mixed"]).tokens)
+    assert sum(run.faults.values()) > 0
+    assert found.num_rows > 0

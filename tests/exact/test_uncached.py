@@ -10,10 +10,12 @@ import pytest
 
 from lab.step_runner import Outcome, StepRunner, first_difference
 from lab.workloads import churn, holds, mixed, together, with_aborts
-from tests.exact.evidence import assert_pool_is_whole
+from services.placement.run.ellm import EllmRules
+from tests.exact.evidence import assert_pool_is_whole, assert_tokens
 from tests.exact.failure_cases import TOGETHER, assert_right, run_with_faults
 from tests.exact.reference import answers_to, reference
 from tests.exact.uncached import (
+    MIN_ROWS,
     ROOMY_FRAC,
     assert_right_and_recomputed,
     at_random,
@@ -25,8 +27,8 @@ from tests.exact.uncached import (
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
-ROOMY = uncached_case(share=ROOMY_FRAC)
-SCARCE = uncached_case(layers_per_group=2, asynchronous=True)
+ROOMY = uncached_case(layers_per_group=2, share=ROOMY_FRAC)
+SCARCE = uncached_case(asynchronous=True)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def expected() -> Outcome:
     return reference("float32")["mixed"]
 
 
-@pytest.fixture(scope="module", params=[ROOMY, SCARCE], ids=["roomy", "scarce-pairs-asynchronous"])
+@pytest.fixture(scope="module", params=[ROOMY, SCARCE], ids=["roomy-pairs", "scarce-asynchronous"])
 def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
     runner = StepRunner(request.param)
     yield runner
@@ -46,8 +48,8 @@ def on(case: object, name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("runner", [case], ids=[name], indirect=True)
 
 
-ROOMY_ONLY = on(ROOMY, "roomy")
-SCARCE_ONLY = on(SCARCE, "scarce-pairs-asynchronous")
+ROOMY_ONLY = on(ROOMY, "roomy-pairs")
+SCARCE_ONLY = on(SCARCE, "scarce-asynchronous")
 
 
 @ROOMY_ONLY
@@ -56,7 +58,7 @@ def test_half_of_everybodys_kv_is_computed_anew(runner: StepRunner, expected: Ou
         outcome = runner.run(mixed(8))
 
     assert first_difference(answers_to(mixed(8), expected), outcome) == {}
-    assert found.num_rows >= 300
+    assert found.num_rows >= 2 * MIN_ROWS
 
 
 @ROOMY_ONLY
@@ -70,23 +72,32 @@ def test_without_the_shadows_the_tokens_differ(
     assert len(first_difference(answers_to(mixed(8), expected), outcome)) >= 4
 
 
-def test_prefixes_that_grow_and_shrink_while_layers_move(
+def test_prefixes_that_grow_and_shrink_while_layers_move_and_requests_pause_park_and_end(
     runner: StepRunner, expected: Outcome
 ) -> None:
+    workload = with_aborts(mixed(8), seed=5)
     with deciding(runner, at_random(1)) as found:
-        outcome = runner.run(mixed(), hook=churn(1, share=0.2))
+        outcome = runner.run(workload, hook=together(churn(1, share=0.2), holds(1, begin=0.05)))
 
-    assert_right_and_recomputed(runner, expected, outcome, mixed(), found)
-
-
-def test_pauses_and_parks_and_aborts_of_requests_with_uncached_kv(
-    runner: StepRunner, expected: Outcome
-) -> None:
-    workload = with_aborts(mixed(), seed=3)
-    with deciding(runner, at_random(2)) as found:
-        outcome = runner.run(workload, hook=together(churn(2, share=0.1), holds(2)))
-
+    assert any(arrival.abort_at is not None for arrival in workload)
     assert_right_and_recomputed(runner, expected, outcome, workload, found)
+
+
+@ROOMY_ONLY
+def test_the_products_policy_at_a_given_ratio(runner: StepRunner, expected: Outcome) -> None:
+    with deciding(runner, rules=EllmRules(uncached_frac=0.4)) as found:
+        outcome = runner.run(mixed(8))
+
+    assert_tokens(expected, outcome, mixed(8))
+    assert found.num_rows >= MIN_ROWS
+
+
+@SCARCE_ONLY
+def test_the_products_policy_at_its_best_ratio(runner: StepRunner, expected: Outcome) -> None:
+    with deciding(runner):
+        outcome = runner.run(mixed(8))
+
+    assert_tokens(expected, outcome, mixed(8))
 
 
 @SCARCE_ONLY
@@ -94,7 +105,7 @@ def test_copies_that_fail_beside_what_is_computed_anew(
     runner: StepRunner, expected: Outcome
 ) -> None:
     with deciding(runner, at_random(3)) as found:
-        run = run_with_faults(runner, TOGETHER, hook=together(churn(3), holds(3)))
+        run = run_with_faults(runner, TOGETHER, hook=together(churn(3), holds(3, begin=0.05)))
 
     assert_right(run, answers_to(mixed(8), expected).tokens)
     assert sum(run.faults.values()) > 0

@@ -14,7 +14,12 @@ from vllm.v1.worker.gpu_worker import Worker
 from lab.models import exactness_model
 from services.control.options import ControllerOptions
 from services.executor.engine import config as config_module
-from services.executor.engine.config import CPU_EXECUTOR, _block_size_for_copies, make_config
+from services.executor.engine.config import (
+    CPU_EXECUTOR,
+    SYNC_ELLM_SCHEDULER,
+    _block_size_for_copies,
+    make_config,
+)
 from services.executor.engine.engine import shutdown_timeout_s
 from services.executor.kv_options import (
     CONFIG_KEY,
@@ -22,6 +27,8 @@ from services.executor.kv_options import (
     LayerTime,
     caches_prefixes,
     check_supported,
+    check_uncached_supported,
+    max_num_active_seqs,
 )
 from services.executor.plugin import gpu_worker
 from services.executor.plugin.gpu_worker import LayerwiseGPUWorker
@@ -143,6 +150,49 @@ def test_options_that_do_not_work_with_it_are_refused_by_name(
 
     with pytest.raises(ValueError, match=named):
         check_supported(config)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, None), (0.25, 0.25)])
+def test_under_ellm_each_request_may_have_a_second_row(
+    given: float | None, expected: float | None
+) -> None:
+    plain = make_config(make_settings(max_num_seqs=8))
+    config = make_config(make_settings(policy="ellm", ellm_uncached_frac=given, max_num_seqs=8))
+
+    assert config.scheduler_config.scheduler_cls == SYNC_ELLM_SCHEDULER
+    assert config.scheduler_config.max_num_seqs == 16
+    assert max_num_active_seqs(config) == max_num_active_seqs(plain) == 8
+    assert ControllerOptions.of(config).ellm.uncached_frac == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "named"),
+    [
+        ("cache_config", "cache_dtype", "fp8_e4m3", "kv_cache_dtype=fp8_e4m3"),
+        ("model_config", "multimodal_config", object(), "more than text"),
+        ("model_config", "enable_prompt_embeds", True, "prompt embeddings"),
+    ],
+)
+def test_ellm_refuses_by_name_what_has_not_been_compared(
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    section: str,
+    name: str,
+    value: Any,
+    named: str,
+) -> None:
+    check_uncached_supported(config)
+    monkeypatch.setattr(getattr(config, section), name, value, raising=False)
+
+    with pytest.raises(ValueError, match=named):
+        check_uncached_supported(config)
+
+
+def test_ellm_is_refused_on_a_gpu(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+
+    with pytest.raises(ValueError, match="only with CPU"):
+        check_uncached_supported(config)
 
 
 def test_an_option_of_vllms_that_brings_another_connector_is_refused() -> None:

@@ -213,6 +213,30 @@ def test_new_kv_is_written_before_attention_is_entered() -> None:
     assert body.index("unified_kv_cache_update") < body.index("unified_attention_with_output")
 
 
+def test_a_row_that_the_scheduler_does_not_know_is_left_out_of_its_output() -> None:
+    body = source(Scheduler.update_from_output)
+    looking = body.index("request = self.requests.get(req_id)")
+    passing = body.index("if request is None or request.is_finished():")
+    assert looking < passing < body.index("req_index = model_runner_output.req_id_to_index[req_id]")
+
+
+def test_a_row_whose_prompt_is_longer_than_what_is_scheduled_samples_nothing() -> None:
+    body = source(GPUModelRunner._prepare_inputs)
+    assert "self.optimistic_seq_lens_cpu[:num_reqs].numpy() < num_tokens_np" in body
+
+
+def test_a_row_may_end_and_begin_anew_in_one_step() -> None:
+    body = source(GPUModelRunner._update_states)
+    ending = body.index("for req_id in scheduler_output.finished_req_ids:")
+    assert ending < body.index("for new_req_data in scheduler_output.scheduled_new_reqs:")
+
+
+def test_what_a_step_has_room_for_is_asked_in_every_step() -> None:
+    body = source(Scheduler.schedule)
+    assert "token_budget = self.max_num_scheduled_tokens" in body
+    assert "if num_running >= self.max_num_active_reqs:" in body
+
+
 def test_rows_of_running_requests_are_where_edits_go() -> None:
     body = source(GPUModelRunner._update_states)
     assert "req_state.block_ids" in body

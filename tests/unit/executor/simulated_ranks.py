@@ -108,11 +108,12 @@ class Slice:
     is_new: bool
     beginning: int = 0  # how often it has begun anew
     prompt: tuple[str, ...] = ()  # full blocks that others may begin with, too
+    shadow_of: str = ""  # whose KV it computes anew; empty: its own
 
     @property
     def kv(self) -> str:
         """Whose KV it is: that of another beginning is somebody else's."""
-        return f"{self.request_id}.{self.beginning}"
+        return f"{self.shadow_of or self.request_id}.{self.beginning}"
 
     def content(self, group: int, position: int) -> Content:
         """Return what is in a block: in one of the prompt, what follows from its tokens alone."""
@@ -234,6 +235,7 @@ class Simulation:
         )
         self.ranks = [self.make_rank(number) for number in range(self.num_ranks)]
         self.num_requests = 0
+        self.recomputed: list[RequestKV] = []  # by the step that was scheduled last
 
     def kv(self, request_id: str) -> RequestKV:
         """Return the KV of a request that has some."""
@@ -254,10 +256,38 @@ class Simulation:
         transfers = self.transfers.plan_step({p.request_id: p.start + p.num_tokens for p in batch})
         for part in batch:
             self.lengths[part.request_id] = part.start + part.num_tokens
+        batch.extend(self._shadows([part.request_id for part in batch]))
         self.in_flight.append((transfers, batch))
         self.owner.check_integrity()
         while len(self.in_flight) > self.depth:
             self.run_oldest()
+
+    def _shadows(self, scheduled: list[str]) -> list[Slice]:
+        self.recomputed = [kv for kv in self.owner.uncached.requests if kv.request_id in scheduled]
+        return [
+            Slice(
+                f"{kv.request_id}, a shadow",
+                0,
+                kv.num_recomputed * BLOCK_SIZE,
+                tuple(
+                    [block.block_id for block in kv.recomputed_row(group)]
+                    for group in range(self.num_groups)
+                ),
+                is_new=True,
+                beginning=self.beginnings[kv.request_id],
+                prompt=self.prompts.get(kv.request_id, ()),
+                shadow_of=kv.request_id,
+            )
+            for kv in self.recomputed
+        ]
+
+    def uncache(self, request_id: str, num_blocks: int) -> None:
+        """Let so many leading blocks be uncached from the next step on."""
+        request = self.kv(request_id)
+        if request.retiring and request in self.recomputed:
+            self.owner.uncached.settle(request)
+        self.owner.uncached.set_length(request, num_blocks, num_known=self.lengths[request_id])
+        self.owner.check_integrity()
 
     def _schedule(self, request_id: str, num_tokens: int) -> Slice | None:
         start = self.lengths[request_id]
