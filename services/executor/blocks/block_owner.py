@@ -146,11 +146,14 @@ class BlockOwner:
         return blocks
 
     def _leave(self, request: RequestKV) -> None:
-        """Let others find the KV of its columns in the blocks where it is."""
-        num_positions = len(request.columns) if request.keys else 0
-        held = [group.hand_over(num_positions) for group in request.groups]
-        for position in reversed(range(num_positions)):  # the last ones are taken first
-            self.blocks.leave(request.uid(position), [blocks[position] for blocks in held])
+        """Let others find the KV of its columns in the blocks where it is.
+
+        What each step computes anew is in none, and what the next one would have kept not yet.
+        """
+        positions = range(request.num_recomputed, len(request.columns) if request.keys else 0)
+        held = [group.hand_over(positions) for group in request.groups]
+        for position, *blocks in reversed(list(zip(positions, *held, strict=True))):
+            self.blocks.leave(request.uid(position), blocks)  # the last ones are taken first
 
     def _give_back_slots(self, request: RequestKV) -> None:
         self.host.give_back(request.own_slots())

@@ -72,12 +72,13 @@ class GroupKV:
         """Positions whose row entry is a staging block, ascending."""
         return chain.from_iterable(self.staged_stretches())
 
-    def hand_over(self, num_positions: int) -> list[KVCacheBlock | None]:
-        """Return its own blocks of the first positions, which are not its own any more. It ends."""
+    def hand_over(self, positions: range) -> list[KVCacheBlock | None]:
+        """Return its own blocks of these positions, which are not its own any more. It ends."""
         if self.offloaded:
-            return [self.own.pop(position, None) for position in range(num_positions)]
-        blocks, self.row = self.row[:num_positions], self.row[num_positions:]
-        return [*blocks]
+            return [self.own.pop(position, None) for position in positions]
+        blocks: list[KVCacheBlock | None] = [*self.row[positions.start : positions.stop]]
+        del self.row[positions.start : positions.stop]
+        return blocks
 
     def owned_blocks(self) -> Iterable[KVCacheBlock]:
         blocks = list(self.own.values()) if self.offloaded else self.row[self.num_uncached :]
