@@ -122,9 +122,10 @@ class TransferRunner:
         if self.fill is not None:
             self.fill(transfers.poisoned_block_ids, True)
             self.fill(transfers.cleared_block_ids, False)
-        for found in transfers.found if self._late_guard is not None else ():
-            parts = [(found.request_id, found)]
-            self._late_guard.check(self._copy(Direction.H2D, found.group, parts, urgency=0.0))
+        if self._late_guard is not None:
+            for found in transfers.found:
+                parts = [(found.request_id, found)]
+                self._late_guard.check(self._copy(Direction.H2D, found.group, parts, urgency=0.0))
         for order in transfers.saves:
             self._saves[order.group].append(order)
         for restore_id in transfers.cancelled_restores:
