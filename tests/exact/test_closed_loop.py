@@ -358,6 +358,45 @@ def test_a_held_request_is_not_scheduled_and_goes_on_with_the_same_tokens(
     assert any(r.request_id == "s1" and r.on_hold for s in planner.snapshots for r in s.requests)
 
 
+def test_who_comes_gets_the_room_of_a_request_whose_reader_has_stopped(
+    runner: StepRunner,
+) -> None:
+    """The pool holds little more than one of them; where both are read, the later has less."""
+    workload = [
+        Arrival(
+            request_id=name, prompt=make_prompt(400, seed=step), num_output_tokens=40, step=step
+        )
+        for name, step in (("held", 0), ("other", 12))
+    ]
+    groups_away = {arrival.request_id: set[int]() for arrival in workload}
+    num_generated: set[int] = set()  # of the held request
+
+    def look(scheduler: Any, step: int) -> None:
+        for name, away in groups_away.items():
+            if (record := scheduler.records.get(name)) and record.kv:
+                away.add(len(record.kv.offloaded))
+
+    def hold(scheduler: Any, step: int) -> None:
+        look(scheduler, step)
+        if step == 10:
+            scheduler.hold({"held": True})
+        elif step > 11 and ("other" in scheduler.requests or step == 12):
+            num_generated.add(scheduler.records["held"].buffer.num_generated)
+        elif step > 12:
+            scheduler.hold({"held": False})
+
+    plain = runner.run(workload, hook=look)
+    assert max(groups_away["other"]) > 0
+    for away in groups_away.values():
+        away.clear()
+    outcome = runner.run(workload, hook=hold)
+
+    assert outcome.tokens == plain.tokens
+    assert groups_away["other"] == {0}
+    assert max(groups_away["held"]) > 0
+    assert len(num_generated) == 1
+
+
 # -- the snapshot --------------------------------------------------------------------------------
 
 
