@@ -10,6 +10,7 @@ import pytest
 from agents import (
     Agent,
     OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
     Runner,
     function_tool,
     set_tracing_disabled,
@@ -131,6 +132,25 @@ async def test_openai_calls_a_tool_and_sends_the_turn_back_as_it_is(calling, sdk
         assert calling.submits[-1].chat.messages[1].reasoning == "They ask."
 
 
+async def test_openai_asks_for_responses(sdk) -> None:
+    whole = await sdk.responses.create(model=MODEL, input="Say hello.")
+    async with sdk.responses.stream(model=MODEL, input="Say hello.") as stream:
+        final = await stream.get_final_response()
+
+    assert whole.output_text == final.output_text == "Hello, world"
+    assert whole.usage == final.usage
+
+
+async def test_openai_parses_a_response_of_a_form(executor, sdk) -> None:
+    executor.script = Script(texts=['{"name": ', '"Oslo"}'])
+
+    whole = await sdk.responses.parse(model=MODEL, input="Where?", text_format=City)
+    async with sdk.responses.stream(model=MODEL, input="Where?", text_format=City) as stream:
+        final = await stream.get_final_response()
+
+    assert whole.output_parsed == final.output_parsed == City(name="Oslo")
+
+
 async def litellm_call(client: Client, **parameters: Any) -> Any:
     return await litellm.acompletion(
         model=f"openai/{MODEL}",
@@ -147,6 +167,21 @@ async def test_litellm_chats(client) -> None:
 
     assert whole.choices[0].message.content == "Hello, world"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello, world"
+
+
+async def test_litellm_gets_an_answer_of_a_form(executor, client) -> None:
+    executor.script = Script(texts=['{"name": ', '"Oslo"}'])
+
+    asked = {"messages": HELLO, "response_format": City}
+    whole = await litellm_call(client, **asked)
+    chunks = [chunk async for chunk in await litellm_call(client, **asked, stream=True)]
+
+    for completion in (whole, litellm.stream_chunk_builder(chunks)):
+        answer = completion.choices[0].message.content
+        assert City.model_validate_json(answer) == City(name="Oslo")
+    for submit in executor.submits:
+        schema = json.loads(submit.sampling.structured_outputs.json_schema)
+        assert schema["required"] == ["name"]
 
 
 async def test_litellm_calls_a_tool_and_sends_the_turn_back_as_it_is(client, calling) -> None:
@@ -180,9 +215,11 @@ async def test_langchain_chats(chat_model) -> None:
 async def test_langchain_gets_an_answer_of_a_form(executor, chat_model) -> None:
     executor.script = Script(texts=['{"name": ', '"Oslo"}'])
 
-    answer = await chat_model.with_structured_output(City, method="json_schema").ainvoke("Where?")
+    formed = chat_model.with_structured_output(City, method="json_schema")
+    whole = await formed.ainvoke("Where?")
+    parts = [part async for part in formed.astream("Where?")]
 
-    assert answer == City(name="Oslo")
+    assert whole == parts[-1] == City(name="Oslo")
 
 
 async def test_langchain_calls_a_tool(calling, chat_model) -> None:
@@ -201,8 +238,23 @@ async def test_langchain_calls_a_tool(calling, chat_model) -> None:
         assert results_told(calling) == [("c0", "Sunny.")]
 
 
-@pytest.fixture
-def agent(sdk: openai.AsyncOpenAI) -> Agent[Any]:
+async def test_langchain_asks_for_responses(client) -> None:
+    model = ChatOpenAI(
+        model=MODEL,
+        base_url=f"{client.base_url}/v1",
+        api_key="unused",
+        max_retries=0,
+        use_responses_api=True,
+    )
+    whole = await model.ainvoke("Say hello.")
+    parts = [part async for part in model.astream("Say hello.")]
+
+    assert whole.text == "".join(part.text for part in parts) == "Hello, world"
+
+
+@pytest.fixture(params=[OpenAIResponsesModel, OpenAIChatCompletionsModel])
+def agent(request: pytest.FixtureRequest, sdk: openai.AsyncOpenAI) -> Agent[Any]:
+    """Return an agent that asks in its package's default way, or for chat completions."""
     set_tracing_disabled(True)
 
     @function_tool
@@ -210,7 +262,7 @@ def agent(sdk: openai.AsyncOpenAI) -> Agent[Any]:
         """Tell the weather."""
         return f"Sunny in {city}."
 
-    model = OpenAIChatCompletionsModel(model=MODEL, openai_client=sdk)
+    model = request.param(model=MODEL, openai_client=sdk)
     return Agent(name="a", instructions="Be brief.", model=model, tools=[weather])
 
 

@@ -108,12 +108,14 @@ async def test_a_message_goes_on_as_a_turn(calling, sdk) -> None:
 async def test_parse_asks_for_a_schema_and_reads_the_answer(sdk, executor) -> None:
     executor.script = Script(texts=['{"city": "Oslo", ', '"is_wet": false}'])
 
-    message = await sdk.messages.parse(
-        model=MODEL, max_tokens=9, messages=MESSAGES, output_format=Weather
-    )
+    asked = {"model": MODEL, "max_tokens": 9, "messages": MESSAGES, "output_format": Weather}
+    message = await sdk.messages.parse(**asked)
+    async with sdk.messages.stream(**asked) as stream:
+        streamed = await stream.get_final_message()
 
-    assert message.parsed_output == Weather(city="Oslo", is_wet=False)
-    assert "is_wet" in executor.submits[0].sampling.structured_outputs.json_schema
+    assert message.parsed_output == streamed.parsed_output == Weather(city="Oslo", is_wet=False)
+    for submit in executor.submits:
+        assert "is_wet" in submit.sampling.structured_outputs.json_schema
 
 
 async def test_tokens_are_counted_without_the_engine(sdk, executor) -> None:
