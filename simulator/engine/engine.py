@@ -365,7 +365,6 @@ class Engine:
         totals, scheduler = self.totals, self.scheduler
         seconds = now_s - step.start_s
         totals.num_steps += 1
-        totals.num_decode_steps += not step.load.chunks
         totals.busy_s += seconds
         totals.compute_s += step.times.compute_s
         totals.stall_s += sum(step.times.stalls_s)
@@ -387,7 +386,6 @@ class Engine:
         """Complete the totals."""
         self.totals.h2d_bytes = self.h2d.counts.carried_bytes - self._reduced_bytes
         self.totals.d2h_bytes = self.d2h.counts.carried_bytes
-        self.totals.num_offloaded_groups = self.scheduler.moves.num_offloads
         self.totals.num_restored_groups += self.scheduler.moves.num_found_groups
         counters = self.scheduler.counters
         self.totals.num_found_blocks = counters.num_found_blocks

@@ -33,7 +33,6 @@ class Totals:
     """Sums over a run. Integrals are over time in which a step was under way."""
 
     num_steps: int = 0
-    num_decode_steps: int = 0
     busy_s: float = 0.0
     compute_s: float = 0.0
     stall_s: float = 0.0
@@ -50,11 +49,9 @@ class Totals:
     num_cached_tokens: int = 0  # of prompts, that were not computed
     num_found_blocks: int = 0  # that came back without a copy: the pool still had them
     num_loaded_blocks: int = 0  # that came back by one
-    num_offloaded_groups: int = 0  # that left the pool, admissions not counted
     num_restored_groups: int = 0  # that came back
-    resumes: dict[str, int] = field(
-        default_factory=dict
-    )  # of preempted requests and cached prefixes, by way
+    # Of preempted requests and cached prefixes, by way.
+    resumes: dict[str, int] = field(default_factory=dict)
     plans: dict[str, int] = field(default_factory=dict)
 
 

@@ -38,7 +38,6 @@ class CountedMoves:
     ) -> None:
         """`live`: all requests that have not ended, those that run first."""
         self.requests: dict[RequestId, SimulatedRequest] = {}  # the same, by id
-        self.num_offloads = 0  # groups that left the pool, since the start
         self.num_found_groups = 0  # that came back without a copy, into a request that waits
         self.pool, self.host, self.h2d = pool, host, h2d
         self._geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
@@ -77,7 +76,6 @@ class CountedMoves:
 
     def offload(self, kv: KVState, groups: Sequence[int]) -> None:
         kv.offload(groups, num_free=self.pool.num_free)
-        self.num_offloads += len(groups)
         self.refresh(kv)
 
     def restore(self, kv: KVState, group: int) -> None:

@@ -73,10 +73,6 @@ class Verdicts:
         self._begun: list[OpenCheck] = []
         self._leaving: deque[tuple[Event, list[OpenCheck]]] = deque()
 
-    @property
-    def num_open(self) -> int:
-        return MAX_OPEN_CHECKS - len(self._free)
-
     def begin(self, checked: Checksums) -> int | None:
         """Return the row for the verdicts on some blocks; None if every row is in use."""
         if not self._free:
