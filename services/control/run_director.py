@@ -149,15 +149,16 @@ class RunDirector:
         interval_s = record.buffer.interval_s
         runs = place.phase is RunPhase.RUNNING and record.run_since_s is not None
         first_s = record.first_token_s
-        predicted = self._ledger.answer_lengths.predict(
-            num_output_tokens=progress.num_output_tokens, max_tokens=progress.max_tokens
+        num_output_tokens, max_tokens = progress.num_output_tokens, progress.max_tokens
+        longer = self._ledger.answer_lengths.predict(
+            num_output_tokens=num_output_tokens, max_tokens=max_tokens
         )
         return RunRequest(
             request_id=RequestId(progress.request_id),
             phase=place.phase,
             num_prompt_tokens=progress.num_prompt_tokens,
-            num_output_tokens=progress.num_output_tokens,
-            max_tokens=progress.max_tokens,
+            num_output_tokens=num_output_tokens,
+            max_tokens=max_tokens,
             num_host_tokens=self._engine.num_host_tokens(place),
             rate_tps=1.0 / interval_s if interval_s else 0.0,
             slack_s=record.buffer.slack_s(now_s),
@@ -167,7 +168,7 @@ class RunDirector:
             num_computed_tokens=progress.num_computed_tokens,
             decoding_s=0.0 if first_s is None else now_s - first_s,
             slo_ttft_s=record.buffer.service_level.slo_ttft_s,
-            least_answer_tokens=predicted[0] if predicted else 0,
+            least_answer_tokens=longer[0] if longer else 0,
         )
 
 

@@ -34,9 +34,10 @@ class AnswerLengths:
 
         None if no answer so far was longer.
         """
-        first = bisect_right(self._ordered, num_output_tokens)
-        last = len(self._ordered) - 1 - first
+        ordered = self._ordered
+        first = bisect_right(ordered, num_output_tokens)
+        last = len(ordered) - 1 - first
         if last < 0:
             return None
-        low, high = (self._ordered[first + int(frac * last)] for frac in (LOW, HIGH))
+        low, high = ordered[first + int(LOW * last)], ordered[first + int(HIGH * last)]
         return min(low, max_tokens), min(high, max_tokens)

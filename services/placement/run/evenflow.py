@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from services.placement.run.promise import can_promise, can_take_turns, sure_ones
+from services.placement.run.promise import Promise, can_take_turns, sure_ones
 from services.placement.run.step_estimate import Steps, compute_s, longest_s
 from services.placement.run.types import (
     IDLE,
@@ -70,9 +70,8 @@ def decide(snapshot: RunSnapshot, rules: EvenflowRules = DEFAULT_RULES) -> RunDe
     if not snapshot.requests:
         return IDLE
     num_blocks = snapshot.engine.num_blocks
-    large = [
-        r for r in snapshot.requests if snapshot.num_blocks(r, growth=AHEAD_TOKENS) > num_blocks
-    ]
+    blocks = snapshot.blocks(growth=AHEAD_TOKENS)
+    large = [r for r in snapshot.requests if blocks[r.request_id] > num_blocks]
     return _beside_large(snapshot, rules, large) if large else _decide(snapshot, rules)
 
 
@@ -140,8 +139,7 @@ class _Draft:
     def __init__(self, snapshot: RunSnapshot, rules: EvenflowRules) -> None:
         self._snapshot, self._rules = snapshot, rules
         self._num_pool_blocks = snapshot.engine.num_blocks
-        self._needs: dict[int, dict[RequestId, int]] = {}  # blocks, by growth
-        self._steps = Steps(snapshot)
+        self._steps, self._promise = Steps(snapshot), Promise(snapshot)
         requests = snapshot.requests
         self.batch = [r for r in requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
         self._parked = [r for r in requests if r.phase is RunPhase.PARKED]
@@ -178,12 +176,8 @@ class _Draft:
     # -- what holds of a batch ---------------------------------------------------------------
 
     def _fits(self, batch: Iterable[RunRequest], *, growth: int = AHEAD_TOKENS) -> bool:
-        need = self._needs.get(growth)
-        if need is None:
-            snapshot = self._snapshot
-            need = {r.request_id: snapshot.num_blocks(r, growth=growth) for r in snapshot.requests}
-            self._needs[growth] = need
-        return sum(need[request.request_id] for request in batch) <= self._num_pool_blocks
+        blocks = self._snapshot.blocks(growth=growth)
+        return sum([blocks[request.request_id] for request in batch]) <= self._num_pool_blocks
 
     def _limit_s(self, costs: StepCosts, batch: Sequence[RunRequest], frac: float) -> float:
         """Return how long a step may take so that nobody reads slower than he reads."""
@@ -272,14 +266,15 @@ class _Draft:
     def admit_new(self) -> None:
         """Admit the queue in its order, until one must wait."""
         rules = self._rules
-        waiting = [request for request in self._parked if request not in self.batch]
+        there = set(self.batch)
+        waiting = [request for request in self._parked if request not in there]
         members = [*self.batch, *waiting, *self._parks]
         for request in self._new:
             if not self._fits([*members, request]) and not self._hides_prompt(request):
                 return
             if self._runs_well([*members, request], request):
                 comes = self._make_room(request, self._above(NO_SPARE))
-            elif self._takes_turns and can_promise(self._snapshot, [*members, request]):
+            elif self._takes_turns and self._promise.holds([*members, request]):
                 floor_s = rules.much_s + self._snapshot.h2d_queue_s
                 comes = self._make_room(request, self._above(floor_s, num_loads=2), most=1)
             else:
@@ -305,8 +300,8 @@ class _Draft:
         if costs is None or not costs.chunk_token_s:
             return False
         waiting = [r for r in (*self.batch, request) if not r.has_begun]
-        prompts_s = costs.prompt_s(sum(r.num_prompt_left for r in waiting))
-        return prompts_s <= min(r.spare_s for r in paced)
+        prompts_s = costs.prompt_s(sum([r.num_prompt_left for r in waiting]))
+        return prompts_s <= min([r.slack_s for r in paced])
 
     def _make_room(
         self, request: RunRequest, floor_s: Callable[[RunRequest], float], *, most: int = 1 << 30
@@ -317,7 +312,8 @@ class _Draft:
         only.
         """
         rest, gone = list(self.batch), list[RunRequest]()
-        free = [victim for victim in self._victims if victim in rest]
+        there = set(rest)
+        free = [victim for victim in self._victims if victim in there]
         while not self._runs_well([*rest, request], request):
             if not free or len(gone) >= most:
                 return False
@@ -370,7 +366,8 @@ class _Draft:
         """Return what has come out."""
         gone = frozenset(request.request_id for request in self._parks)
         comes = [r for r in self._comes if r.request_id not in gone]
-        stays = [r for r in self.batch if r not in self._comes]
+        came = set(self._comes)
+        stays = [r for r in self.batch if r not in came]
         has_prompts = any(not request.has_begun for request in self.batch)
         costs = self._snapshot.costs
         step_s = compute_s(costs, self.batch) if costs and self.batch else self._rules.period_s

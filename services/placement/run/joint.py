@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.placement.run.promise import can_promise, can_take_turns
+from services.placement.run.promise import Promise, can_take_turns
 from services.placement.run.step_estimate import Steps, compute_s, longest_s
 from services.placement.run.types import (
     IDLE,
@@ -70,7 +70,8 @@ def decide(snapshot: RunSnapshot, rules: JointRules = DEFAULT_RULES) -> RunDecis
 
 def fits(snapshot: RunSnapshot, batch: Sequence[RunRequest], *, growth: int = NEXT_TOKENS) -> bool:
     """Return whether the pool holds a set with all layers."""
-    num_blocks = sum(snapshot.num_blocks(request, growth=growth) for request in batch)
+    blocks = snapshot.blocks(growth=growth)
+    num_blocks = sum([blocks[request.request_id] for request in batch])
     return num_blocks <= snapshot.engine.num_blocks
 
 
@@ -169,9 +170,8 @@ class Candidates:
         self._queue = [r for r in snapshot.requests if r.phase not in here]
         self._members = [r for r in snapshot.requests if r.phase is not RunPhase.NEW]
         self._new = [r for r in snapshot.requests if r.phase is RunPhase.NEW]
-        self._needs = {
-            r.request_id: snapshot.num_blocks(r, growth=NEXT_TOKENS) for r in snapshot.requests
-        }
+        self._needs = snapshot.blocks(growth=NEXT_TOKENS)
+        self._promise = Promise(snapshot)
         self._promised: list[bool] = []  # whether the pool can promise so many newcomers, and one
 
     def _num_blocks(self, batch: Sequence[RunRequest]) -> int:
@@ -271,5 +271,5 @@ class Candidates:
         """Return whether the pool sustains the reading of all members, so many new ones and one."""
         while len(self._promised) <= num_new:
             newcomers = self._new[: len(self._promised) + 1]
-            self._promised.append(can_promise(self._snapshot, [*self._members, *newcomers]))
+            self._promised.append(self._promise.holds([*self._members, *newcomers]))
         return self._promised[num_new]

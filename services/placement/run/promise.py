@@ -23,14 +23,19 @@ def reading_fracs(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> dict[
     costs = snapshot.costs
     assert costs is not None
     step_s = _full_step_s(snapshot, costs, members)
-    return {r.request_id: min(1.0, r.rate_tps * step_s) if r.rate_tps else 1.0 for r in members}
+    return {request.request_id: _reading_frac(request, step_s) for request in members}
+
+
+def _reading_frac(request: RunRequest, step_s: float) -> float:
+    return min(1.0, request.rate_tps * step_s) if request.rate_tps else 1.0
 
 
 def _full_step_s(snapshot: RunSnapshot, costs: StepCosts, members: Sequence[RunRequest]) -> float:
     """Return the time from token to token of a batch that fills the pool, prompts included."""
-    num_blocks = sum(snapshot.num_blocks(request, growth=1) for request in members)
+    blocks = snapshot.blocks(growth=1)
+    num_blocks = sum([blocks[request.request_id] for request in members])
     frac = min(1.0, snapshot.engine.num_blocks / max(1, num_blocks))
-    context = sum(request.num_tokens for request in members)
+    context = sum([request.num_tokens for request in members])
     step_s = costs.base_s + frac * (costs.token_s * len(members) + costs.context_s * context)
     return step_s / (1.0 - min(MOST_PREFILL_FRAC, snapshot.prefill_frac))
 
@@ -38,9 +43,10 @@ def _full_step_s(snapshot: RunSnapshot, costs: StepCosts, members: Sequence[RunR
 def sure_ones(snapshot: RunSnapshot, members: Iterable[RunRequest]) -> frozenset[RequestId]:
     """Return the oldest whose reading the pool sustains: nobody else's lateness touches them."""
     oldest_first = sorted(members, key=lambda request: -request.arrival_age_s)
-    blocks = {r.request_id: snapshot.num_blocks(r, growth=1) for r in oldest_first}
-    if snapshot.costs is None or sum(blocks.values()) <= snapshot.engine.num_blocks:
-        return frozenset(blocks)
+    blocks = snapshot.blocks(growth=1)
+    num_blocks = sum([blocks[request.request_id] for request in oldest_first])
+    if snapshot.costs is None or num_blocks <= snapshot.engine.num_blocks:
+        return frozenset([request.request_id for request in oldest_first])
     fracs = reading_fracs(snapshot, oldest_first)
     sure: list[RequestId] = []
     num_used = 0.0
@@ -54,33 +60,49 @@ def sure_ones(snapshot: RunSnapshot, members: Iterable[RunRequest]) -> frozenset
 
 def can_take_turns(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> bool:
     """Return whether the pool holds enough requests for turns to be worth their way back."""
-    num_blocks = sum(snapshot.num_blocks(request, growth=1) for request in members)
+    blocks = snapshot.blocks(growth=1)
+    num_blocks = sum([blocks[request.request_id] for request in members])
     return LEAST_TURNS * num_blocks <= snapshot.engine.num_blocks * len(members)
 
 
-def can_promise(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> bool:
-    """Return whether the pool sustains the reading of all, answers to come included."""
-    if snapshot.costs is None:
-        return False
-    engine, fracs = snapshot.engine, reading_fracs(snapshot, members)
-    num_used = num_returning = num_seats = 0.0
-    largest = 0
-    for request in members:
+class Promise:
+    """What the pool sustains of one snapshot's requests, answers to come included."""
+
+    def __init__(self, snapshot: RunSnapshot) -> None:
+        self._snapshot = snapshot
+        self._ends: dict[RequestId, tuple[int, float]] = {}  # blocks at the end, and their load
+
+    def holds(self, members: Sequence[RunRequest]) -> bool:
+        """Return whether the pool sustains the reading of all."""
+        engine, costs = self._snapshot.engine, self._snapshot.costs
+        if costs is None:
+            return False
+        step_s, ends = _full_step_s(self._snapshot, costs, members), self._ends
+        num_used = num_returning = num_seats = 0.0
+        largest = 0
+        for request in members:
+            num_blocks, load_s = ends.get(request.request_id) or self._end(request)
+            reads = _reading_frac(request, step_s)
+            returns = (1.0 - reads) * load_s / (LEAST_TURN_S + 2.0 * load_s)
+            share = min(1.0, reads + returns)
+            num_used += share * num_blocks
+            num_seats += share
+            num_returning += returns * num_blocks
+            largest = max(largest, num_blocks)
+        return (
+            num_used <= PROMISED_FRAC * engine.num_blocks - PACKING_FRAC * largest
+            and num_seats <= PROMISED_FRAC * engine.max_num_seqs
+            and num_returning <= RETURNING_FRAC * engine.num_blocks
+        )
+
+    def _end(self, request: RunRequest) -> tuple[int, float]:
+        """Return a request's blocks when its answer ends, and how long the link brings them."""
+        snapshot, load_s = self._snapshot, 0.0
         num_blocks = snapshot.num_blocks(request, growth=_num_to_come(snapshot, request) + 1)
-        reads, load_s = fracs[request.request_id], 0.0
         if snapshot.h2d_bytes_per_s:
-            load_s = num_blocks * engine.block_bytes / snapshot.h2d_bytes_per_s
-        returns = (1.0 - reads) * load_s / (LEAST_TURN_S + 2.0 * load_s)
-        share = min(1.0, reads + returns)
-        num_used += share * num_blocks
-        num_seats += share
-        num_returning += returns * num_blocks
-        largest = max(largest, num_blocks)
-    return (
-        num_used <= PROMISED_FRAC * engine.num_blocks - PACKING_FRAC * largest
-        and num_seats <= PROMISED_FRAC * engine.max_num_seqs
-        and num_returning <= RETURNING_FRAC * engine.num_blocks
-    )
+            load_s = num_blocks * snapshot.engine.block_bytes / snapshot.h2d_bytes_per_s
+        end = self._ends[request.request_id] = num_blocks, load_s
+        return end
 
 
 def _num_to_come(snapshot: RunSnapshot, request: RunRequest) -> int:

@@ -6,11 +6,12 @@ staging buffer, and the best m counts. By the planner's own formula of a step.
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
+from itertools import pairwise
+from typing import TypeAlias
 
 from services.placement.run.types import RunRequest, RunSnapshot, StepCosts
-from services.placement.step_time.latency import Fetch, step_timing
-from services.placement.step_time.patterns import Pattern, balanced_layers, make_pattern
+from services.placement.step_time.patterns import balanced_layers
 from services.placement.types import RequestId
 
 KEPT_FREE_FRAC = 0.02  # of the pool: what the guard keeps before a layer comes back
@@ -20,7 +21,7 @@ TRIED = (1, 2, 3, 4, 8, 16, 32, 64)  # how many requests give layers up
 
 def compute_s(costs: StepCosts, batch: Sequence[RunRequest], *, growth: int = 0) -> float:
     """Return the step's length if the pool had no end, `growth` tokens later."""
-    num_tokens = sum([request.num_tokens for request in batch])
+    num_tokens = sum([r.num_prompt_tokens + r.num_output_tokens for r in batch])
     return costs.decode_s(len(batch), num_tokens + growth * len(batch))
 
 
@@ -38,31 +39,30 @@ def decode_s(
     costs, engine = snapshot.costs, snapshot.engine
     assert costs is not None
     seconds = compute_s(costs, batch, growth=growth)
-    size, grown = engine.block_size, growth + 1
-    rows = sorted([-(-(request.num_tokens + grown) // size) for request in batch], reverse=True)
+    blocks, num_groups = snapshot.blocks(growth=growth + 1), engine.num_groups
+    sizes = sorted([blocks[request.request_id] for request in batch], reverse=True)
     num_kept = engine.num_blocks * (1.0 - KEPT_FREE_FRAC)
-    excess = engine.num_groups * sum(rows) - num_kept + len(batch)
+    excess = sum(sizes) - num_kept + len(batch)
     if excess <= 0:
         return seconds
     if not snapshot.h2d_bytes_per_s:
         return math.inf
     block_s = engine.block_bytes / snapshot.h2d_bytes_per_s
-    group_s = (seconds - costs.outside_s) / engine.num_groups
+    group_s = (seconds - costs.outside_s) / num_groups
+    full = [size // num_groups - 1 for size in sizes]  # the open block stays
     best_s = math.inf
-    for num_givers in dict.fromkeys(min(number, len(rows)) for number in TRIED):
-        full = [row - 1 for row in rows[:num_givers]]  # the open block stays
-        num_needed = excess + sum(full) + 2 * num_givers
+    for num_givers in dict.fromkeys([min(number, len(full)) for number in TRIED]):
+        givers = full[:num_givers]
+        num_full = sum(givers)
+        num_needed = excess + num_full + 2 * num_givers
         # The last layer waits for all copies, and more givers copy more.
         if costs.outside_s + block_s * num_needed + group_s > min(best_s, limit_s) * ROUNDED:
             break
-        given = _given(full, num_needed, engine.num_groups)
-        if given is None:
-            continue
-        fetches = [
-            Fetch(pattern=_pattern(engine.num_groups, number), layer_s=num_blocks * block_s)
-            for number, num_blocks in _by_number(given, full).items()
-        ]
-        step_s = costs.outside_s + step_timing([group_s] * engine.num_groups, fetches).total_s
+        if num_needed > num_groups * num_full:
+            continue  # too few
+        copies = _by_number(_given(givers, num_needed), givers)
+        copies_s = [num_blocks * block_s for num_blocks in copies.values()]
+        step_s = costs.outside_s + _layers_s(group_s, num_groups, tuple(copies), copies_s)
         best_s = min(best_s, step_s)
         if step_s <= seconds * ROUNDED:
             break  # nothing is waited for
@@ -71,7 +71,7 @@ def decode_s(
 
 def longest_s(batch: Sequence[RunRequest], *, paced_frac: float, unpaced_s: float) -> float:
     """Return how long a step may take: so much of each reader's interval, and what others bear."""
-    return min(paced_frac / r.rate_tps if r.rate_tps else unpaced_s for r in batch)
+    return min([paced_frac / r.rate_tps if r.rate_tps else unpaced_s for r in batch])
 
 
 class Steps:
@@ -86,7 +86,7 @@ class Steps:
         self, batch: Sequence[RunRequest], *, growth: int, limit_s: float = math.inf
     ) -> float:
         """Return `decode_s` of a batch."""
-        key = growth, frozenset(request.request_id for request in batch)
+        key = growth, frozenset([request.request_id for request in batch])
         step_s, exact_s = self._known.get(key, (0.0, 0.0))
         if not exact_s or exact_s < step_s <= limit_s:
             step_s = decode_s(self._snapshot, batch, growth=growth, limit_s=limit_s)
@@ -94,15 +94,14 @@ class Steps:
         return step_s
 
 
-def _given(full: Sequence[int], num_needed: float, num_groups: int) -> list[int] | None:
-    """Return how many groups each gives up so that `num_needed` blocks leave; None: too few do.
+def _given(full: Sequence[int], num_needed: float) -> list[int]:
+    """Return how many groups each gives up so that `num_needed` blocks leave: enough have them.
 
     One gives up as many as another, or one more; the shortest fewest.
     """
-    if num_needed > num_groups * sum(full):
-        return None
-    each = math.ceil(num_needed / sum(full))
-    num_spare = each * sum(full) - num_needed
+    num_full = sum(full)
+    each = math.ceil(num_needed / num_full)
+    num_spare = each * num_full - num_needed
     given = [each] * len(full)
     for index in reversed(range(len(full))):
         if num_spare < full[index]:
@@ -122,6 +121,39 @@ def _by_number(given: Sequence[int], full: Sequence[int]) -> dict[int, int]:
     return num_blocks
 
 
-@cache
-def _pattern(num_groups: int, num_offloaded: int) -> Pattern:
-    return make_pattern(balanced_layers(num_groups, num_offloaded), 1)
+def _layers_s(
+    group_s: float, num_groups: int, numbers: tuple[int, ...], copies_s: Sequence[float]
+) -> float:
+    """Return what the layers take if so many groups each are copied, through one buffer each.
+
+    `step_timing` for groups alike. `copies_s`: of one group, by whose copies are one.
+    """
+    waits_s, work = 0.0, dict[int, float]()  # that is not done, by the group that needs it
+    for group, released, num_next in _events(num_groups, numbers):
+        for needed, index in released:
+            work[needed] = work.get(needed, 0.0) + copies_s[index]
+        waits_s += work.pop(group, 0.0)
+        left_s = num_next * group_s
+        for needed in sorted(work) if len(work) > 1 else tuple(work):
+            if work[needed] > left_s:
+                work[needed] -= left_s
+                break
+            left_s -= work.pop(needed)
+    return num_groups * group_s + waits_s
+
+
+Released: TypeAlias = list[tuple[int, int]]  # the group that waits for a copy, and whose it is
+
+
+@lru_cache(maxsize=4096)
+def _events(num_groups: int, numbers: tuple[int, ...]) -> list[tuple[int, Released, int]]:
+    """Return the groups at which copies begin or are waited for, and how far the next is."""
+    released: dict[int, Released] = {}
+    for index, number in enumerate(numbers):
+        begin = 0  # a buffer is free when the group before has been computed
+        for group in balanced_layers(num_groups, number):
+            released.setdefault(begin, []).append((group, index))
+            released.setdefault(group, [])
+            begin = group + 1
+    at = [*sorted(released), num_groups]
+    return [(group, released[group], after - group) for group, after in pairwise(at)]

@@ -100,6 +100,9 @@ class RunSnapshot:
     h2d_queued_bytes: int
     prefill_frac: float  # of the engine's time that prompts took of late
     mean_answer_tokens: float  # of answers that have ended; 0: none has
+    _blocks: dict[int, Mapping[RequestId, int]] = field(  # by growth, once it is asked for
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def h2d_queue_s(self) -> float:
@@ -113,6 +116,18 @@ class RunSnapshot:
         """Return the blocks of a request with all layers in the pool, `growth` tokens later."""
         engine = self.engine
         return engine.num_groups * -(-(request.num_tokens + growth) // engine.block_size)
+
+    def blocks(self, *, growth: int) -> Mapping[RequestId, int]:
+        """Return `num_blocks` of each request."""
+        known = self._blocks.get(growth)
+        if known is None:
+            num_groups, size = self.engine.num_groups, self.engine.block_size
+            known = self._blocks[growth] = {
+                r.request_id: num_groups
+                * -(-(r.num_prompt_tokens + r.num_output_tokens + growth) // size)
+                for r in self.requests
+            }
+        return known
 
     def is_saved(self, request: RunRequest, *, unsaved_blocks: int) -> bool:
         """Return whether all but its newest `unsaved_blocks` per layer group have a host copy."""

@@ -64,7 +64,7 @@ def _in_order(snapshot: RunSnapshot, reserved_frac: float = 0.0) -> RunDecision:
     if not snapshot.requests:
         return IDLE
     num_blocks, num_seats = snapshot.engine.num_blocks, snapshot.engine.max_num_seqs
-    now = {r.request_id: snapshot.num_blocks(r, growth=1) for r in snapshot.requests}
+    now = snapshot.blocks(growth=1)
     batch = sorted((r for r in snapshot.requests if r.runs), key=lambda r: -r.arrival_age_s)
     leave: list[RunRequest] = []
     num_taken = sum(now[r.request_id] for r in batch)

@@ -1,9 +1,8 @@
 """Pool and seats as a run policy counts them: whole requests, some tokens longer than now."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from services.placement.run.types import RunRequest, RunSnapshot
-from services.placement.types import RequestId
 
 
 class Room:
@@ -13,9 +12,7 @@ class Room:
         """`growth`: tokens by which all have grown; `kept_frac`: of the pool, for nobody."""
         self._num_blocks = snapshot.engine.num_blocks * (1.0 - kept_frac)
         self._num_seats = snapshot.engine.max_num_seqs
-        self._need: Mapping[RequestId, int] = {
-            r.request_id: snapshot.num_blocks(r, growth=growth) for r in snapshot.requests
-        }
+        self._need = snapshot.blocks(growth=growth)
 
     def fits(self, batch: Sequence[RunRequest]) -> bool:
         """Return whether pool and seats hold a batch."""

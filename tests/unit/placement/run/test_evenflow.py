@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.placement.run.evenflow import DEFAULT_RULES, decide, in_line
-from services.placement.run.promise import can_promise, reading_fracs, sure_ones
+from services.placement.run.promise import Promise, reading_fracs, sure_ones
 from services.placement.run.types import RunPhase, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     BLOCK_BYTES,
@@ -119,7 +119,7 @@ def test_one_that_is_larger_than_the_pool_stands_beside_the_queue() -> None:
 def test_a_reader_needs_his_blocks_a_share_of_the_time_and_the_others_always() -> None:
     members = [runs("slow", 100, rate_tps=5.0), runs("fast", 100, rate_tps=1_000.0), runs("u", 100)]
 
-    fracs = reading_fracs(make_snapshot(), members)
+    fracs = reading_fracs(make_snapshot(*members), members)
 
     assert fracs["slow"] == pytest.approx(5.0 * 0.023)
     assert fracs["fast"] == fracs["u"] == 1.0
@@ -202,7 +202,7 @@ def test_what_is_promised_stays_within_the_pool(snapshot: RunSnapshot) -> None:
     members = list(snapshot.requests)
     fracs = reading_fracs(snapshot, members)
 
-    if can_promise(snapshot, members):
+    if Promise(snapshot).holds(members):
         used = sum(fracs[r.request_id] * snapshot.num_blocks(r, growth=1) for r in members)
         assert used <= snapshot.engine.num_blocks
     assert all(0.0 < frac <= 1.0 for frac in fracs.values())

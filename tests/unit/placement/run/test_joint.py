@@ -10,7 +10,7 @@ from hypothesis import given
 
 from services.placement.run.joint import Candidates, JointRules, Rating, best, decide
 from services.placement.run.papers import fcfs
-from services.placement.run.promise import can_promise
+from services.placement.run.promise import Promise
 from services.placement.run.types import RunPhase, RunRequest, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     ask,
@@ -143,7 +143,7 @@ def every_set(snapshot: RunSnapshot, rules: JointRules) -> Iterator[tuple[RunReq
             if (
                 num_blocks <= snapshot.engine.num_blocks
                 and all(request.spare_s >= away_s for request in left if request.runs)
-                and (not new or can_promise(snapshot, [*members, *new]))
+                and (not new or Promise(snapshot).holds([*members, *new]))
             ):
                 yield chosen
 
