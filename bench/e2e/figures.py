@@ -14,7 +14,14 @@ from services.pacing.attainment import (
     violates_delivered_tbt,
 )
 from services.pacing.deposit import due_times_s
-from services.pacing.reading import REBUFFERING, Reading, reading_of
+from services.pacing.reading import (
+    EFFECTIVE,
+    QOS,
+    REBUFFERING,
+    Reading,
+    effective_of,
+    reading_of,
+)
 
 NUM_RESAMPLES = 1_000
 INTERVAL_FRAC = 0.95
@@ -37,6 +44,8 @@ DEFINITIONS = {
     "quantiles over requests, in seconds",
     "e2e_s": "mean time from submit to the last token, in seconds",
     "tokens_per_s": "output tokens of a run / time from its first submit to its last token",
+    "effective_tokens_per_s": f"{EFFECTIVE}; per second of the same time",
+    "qos": f"{QOS}; per second of the same time",
     "requests_per_min": "requests of a run / the same time",
     "pool": "mean used share of the KV pool while requests were live",
     "offloaded": "mean share of layer groups in host memory while requests were live",
@@ -164,6 +173,9 @@ def run_figures(run: RunRecord) -> dict[str, float]:
         seconds = max(r.generated_s[-1] for r in done) - min(r.submitted_s for r in run.requests)
         figures["tokens_per_s"] = sum(len(r.generated_s) for r in done) / seconds
         figures["requests_per_min"] = 60 * len(done) / seconds
+        effective, missed = _effective_and_missed(done, run.slo_s)
+        figures["effective_tokens_per_s"] = effective / seconds
+        figures["qos"] = (effective - missed) / seconds
     if busy := [s for s in run.samples if s.num_requests]:
         figures["pool"] = statistics.fmean(s.pool_used_frac for s in busy)
         figures["offloaded"] = statistics.fmean(s.offloaded_frac for s in busy)
@@ -175,6 +187,15 @@ def run_figures(run: RunRecord) -> dict[str, float]:
     if step_s := run.sums.get("controller_step_s"):
         figures["controller"] = run.sums["controller_controller_s"] / step_s
     return figures
+
+
+def _effective_and_missed(done: Sequence[RequestRecord], slo_s: float) -> tuple[float, float]:
+    """Return tokens that count, and those that readers would have read while they waited."""
+    waits_s = [
+        one.generated_s[0] - one.submitted_s + reading_of(one.generated_s, slo_s).waited_s
+        for one in done
+    ]
+    return sum(effective_of(one.generated_s, slo_s) for one in done), sum(waits_s) / slo_s
 
 
 def why_not_counted(runs: Sequence[RunRecord]) -> list[str]:

@@ -24,14 +24,15 @@ from simulator.report.charts import svg
 
 PLOTTED = ("tbt", "tbt_deposit")
 OF_RUNS = (
-    "tokens_per_s", "requests_per_min", "pool", "offloaded", "held", "mape", "mape_prompts",
-    "controller", "failed",
+    "tokens_per_s", "effective_tokens_per_s", "qos", "requests_per_min", "pool", "offloaded",
+    "held", "mape", "mape_prompts", "controller", "failed",
 )  # fmt: skip
 # The table's columns: title and how a figure is written.
 COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
     "tbt": ("TBT met", lambda e: _percent(e, interval=True)),
     "tbt_deposit": ("with deposit", lambda e: _percent(e, interval=True)),
     "tpot": ("TPOT met", lambda e: _percent(e, interval=True)),
+    "tpot_deposit": ("with deposit", lambda e: _percent(e, interval=True)),
     "rebuffering": ("rebuffering", lambda e: _percent(e, interval=True)),
     "p95_s": ("P95, ms", lambda e: f"{e.value * 1e3:.0f}"),
     "p99_s": ("P99, ms", lambda e: f"{e.value * 1e3:.0f}"),
@@ -41,6 +42,8 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
     "ttft_p99_s": ("P99", lambda e: f"{e.value:.1f}"),
     "e2e_s": ("E2E, s", lambda e: f"{e.value:.1f}"),
     "tokens_per_s": ("tokens/s", lambda e: f"{e.value:.1f}"),
+    "effective_tokens_per_s": ("effective", lambda e: f"{e.value:.1f}"),
+    "qos": ("QoS", lambda e: f"{e.value:.1f}"),
     "pool": ("pool used", lambda e: _percent(e)),
     "offloaded": ("offloaded", lambda e: _percent(e)),
     "held": ("held", lambda e: f"{e.value:.2f}"),

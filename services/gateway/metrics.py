@@ -66,6 +66,7 @@ class DeliveredTokens(Collector):
         self.num_written = 0
         self.num_paced = 0
         self.num_effective = 0.0
+        self.num_missed = 0.0
         self.reading_s = 0.0
         self.rebuffering_s = dict.fromkeys(Cause, 0.0)
         self._num_misses = dict.fromkeys(product(Slo, Cause), 0)
@@ -95,6 +96,12 @@ class DeliveredTokens(Collector):
             "evenflow_effective_tokens",
             "Tokens of complete answers, weighted by what their readers had in hand.",
             self.num_effective,
+        )
+        yield CounterMetricFamily(
+            "evenflow_missed_tokens",
+            "Tokens that readers with a pace would have read while they waited, for the first "
+            "token or later: effective ones less these are TokenFlow's QoS.",
+            self.num_missed,
         )
         yield CounterMetricFamily(
             "evenflow_reading_seconds", "Intervals of paced tokens, summed.", self.reading_s

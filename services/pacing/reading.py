@@ -7,11 +7,13 @@ reader wait: it is late, and its coming is the turn that all later ones count fr
 read n tokens after (n - 1) S and the seconds waited, and a pause is as bad as it is long.
 """
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.pacing.attainment import DELIVERY_TOLERANCE_S, violates_delivered_tbt
-from services.pacing.deposit import next_due_s
+from services.pacing.deposit import due_times_s, next_due_s
 
 REBUFFERING = (
     "seconds that readers wait beyond their pace, after the first token / seconds that they read, "
@@ -21,6 +23,10 @@ EFFECTIVE = (
     "tokens, each weighted by what its reader has in hand when it is generated: 1 up to 10 % of "
     "the answer, 0 from 20 % on, a straight line between (TokenFlow, 7.1.3); without a pace every "
     "token counts"
+)
+QOS = (
+    "effective tokens, less those that readers would have read while they waited for the first "
+    "token or later (TokenFlow's Eq. 2, with lambda and mu the reader's rate)"
 )
 FULL_FRAC = 0.1  # of the answer in hand: a token counts in full up to here
 NO_FRAC = 0.2  # of the answer in hand: from here on it counts for nothing
@@ -77,6 +83,18 @@ def effective_tokens(num_in_hand: Mapping[int, int]) -> float:
     num_tokens = sum(num_in_hand.values())
     return sum(
         number * _weight(in_hand / num_tokens) for in_hand, number in num_in_hand.items() if number
+    )
+
+
+def effective_of(generated_s: Sequence[float], interval_s: float) -> float:
+    """Return how many tokens of one answer count that were generated at these times; S >= 0."""
+    if not interval_s:
+        return float(len(generated_s))
+    due_s = due_times_s(generated_s, interval_s)
+    return effective_tokens(
+        Counter(
+            max(0, number - bisect_right(due_s, now_s)) for number, now_s in enumerate(generated_s)
+        )
     )
 
 

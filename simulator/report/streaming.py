@@ -4,19 +4,16 @@ Seconds are of virtual time. A reader takes a token when it is due behind Token-
 generated and not due yet is in his buffer.
 """
 
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from services.pacing import reading
-from services.pacing.deposit import due_times_s, release_interval_s
+from services.pacing.deposit import release_interval_s
 from simulator.engine.records import Outcome
 
 DEFINITIONS: Mapping[str, str] = {
     "rebuffering": reading.REBUFFERING,
     "effective_tokens_per_s": f"{reading.EFFECTIVE}; per second",
-    "qos": "effective tokens, less those that readers would have read while they waited for the "
-    "first token or later, per second (TokenFlow's Eq. 2, with lambda and mu the reader's rate)",
+    "qos": f"{reading.QOS}; per second",
 }
 
 
@@ -26,8 +23,8 @@ def figures(served: Iterable[Outcome], seconds: float) -> dict[str, float]:
     for outcome in served:
         rebuffered_s, read_s = rebuffering(outcome)
         waited_s, reading_s = waited_s + rebuffered_s, reading_s + read_s
-        effective += effective_tokens(outcome)
         interval_s = release_interval_s(outcome.level)
+        effective += reading.effective_of(outcome.generated_s, interval_s)
         if interval_s:
             missed += (outcome.generated_s[0] - outcome.arrival_s + rebuffered_s) / interval_s
     return {
@@ -45,17 +42,3 @@ def rebuffering(outcome: Outcome) -> tuple[float, float]:
     # Virtual time has no noise to tolerate.
     read = reading.reading_of(outcome.generated_s, interval_s, tolerance_s=0.0)
     return read.waited_s, read.reading_s
-
-
-def effective_tokens(outcome: Outcome) -> float:
-    """Return how many of a request's tokens count."""
-    interval_s = release_interval_s(outcome.level)
-    if not interval_s:
-        return float(len(outcome.generated_s))
-    due_s = due_times_s(outcome.generated_s, interval_s)
-    return reading.effective_tokens(
-        Counter(
-            max(0, number - bisect_right(due_s, now_s))
-            for number, now_s in enumerate(outcome.generated_s)
-        )
-    )

@@ -81,6 +81,7 @@ class DeliveryRecord:
         metrics.TTFT_SECONDS.observe(ttft_s)
         if self._reading.interval_s:
             self._reading.took(now_s)
+            metrics.DELIVERED.num_missed += ttft_s / self._reading.interval_s
         late_s = ttft_s - (self._level.slo_ttft_s or ttft_s)
         if late_s > 0.0:
             metrics.DELIVERED.note_miss(Slo.TTFT, _cause(token, late_s, now_s, there_s))
@@ -100,6 +101,7 @@ class DeliveryRecord:
         cause = _cause(token, late_s, now_s, there_s)
         self._waited_s[cause] += waited_s
         delivered.rebuffering_s[cause] += waited_s
+        delivered.num_missed += waited_s / interval_s
         if is_late:
             self.num_late += 1
             delivered.note_miss(Slo.TBT, cause)

@@ -97,6 +97,9 @@ def test_a_run_as_a_whole() -> None:
 
     assert figures["tokens_per_s"] == 1.0  # 5 tokens in 5 s
     assert figures["requests_per_min"] == 24.0
+    # All five are read at once. 1 and 2 s to the first token, and 1 s late in the second answer.
+    assert figures["effective_tokens_per_s"] == 1.0
+    assert figures["qos"] == pytest.approx((5 - (1 + 2 + 1)) / 5)
     assert figures["pool"] == 0.5  # idle moments do not count
     assert figures["mape"] == 0.05
     assert figures["mape_prompts"] == 0.025

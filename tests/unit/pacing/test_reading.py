@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.pacing.reading import effective_tokens, reading_of
+from services.pacing.reading import effective_of, effective_tokens, reading_of
 
 INTERVAL_S = 0.1
 
@@ -73,3 +73,13 @@ def test_effective_tokens_are_those_of_the_formula_token_by_token() -> None:
 
     counts = {number: in_hand.count(number) for number in set(in_hand)}
     assert effective_tokens(counts) == pytest.approx(sum(map(weight, in_hand)))
+
+
+def test_tokens_at_the_readers_pace_count_in_full() -> None:
+    assert effective_of([float(second) for second in range(20)], 1.0) == 20.0
+
+
+def test_of_all_tokens_at_once_those_up_to_a_tenth_ahead_count_and_fewer_up_to_a_fifth() -> None:
+    # The first of 20 is read at once; 0, 1, 2, 3 and 4 are in hand when the next ones come.
+    assert effective_of([0.0] * 20, 1.0) == pytest.approx(1 + 1 + 1 + 1 + 0.5)
+    assert effective_of([0.0] * 20, 0.0) == 20.0

@@ -249,3 +249,14 @@ def test_tokens_far_ahead_of_their_reader_do_not_count_as_effective() -> None:
 
     # 0, 1 and 2 of 20 count in full, 3 half.
     assert growth("evenflow_effective_tokens_total", record.finish) == pytest.approx(4.5)
+
+
+def test_tokens_that_a_reader_would_have_read_while_waiting_are_missed() -> None:
+    record = make_record(interval_s=0.5)  # came at 10
+
+    def use() -> None:
+        write(record, 12.0)  # 2 s to the first: 4 tokens
+        write(record, 12.5, 14.0)  # due at 13.0: 1 s late, 2 tokens
+
+    assert growth("evenflow_missed_tokens_total", use) == pytest.approx(6.0)
+    assert growth("evenflow_missed_tokens_total", lambda: write(make_record(), 99.0)) == 0.0

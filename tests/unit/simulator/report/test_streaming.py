@@ -5,7 +5,7 @@ import pytest
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
 from simulator.engine.records import Outcome
-from simulator.report.streaming import effective_tokens, figures, rebuffering
+from simulator.report.streaming import figures, rebuffering
 
 
 def stream(*generated_s: float, rate_tps: float | None = 1.0, arrival_s: float = 0.0) -> Outcome:
@@ -23,18 +23,6 @@ def test_a_reader_waits_for_whatever_comes_later_than_his_next_turn() -> None:
     # Due at 0, 1, 2 and 5: the last is 2 s late, of 3 s that he reads.
     assert rebuffering(stream(0.0, 0.5, 1.0, 5.0)) == (2.0, 3.0)
     assert rebuffering(stream(0.0, 9.0, rate_tps=None)) == (0.0, 0.0)
-
-
-def test_tokens_at_the_readers_pace_count_in_full() -> None:
-    assert effective_tokens(stream(*map(float, range(20)))) == 20.0
-
-
-def test_of_all_tokens_at_once_those_up_to_a_tenth_ahead_count_and_fewer_up_to_a_fifth() -> None:
-    # The first of 20 is read at once; 0, 1, 2, 3 and 4 are in hand when the next ones come.
-    at_once = stream(*[0.0] * 20)
-
-    assert effective_tokens(at_once) == pytest.approx(1 + 1 + 1 + 1 + 0.5)
-    assert effective_tokens(stream(*[0.0] * 20, rate_tps=None)) == 20.0
 
 
 def test_quality_of_service_takes_off_what_would_have_been_read_while_waiting() -> None:
