@@ -6,7 +6,7 @@ The policies are the planner's: the rest of the simulator knows them by their in
 from dataclasses import replace
 from functools import partial
 
-from services.control.run_director import POLICIES
+from services.control.run_policies import POLICIES
 from services.placement.presets import PRESETS, RunPolicy
 from services.placement.run.papers import tokenflow
 from services.placement.types import EngineShape, Plan, Snapshot

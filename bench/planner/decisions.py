@@ -23,7 +23,8 @@ from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column, PrefixCache
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
-from services.control.run_director import POLICIES, RunDirector, RunPlace
+from services.control.run_director import RunDirector, RunPlace
+from services.control.run_policies import POLICIES
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel
 from services.placement.presets import PRESETS

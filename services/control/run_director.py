@@ -7,35 +7,20 @@ that layers leave the pool.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from services.control.controller import Controller
 from services.control.options import ControllerOptions
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import SchedulerRequest
+from services.control.run_log import RunLog
+from services.control.run_policies import POLICIES, Policy, policy_of
 from services.control.types import Trigger
-from services.placement.admit.layerkv import with_slo_aware_admission
-from services.placement.presets import AdmissionPolicy, RunPolicy, with_axes
-from services.placement.run import evenflow, joint
-from services.placement.run.papers import andes, ellm, fcfs, layerkv_park, tokenflow
+from services.placement.presets import RunPolicy, with_axes
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 
-Policy: TypeAlias = Callable[[RunSnapshot], RunDecision]
-
-POLICIES: Mapping[RunPolicy, Policy] = {
-    RunPolicy.EVENFLOW: evenflow.decide,
-    RunPolicy.JOINT: joint.decide,
-    RunPolicy.TOKENFLOW: tokenflow.decide,
-    RunPolicy.ANDES: andes.decide,
-    RunPolicy.LAYERKV_PARK: layerkv_park.decide,
-    RunPolicy.FCFS_CHUNKED: fcfs.chunked,
-    RunPolicy.FCFS_RESERVED: fcfs.sglang,
-    RunPolicy.FCFS_RECOMPUTE: fcfs.recompute,
-    RunPolicy.FCFS_SWAP: fcfs.swap,
-    RunPolicy.SRTF: fcfs.shortest_first,
-}
 MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival
 
 
@@ -85,10 +70,12 @@ class RunDirector:
         engine: RunSeam,
         controller: Controller,
         now_s: Callable[[], float],
+        *,
+        log: RunLog | None = None,
     ) -> None:
         self.decision: RunDecision | None = None  # None: nobody has decided yet
         self.num_decisions = 0
-        self._policy, self._engine = policy, engine
+        self._policy, self._engine, self._log = policy, engine, log
         self._controller, self._now_s = controller, now_s
         self._ledger, self._meter = controller.ledger, controller.meter
         controller.director = self
@@ -110,6 +97,8 @@ class RunDirector:
             wanted, snapshot = self.wants_layers_away, self.snapshot()
             decision = self._policy(snapshot)
             self.decision = decision
+            if self._log is not None:
+                self._log.append(snapshot, decision)
             if decision.offloads and not wanted:
                 self._controller.note(Trigger.LAYERS_LEAVE)
             self._valid_until_s = now_s + decision.valid_for_s
@@ -182,11 +171,8 @@ def director_of(
 ) -> RunDirector | None:
     """Return who asks a preset's run and admission policies; None for vLLM's own order."""
     preset = with_axes(options.policy, options.parameters)
-    policy = policies.get(preset.run)
-    if preset.run is RunPolicy.ELLM:
-        policy = partial(ellm.decide, rules=options.ellm)
-    if preset.admission is AdmissionPolicy.SLO_AWARE:
-        policy = with_slo_aware_admission(policy or fcfs.streams)
+    policy = policy_of(preset.run, preset.admission, ellm=options.ellm, policies=policies)
     if policy is None:
         return None
-    return RunDirector(policy, engine, controller, now_s)
+    log = RunLog(Path(options.run_log), preset, options.ellm) if options.run_log else None
+    return RunDirector(policy, engine, controller, now_s, log=log)

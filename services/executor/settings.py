@@ -112,6 +112,7 @@ class ExecutorSettings(ServiceSettings):
     # layer-wise KV off; all others need it.
     policy: PolicyName | None = None
     shadow_policy: PolicyName | None = None  # only compared with the policy that acts
+    run_log: Path | None = None  # file that each run decision is appended to, with its input
     planner_address: str = "127.0.0.1:50052"  # "host:port"; empty: only the local heuristic acts
     plan_timeout_s: float = Field(default=1.0, gt=0, le=60)  # of one question to the planner
     plan_mismatch_frac: float = Field(default=0.15, ge=0)  # steps unlike predicted; 0: any will do

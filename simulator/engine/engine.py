@@ -14,8 +14,9 @@ from services.control.measures.rates import Rates
 from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import Stage
-from services.control.run_director import POLICIES, director_of
-from services.control.run_director import Policy as RunDecider
+from services.control.run_director import director_of
+from services.control.run_policies import POLICIES
+from services.control.run_policies import Policy as RunDecider
 from services.control.seam import ScheduledStep
 from services.control.types import Trigger
 from services.placement.presets import RunPolicy

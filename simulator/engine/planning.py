@@ -28,6 +28,7 @@ class PlanningOptions:
     plan_latency_s: float = 0.005  # from the snapshot to the plan, >= 0
     report_interval_s: float = 0.0  # of what readers have, see `reader_reports`; 0: known at once
     prefix_caching: bool = True  # requests begin with what others left on the host
+    run_log: str = ""  # file that each run decision is appended to; empty: none
     mismatch_frac: float = 0.15  # of the predicted step that a measured one may differ; 0: any
 
     @property
@@ -45,6 +46,7 @@ class PlanningOptions:
             seed=self.seed,
             mismatch_frac=self.mismatch_frac,
             ellm=self.ellm,
+            run_log=self.run_log,
         )
 
 

@@ -12,7 +12,8 @@ from lab.engine.step_runner import Outcome, StepRunner
 from lab.engine.workloads import mixed
 from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
-from services.control.run_director import Policy, RunDirector
+from services.control.run_director import RunDirector
+from services.control.run_policies import Policy
 from services.executor.request_tag import to_extra_args
 from services.pacing.types import ServiceLevel
 from services.placement.run.types import RunDecision, RunSnapshot

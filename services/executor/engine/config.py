@@ -194,6 +194,7 @@ def _controller_options(settings: ExecutorSettings) -> ControllerOptions:
         transport=settings.transport,
         plan_timeout_s=settings.plan_timeout_s,
         mismatch_frac=settings.plan_mismatch_frac,
+        run_log=str(settings.run_log or ""),
         seed=settings.seed,
         ellm=EllmRules(uncached_frac=settings.ellm_uncached_frac),
         parameters=PolicyParameters(

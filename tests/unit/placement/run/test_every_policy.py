@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from services.control.run_director import POLICIES
+from services.control.run_policies import POLICIES
 from services.placement.admit.layerkv import with_slo_aware_admission
 from services.placement.run.papers import fcfs
 from services.placement.run.types import RunSnapshot

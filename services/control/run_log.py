@@ -1,0 +1,88 @@
+"""One JSON line per run decision, with what the policy saw: enough to decide again."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from services.control.run_policies import policy_of
+from services.placement.presets import AdmissionPolicy, Preset, RunPolicy
+from services.placement.run.papers.ellm import EllmRules
+from services.placement.run.resume import ResumeWay
+from services.placement.run.types import (
+    RunDecision,
+    RunPhase,
+    RunRequest,
+    RunSnapshot,
+    StepCosts,
+)
+from services.placement.types import EngineShape
+
+
+class RunLog:
+    """Appends what an engine's policies decide to a file."""
+
+    def __init__(self, path: Path, preset: Preset, ellm: EllmRules) -> None:
+        self._path = path
+        self._rules = {"run": preset.run, "admission": preset.admission, "ellm": asdict(ellm)}
+
+    def append(self, snapshot: RunSnapshot, decision: RunDecision) -> None:
+        seen = asdict(snapshot)
+        del seen["_blocks"]
+        entry = {**self._rules, "snapshot": seen, "decision": asdict(decision)}
+        line = json.dumps(entry, separators=(",", ":"), default=_plain)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, frozenset):
+        return sorted(value, key=str)
+    raise TypeError(type(value).__name__)
+
+
+def snapshot_of(entry: Mapping[str, Any]) -> RunSnapshot:
+    """Return what the policy saw."""
+    seen = dict(entry["snapshot"])
+    requests = [
+        RunRequest(**one | {"phase": RunPhase(one["phase"])}) for one in seen.pop("requests")
+    ]
+    engine, costs = EngineShape(**seen.pop("engine")), seen.pop("costs")
+    return RunSnapshot(
+        requests=tuple(requests),
+        engine=engine,
+        costs=None if costs is None else StepCosts(**costs),
+        **seen,
+    )
+
+
+def decision_of(entry: Mapping[str, Any]) -> RunDecision:
+    """Return what it answered."""
+    made = dict(entry["decision"])
+    ways = made.pop("ways")
+    return replace(
+        RunDecision(**made),
+        run=tuple(made["run"]),
+        park=frozenset(made["park"]),
+        ways=None if ways is None else frozenset(map(ResumeWay, ways)),
+    )
+
+
+def replay(path: Path) -> list[int]:
+    """Decide again. Returns the numbers of the lines, from 1, whose decision is another one."""
+    different = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            entry = json.loads(line)
+            policy = policy_of(
+                RunPolicy(entry["run"]),
+                AdmissionPolicy(entry["admission"]),
+                ellm=EllmRules(**entry["ellm"]),
+            )
+            if policy is None or policy(snapshot_of(entry)) != decision_of(entry):
+                different.append(number)
+    return different
