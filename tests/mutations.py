@@ -18,6 +18,7 @@ TIMEOUT_S = 3_600.0  # a guard against hangs
 EXECUTOR = "services/executor"
 CONTROL = "services/control"
 ONE_ENGINE = ("tests/exact/test_layerwise_exact.py", "-k", "layers and not layers-async")
+UNCACHED = ("tests/unit/executor/blocks/test_uncached.py",)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,27 @@ MUTATIONS = (
         "self._point_at(request, index, ordinal % len(request.staging))",
         "self._point_at(request, index, 0)",
         ONE_ENGINE,
+    ),
+    Mutation(
+        "dropped while it is copied",
+        f"{EXECUTOR}/blocks/uncached.py",
+        "num_most = min(num_most, request.num_host_blocks)",
+        "pass",
+        UNCACHED,
+    ),
+    Mutation(
+        "loaded over scratch",
+        f"{EXECUTOR}/blocks/uncached.py",
+        "self._staging.load_anew(request, index)",
+        "pass",
+        UNCACHED,
+    ),
+    Mutation(
+        "kept again and not computed",
+        f"{EXECUTOR}/blocks/residency.py",
+        "return len(self.uncached) + len(self.retiring)",
+        "return len(self.uncached)",
+        UNCACHED,
     ),
     Mutation(
         "lost wait for a load",

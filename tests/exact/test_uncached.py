@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from lab.step_runner import Outcome, StepRunner, first_difference
-from lab.workloads import churn, holds, mixed, together, with_aborts
+from lab.workloads import churn, holds, mixed, sampled, together, with_aborts
 from services.placement.run.ellm import EllmRules
 from tests.exact.evidence import assert_pool_is_whole, assert_tokens
 from tests.exact.failure_cases import TOGETHER, assert_right, run_with_faults
@@ -84,12 +84,20 @@ def test_prefixes_that_grow_and_shrink_while_layers_move_and_requests_pause_park
 
 
 @ROOMY_ONLY
-def test_the_products_policy_at_a_given_ratio(runner: StepRunner, expected: Outcome) -> None:
-    with deciding(runner, rules=EllmRules(uncached_frac=0.4)) as found:
-        outcome = runner.run(mixed(8))
+def test_the_products_policy_at_a_given_ratio_with_seeded_sampling_and_logprobs(
+    runner: StepRunner,
+) -> None:
+    workload, expected = sampled()[:8], reference("float32")["sampled"]
 
-    assert_tokens(expected, outcome, mixed(8))
+    with deciding(runner, rules=EllmRules(uncached_frac=0.4)) as found:
+        outcome = runner.run(workload)
+
+    assert_tokens(expected, outcome, workload)
     assert found.num_rows >= MIN_ROWS
+    assert len(outcome.logprobs) == 4
+    for request_id, logprobs in outcome.logprobs.items():
+        # Another batch composition rounds differently in the last digits.
+        assert logprobs == pytest.approx(expected.logprobs[request_id], abs=1e-3)
 
 
 @SCARCE_ONLY
