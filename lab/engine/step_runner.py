@@ -131,7 +131,8 @@ def make_engine(case: EngineCase) -> Any:
         "pipeline_parallel_size": case.pipeline_parallel_size,
     }
     if case.takes_adapters:
-        arguments.update(enable_lora=True, max_loras=1, max_lora_rank=8)
+        # One slot stays empty: on a CPU, who has no adapter is given the last one's (config.py).
+        arguments.update(enable_lora=True, max_loras=2, max_lora_rank=8)
     if case.num_layers is not None:
         arguments["hf_overrides"] = {"num_hidden_layers": case.num_layers}
         arguments["load_format"] = "dummy"
