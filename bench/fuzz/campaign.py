@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 import pickle
 import subprocess
 import time
@@ -115,7 +116,7 @@ def whole_of(rows: Sequence[Row]) -> Row:
     busy = [
         n for n, (before, after) in enumerate(pairwise(rows), 1) if _sent(before) < _sent(after)
     ]
-    taken_s = rows[busy[-1]]["elapsed_s"] - rows[busy[0] - 1]["elapsed_s"]
+    taken_s = rows[busy[-1]]["elapsed_s"] - rows[busy[0] - 1]["elapsed_s"] if busy else math.inf
     return {
         "num_inputs": _sent(rows[-1]),
         "inputs_per_s": _sent(rows[-1]) / taken_s,
@@ -123,7 +124,7 @@ def whole_of(rows: Sequence[Row]) -> Row:
         "rss_bytes_most": max(row["rss_bytes"] for row in rows),
         "rss_bytes_after": rows[-1]["rss_bytes"],
         "num_paced_streams": sum(row["paced"]["num_streams"] for row in rows),
-        "worst_paced_p99_s": max(rows[n]["paced"].get("p99_s", 0.0) for n in busy),
+        "worst_paced_p99_s": max((rows[n]["paced"].get("p99_s", 0.0) for n in busy), default=0.0),
     }
 
 

@@ -32,6 +32,12 @@ def test_a_whole_campaign_is_told_by_the_rows_in_which_inputs_were_sent() -> Non
     assert (whole["num_paced_streams"], whole["worst_paced_p99_s"]) == (10.0, 0.2)
 
 
+def test_a_campaign_that_sent_nothing_has_figures_too() -> None:
+    whole = whole_of([make_row(1, 0, 80), make_row(2, 0, 90)])
+
+    assert (whole["num_inputs"], whole["inputs_per_s"], whole["worst_paced_p99_s"]) == (0, 0.0, 0.0)
+
+
 def test_the_table_of_hours_is_short_and_ends_with_the_last_row() -> None:
     rows = [make_row(minute, minute, 90) for minute in range(361)]
 
