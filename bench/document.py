@@ -22,6 +22,8 @@ class Benchmark:
     definitions: dict[str, str]  # of each column of `table` that is not plain
     measure: Callable[[], list[Row]]
     table: Callable[[Sequence[Row]], list[list[str]]]  # header first
+    # A line for each bar that the figures are held against.
+    verdicts: Callable[[Sequence[Row]], list[str]] = lambda rows: []
 
 
 def document(benchmark: Benchmark, rows: list[Row], load: tuple[float, ...]) -> dict[str, Any]:
@@ -61,6 +63,7 @@ def markdown(benchmark: Benchmark, content: dict[str, Any]) -> str:
         "|" + "---|" * len(header),
         *("| " + " | ".join(row) + " |" for row in rows),
         "",
+        *(f"- **{line}**" for line in benchmark.verdicts(content["rows"])),
         *(f"- {name}: {text}" for name, text in content["definitions"].items()),
         "",
     ]

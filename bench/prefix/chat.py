@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.document import Benchmark, Row
 from bench.layerwise._engines import engines
+from bench.prefix.bars import OURS, STOCK, UNCACHED, verdicts
 from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from lab.models import NUM_LAYERS
 from services.executor.kv_options import KVOptions
@@ -29,8 +30,6 @@ READER_TPS = 10.0
 NUM_ROUNDS = 3
 BLOCK_SIZE = 32  # the least on a CPU
 POOLS = {"fits": 9_600, "third": 3_200}  # tokens of the pool; the histories have 9,120 at the end
-
-OURS, UNCACHED, STOCK = "Evenflow", "Evenflow, cache off", "vLLM, prefix caching"
 
 
 @dataclass
@@ -211,4 +210,5 @@ def benchmark(pool: str) -> Benchmark:
         },
         measure=partial(measure, pool),
         table=table,
+        verdicts=partial(verdicts, pool),
     )

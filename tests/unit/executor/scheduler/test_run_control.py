@@ -261,6 +261,7 @@ def test_hits_are_counted_by_their_way_apart_from_those_who_come_back(way: Resum
 
 def test_a_newcomer_whose_prefix_is_on_its_way_leaves_nothing_behind_when_it_is_aborted() -> None:
     engine = with_cached("a", "b", "c")
+    engine.scheduler.block_owner.blocks.forget_left()  # the pool has it still
     engine.do_copies_end = False
     engine.add("second", 14, ("a", "b", "c"))
     assert engine.step() == set()

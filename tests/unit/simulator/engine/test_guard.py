@@ -8,10 +8,10 @@ from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane
-from simulator.memory.blocks import BlockLedger
 from simulator.memory.host import HostLedger
 from simulator.memory.kv import KVState
 from simulator.memory.moves import CountedMoves
+from simulator.memory.pool import PoolLedger
 from simulator.memory.requests import SimulatedRequest, live_request, need_of
 from simulator.workload import ArrivingRequest
 from tests.unit.records import make_record
@@ -28,7 +28,7 @@ SHAPE = EngineShape(
 )
 
 
-def running(pool: BlockLedger, name: str, *, num_tokens: int) -> SimulatedRequest:
+def running(pool: PoolLedger, name: str, *, num_tokens: int) -> SimulatedRequest:
     """Return a request that decodes, all of it resident and mirrored."""
     spec = ArrivingRequest(
         request_id=RequestId(name),
@@ -50,7 +50,7 @@ class Bench:
     """A guard over some requests; those that run are needs, in the order in which they came."""
 
     def __init__(self, *, num_blocks: int, num_spare: int = 0) -> None:
-        self.pool = BlockLedger(num_blocks=num_blocks)
+        self.pool = PoolLedger(num_blocks=num_blocks)
         self.h2d = Lane(bytes_per_s=1.0)
         self.moves = CountedMoves(
             SHAPE,

@@ -70,6 +70,8 @@ def ttft_s(record: RunRecord, name: str) -> float:
 # blocks. The next turn's prompt is 110 tokens of history and 30 new ones.
 FIRST = asked("first", 0.0, 90, of="c")
 SECOND = asked("second", 1e4, 140, of="c")
+# 396 tokens are 99 blocks of each layer, of 400 in all: one block of each still holds what it did.
+FILLS = asked("fills", 5e3, 376)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +86,28 @@ SECOND = asked("second", 1e4, 140, of="c")
 def test_the_next_turn_begins_with_what_is_cached_the_cheapest_way(
     way, link_bytes_per_s, token_s
 ) -> None:
-    record = run(make(link_bytes_per_s=link_bytes_per_s, token_s=token_s), FIRST, SECOND)
+    engine = make(link_bytes_per_s=link_bytes_per_s, token_s=token_s)
+    record = run(engine, FIRST, FILLS, SECOND)
 
     assert {name: number for name, number in record.totals.resumes.items() if number} == {way: 1}
     assert record.totals.num_cached_tokens == (0 if way == "recompute" else 108)
+
+
+def test_what_the_pool_still_has_comes_back_without_a_copy() -> None:
+    record = run(make(link_bytes_per_s=1e4), FIRST, SECOND)
+
+    assert {way for way, number in record.totals.resumes.items() if number} == {"load"}
+    assert record.totals.num_cached_tokens == 108
+    assert (record.totals.num_found_blocks, record.totals.num_loaded_blocks) == (4 * 27, 0)
+    assert record.totals.h2d_bytes == 0
+
+
+def test_of_two_that_come_at_once_one_finds_what_the_pool_has() -> None:
+    record = run(make(), FIRST, SECOND, replace(SECOND, request_id=RequestId("third")))
+
+    assert record.totals.num_cached_tokens == 2 * 108
+    assert record.totals.num_found_blocks == 4 * 27
+    assert record.totals.duplicate_s > 0
 
 
 def test_a_hit_makes_the_first_token_come_earlier() -> None:

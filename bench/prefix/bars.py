@@ -1,0 +1,35 @@
+"""What the figures are held against."""
+
+from collections.abc import Sequence
+
+from bench.document import Row
+
+OURS, UNCACHED, STOCK = "Evenflow", "Evenflow, cache off", "vLLM, prefix caching"
+MAX_OF_UNCACHED = 1 / 5  # of the last turn's time to the first token without the cache
+MAX_SLOWER_FRAC = 0.05  # than stock vLLM, where everything fits the pool
+
+
+def verdicts(pool: str, rows: Sequence[Row]) -> list[str]:
+    """Return a line for each bar: what was measured, what it had to be, and whether it is met."""
+    by_engine = {row["engine"]: row for row in rows}
+    ours, stock = by_engine[OURS], by_engine[STOCK]
+    last_s, stock_s = ours["last_ttft_s"], stock["last_ttft_s"]
+    slack = MAX_SLOWER_FRAC if pool == "fits" else 0.0
+    bars = [
+        ("cache off", last_s, MAX_OF_UNCACHED * by_engine[UNCACHED]["last_ttft_s"]),
+        ("stock", last_s, (1 + slack) * stock_s),
+    ]
+    lines = [
+        f"last turn against {name}: {1e3 * found_s:.0f} ms, at most {1e3 * most_s:.0f} ms: "
+        f"{_word(found_s <= most_s)}"
+        for name, found_s, most_s in bars
+    ]
+    found, least = ours["tokens_per_s"], (1 - slack) * stock["tokens_per_s"]
+    lines.append(
+        f"tokens/s against stock: {found:.1f}, at least {least:.1f}: {_word(found >= least)}"
+    )
+    return lines
+
+
+def _word(met: bool) -> str:
+    return "met" if met else "missed"
