@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.step_runner import Outcome, StepRunner, first_difference
-from lab.workloads import churn, holds, mixed, sampled, together, with_aborts
-from services.placement.run.ellm import EllmRules
+from lab.engine.step_runner import Outcome, StepRunner, first_difference
+from lab.engine.workloads import churn, holds, mixed, sampled, together, with_aborts
+from services.placement.run.papers.ellm import EllmRules
 from tests.exact.evidence import assert_pool_is_whole, assert_tokens
 from tests.exact.failure_cases import TOGETHER, assert_right, run_with_faults
 from tests.exact.reference import answers_to, reference

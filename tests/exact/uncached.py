@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lab.step_runner import Arrival, EngineCase, Outcome, StepRunner
+from lab.engine.step_runner import Arrival, EngineCase, Outcome, StepRunner
 from services.control.options import ControllerOptions
 from services.control.run_director import Policy, RunDirector
-from services.placement.run.ellm import EllmRules
+from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.types import RunDecision, RunSnapshot
 from tests.exact.cases import make_case
 from tests.exact.evidence import assert_pool_is_whole, assert_tokens

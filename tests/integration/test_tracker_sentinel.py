@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from lab.redis_server import RedisServer
+from lab.stack.redis_server import RedisServer
 from services.kit.clock import wall_s
 from services.kit.redis_url import open_redis_blocking
 from services.tracker.errors import StoreUnavailableError
