@@ -104,6 +104,24 @@ def test_what_was_saved_comes_back_unharmed_wherever_it_is_put(guard: Guard) -> 
     assert engine.totals().num_checked_blocks == 5
 
 
+def test_blocks_that_nobody_copied_are_held_against_what_was_saved(
+    guard: Guard, pages: list[GroupPages]
+) -> None:
+    engine = guard()
+    save(engine, [7, 8, 9], [1, 2, 3])
+    engine.check(copy_of(Direction.H2D, [7, 8, 9], [1, 2, 3]))
+    assert engine.take_wrong() == []
+
+    pages[0].pool[1][2, 8] ^= 1
+    engine.check(copy_of(Direction.H2D, [7, 8, 9], [1, 2, 3]))
+    assert engine.take_wrong() == [MINE.uids[1]]
+    assert engine.take_wrong() == []
+
+    engine.check(copy_of(Direction.H2D, [7], [1], replace(MINE, uids=(50,))))
+    assert engine.take_wrong() == [50]
+    assert engine.totals().num_checked_blocks == 7
+
+
 @pytest.mark.parametrize("byte", [0, 8, PAGE_BYTES - 1])
 def test_any_single_byte_that_changes_at_rest_is_noticed(
     guard: Guard, pages: list[GroupPages], byte: int

@@ -169,6 +169,21 @@ def test_a_load_that_layers_do_not_wait_for_is_found(monkeypatch: pytest.MonkeyP
     assert num_found > 0
 
 
+def test_blocks_that_nobody_copied_are_held_against_what_was_saved(rig: Rig) -> None:
+    rig.write([1, 2, 3], 7)
+    rig.save([31, 32, 33], [7, 8, 9], [1, 2, 3])
+    rig.guard.check(copy_of(Direction.H2D, [31, 33], [7, 9], [1, 3], 0))
+    assert rig.wrong() == []
+
+    rig.write([2], 8)  # somebody else has had it
+    rig.guard.check(copy_of(Direction.H2D, [31, 32], [7, 8], [1, 2], 0))
+    assert rig.wrong() == [32]
+
+    rig.guard.check(copy_of(Direction.H2D, [41], [9], [3], 0))  # the slot is another one's
+    assert rig.wrong() == [41]
+    assert rig.num_checked == 4
+
+
 def test_a_slot_that_holds_other_kv_is_found(rig: Rig) -> None:
     rig.write([1, 2], 7)
     rig.save([31, 32], [7, 8], [1, 2])
