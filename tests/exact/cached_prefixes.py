@@ -291,7 +291,7 @@ def test_the_guard_looks_at_blocks_that_nobody_copied(
 def let_reused_blocks_be_found(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what the pool knows of free blocks when it hands them out."""
     blocks = runner.scheduler.block_owner.blocks
-    monkeypatch.setattr(blocks, "_on_reuse", lambda uid, block: None)
+    monkeypatch.setattr(blocks, "_on_reuse", lambda block: None)
     monkeypatch.setattr(blocks, "check_integrity", lambda: None)
 
 

@@ -152,8 +152,9 @@ class BlockOwner:
         """
         positions = range(request.num_recomputed, len(request.columns) if request.keys else 0)
         held = [group.hand_over(positions) for group in request.groups]
-        for position, *blocks in reversed(list(zip(positions, *held, strict=True))):
-            self.blocks.leave(request.uid(position), blocks)  # the last ones are taken first
+        uids = (request.uid(position) for position in positions)
+        left = list(zip(uids, zip(*held, strict=True), strict=True))
+        self.blocks.leave(reversed(left))  # the last ones are taken first
 
     def _give_back_slots(self, request: RequestKV) -> None:
         self.host.give_back(request.own_slots())

@@ -6,14 +6,13 @@ instead of a copy. One request at a time: a block that is found is its finder's 
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.executor.blocks.step_orders import StepOrders
 
-Position = list[KVCacheBlock | None]  # a block position's block in each layer group, if it has one
+Position = Sequence[KVCacheBlock | None]  # a block position's block in each layer group, if any
 
 
 class PoolBlocks:
@@ -21,8 +20,9 @@ class PoolBlocks:
 
     def __init__(self, pool: BlockPool, orders: StepOrders, *, poison_freed: bool) -> None:
         self.pool = pool
-        self.num_left = 0  # free blocks whose KV may be found
         self._left: dict[int, Position] = {}  # by the KV's uid
+        self._num_left: dict[int, int] = {}  # of these, how many blocks nobody has had since
+        self._uids: dict[int, int] = {}  # what is in a block that nobody has had since, by its id
         self._orders = orders
         self._poison_freed = poison_freed
 
@@ -60,78 +60,94 @@ class PoolBlocks:
 
     # -- what free blocks still hold --------------------------------------------------------
 
-    def leave(self, uid: int, blocks: Position) -> None:
-        """End the life of a position's blocks, whose KV may be found until others take them.
+    @property
+    def num_left(self) -> int:
+        """Return how many free blocks hold KV that may be found."""
+        return len(self._uids)
 
-        Steps in flight may still read them, and no step or copy writes them any more.
+    def leave(self, positions: Iterable[tuple[int, Position]]) -> None:
+        """End the life of positions' blocks, whose KV may be found until others take them.
+
+        Each comes with its KV's uid; the first are taken first. Steps in flight may still read
+        them, and no step or copy writes them any more. What is in quarantine is nobody's to find.
         """
-        left = [None if block is None or block.ref_cnt > 1 else block for block in blocks]
-        # What is in quarantine, too, is nobody's to find.
-        self.release([b for b in blocks if b is not None and b.ref_cnt > 1])
-        ended = [block for block in left if block is not None]
-        if ended:
+        ended: list[KVCacheBlock] = []
+        quarantined: list[KVCacheBlock] = []
+        for uid, blocks in positions:
             self._forget(uid)  # another's, of the same KV
-            self._left[uid] = left
-            self.num_left += len(ended)
-            self.pool.unpin_blocks(ended, partial(self._on_reuse, uid))
+            held = [block for block in blocks if block is not None]
+            left = [block for block in held if block.ref_cnt == 1]
+            if len(left) < len(held):
+                quarantined.extend(block for block in held if block.ref_cnt > 1)
+            if left:
+                self._left[uid], self._num_left[uid] = blocks, len(left)
+                self._uids.update((block.block_id, uid) for block in left)
+                ended.extend(left)
+        self.release(quarantined)
+        self.pool.unpin_blocks(ended, self._on_reuse)
 
     def find(self, uids: Sequence[int], group: int) -> list[KVCacheBlock | None]:
         """Take a layer group's blocks that still hold this KV; None for those that are gone."""
         found: list[KVCacheBlock | None] = []
         for uid in uids:
-            position = self._left.get(uid)
-            block = None if position is None else position[group]
-            if block is not None:
-                self._lose(uid, group)
-            found.append(block)
+            blocks = self._left.get(uid)
+            block = blocks[group] if blocks is not None else None
+            if block is not None and self._uids.get(block.block_id) == uid:
+                self._lose(block.block_id)
+                found.append(block)
+            else:
+                found.append(None)
         self.pool.touch([block for block in found if block is not None])
         return found
 
     def num_to_find(self, uids: Iterable[int], groups: Collection[int]) -> int:
         """Return how many blocks `find` would, of several layer groups together."""
-        if not self._left:
-            return 0
-        positions = (self._left.get(uid) for uid in uids)
-        return sum(
-            position[group] is not None
-            for position in positions
-            if position is not None
-            for group in groups
-        )
+        return sum(self._num_to_find(uid, groups) for uid in uids if uid in self._left)
+
+    def _num_to_find(self, uid: int, groups: Collection[int]) -> int:
+        blocks = self._left[uid]
+        if len(groups) == len(blocks):
+            return self._num_left[uid]
+        wanted = (blocks[group] for group in groups)
+        return sum(b is not None and self._uids.get(b.block_id) == uid for b in wanted)
 
     def forget_left(self, block_ids: Collection[int] | None = None) -> None:
-        """Let nobody find what free blocks hold: all of them, or these."""
-        for uid, position in list(self._left.items()):
-            if block_ids is None or any(
-                b is not None and b.block_id in block_ids for b in position
-            ):
-                self._forget(uid)
+        """Let nobody find what free blocks hold: all of them, or these and what is beside them."""
+        if block_ids is None:
+            uids = set(self._left)
+        else:
+            uids = {self._uids[block_id] for block_id in block_ids if block_id in self._uids}
+        for uid in uids:
+            self._forget(uid)
 
     def _forget(self, uid: int) -> None:
-        position = self._left.pop(uid, None)
-        if position is not None:
-            gone = [block for block in position if block is not None]
-            self.num_left -= len(gone)
+        if uid in self._left:
+            gone = [b for b in self._left[uid] if b and self._uids.get(b.block_id) == uid]
+            for block in gone:
+                self._lose(block.block_id)
             self.poison(gone)
 
-    def _on_reuse(self, uid: int, block: KVCacheBlock) -> None:
+    def _on_reuse(self, block: KVCacheBlock) -> None:
         """The pool hands a block out that was left, if it was not found meanwhile."""
-        position = self._left.get(uid, [])
-        for group, left in enumerate(position):
-            if left is block:
-                self._lose(uid, group)
-                self.poison([block])
-                return
+        if block.block_id in self._uids:
+            self._lose(block.block_id)
+            self.poison([block])
 
-    def _lose(self, uid: int, group: int) -> None:
-        position = self._left[uid]
-        position[group] = None
-        self.num_left -= 1
-        if not any(position):
-            del self._left[uid]
+    def _lose(self, block_id: int) -> None:
+        uid = self._uids.pop(block_id)
+        self._num_left[uid] -= 1
+        if not self._num_left[uid]:
+            del self._left[uid], self._num_left[uid]
 
     def check_integrity(self) -> None:
         """Assert that what may be found is free, and each block one thing's."""
-        left = [b for position in self._left.values() for b in position if b is not None]
+        left = [
+            block
+            for uid, blocks in self._left.items()
+            for block in blocks
+            if block is not None and self._uids.get(block.block_id) == uid
+        ]
         assert len({block.block_id for block in left}) == len(left) == self.num_left
+        assert sum(self._num_left.values()) == self.num_left
+        assert self._num_left.keys() == self._left.keys() == set(self._uids.values())
         assert all(block.ref_cnt == 0 for block in left), "a block that was left is not free"

@@ -23,7 +23,7 @@ class Rig:
         self.blocks = PoolBlocks(self.pool, self.orders, poison_freed=True)
 
     def leave(self, uid: int, *blocks: KVCacheBlock | None) -> None:
-        self.blocks.leave(uid, list(blocks))
+        self.blocks.leave([(uid, blocks)])
         self.blocks.check_integrity()
 
     def found(self, uid: int, group: int) -> KVCacheBlock | None:
