@@ -128,7 +128,7 @@ kernels: setup
 	$(BIN)/python -m tests.kernels
 
 # Three suites at a time, the longest first: two leave a third of both cores idle, while engines start and readers wait.
-test: setup ## everything that must pass (half an hour on two cores)
+test: setup ## everything that must pass (15 to 30 minutes on two cores)
 	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels
 	$(MAKE) --jobs=3 --keep-going --output-sync=line PREPARED=yes test-layerwise test-executors test-e2e test-engines \
 	  test-drawn test-integration test-drawn-failures test-unit
