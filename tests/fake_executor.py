@@ -71,14 +71,24 @@ def make_logprobs(token: pb.Token, num_likeliest: int) -> gen.TokenLogprobs:
     return gen.TokenLogprobs(chosen=chosen, top=likeliest[:num_likeliest])
 
 
+def prompt_ids(submit: pb.Submit) -> Sequence[int]:
+    """Return the prompt's own ids, made-up ones where it has none."""
+    return list(submit.token_ids.ids) or range(NUM_PROMPT_TOKENS)
+
+
 def make_prompt(submit: pb.Submit) -> gen.EchoedPrompt:
-    """Return the prompt as two tokens, its first character and the rest."""
+    """Return what is asked for of the prompt; its text is two tokens, the first character and the
+    rest.
+    """
+    ids = prompt_ids(submit) if submit.returns_prompt_ids else ()
+    if not submit.echo:
+        return gen.EchoedPrompt(token_ids=ids)
     text = submit.text or f"{list(submit.token_ids.ids)}"
     if not submit.sampling.HasField("logprobs"):
-        return gen.EchoedPrompt(text=text)
+        return gen.EchoedPrompt(text=text, token_ids=ids)
     first = gen.TokenLogprobs(chosen=gen.Logprob(id=8, token=text[0]))
     rest = make_logprobs(pb.Token(id=9, text=text[1:]), submit.sampling.logprobs)
-    return gen.EchoedPrompt(text=text, logprobs=[first, rest])
+    return gen.EchoedPrompt(text=text, logprobs=[first, rest], token_ids=ids)
 
 
 class Session:
@@ -133,7 +143,7 @@ class Session:
         output = pb.RequestOutput(
             request_id=request_id, first_token_index=first_index, tokens=tokens
         )
-        if asked.echo and first_index == 0:
+        if (asked.echo or asked.returns_prompt_ids) and first_index == 0:
             output.prompt.CopyFrom(make_prompt(asked))
         self.send(outputs=[output])
 

@@ -107,6 +107,7 @@ def _submission(submit: pb.Submit) -> Submission:
         sampling=sampling_from_proto(submit.sampling, path=""),
         service_level=service_level_from_proto(submit.service_level, path=""),
         echo=submit.echo,
+        returns_prompt_ids=submit.returns_prompt_ids,
         priority=submit.priority,
         trace=_trace(submit.trace_context),
         cache_salt=submit.cache_salt,

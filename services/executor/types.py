@@ -69,6 +69,7 @@ class Submission:
     sampling: SamplingParams = DEFAULT_SAMPLING
     service_level: ServiceLevel = NO_SERVICE_LEVEL
     echo: bool = False  # give the prompt back
+    returns_prompt_ids: bool = False  # give the prompt's ids back
     priority: int = 0  # lower is served first
     trace: TraceContext | None = None  # that it belongs to
     cache_salt: str = ""  # only requests with the same one share cached prefixes
@@ -87,6 +88,7 @@ class PreparedRequest:
     num_prompt_tokens: int
     text: str | None = None  # the prompt, where it was rendered from text or is echoed
     first_token: str = ""  # the text of the prompt's first token, where the prompt is echoed
+    prompt_ids: tuple[int, ...] = ()  # where they are to be given back
     core_request: Any = None  # the engine's own form of it
     parser: Any = None  # an `AnswerParser`, where the answer is parsed
 

@@ -134,6 +134,7 @@ def submit_to_proto(
         model=request.model,
         sampling=sampling_to_proto(request.sampling),
         echo=request.echo,
+        returns_prompt_ids=request.returns_prompt_ids,
         priority=request.priority,
         cache_salt=request.shared_cache,
     )

@@ -57,6 +57,7 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
             yield pb.ChatResponse(
                 tokens=map(convert.token_to_proto, part.tokens),
                 finish=convert.finish_to_proto(part.finish) if part.finish else None,
+                prompt=prompt_to_proto(part.prompt) if part.prompt else None,
             )
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
@@ -102,4 +103,5 @@ def _to_generation_request(
         sampling=sampling_from_proto(request.sampling, path="sampling", default=default),
         service_level=convert.checked_service_level(request.service_level),
         priority=request.priority,
+        returns_prompt_ids=request.returns_prompt_ids,
     )

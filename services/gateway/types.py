@@ -54,6 +54,7 @@ class GenerationRequest:
     service_level: ServiceLevel = NO_SERVICE_LEVEL
     delivery: Delivery = Delivery.STREAMED
     echo: bool = False  # give the prompt back
+    returns_prompt_ids: bool = False  # give the prompt's ids back
     priority: int = 0  # lower is served first
     tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
     cache_salt: str = ""  # nor do a tenant's requests with different ones
@@ -65,6 +66,11 @@ class GenerationRequest:
         of which nothing is known. No tenant's name and no salt has a line end.
         """
         return f"{self.tenant}\n{self.cache_salt}" if self.cache_salt else self.tenant
+
+    @property
+    def wants_its_prompt(self) -> bool:
+        """Say whether the prompt, or its ids, are to be given back."""
+        return self.echo or self.returns_prompt_ids
 
     @property
     def ids(self) -> tuple[RequestId | None, ...]:

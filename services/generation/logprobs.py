@@ -22,11 +22,16 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """The prompt, given back with the answer."""
+    """The prompt, given back with the answer: what was asked for of it."""
 
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per prompt token, or none
+    token_ids: tuple[int, ...] = ()  # all of them, or none
 
     def __add__(self, next_piece: "EchoedPrompt") -> "EchoedPrompt":
         """Join two pieces of one prompt."""
-        return EchoedPrompt(self.text + next_piece.text, self.logprobs + next_piece.logprobs)
+        return EchoedPrompt(
+            self.text + next_piece.text,
+            self.logprobs + next_piece.logprobs,
+            self.token_ids + next_piece.token_ids,
+        )

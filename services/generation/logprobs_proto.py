@@ -13,11 +13,16 @@ def logprobs_to_proto(logprobs: TokenLogprobs) -> gen.TokenLogprobs:
 
 
 def prompt_from_proto(message: gen.EchoedPrompt) -> EchoedPrompt:
-    return EchoedPrompt(message.text, tuple(map(logprobs_from_proto, message.logprobs)))
+    logprobs = tuple(map(logprobs_from_proto, message.logprobs))
+    return EchoedPrompt(message.text, logprobs, tuple(message.token_ids))
 
 
 def prompt_to_proto(prompt: EchoedPrompt) -> gen.EchoedPrompt:
-    return gen.EchoedPrompt(text=prompt.text, logprobs=map(logprobs_to_proto, prompt.logprobs))
+    return gen.EchoedPrompt(
+        text=prompt.text,
+        logprobs=map(logprobs_to_proto, prompt.logprobs),
+        token_ids=prompt.token_ids,
+    )
 
 
 def _from_proto(message: gen.Logprob) -> Logprob:

@@ -106,6 +106,17 @@ async def test_a_prompt_of_token_ids_comes_back_as_text(gateway: GatewayStream) 
     assert answer.prompt == gen.EchoedPrompt(text=PROMPT)
 
 
+async def test_a_prompt_s_ids_are_those_that_it_has_as_a_request(gateway: GatewayStream) -> None:
+    chat = pb.Chat(messages=[gen.ChatMessage(role="user", content=PROMPT)])
+    for name, prompt in (("text", {"text": PROMPT}), ("chat", {"chat": chat})):
+        ids = (await gateway.stub.Tokenize(pb.TokenizeRequest(model=MODEL, **prompt))).ids
+        sampling = {"max_tokens": 2}
+        answer = await gateway.ask(name, **prompt, sampling=sampling, returns_prompt_ids=True)
+
+        assert answer.num_prompt_tokens == len(ids)
+        assert answer.prompt == gen.EchoedPrompt(token_ids=ids)
+
+
 async def test_answers_to_one_prompt_are_those_of_requests_of_their_own(
     gateway: GatewayStream,
 ) -> None:

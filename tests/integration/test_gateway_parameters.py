@@ -91,7 +91,7 @@ async def test_requests_with_a_salt_share_cached_prefixes_with_their_like(
     assert (none, first == second, len({none, first, other})) == ("", True, 3)
 
 
-@pytest.mark.parametrize("name", ["prompt_logprobs", "return_token_ids", "truncate_prompt_tokens"])
+@pytest.mark.parametrize("name", ["prompt_logprobs", "truncate_prompt_tokens"])
 async def test_what_cannot_be_had_is_refused_with_what_can(client, name) -> None:
     answer = await client.http.post("/v1/completions", json=completion_body(**{name: 1}))
 

@@ -183,8 +183,9 @@ FULL: dict[str, dict[str, Any]] = {
         "tools": [{"type": "function", "function": TOOL}],
         "logprobs": True,
         "top_logprobs": 2,
+        "return_token_ids": True,
     },
-    "/v1/completions": {"prompt": "Hi", "logprobs": 2, "echo": True},
+    "/v1/completions": {"prompt": "Hi", "logprobs": 2, "echo": True, "return_token_ids": True},
     "/v1/responses": {
         "input": "Hi",
         "tools": [{"type": "function", **TOOL}],

@@ -101,12 +101,14 @@ class Preparation:
             parsed.apply_to_core(core_request)
         core_request.cache_salt = submission.cache_salt or None
         first_token = await self._first_token(rendered) if submission.echo else ""
+        prompt_ids = tuple(rendered["prompt_token_ids"]) if submission.returns_prompt_ids else ()
         return [
             PreparedRequest(
                 engine_id=core.request_id,
                 num_prompt_tokens=num_prompt_tokens,
                 text=rendered.get("prompt"),
                 first_token=first_token,
+                prompt_ids=prompt_ids,
                 core_request=core,
                 parser=parsed and parsed.answer_parser(rendered["prompt_token_ids"]),
             )

@@ -53,7 +53,7 @@ class LiveRequest:
     submission: Submission
     trace: RequestTrace
     engine_id: str = ""  # empty until the engine knows it
-    prompt_text: str = ""  # known once it is prepared, if it is to be given back
+    prompt: EchoedPrompt | None = None  # known once it is prepared, if it is to be given back
     num_generated: int = 0
     num_delivered: int = 0
 
@@ -65,9 +65,9 @@ class LiveRequest:
         """Return the prompt if it goes with `delta`, which is not counted yet: with the first
         tokens only, although an engine that computes a prompt again scores it again.
         """
-        if not self.submission.echo or self.num_generated or not delta.tokens:
+        if self.prompt is None or self.num_generated or not delta.tokens:
             return None
-        return EchoedPrompt(self.prompt_text, delta.prompt_logprobs)
+        return replace(self.prompt, logprobs=delta.prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Session:
         )
         self._note(live, RequestStatus.QUEUED)
         live.engine_id = prepared.engine_id
-        live.prompt_text = prepared.text or ""
+        live.prompt = _echoed_prompt(live.submission, prepared)
         await self._engine.add(prepared, partial(self._on_delta, live))
 
     def _is_live(self, live: LiveRequest) -> bool:
@@ -323,6 +323,14 @@ class Session:
         for task in set(self._preparing.values()):
             task.cancel()
         self._preparing.clear()
+
+
+def _echoed_prompt(submission: Submission, prepared: PreparedRequest) -> EchoedPrompt | None:
+    """Return what is to be given back of a prompt that nothing is computed of yet."""
+    if not (submission.echo or submission.returns_prompt_ids):
+        return None
+    text = prepared.text or "" if submission.echo else ""
+    return EchoedPrompt(text, token_ids=prepared.prompt_ids)
 
 
 def status_after(delta: Delta, num_generated: int) -> RequestStatus:

@@ -9,6 +9,7 @@ for one message waits for the next: a message above gRPC's limit would end the s
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 from services.executor.types import Delta, Ending, Rejection, Token
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
@@ -16,6 +17,7 @@ from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 MAX_FRAME_BYTES = 256 << 10  # of tokens and echoes, but for the last; some 30 ms to write
 ENTRY_BYTES = 32  # of a token or a probability on the wire, without its text
 CHARACTER_BYTES = 4  # at most
+ID_BYTES = 4  # of a prompt's token, at most in vocabularies below 2**28
 
 
 @dataclass(slots=True)
@@ -132,11 +134,8 @@ def _cut(frame: Frame, room: int) -> tuple[Frame, Frame]:
 def _split(output: Output, room: int) -> tuple[Output, Output | None, int]:
     """Return what of an output fills `room` bytes, what is left of it, and of the room."""
     if output.prompt is not None:
-        text, logprobs = output.prompt.text, output.prompt.logprobs
-        num_first, room = _fill(map(_logprobs_bytes, logprobs), room - CHARACTER_BYTES * len(text))
-        if num_first < len(logprobs):
-            first = EchoedPrompt(text, logprobs[:num_first])
-            left = EchoedPrompt("", logprobs[num_first:])
+        first, left, room = _split_prompt(output.prompt, room)
+        if left is not None:
             head = Output(output.first_token_index, prompt=first)
             return head, replace(output, prompt=left), room
     num_first, room = _fill(map(_token_bytes, output.tokens), room)
@@ -147,6 +146,18 @@ def _split(output: Output, room: int) -> tuple[Output, Output | None, int]:
     first_left = output.first_token_index + num_first
     left_output = replace(output, first_token_index=first_left, tokens=left_tokens, prompt=None)
     return head, left_output, room
+
+
+def _split_prompt(prompt: EchoedPrompt, room: int) -> tuple[EchoedPrompt, EchoedPrompt | None, int]:
+    """Return what of a prompt fills `room` bytes, what is left of it, and of the room."""
+    ids, logprobs = prompt.token_ids, prompt.logprobs
+    room -= CHARACTER_BYTES * len(prompt.text)
+    num_ids, room = _fill(repeat(ID_BYTES, len(ids)), room)
+    num_logprobs, room = _fill(map(_logprobs_bytes, logprobs), room)
+    if num_ids == len(ids) and num_logprobs == len(logprobs):
+        return prompt, None, room
+    first = EchoedPrompt(prompt.text, logprobs[:num_logprobs], ids[:num_ids])
+    return first, EchoedPrompt("", logprobs[num_logprobs:], ids[num_ids:]), room
 
 
 def _fill(sizes: Iterable[int], room: int) -> tuple[int, int]:

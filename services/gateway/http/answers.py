@@ -24,8 +24,8 @@ from services.kit.errors import InvalidRequestError, ServiceError
 
 log = structlog.get_logger()
 
-# Of answers to one call that are not streamed: tokens, and probabilities of any. Kept and written
-# they take some 600 bytes each.
+# Of answers to one call that are not streamed: tokens, probabilities of any, and ids of prompts.
+# Kept and written they take some 600 bytes each at most.
 MAX_WHOLE_ENTRIES = 1 << 18
 LARGE_WHOLE_ENTRIES = 1 << 12  # written off the event loop from here on
 
@@ -37,7 +37,7 @@ class AnswerWriter(Protocol):
         """Return the events that come before any token."""
 
     def prompt(self, prompt: EchoedPrompt) -> bytes:
-        """Return the event that gives the prompt back."""
+        """Return the event that gives the prompt back; none if a later one does."""
 
     def tokens(self, tokens: Sequence[Token], *, as_one: bool = False) -> bytes:
         """Return the events of tokens, or as few as will do."""
@@ -101,6 +101,7 @@ class WholeAnswers(_Answers):
         tokens: list[Token] = []
         async for batch in generation.batches():
             if prompt := generation.prompt if not tokens else None:
+                size.add(len(prompt.token_ids), None)
                 size.add(len(prompt.logprobs), prompt.logprobs[-1] if prompt.logprobs else None)
             size.add(len(batch), batch[0].logprobs)
             tokens += batch
@@ -112,7 +113,7 @@ class WholeAnswers(_Answers):
 
 
 class _WholeSize:
-    """Counts what the answers to one call hold: tokens, and probabilities of any."""
+    """Counts what the answers to one call hold: tokens, probabilities and ids of prompts."""
 
     def __init__(self) -> None:
         self.num_entries = 0
@@ -182,7 +183,7 @@ class _AnswerEvents:
         self._stream = stream
         self._chunks = chunks
         self._generation = generation
-        self._prompt_is_due = generation.request.echo
+        self._prompt_is_due = generation.request.wants_its_prompt
 
     @property
     def is_open(self) -> bool:

@@ -147,6 +147,7 @@ class ApiRoutes:
             created_s=int(time.time()),
             answers_per_prompt=body.n,
             is_prompt_only=body.wants_no_answer,
+            has_token_ids=body.tells_token_ids,
         )
         form = ChatForm(
             head,

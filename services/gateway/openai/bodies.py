@@ -73,7 +73,6 @@ WITHOUT_EFFECT = frozenset(
 NEUTRAL_VALUES: Mapping[str, Any] = MappingProxyType(
     {
         "best_of": 1,
-        "return_token_ids": False,
         "return_tokens_as_token_ids": False,
         "use_beam_search": False,
     }
@@ -82,8 +81,6 @@ NEUTRAL_VALUES: Mapping[str, Any] = MappingProxyType(
 REASONS: Mapping[str, str] = MappingProxyType(
     {
         "prompt_logprobs": "not supported: ask /v1/completions for echo with logprobs",
-        "return_token_ids": "not supported: the gRPC API tells the ids of tokens, /tokenize those "
-        "of a prompt",
         "truncate_prompt_tokens": "not supported: no prompt is cut unseen; /tokenize counts its "
         "tokens",
     }
@@ -103,6 +100,7 @@ class RequestBody(SampledBody):
     allowed_token_ids: AllowedTokenIds | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
     stream_options: StreamOptions | None = None
@@ -127,6 +125,11 @@ class RequestBody(SampledBody):
     def wants_no_answer(self) -> bool:
         """Say whether the client wants the prompt back and nothing else."""
         return False
+
+    @property
+    def tells_token_ids(self) -> bool:
+        """Say whether the answer's token ids are told; the prompt's are if they are asked for."""
+        return self.return_token_ids
 
     @property
     def answers_a_conversation(self) -> bool:
@@ -190,6 +193,10 @@ class ChatCompletionBody(RequestBody):
     @property
     def answers_a_conversation(self) -> bool:
         return True
+
+    @property
+    def tells_token_ids(self) -> bool:
+        return self.return_token_ids and self.include_reasoning  # reasoning could be read off them
 
     def max_output_tokens(self) -> int | None:
         if self.max_tokens is not None and self.max_completion_tokens is not None:

@@ -60,6 +60,7 @@ def to_generation_requests(
         service_level=service_level(body.evenflow, headers),
         delivery=types.Delivery.STREAMED if body.stream else types.Delivery.WHOLE,
         echo=body.gives_prompt_back,
+        returns_prompt_ids=body.return_token_ids,
         priority=body.priority,
         cache_salt=body.cache_salt,
         parent_id=request_id if num_answers > 1 else None,

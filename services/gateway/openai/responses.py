@@ -36,6 +36,7 @@ class AnswerHead:
     created_s: int  # since 1970
     answers_per_prompt: int = 1  # answer k is one to prompt k // answers_per_prompt
     is_prompt_only: bool = False  # what is generated is not told
+    has_token_ids: bool = False  # of what is generated, in every choice
 
     @property
     def is_chat(self) -> bool:
@@ -61,7 +62,7 @@ def encode_large_json(value: Any) -> str:
     if isinstance(value, dict):
         members = (f"{encode_json(key)}:{encode_large_json(v)}" for key, v in value.items())
         return f"{{{','.join(members)}}}"
-    if isinstance(value, list) and len(value) > MAX_LIST_STEP:
+    if isinstance(value, list | tuple) and len(value) > MAX_LIST_STEP:
         return f"[{','.join(map(encode_large_json, value))}]"
     return encode_json(value)
 
@@ -132,9 +133,12 @@ class ChunkWriter:
         """
         self._is_chat = head.is_chat
         self._is_prompt_only = head.is_prompt_only
+        self._has_token_ids = head.has_token_ids
         self._index = index
         self._includes_usage = includes_usage
         self._counted_from = counted_from
+        self._is_full = head.has_token_ids or counted_from is not None
+        self._prompt_ids: Sequence[int] = ()  # to be told with the role
         self._num_tokens = 0  # of the answer, up to the chunk that is made
         self._head = chunk_base(head)
         self._is_begun = not self._is_chat  # only a chat tells a role
@@ -149,16 +153,24 @@ class ChunkWriter:
         return b""
 
     def prompt(self, prompt: EchoedPrompt) -> bytes:
-        """Return the event that gives the prompt back; it comes before all others."""
-        return event(self._chunk(prompt.text, self._logprobs(prompt.logprobs)))
+        """Return the event that gives the prompt back; it comes before all others. A conversation's
+        ids come with the role.
+        """
+        if self._is_chat:
+            self._prompt_ids = prompt.token_ids
+            return b""
+        choice = self._choice(prompt.text, self._logprobs(prompt.logprobs), None)
+        if prompt.token_ids:
+            choice["prompt_token_ids"] = prompt.token_ids
+        return event(self._with_choices([choice]))
 
     def tokens(self, tokens: Sequence[Token], *, as_one: bool = False) -> bytes:
-        """Return an event per token that says something or has probabilities, or one for all of
-        them; the first ones follow the chunk with the role.
+        """Return an event per token that says something, or has probabilities or an id to be told,
+        or one for all of them; the first ones follow the chunk with the role.
         """
         if self._is_prompt_only:
             return b""
-        if self._counted_from is not None:
+        if self._is_full:
             return self._full_events(tokens, as_one=as_one)
         texts = []
         for token in tokens:
@@ -176,8 +188,8 @@ class ChunkWriter:
 
     def _full_events(self, tokens: Sequence[Token], *, as_one: bool) -> bytes:
         """Return the events of tokens of which some have more than text."""
-        scored = tokens[0].logprobs is not None
-        told = tokens if scored else [token for token in tokens if says_something(token)]
+        all_count = self._has_token_ids or tokens[0].logprobs is not None
+        told = tokens if all_count else [token for token in tokens if says_something(token)]
         if not told:
             return b""
         groups = [told] if as_one else [[token] for token in told]
@@ -197,15 +209,18 @@ class ChunkWriter:
             return b""
         self._is_begun = True
         choice = self._choice({"role": "assistant", "content": ""}, None, None)
-        return event(self._with_choices([choice]))
+        chunk = self._with_choices([choice])
+        if self._prompt_ids:
+            chunk["prompt_token_ids"], self._prompt_ids = self._prompt_ids, ()
+        return event(chunk)
 
     def _full(self, tokens: Sequence[Token]) -> bytes:
         """Return the event of tokens with all that they have."""
         self._num_tokens = tokens[-1].index + 1
         logprobs = self._logprobs([t.logprobs for t in tokens if t.logprobs])
         if all(map(is_plain, tokens)):
-            return event(self._chunk("".join(token.text for token in tokens), logprobs))
-        return event(self._with_choices([self._choice(delta(tokens), logprobs, None)]))
+            return event(self._chunk("".join(token.text for token in tokens), logprobs, tokens))
+        return event(self._with_choices([self._choice(delta(tokens), logprobs, None, tokens)]))
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if not logprobs:
@@ -216,15 +231,29 @@ class ChunkWriter:
         self._num_characters += sum(map(len, written["tokens"]))
         return written
 
-    def _chunk(self, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _chunk(
+        self, text: str, logprobs: dict[str, Any] | None = None, tokens: Sequence[Token] = ()
+    ) -> dict[str, Any]:
         content = {"content": text} if self._is_chat else text
-        return self._with_choices([self._choice(content, logprobs, None)])
+        return self._with_choices([self._choice(content, logprobs, None, tokens)])
 
     def _choice(
-        self, content: dict[str, Any] | str, logprobs: dict[str, Any] | None, reason: str | None
+        self,
+        content: dict[str, Any] | str,
+        logprobs: dict[str, Any] | None,
+        reason: str | None,
+        tokens: Sequence[Token] = (),
     ) -> dict[str, Any]:
         name = "delta" if self._is_chat else "text"
-        return {"index": self._index, name: content, "logprobs": logprobs, "finish_reason": reason}
+        choice: dict[str, Any] = {
+            "index": self._index,
+            name: content,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        if self._has_token_ids:
+            choice["token_ids"] = [token.id for token in tokens]
+        return choice
 
     def _with_choices(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head | {"choices": choices}
@@ -243,7 +272,11 @@ class Answer:
 
 
 def whole_answers(head: AnswerHead, answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return the body of a response that is not streamed."""
+    """Return the body of a response that is not streamed. One conversation has one prompt, whose
+    ids it tells; other choices have their prompts'.
+    """
+    prompt = answers[0].prompt
+    ids = {"prompt_token_ids": prompt.token_ids} if head.is_chat and prompt is not None else {}
     return {
         "id": head.answer_id,
         "object": "chat.completion" if head.is_chat else "text_completion",
@@ -251,6 +284,7 @@ def whole_answers(head: AnswerHead, answers: Sequence[Answer]) -> dict[str, Any]
         "model": head.model,
         "choices": [_whole_choice(head, k, answer) for k, answer in enumerate(answers)],
         "usage": usage([answer.finish for answer in answers], head.answers_per_prompt),
+        **ids,
     }
 
 
@@ -267,7 +301,12 @@ def _whole_choice(head: AnswerHead, index: int, answer: Answer) -> dict[str, Any
     else:
         choice["text"] = text
         written = completion_logprobs(logprobs) if logprobs else None
-    return choice | {"logprobs": written, "finish_reason": answer.finish.reason.value}
+    choice |= {"logprobs": written, "finish_reason": answer.finish.reason.value}
+    if head.has_token_ids:
+        choice["token_ids"] = [token.id for token in answer.tokens]
+    if not head.is_chat and answer.prompt is not None and answer.prompt.token_ids:
+        choice["prompt_token_ids"] = answer.prompt.token_ids
+    return choice
 
 
 def _of_no_tokens(finish: Finish) -> Finish:

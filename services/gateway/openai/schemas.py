@@ -70,6 +70,7 @@ class ChatChoice(TypedDict):
     message: AnsweringMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletion(TypedDict):
@@ -81,6 +82,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class FunctionCallPart(TypedDict):
@@ -108,6 +110,7 @@ class ChatChunkChoice(TypedDict):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletionChunk(TypedDict):
@@ -119,6 +122,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class CompletionChoice(TypedDict):
@@ -126,6 +130,8 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Completion(TypedDict):
@@ -144,6 +150,8 @@ class CompletionChunkChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class CompletionChunk(TypedDict):

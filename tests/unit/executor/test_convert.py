@@ -1,5 +1,6 @@
 """Submits are checked before they cost anything; frames keep every field."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,15 @@ def test_each_kind_of_input_is_kept(fields: dict[str, Any], expected: object) ->
     submission = only(convert.submissions_from_proto(make_submit(**fields)))
 
     assert submission.prompt == expected
+
+
+@pytest.mark.parametrize("field", ["echo", "returns_prompt_ids"])
+def test_what_is_to_be_given_back_of_a_prompt_is_kept(field) -> None:
+    plain = only(convert.submissions_from_proto(make_submit()))
+
+    asking = only(convert.submissions_from_proto(make_submit(**{field: True})))
+
+    assert asking == replace(plain, **{field: True})
 
 
 def test_further_answers_share_all_but_their_ids_seeds_and_traces() -> None:

@@ -47,6 +47,7 @@ def make_observed_request(request_id: str) -> RequestObservation:
 
 
 UNWELCOME = "unwelcome"  # a request that the engine fails on
+PROMPT_IDS = (5, 6, 7, 8, 9, 10, 11)
 SCORES = (TokenLogprobs(Logprob(0, "x", None)),)
 TOO_LONG = Rejection(code=RejectCode.CONTEXT_LENGTH, field="prompt", message="too long")
 
@@ -73,7 +74,12 @@ class FakeEngine:
                 raise RuntimeError("a bug")
         self.num_prepared += 1
         return [
-            PreparedRequest(engine_id=f"{one.request_id}-x", num_prompt_tokens=7, text="the prompt")
+            PreparedRequest(
+                engine_id=f"{one.request_id}-x",
+                num_prompt_tokens=len(PROMPT_IDS),
+                text="the prompt",
+                prompt_ids=PROMPT_IDS if one.returns_prompt_ids else (),
+            )
             for one in submissions
         ]
 
@@ -559,6 +565,20 @@ async def test_a_prompt_goes_back_with_the_first_token_and_never_again(
     second = await next_frame(session)
 
     assert first.outputs["r"].prompt == EchoedPrompt("the prompt", SCORES)
+    assert second.outputs["r"].prompt is None
+
+
+async def test_a_prompt_s_ids_go_back_without_its_text(
+    engine: FakeEngine, session: Session
+) -> None:
+    session.submit([make_submission(returns_prompt_ids=True)])
+    await settle()
+    engine.generate("r", 1)
+    first = await next_frame(session)
+    engine.generate("r", 2)
+    second = await next_frame(session)
+
+    assert first.outputs["r"].prompt == EchoedPrompt("", token_ids=PROMPT_IDS)
     assert second.outputs["r"].prompt is None
 
 

@@ -147,7 +147,8 @@ async def test_what_is_too_much_for_a_message_goes_into_the_next_ones() -> None:
 
 async def test_an_echo_too_large_for_a_message_comes_in_pieces_before_the_tokens() -> None:
     top = tuple(Logprob(k, "token", -1.0) for k in range(20))
-    prompt = EchoedPrompt("Hi", tuple(TokenLogprobs(top[0], top) for _ in range(1_000)))
+    ids = tuple(range(200_000, 300_000))  # the larger part of two messages
+    prompt = EchoedPrompt("Hi", tuple(TokenLogprobs(top[0], top) for _ in range(1_000)), ids)
     stream = StepStream()
     stream.accept("a", num_prompt_tokens=1_000)
     stream.push("a", make_delta(1, ending=FinishReason.STOP), prompt=prompt)
@@ -161,6 +162,7 @@ async def test_an_echo_too_large_for_a_message_comes_in_pieces_before_the_tokens
     pieces = [output.prompt for output in outputs]
     assert len(pieces) > 2
     assert sum(pieces[1:], start=pieces[0]) == prompt
+    assert [len(piece.token_ids) for piece in pieces[:3]] == [65_534, 34_466, 0]  # 4 bytes each
     assert [len(output.tokens) for output in outputs] == [0] * (len(outputs) - 1) + [1]
     assert max(sizes) <= MAX_FRAME_BYTES
 

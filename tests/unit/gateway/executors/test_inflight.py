@@ -266,6 +266,15 @@ def test_an_echo_may_come_in_pieces_before_the_first_token(executor, sink) -> No
     assert sink.text == "x"
 
 
+def test_ids_of_a_prompt_come_with_an_echo(executor, sink) -> None:
+    first = make_output(0, "x")
+    first.prompt.CopyFrom(gen.EchoedPrompt(text="Hi", token_ids=[3, 4]))
+
+    executor.send(first)
+
+    assert sink.prompts == [EchoedPrompt("Hi", token_ids=(3, 4))]
+
+
 def test_an_echo_is_heard_once_and_with_the_first_token(executor, sink) -> None:
     echo = gen.EchoedPrompt(text="Hi")
     first = make_output(0, "x")

@@ -200,6 +200,23 @@ def test_a_completion_may_give_its_prompt_back() -> None:
     assert not complete().echo
 
 
+def test_ids_of_tokens_are_told_if_they_are_asked_for() -> None:
+    for request in (chat(return_token_ids=True), complete(return_token_ids=True)):
+        assert (request.returns_prompt_ids, request.echo) == (True, False)
+    assert not chat(return_token_ids=False).returns_prompt_ids
+    assert not complete().returns_prompt_ids
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("told", [False, True])
+def test_ids_do_not_tell_reasoning_that_is_not_to_be_told(asked, told) -> None:
+    parameters = {"return_token_ids": asked, "include_reasoning": told}
+    body = {"model": "m", "messages": MESSAGES} | parameters
+
+    assert parse_body(ChatCompletionBody, body).tells_token_ids == (asked and told)
+    assert chat(**parameters).returns_prompt_ids == asked
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [None, 1]}, "b": {"const": None}}}
 
 
