@@ -22,6 +22,7 @@ from services.kit.rpc import Context
 LONG = "Tell me everything."
 COUNT = "Count."
 CONTEXT = 4_096
+NUM_PROMPT_TOKENS = 7
 NUM_COUNTED, COUNT_INTERVAL_S = 400, 0.045  # a tenth faster than they are read
 NUM_LONG, LONG_BURST, LONG_INTERVAL_S = 1_500, 50, 0.02
 NUM_SHORT = 6
@@ -109,7 +110,7 @@ class _Answers:
             task.cancel()
 
     def _take(self, submit: pb.Submit) -> None:
-        self._frame.accepted.add(request_id=submit.request_id, num_prompt_tokens=7)
+        self._frame.accepted.add(request_id=submit.request_id, num_prompt_tokens=NUM_PROMPT_TOKENS)
         self._news.set()
         said = submit.text or "".join(message.content for message in submit.chat.messages)
         if said not in (LONG, COUNT):
@@ -152,6 +153,8 @@ class _Answers:
             output.prompt.text = submit.text
             if submit.sampling.HasField("logprobs"):
                 output.prompt.logprobs.add(chosen=gen.Logprob(id=1, token=submit.text))
+        if submit.returns_prompt_ids and not num_said:
+            output.prompt.token_ids.extend(range(NUM_PROMPT_TOKENS))
 
     def _end(self, submit: pb.Submit, num_said: int, ending: pb.Ending) -> None:
         self._output(submit.request_id, num_said).ending.CopyFrom(ending)

@@ -342,6 +342,24 @@ async def test_a_chat_tells_how_likely_its_tokens_were(client, executor) -> None
     assert [choice["delta"]["content"] for choice in choices] == ["é", ""]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_each_of_several_answers_tells_how_likely_its_tokens_were(
+    client, executor, path
+) -> None:
+    executor.script_for = lambda submit: Script(texts=["a" if is_first(submit) else "b"])
+    is_chat = "chat" in path
+    asked = chat_body(logprobs=True, top_logprobs=2) if is_chat else completion_body(logprobs=2)
+
+    response = await client.http.post(path, json=asked | {"n": 2}, headers={"x-request-id": "r"})
+
+    for choice, text in zip(response.json()["choices"], "ab", strict=True):
+        told = choice["logprobs"]
+        tokens = [one["token"] for one in told["content"]] if is_chat else told["tokens"]
+        (places,) = told["content"] if is_chat else told["top_logprobs"]
+        assert tokens == [text]
+        assert len(places["top_logprobs"] if is_chat else places) == 2
+
+
 async def test_a_chat_may_ask_for_the_chosen_tokens_alone(client, executor) -> None:
     response = await client.http.post("/v1/chat/completions", json=chat_body(logprobs=True))
 
