@@ -28,7 +28,7 @@ from tests.exact.reference import reference
 MIN_HIT_BLOCKS = 1_000  # blocks of one layer that somebody else had computed
 MIN_EVICTED_COLUMNS = 100  # whose slots others took
 MIN_FOUND_BLOCKS = 500  # of one layer, that a pool still had
-MAX_ROUNDS = 20  # what is there to be found depends on when copies end
+MAX_ROUNDS = 20  # what is found, and how requests come back, depends on when copies end
 
 TWO_ENGINES = pytest.mark.parametrize(
     "runner", [LAYERS, HALVES], ids=["layers", "halves-asynchronous"], indirect=True
