@@ -28,7 +28,7 @@ from services.executor.step_messages import (
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-NUM_GROUPS, NUM_COPIES = 8, 4_000
+NUM_GROUPS, NUM_COPIES = 8, 1_600
 KEPT = (CopyJob, WatchedCopy, RunningSave, IdleEvent, Mark)
 
 
