@@ -6,7 +6,7 @@ that `product.py` calls with every engine.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from lab.engine.conversations import BRANCH, SALTED, STEPS_PER_TURN, TWIN, conve
 from lab.engine.step_runner import Arrival, Hook, Outcome, StepRunner, first_difference, make_prompt
 from lab.engine.workloads import churn, fixed, random_way, together
 from services.executor.blocks.host_pool import Promise
+from services.executor.blocks.pool_blocks import Position
 from services.placement.run.resume import ResumeWay
 from tests.exact import faults
 from tests.exact.aborts import AbortsByState
@@ -289,8 +290,19 @@ def test_the_guard_looks_at_blocks_that_nobody_copied(
 
 
 def let_reused_blocks_be_found(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what the pool knows of free blocks when it hands them out."""
+    """Keep what the first request leaves, whoever has its blocks then; others leave nothing."""
     blocks = runner.scheduler.block_owner.blocks
+    leave, num_ended = blocks.leave, 0
+
+    def leave_once(positions: Iterable[tuple[int, Position]]) -> None:
+        nonlocal num_ended
+        num_ended += 1
+        if num_ended == 1:
+            leave(positions)
+        else:
+            blocks.release([block for _, held in positions for block in held if block is not None])
+
+    monkeypatch.setattr(blocks, "leave", leave_once)
     monkeypatch.setattr(blocks, "_on_reuse", lambda block: None)
     monkeypatch.setattr(blocks, "check_integrity", lambda: None)
 
