@@ -14,17 +14,29 @@ KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
 
 
 class Behavior:
-    """A servicer whose four methods all do `act` and answer with what it returns."""
+    """A servicer whose four methods all do `act` and answer with what it returns.
+
+    They read what the client writes to its end: one that is answered while it writes may be told of
+    the write that failed.
+    """
 
     def __init__(self) -> None:
         self.act = lambda: b"ok"
 
     async def unary(self, request, context) -> bytes:
+        await read(request)
         return self.act()
 
     async def stream(self, request, context) -> AsyncIterator[bytes]:
+        await read(request)
         yield b"first"
         yield self.act()
+
+
+async def read(request: bytes | AsyncIterator[bytes]) -> None:
+    if not isinstance(request, bytes):
+        async for _ in request:
+            pass
 
 
 @pytest.fixture
