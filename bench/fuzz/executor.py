@@ -24,7 +24,7 @@ COUNT = "Count."
 CONTEXT = 4_096
 NUM_PROMPT_TOKENS = 7
 NUM_COUNTED, COUNT_INTERVAL_S = 400, 0.045  # a tenth faster than they are read
-NUM_LONG, LONG_BURST, LONG_INTERVAL_S = 1_500, 50, 0.02
+NUM_LONG, LONG_BURST, LONG_INTERVAL_S = 1_500, 50, 0.5  # 100 tokens per second and answer
 NUM_SHORT = 6
 _CANCELLED = pb.Ending(finish_reason=gen.FINISH_REASON_CANCELLED)
 

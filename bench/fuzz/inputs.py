@@ -24,7 +24,8 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from lab.drawn_messages import messages_of
 from services.gateway.http.operations import openapi_document
 
-BATCH = 200  # of one strategy
+ROUND = 20  # of one strategy
+BATCH = 500  # in a line
 MUTANTS = 32  # of each HTTP request that was drawn, beside itself
 
 
@@ -251,17 +252,21 @@ _PIECES = (
 
 
 def main(number: int) -> None:
+    """Print batches for ever; in each round every strategy has its turn, and all are mixed."""
     source, all_strategies = random.Random(number), strategies()
     while True:
-        source.shuffle(all_strategies)
+        inputs: list[Input] = []
         for strategy in all_strategies:
             number += 1
-            batch = drawn(strategy, BATCH, number)
-            whole = [base for base in batch if base.kind is Kind.REQUEST]
+            drawn_now = drawn(strategy, ROUND, number)
+            whole = [base for base in drawn_now if base.kind is Kind.REQUEST]
+            inputs += drawn_now
             for base in whole:
-                batch += mutants(base, source.choice(whole), source)
-            source.shuffle(batch)
-            print(base64.b64encode(pickle.dumps(batch)).decode(), flush=True)
+                inputs += mutants(base, source.choice(whole), source)
+        source.shuffle(inputs)
+        for first in range(0, len(inputs), BATCH):
+            batch = pickle.dumps(inputs[first : first + BATCH])
+            print(base64.b64encode(batch).decode(), flush=True)
 
 
 if __name__ == "__main__":

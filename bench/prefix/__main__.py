@@ -6,5 +6,5 @@ from bench.document import measure_named
 from bench.prefix import chat
 
 if __name__ == "__main__":
-    benchmarks = {pool: partial(chat.benchmark, pool) for pool in chat.POOLS}
+    benchmarks = {name: partial(chat.benchmark, name) for name in chat.SETTINGS}
     measure_named(benchmarks, prefix="prefix", description=__doc__)

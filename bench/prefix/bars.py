@@ -9,12 +9,12 @@ MAX_OF_UNCACHED = 1 / 5  # of the last turn's time to the first token without th
 MAX_SLOWER_FRAC = 0.05  # than stock vLLM, where everything fits the pool
 
 
-def verdicts(pool: str, rows: Sequence[Row]) -> list[str]:
+def verdicts(rows: Sequence[Row], *, fits: bool) -> list[str]:
     """Return a line for each bar: what was measured, what it had to be, and whether it is met."""
     by_engine = {row["engine"]: row for row in rows}
     ours, stock = by_engine[OURS], by_engine[STOCK]
     last_s, stock_s = ours["last_ttft_s"], stock["last_ttft_s"]
-    slack = MAX_SLOWER_FRAC if pool == "fits" else 0.0
+    slack = MAX_SLOWER_FRAC if fits else 0.0
     bars = [
         ("cache off", last_s, MAX_OF_UNCACHED * by_engine[UNCACHED]["last_ttft_s"]),
         ("stock", last_s, (1 + slack) * stock_s),

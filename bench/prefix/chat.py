@@ -18,8 +18,8 @@ from pathlib import Path
 from bench.document import Benchmark, Row
 from bench.layerwise._engines import engines
 from bench.prefix.bars import OURS, STOCK, UNCACHED, verdicts
-from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
-from lab.models import NUM_LAYERS
+from demo.model import demo_model
+from lab.engine.step_runner import EXACTNESS, Arrival, EngineCase, Model, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
 from services.pacing.attainment import DELIVERY_TOLERANCE_S
 
@@ -27,9 +27,27 @@ NUM_CONVERSATIONS = 8
 NUM_TURNS = 10
 FIRST_TOKENS, MESSAGE_TOKENS, ANSWER_TOKENS = 200, 60, 40  # 1,140 tokens after the last turn
 READER_TPS = 10.0
-NUM_ROUNDS = 3
 BLOCK_SIZE = 32  # the least on a CPU
-POOLS = {"fits": 9_600, "third": 3_200}  # tokens of the pool; the histories have 9,120 at the end
+TINY = EXACTNESS
+REAL = Model(directory=demo_model, num_layers=30)  # SmolLM2-135M
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is measured: the histories of a round have 9,120 tokens in the end."""
+
+    pool_tokens: int
+    model: Model
+    num_rounds: int  # after one that warms up
+    num_warm_turns: int
+
+
+SETTINGS = {
+    "fits": Setting(pool_tokens=9_600, model=TINY, num_rounds=3, num_warm_turns=NUM_TURNS),
+    "third": Setting(pool_tokens=3_200, model=TINY, num_rounds=3, num_warm_turns=NUM_TURNS),
+    "fits-135m": Setting(pool_tokens=9_600, model=REAL, num_rounds=2, num_warm_turns=2),
+    "third-135m": Setting(pool_tokens=3_200, model=REAL, num_rounds=2, num_warm_turns=2),
+}
 
 
 @dataclass
@@ -62,13 +80,13 @@ class Conversation:
         )
 
 
-def one_round(runner: StepRunner, number: int) -> Row:
-    """Run all conversations to their ends."""
+def one_round(runner: StepRunner, number: int, num_turns: int = NUM_TURNS) -> Row:
+    """Run all conversations for so many turns."""
     conversations = {
         f"c{number}-{n}": Conversation(f"c{number}-{n}", seed=1 + number * NUM_CONVERSATIONS + n)
         for n in range(NUM_CONVERSATIONS)
     }
-    ttfts_s: dict[int, list[float]] = {turn: [] for turn in range(1, NUM_TURNS + 1)}
+    ttfts_s: dict[int, list[float]] = {turn: [] for turn in range(1, num_turns + 1)}
     last_cpus_s: list[float] = []
     in_time: list[float] = []
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -84,18 +102,18 @@ def one_round(runner: StepRunner, number: int) -> Row:
             conversation.arrived_s += [now_s] * (len(tokens) - len(conversation.arrived_s))
             if output.finished:
                 ttfts_s[conversation.turn].append(conversation.arrived_s[0] - conversation.sent_s)
-                if conversation.turn == NUM_TURNS:
+                if conversation.turn == num_turns:
                     last_cpus_s.append(conversation.first_cpu_s)
                 in_time.append(in_time_frac(conversation.arrived_s))
                 conversation.tokens += tokens
-                if conversation.turn < NUM_TURNS:
+                if conversation.turn < num_turns:
                     conversation.next_turn(runner)
     seconds = time.perf_counter() - began_s
-    num_tokens = NUM_CONVERSATIONS * NUM_TURNS * ANSWER_TOKENS
+    num_tokens = NUM_CONVERSATIONS * num_turns * ANSWER_TOKENS
     everything = sorted(ttft_s for turn in ttfts_s.values() for ttft_s in turn)
     return {
         "first_ttft_s": statistics.median(ttfts_s[1]),
-        "last_ttft_s": statistics.median(ttfts_s[NUM_TURNS]),
+        "last_ttft_s": statistics.median(ttfts_s[num_turns]),
         "ttft_p50_s": statistics.median(everything),
         "ttft_p99_s": everything[int(0.99 * (len(everything) - 1))],
         "in_time_frac": statistics.mean(in_time),
@@ -121,17 +139,20 @@ def in_time_frac(arrived_s: Sequence[float]) -> float:
     return statistics.mean(a <= due for a, due in zip(arrived_s, due_s, strict=True))
 
 
-def cases(num_tokens: int) -> dict[str, EngineCase]:
-    num_blocks = num_tokens // BLOCK_SIZE
+def cases(setting: Setting) -> dict[str, EngineCase]:
+    num_blocks = setting.pool_tokens // BLOCK_SIZE
     stock = EngineCase(
         num_blocks=num_blocks + 1,
+        model=setting.model,
         block_size=BLOCK_SIZE,
         max_model_len=2_048,
         max_num_batched_tokens=512,
         prefix_caching=True,
     )
-    kv = KVOptions(host_bytes=512 << 20)
-    ours = replace(stock, kv=kv, num_blocks=num_blocks * NUM_LAYERS + 1, prefix_caching=False)
+    kv = KVOptions(host_bytes=1 << 30)
+    ours = replace(
+        stock, kv=kv, num_blocks=num_blocks * setting.model.num_layers + 1, prefix_caching=False
+    )
     return {
         OURS: ours,
         UNCACHED: replace(ours, kv=replace(kv, prefix_caching=False)),
@@ -139,26 +160,28 @@ def cases(num_tokens: int) -> dict[str, EngineCase]:
     }
 
 
-def measure(pool: str) -> list[Row]:
+def measure(name: str) -> list[Row]:
     """Measure the rounds that no earlier call has; they are kept, and given with the others."""
-    kept = Path(f".cache/bench/prefix-{pool}-{_commit()}.jsonl")
+    setting = SETTINGS[name]
+    kept = Path(f".cache/bench/prefix-{name}-{_commit()}.jsonl")
     kept.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     done = {(row["engine"], row["round"]) for row in rows}
-    rounds = range(1, 1 + NUM_ROUNDS)
-    missing = [n for n in rounds if any((name, n) not in done for name in cases(POOLS[pool]))]
-    with engines(cases(POOLS[pool]) if missing else {}) as started:
-        for number in [0, *missing]:
-            for name, engine in started.items():
-                if (name, number) in done:
+    rounds, all_cases = range(1, 1 + setting.num_rounds), cases(setting)
+    missing = [n for n in rounds if any((engine, n) not in done for engine in all_cases)]
+    with engines(all_cases if missing else {}) as started:
+        for process in started.values():  # rates are measured, memory is touched
+            process.measure(one_round, 0, setting.num_warm_turns)
+        for number in missing:
+            for engine, process in started.items():
+                if (engine, number) in done:
                     continue
-                row = {"engine": name, "round": number, **engine.measure(one_round, number)}
+                row = {"engine": engine, "round": number, **process.measure(one_round, number)}
                 print(row, file=sys.stderr, flush=True)
-                if number:  # the first one warms up: rates are measured, memory is touched
-                    rows.append(row)
-                    with kept.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
-    return [median_of([row for row in rows if row["engine"] == name]) for name in cases(0)]
+                rows.append(row)
+                with kept.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    return [median_of([row for row in rows if row["engine"] == engine]) for engine in all_cases]
 
 
 def median_of(rows: Sequence[Row]) -> Row:
@@ -192,10 +215,12 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     ]
 
 
-def benchmark(pool: str) -> Benchmark:
+def benchmark(name: str) -> Benchmark:
+    setting = SETTINGS[name]
+    model = "SmolLM2-135M" if setting.model is REAL else "the exactness model"
     return Benchmark(
-        name=pool,
-        title=f"Ten turns of eight conversations, a pool of {POOLS[pool]} tokens",
+        name=name,
+        title=f"Ten turns of eight conversations, {model}, a pool of {setting.pool_tokens} tokens",
         definitions={
             "histories": f"{NUM_CONVERSATIONS} x 1,140 tokens in the end",
             "first turn, last turn": "median time to the first token of the conversations' first "
@@ -206,9 +231,9 @@ def benchmark(pool: str) -> Benchmark:
             "included: work beside the engine disturbs it less",
             "tokens/s": "output tokens / time from the first message to the last token",
             "lambda": "bytes that the link moves in a decode step / bytes of the pool, as measured",
-            "rounds": f"medians of {NUM_ROUNDS}, after one that warms up",
+            "rounds": f"medians of {setting.num_rounds}, after one that warms up",
         },
-        measure=partial(measure, pool),
+        measure=partial(measure, name),
         table=table,
-        verdicts=partial(verdicts, pool),
+        verdicts=partial(verdicts, fits=name.startswith("fits")),
     )
