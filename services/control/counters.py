@@ -16,8 +16,8 @@ class Counters:
     """Running totals since the engine started."""
 
     # Blocks and layer groups.
-    num_evicted_blocks: int = _counter(
-        "Blocks dropped from the pool because their host copy was complete."
+    num_sealed_blocks: int = _counter(
+        "Blocks of offloaded layer groups that left the pool: their host copy was complete."
     )
     num_restored_groups: int = _counter("Layer groups that came back from host memory.")
     num_loaded_blocks: int = _counter("Blocks that came back by a copy from the host.")

@@ -7,7 +7,10 @@ same settings. Copies run without vLLM: it is imported where it is needed.
 from collections import UserDict
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import pydantic.dataclasses
+from pydantic import Field
 
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 from services.control.room.capacity_guard import MAX_STAGING
@@ -23,6 +26,15 @@ COMPARED_KV_DTYPES = frozenset(
     {"auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"}
 )
 MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
+
+# What values there are; settings of the same name have the same.
+LayersPerGroup: TypeAlias = Annotated[int, Field(ge=1)]
+StagingBuffers: TypeAlias = Annotated[int, Field(ge=1, le=MAX_STAGING)]
+RingBytes: TypeAlias = Annotated[int, Field(ge=MIN_RING_BYTES)]
+Amount: TypeAlias = Annotated[int, Field(ge=0)]
+Rate: TypeAlias = Annotated[float, Field(ge=0)]
+Limit: TypeAlias = Annotated[float, Field(gt=0)]
+EmulatedTime: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 
 
 class UncompiledOptions(UserDict[str, Any]):
@@ -67,52 +79,35 @@ class LayerTime:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KVOptions:
-    """How KV is kept in pool and host memory."""
+    """How KV is kept in pool and host memory. Raises `ValueError` for a value out of its range."""
 
-    layers_per_group: int = 1  # contiguous layers that share a block table, >= 1
-    max_staging_buffers: int = MAX_STAGING  # per request, 1 or 2
-    host_bytes: int = 4 << 30  # host memory for KV of one rank, >= 0
-    host_memory: str = HostMemoryForm.PINNED
-    host_ring_bytes: int = 64 << 20  # pinned by the ring, both directions, >= MIN_RING_BYTES
-    pin_bytes_per_s: float = 0.0  # CPU only: speed of modelled pinning; 0: ready at once
+    layers_per_group: LayersPerGroup = 1  # contiguous layers that share a block table
+    max_staging_buffers: StagingBuffers = MAX_STAGING  # per request
+    host_bytes: Amount = 4 << 30  # host memory for KV of one rank
+    host_memory: HostMemoryForm = HostMemoryForm.PINNED
+    host_ring_bytes: RingBytes = 64 << 20  # pinned by the ring, both directions
+    pin_bytes_per_s: Rate = 0.0  # CPU only: speed of modelled pinning; 0: ready at once
     predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
     # Write-through of resident groups; 0: none.
-    max_mirrored_blocks_per_step: int = MAX_MIRRORED_BLOCKS
+    max_mirrored_blocks_per_step: Amount = MAX_MIRRORED_BLOCKS
     restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
     overlap_load_evict: bool = True  # loads of one request begin while another's blocks drain
     prefix_caching: bool = True  # requests begin with what others left on the host
-    max_pause_s: float = 60.0  # a pause or park ends by itself after this, > 0
-    h2d_bytes_per_s: float = 0.0  # CPU only: speed of the modelled link; 0: memory speed
-    d2h_bytes_per_s: float = 0.0  # CPU only
+    max_pause_s: Limit = 60.0  # a pause or park ends by itself after this
+    h2d_bytes_per_s: Rate = 0.0  # CPU only: speed of the modelled link; 0: memory speed
+    d2h_bytes_per_s: Rate = 0.0  # CPU only
     copy_latency_s: float = 0.0  # CPU only: per chunk
-    integrity_guard: str = GuardMode.SAMPLE  # which blocks are checked when they come back
-    copy_timeout_s: float = 30.0  # > 0; beyond what the bytes take, until a copy counts as hung
-    slowest_bytes_per_s: float = 50e6  # > 0; a link that is slower than this counts as broken
-    emulated_layer_s: float = 0.0  # CPU only: every layer takes so long, padded; 0: as it comes
-    emulated_token_s: float = 0.0  # CPU only: more per layer for each token of the step
-    emulated_context_token_s: float = 0.0  # CPU only: more per layer for each token attended to
+    integrity_guard: GuardMode = GuardMode.SAMPLE  # which blocks are checked when they come back
+    copy_timeout_s: Limit = 30.0  # beyond what the bytes take, until a copy counts as hung
+    slowest_bytes_per_s: Limit = 50e6  # a link that is slower than this counts as broken
+    # CPU only: every layer takes so long, padded; 0: as it comes.
+    emulated_layer_s: EmulatedTime = 0.0
+    emulated_token_s: EmulatedTime = 0.0  # more per layer for each token of the step
+    emulated_context_token_s: EmulatedTime = 0.0  # more per layer for each token attended to
     poison: bool = False  # tests only: freed and awaited blocks are NaN
     trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
-
-    def __post_init__(self) -> None:
-        if self.layers_per_group < 1:
-            raise ValueError("layers_per_group must be at least 1")
-        if self.max_staging_buffers not in (1, MAX_STAGING):
-            raise ValueError("max_staging_buffers must be 1 or 2")
-        if self.host_bytes < 0 or self.max_mirrored_blocks_per_step < 0:
-            raise ValueError("host_bytes and max_mirrored_blocks_per_step must not be negative")
-        HostMemoryForm(self.host_memory)  # ValueError if it is neither
-        GuardMode(self.integrity_guard)
-        if self.copy_timeout_s <= 0 or self.slowest_bytes_per_s <= 0:
-            raise ValueError("copy_timeout_s and slowest_bytes_per_s must be positive")
-        if self.host_ring_bytes < MIN_RING_BYTES:
-            raise ValueError(f"host_ring_bytes must be at least {MIN_RING_BYTES}")
-        if self.max_pause_s <= 0:
-            raise ValueError("max_pause_s must be positive")
-        if min(self.emulated_layer_s, self.emulated_token_s, self.emulated_context_token_s) < 0:
-            raise ValueError("times of the emulated device must not be negative")
 
     @property
     def layer_time(self) -> LayerTime:

@@ -13,6 +13,17 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
+from services.executor.kv_options import (
+    Amount,
+    EmulatedTime,
+    GuardMode,
+    HostMemoryForm,
+    LayersPerGroup,
+    Limit,
+    Rate,
+    RingBytes,
+    StagingBuffers,
+)
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 from services.kit.telemetry.tracing import OtlpEndpoint
@@ -87,25 +98,25 @@ class ExecutorSettings(ServiceSettings):
 
     # Layer-wise KV: part of a running request's KV lives in host memory.
     layerwise_kv: bool = False
-    kv_layers_per_group: int = Field(default=1, ge=1)  # contiguous layers that move together
-    kv_staging_buffers: int = Field(default=2, ge=1, le=2)  # per request with offloaded layers
-    kv_host_memory_bytes: int = Field(default=4 << 30, ge=0)  # per worker
+    kv_layers_per_group: LayersPerGroup = 1  # contiguous layers that move together
+    kv_staging_buffers: StagingBuffers = 2  # per request with offloaded layers
+    kv_host_memory_bytes: Amount = 4 << 30  # per worker
     # "pinned": all of it, in the background; "ring": copies pass through a small pinned ring.
-    kv_host_memory: Literal["pinned", "ring"] = "pinned"
-    kv_host_ring_bytes: int = Field(default=64 << 20, ge=16 << 20)  # pinned by the ring, per worker
+    kv_host_memory: HostMemoryForm = HostMemoryForm.PINNED
+    kv_host_ring_bytes: RingBytes = 64 << 20  # pinned by the ring, per worker
     # At most; 0: no write-through.
-    kv_mirrored_blocks_per_step: int = Field(default=MAX_MIRRORED_BLOCKS, ge=0)
-    kv_max_pause_s: float = Field(default=60.0, gt=0)  # a pause or park ends by itself after this
-    kv_link_bytes_per_s: float = Field(default=0.0, ge=0)  # modelled link on a CPU; 0: memory speed
+    kv_mirrored_blocks_per_step: Amount = MAX_MIRRORED_BLOCKS
+    kv_max_pause_s: Limit = 60.0  # a pause or park ends by itself after this
+    kv_link_bytes_per_s: Rate = 0.0  # modelled link on a CPU; 0: memory speed
     # Which blocks are checked when they come back from the host.
-    kv_integrity_guard: Literal["off", "sample", "all"] = "sample"
+    kv_integrity_guard: GuardMode = GuardMode.SAMPLE
     # Beyond what its bytes take, until a copy counts as hung.
-    kv_copy_timeout_s: float = Field(default=30.0, gt=0)
+    kv_copy_timeout_s: Limit = 30.0
     # An emulated device, on a CPU: every layer is padded to the time given by
     # layer + token x tokens of the step + context_token x tokens that they attend to.
-    kv_emulated_layer_s: float = Field(default=0.0, ge=0, le=1)
-    kv_emulated_token_s: float = Field(default=0.0, ge=0, le=1)
-    kv_emulated_context_token_s: float = Field(default=0.0, ge=0, le=1)
+    kv_emulated_layer_s: EmulatedTime = 0.0
+    kv_emulated_token_s: EmulatedTime = 0.0
+    kv_emulated_context_token_s: EmulatedTime = 0.0
     kv_trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
 
     # Who decides where KV is. Unset: `orbitflow` with layer-wise KV, else `vllm`. `vllm` switches

@@ -350,7 +350,7 @@ class BlockOwner:
             donated.update(self._donate(request, holders, position))
         sealed = self._seal_staged(request, min(num_complete, request.staging_length))
         freed = [block for block in sealed if block.block_id not in donated]
-        self.counters.num_evicted_blocks += len(freed)
+        self.counters.num_sealed_blocks += len(freed)
         self.blocks.release(freed)
 
     def _seal_staged(self, request: RequestKV, num_positions: int) -> list[KVCacheBlock]:
@@ -378,7 +378,7 @@ class BlockOwner:
             for position in [p for p in group.own if p < group.num_host_blocks]:
                 freed.append(group.own.pop(position))
                 group.row[position] = self.blocks.null
-        self.counters.num_evicted_blocks += len(freed)
+        self.counters.num_sealed_blocks += len(freed)
         self.blocks.release(freed)
 
     def _donate(self, request: RequestKV, holders: Sequence[GroupKV], position: int) -> list[int]:

@@ -47,7 +47,7 @@ class GenerationEngine(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class LiveRequest:
+class StreamedRequest:
     """A request that was submitted and has neither ended nor been refused."""
 
     submission: Submission
@@ -100,7 +100,7 @@ class Session:
         self._progress = progress
         self._admission, self._tracing = admission, tracing
         self._stream = StepStream()
-        self._live: dict[str, LiveRequest] = {}
+        self._live: dict[str, StreamedRequest] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._input_ended = False
         self._closed = False
@@ -147,9 +147,9 @@ class Session:
             return DUPLICATE
         return self._admission.why_not(submissions)
 
-    def _enter(self, submission: Submission) -> LiveRequest:
+    def _enter(self, submission: Submission) -> StreamedRequest:
         trace = RequestTrace(submission, self._tracing)
-        return LiveRequest(submission=replace(submission, trace=trace.context), trace=trace)
+        return StreamedRequest(submission=replace(submission, trace=trace.context), trace=trace)
 
     def _is_taken(self, request_id: str) -> bool:
         return request_id in self._live or self._stream.knows(request_id)
@@ -161,7 +161,7 @@ class Session:
             log.info("request_rejected", request_id=request_id, code=rejection.code.value)
             self._stream.reject(request_id, rejection)
 
-    async def _start(self, answers: Sequence[LiveRequest]) -> None:
+    async def _start(self, answers: Sequence[StreamedRequest]) -> None:
         bind_request_id(answers[0].submission.request_id)  # the stream's call has another
         try:
             prepared = await self._prepare(answers)
@@ -174,14 +174,14 @@ class Session:
                 await self._add(live, one)
                 await asyncio.sleep(0)  # many answers leave turns to all else
 
-    async def _prepare(self, answers: Sequence[LiveRequest]) -> Sequence[PreparedRequest]:
+    async def _prepare(self, answers: Sequence[StreamedRequest]) -> Sequence[PreparedRequest]:
         try:
             return await self._engine.prepare([live.submission for live in answers])
         finally:
             for live in filter(self._is_live, answers):
                 self._preparing.pop(live.submission.request_id, None)
 
-    async def _add(self, live: LiveRequest, prepared: PreparedRequest) -> None:
+    async def _add(self, live: StreamedRequest, prepared: PreparedRequest) -> None:
         live.trace.prepared(prepared.num_prompt_tokens)
         self._stream.accept(
             live.submission.request_id, num_prompt_tokens=prepared.num_prompt_tokens
@@ -191,10 +191,10 @@ class Session:
         live.prompt = _echoed_prompt(live.submission, prepared)
         await self._engine.add(prepared, partial(self._on_delta, live))
 
-    def _is_live(self, live: LiveRequest) -> bool:
+    def _is_live(self, live: StreamedRequest) -> bool:
         return self._live.get(live.submission.request_id) is live
 
-    def _on_started(self, answers: Sequence[LiveRequest], task: asyncio.Task[None]) -> None:
+    def _on_started(self, answers: Sequence[StreamedRequest], task: asyncio.Task[None]) -> None:
         """Answer for a start that crashed: the other requests of the stream go on."""
         error = None if task.cancelled() else task.exception()
         if error is None:
@@ -208,7 +208,7 @@ class Session:
             else:
                 self._refuse(live, INTERNAL)
 
-    def _on_delta(self, live: LiveRequest, delta: Delta) -> None:
+    def _on_delta(self, live: StreamedRequest, delta: Delta) -> None:
         if not self._is_live(live):
             return
         self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
@@ -217,7 +217,7 @@ class Session:
         if delta.ending is not None:
             self._end(live, delta.ending)
 
-    def _note(self, live: LiveRequest, status: RequestStatus) -> None:
+    def _note(self, live: StreamedRequest, status: RequestStatus) -> None:
         self._progress.note(
             live.submission.request_id,
             generation=live.submission.generation,
@@ -225,7 +225,7 @@ class Session:
             status=status,
         )
 
-    def _end(self, live: LiveRequest, ending: Ending) -> None:
+    def _end(self, live: StreamedRequest, ending: Ending) -> None:
         """Count and log how a request that the engine took has ended, and let go of it."""
         live.trace.ended(ending, live.num_generated)
         result = result_label(ending)
@@ -238,13 +238,13 @@ class Session:
         )
         self._forget(live)
 
-    def _refuse(self, live: LiveRequest, rejection: Rejection) -> None:
+    def _refuse(self, live: StreamedRequest, rejection: Rejection) -> None:
         """Reject a live request, which the engine does not have."""
         live.trace.rejected(rejection)
         self._forget(live)
         self.reject([live.submission.request_id], rejection)
 
-    def _forget(self, live: LiveRequest) -> None:
+    def _forget(self, live: StreamedRequest) -> None:
         del self._live[live.submission.request_id]
         self._admission.ended()
         if self._input_ended and not self._live:

@@ -77,7 +77,7 @@ def test_random_changes_never_show_a_layer_anything_but_its_own_kv(
     assert sim.pool.get_num_free_blocks() == sim.num_blocks - 1
     assert sim.owner.host.num_free == sim.num_slots
     assert sim.owner.counters.num_restored_groups > 0
-    assert sim.owner.counters.num_evicted_blocks > 0
+    assert sim.owner.counters.num_sealed_blocks > 0
 
 
 @pytest.mark.parametrize("num_staging", [1, 2])
