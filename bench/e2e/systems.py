@@ -50,12 +50,14 @@ class Device:
 RESIDENT: Mapping[str, object] = MappingProxyType(
     {"POLICY": "dynamic-heuristic", "PLANNER_ADDRESS": "", "KV_HOST_MEMORY_BYTES": 0}
 )
+ORBITFLOW = ("batch-uniform", "request-wise", "request-wise-pause", "orbitflow")
 SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "vllm": RESIDENT,
         **{name: {"POLICY": name} for name in ENGINE_PRESETS if name != "vllm"},
-        # No violation is planned for; by default one request of a batch may miss in each step.
-        "orbitflow-strict": {"POLICY": "orbitflow", "PLAN_ALPHA": 0},
+        # As in the paper, one request of a batch may miss in each step; by default none may.
+        **{name: {"POLICY": name, "PLAN_ALPHA": 1} for name in ORBITFLOW},
+        "orbitflow-strict": {"POLICY": "orbitflow"},
     }
 )
 # Their plans are the same whatever was promised: one run serves every SLO scale.

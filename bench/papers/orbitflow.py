@@ -54,6 +54,7 @@ INTRO = (
 )
 QUICK = Size(num_requests=16, num_seeds=1, quick=True)
 FULL = Size(num_requests=60, num_seeds=3)
+AS_PRINTED = PolicyParameters(alpha=1.0)
 COMPONENTS = ("batch-uniform", "request-wise", "request-wise-pause", "orbitflow")  # Fig. 14a
 VICTIMS = (VictimRule.LONGEST, VictimRule.SHORTEST, VictimRule.RANDOM)  # Fig. 14c
 
@@ -184,7 +185,7 @@ def _figure_11(size: Size) -> list[Point]:
 
 def _figure_13(size: Size) -> list[Point]:
     """Return who comes next by what is left of its answer, beside first come first served."""
-    shortest = PolicyParameters(run_policy=RunPolicy.SRTF.value)
+    shortest = replace(AS_PRINTED, run_policy=RunPolicy.SRTF.value)
     cell = _cell("orbitflow", size)
     return [
         Point(x=0.0, cell=cell),
@@ -232,7 +233,7 @@ def _figure_14c(size: Size) -> list[Point]:
                 x=0.0,
                 cell=replace(
                     cell,
-                    parameters=PolicyParameters(victim_rule=rule),
+                    parameters=replace(AS_PRINTED, victim_rule=rule),
                     label=f"pause the {rule.value}",
                 ),
             )
@@ -254,6 +255,7 @@ def _cell(
         deployment=given,
         workload=Workload(lengths=(prompt, answer), num_requests=size.num_requests),
         policy=policy,
+        parameters=AS_PRINTED,
         rate_per_s=load / (answer.mean * base_s),
         slo_tbt_s=scale * base_s,
         slo_scale=scale,
@@ -279,6 +281,7 @@ def recorded(path: Path, size: Size) -> list[Point]:
         deployment=given,
         workload=Workload(trace=tuple(requests)),
         policy="",
+        parameters=AS_PRINTED,
         rate_per_s=(len(requests) - 1) / span_s,
         slo_tbt_s=SCALE * base_s,
         slo_scale=SCALE,

@@ -128,7 +128,7 @@ class ExecutorSettings(ServiceSettings):
     plan_timeout_s: float = Field(default=1.0, gt=0, le=60)  # of one question to the planner
     plan_mismatch_frac: float = Field(default=0.15, ge=0)  # steps unlike predicted; 0: any will do
     plan_deposit: bool | None = None  # deposited tokens back plans; unset: the policy's choice
-    plan_alpha: float = Field(default=1.0, ge=0)  # SLO violations per step, mean over the window
+    plan_alpha: float = Field(default=0.0, ge=0)  # SLO violations per step, mean over the window
     plan_min_window: int = Field(default=1, ge=1, le=4096)  # decode steps
     plan_max_window: int = Field(default=256, ge=1, le=4096)  # decode steps
     plan_min_pause_s: float = Field(default=1.0, ge=0)

@@ -179,7 +179,7 @@ class PolicyParameters:
     admission_policy: str = ""  # "": the preset's
     deposit: bool | None = None  # whether deposited tokens back plans; None: the preset's
     pause: bool | None = None  # whether placement may pause; None: the preset's
-    alpha: PerStep = 1.0  # SLO violations per step, mean over the window, >= 0 (OrbitFlow, 3.3.1)
+    alpha: PerStep = 0.0  # SLO violations per step, mean over the window, >= 0; OrbitFlow's is 1
     min_window: Window = 1  # Delta_min, decode steps
     max_window: Window = 256  # Delta_max, decode steps, >= min_window
     min_pause_s: Seconds = 1.0  # a pause lasts this long unless a request completes

@@ -16,7 +16,6 @@ from services.control.room.capacity_guard import CapacityGuard, Need
 from services.control.room.moves import Returns
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import (
-    RESUME_HORIZON,
     LinkAndStep,
     ParkedRequest,
     ResumeWay,
@@ -68,8 +67,7 @@ class Resumes(Generic[KVT]):
             num_host_tokens=kv.num_tokens,
             load_bytes=len(loaded) * group_bytes,
             found_bytes=self._moves.num_to_find(kv, loaded) * self.block_bytes,
-            host_bytes=num_groups * group_bytes,
-            num_steps=max(1, min(RESUME_HORIZON, num_left)),
+            num_left=max(1, num_left),
         )
         way = self.choose_way(parked, engine)
         if way is ResumeWay.LOAD and not loaded:

@@ -3,15 +3,17 @@
 TokenFlow (section 5.3) compares the time of the load with the time of the recompute. Here the three
 ways are compared by the delay they cause to everybody, in seconds summed over requests:
 
-    load            this request waits until its bytes are through the queue; nobody else does
+    load            this request waits until its bytes are through the queue, and for the step after
+                    that; nobody else does
     recompute       the whole batch waits for the prefill
-    host-resident   nothing is copied ahead; each step waits for the bytes that the link does not
-                    move within the step, until the layers are back
+    host-resident   nothing is copied ahead: the batch waits in each step for what is not back yet,
+                    less and less; with one staging buffer no layer's copy hides behind another
 
 Layers that have no room in the pool are on the host whichever way it comes back, and in each step
 the batch waits for them: what all ways have in common is left out.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -55,12 +57,10 @@ class ParkedRequest:
     num_tokens: int  # all of its known tokens, >= 1
     num_host_tokens: int  # leading ones whose KV is on the host
     load_bytes: int  # of the layers that have room in the pool
-    host_bytes: int  # of all layers
+    num_left: int  # tokens that it may still generate, >= 1
     found_bytes: int = 0  # of those to be loaded, what free blocks of the pool still hold
-    num_steps: int  # that it is expected to run before the layers that have room are back, >= 1
 
 
-RESUME_HORIZON = 64  # steps at most that a host-resident request is expected to run so
 MIN_LINK_SHARE = 0.05  # of the link is left to background copies, whatever the steps load
 
 
@@ -71,18 +71,19 @@ def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, 
     num_delayed = engine.num_running + 1
     tail_s = engine.prompt.seconds(parked.num_host_tokens, parked.num_tokens)
     step_load_s = engine.step_bytes / engine.h2d_bytes_per_s
-    background_share = max(
-        MIN_LINK_SHARE, 1.0 - step_load_s / max(engine.step_s, step_load_s, 1e-9)
-    )
+    step_s = max(engine.step_s, step_load_s, 1e-9)
+    background_share = max(MIN_LINK_SHARE, 1.0 - step_load_s / step_s)
     copied_bytes = parked.load_bytes - parked.found_bytes
-    copied_bytes += engine.queue_bytes if copied_bytes else 0
-    load_s = copied_bytes / (engine.h2d_bytes_per_s * background_share)
-    left_bytes = parked.host_bytes - parked.load_bytes
-    meanwhile_s = _stall_s(parked.host_bytes, engine) - _stall_s(left_bytes, engine)
+    queued_bytes = copied_bytes + (engine.queue_bytes if copied_bytes else 0)
+    back_s = queued_bytes / (engine.h2d_bytes_per_s * background_share)
+    num_steps = math.ceil(back_s / step_s - 1e-9)  # that end before all that has room is back
+    num_staged = min(num_steps, parked.num_left)
+    mean_left_frac = 1.0 - (num_staged - 1) / (2 * num_steps) if num_steps else 0.0
+    stalls_s = num_staged * mean_left_frac * copied_bytes / engine.h2d_bytes_per_s
     return {
-        ResumeWay.LOAD: load_s + num_delayed * tail_s,
+        ResumeWay.LOAD: num_steps * step_s + num_delayed * tail_s,
         ResumeWay.RECOMPUTE: num_delayed * engine.prompt.seconds(0, parked.num_tokens),
-        ResumeWay.HOST_RESIDENT: num_delayed * (tail_s + parked.num_steps * meanwhile_s),
+        ResumeWay.HOST_RESIDENT: num_delayed * (tail_s + stalls_s),
     }
 
 
@@ -101,11 +102,3 @@ def cheapest_resume(
         return ResumeWay.LOAD
     costs = resume_costs(parked, engine)
     return min(ways, key=lambda way: costs[way])
-
-
-def _stall_s(num_bytes: int, engine: LinkAndStep) -> float:
-    """Return how much longer a step takes that loads `num_bytes` more."""
-    assert engine.h2d_bytes_per_s
-    before_s = max(engine.step_s, engine.step_bytes / engine.h2d_bytes_per_s)
-    after_s = max(engine.step_s, (engine.step_bytes + num_bytes) / engine.h2d_bytes_per_s)
-    return after_s - before_s

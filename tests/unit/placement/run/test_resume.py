@@ -31,8 +31,7 @@ def make_parked(**overrides: object) -> ParkedRequest:
         "num_tokens": 110,
         "num_host_tokens": 100,
         "load_bytes": 800,
-        "host_bytes": 800,
-        "num_steps": 10,
+        "num_left": 10,
         **overrides,
     }
     return ParkedRequest(**values)  # type: ignore[arg-type]
@@ -40,12 +39,23 @@ def make_parked(**overrides: object) -> ParkedRequest:
 
 def test_costs_by_hand() -> None:
     # tail: 10 tokens at 100/s = 0.1 s, for 4 requests 0.4
-    # load: 800 bytes at 1000/s = 0.8 s, for itself only
+    # load: 800 bytes at 1000/s = 8 steps of 0.1 s, for itself only
     # recompute: 110 tokens at 100/s = 1.1 s, for 4 requests 4.4
-    # host-resident: each step takes 0.8 s instead of 0.1: 0.7 s, 10 times, for 4 requests 28
+    # host-resident: the first of 8 steps waits 0.8 s, the others for an eighth less each: 3.6 s,
+    # for 4 requests 14.4
     assert resume_costs(make_parked(), make_engine()) == pytest.approx(
-        {ResumeWay.LOAD: 1.2, ResumeWay.RECOMPUTE: 4.4, ResumeWay.HOST_RESIDENT: 28.4}
+        {ResumeWay.LOAD: 1.2, ResumeWay.RECOMPUTE: 4.4, ResumeWay.HOST_RESIDENT: 14.8}
     )
+    # ... of which its last 2 tokens see the first two: 0.8 + 0.7 s, for 4 requests 6
+    short = resume_costs(make_parked(num_left=2), make_engine())
+    assert short[ResumeWay.HOST_RESIDENT] == pytest.approx(6.4)
+
+
+def test_a_load_is_waited_for_until_its_step_ends() -> None:
+    # 410 bytes take 0.41 s, which is noticed after 5 steps.
+    assert resume_costs(make_parked(load_bytes=410), make_engine())[
+        ResumeWay.LOAD
+    ] == pytest.approx(0.9)
 
 
 def test_what_free_blocks_still_hold_is_not_copied() -> None:
@@ -66,20 +76,28 @@ def test_a_slow_link_loses_to_a_fast_prefill() -> None:
     assert cheapest_resume(make_parked(), engine) is ResumeWay.RECOMPUTE
 
 
-def test_layers_whose_loads_hide_within_the_steps_stay_on_the_host() -> None:
-    # 80 bytes take 0.08 s of every 0.1 s step: no stall, while a load waits 0.08 s.
-    parked = make_parked(load_bytes=80, host_bytes=80)
-    assert cheapest_resume(parked, make_engine()) is ResumeWay.HOST_RESIDENT
+def test_who_runs_alone_waits_for_its_layers_and_not_for_the_step_to_end() -> None:
+    # 80 bytes take 0.08 s of its first step; a load of them, a step of 0.1 s. Others wait as well.
+    parked = make_parked(load_bytes=80)
+    assert cheapest_resume(parked, make_engine(num_running=0)) is ResumeWay.HOST_RESIDENT
+    assert cheapest_resume(parked, make_engine()) is ResumeWay.LOAD
+
+
+def test_a_short_answer_does_not_wait_for_a_long_queue() -> None:
+    # host-resident: 0.8 s in each of two steps; a load, 9.8 s
+    engine = make_engine(num_running=0, queue_bytes=9_000, prompt=PromptCost(token_s=0.1))
+    assert cheapest_resume(make_parked(num_left=2), engine) is ResumeWay.HOST_RESIDENT
+    assert cheapest_resume(make_parked(num_left=20), engine) is ResumeWay.LOAD
 
 
 def test_a_whole_request_comes_back_where_no_step_may_wait_for_its_layers() -> None:
-    parked = make_parked(load_bytes=80, host_bytes=80)
-    assert cheapest_resume(parked, make_engine(), ways=WHOLE) is ResumeWay.LOAD
+    parked, engine = make_parked(load_bytes=80), make_engine(num_running=0)
+    assert cheapest_resume(parked, engine, ways=WHOLE) is ResumeWay.LOAD
 
 
-@pytest.mark.parametrize("queue_bytes", [0, 3_199, 3_201])
+@pytest.mark.parametrize("queue_bytes", [0, 3_050, 3_201])
 def test_a_long_queue_tips_the_balance_to_the_recompute(queue_bytes: int) -> None:
-    # load: (queue + 800) / 1000 + 0.4 against 4.4
+    # load: (queue + 800) / 1000, in whole steps of 0.1 s, + 0.4 against 4.4
     expected = ResumeWay.LOAD if queue_bytes <= 3_200 else ResumeWay.RECOMPUTE
     assert cheapest_resume(make_parked(), make_engine(queue_bytes=queue_bytes)) is expected
 
@@ -101,15 +119,15 @@ def test_before_anything_is_measured_what_is_on_the_host_is_loaded(rate: str) ->
 
 
 def test_layers_without_room_in_the_pool_are_the_same_to_every_way() -> None:
-    # 400 of 800 bytes have room: a load takes 0.4 s. Left on the host they make each step 0.4 s
-    # longer than the other 400 do, which are there in any case: 10 times, for 4 requests 16.
+    # 400 of 800 bytes have room: a load takes 0.4 s. Left on the host they make the first of four
+    # steps 0.4 s longer, the others a quarter less each: 1 s, for 4 requests 4.
     assert resume_costs(make_parked(load_bytes=400), make_engine()) == pytest.approx(
-        {ResumeWay.LOAD: 0.8, ResumeWay.RECOMPUTE: 4.4, ResumeWay.HOST_RESIDENT: 16.4}
+        {ResumeWay.LOAD: 0.8, ResumeWay.RECOMPUTE: 4.4, ResumeWay.HOST_RESIDENT: 4.4}
     )
 
 
 def test_what_has_no_room_at_all_is_not_computed_again_for_steps_that_wait_either_way() -> None:
-    parked = make_parked(load_bytes=0, num_steps=1_000)
+    parked = make_parked(load_bytes=0, num_left=1_000)
 
     costs = resume_costs(parked, make_engine())
     assert costs[ResumeWay.HOST_RESIDENT] == pytest.approx(0.4)
