@@ -29,7 +29,7 @@ def measure() -> list[Row]:
         rng = random.Random(f"{link}")
         _delay(drive, 256, 2, ResumeWay.RECOMPUTE)  # rates are measured
         for _ in range(DRAWS):
-            num_tokens, num_others = rng.randint(64, 960), rng.randint(1, 6)
+            num_tokens, num_others = rng.randint(64, 800), rng.randint(1, 6)
             rows.append(_draw(drive, link, num_tokens, num_others))
         drive.runner.close()
     return rows
@@ -71,7 +71,7 @@ def _delay(
         return way
 
     scheduler, through = drive.scheduler, drive.scheduler.transfers.write_through
-    name = drive.start(num_tokens, num_output=4 + 2 * WINDOW)
+    name = drive.start(num_tokens, num_output=8 * WINDOW)
     others = [drive.start(64, num_output=400) for _ in range(num_others)]
     while drive.num_output(name) < 4 or through.is_busy:
         drive.step()
