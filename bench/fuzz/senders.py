@@ -120,6 +120,8 @@ class Sender:
     async def _bytes(self, input: Input) -> str:
         connection = await self._connect()
         for piece in _pieces(input):
+            if connection.is_closed:
+                break
             connection.transport.write(piece)
             await asyncio.sleep(0)
         heard = connection.heard
