@@ -176,6 +176,11 @@ class StepRunner:
         self._environment = pytest.MonkeyPatch()
         for name, value in ENVIRONMENT.items():
             self._environment.setenv(name, value)
+        if case.kv is not None:
+            # vLLM would go on with that one's worker half, and its options.
+            from vllm.distributed.kv_transfer import has_kv_transfer_group
+
+            assert not has_kv_transfer_group(), "another layer-wise engine is open in this process"
         self.engine = make_engine(case)
         self.core = self.engine.engine_core.engine_core
         self.scheduler = self.core.scheduler

@@ -13,12 +13,12 @@ OPTION = "--draw"
 # By the module and the parameter that stands for an engine: those that every commit does not start
 # anyway, and how many of them are drawn.
 POPULATIONS: dict[tuple[str, str], tuple[Mapping[str, EngineCase], int]] = {
+    # But for those whose positions are computed anew: `test_uncached.py` starts two.
     ("product", "runner"): (
         {name: case for name, case in product.CASES.items() if case not in STANDING.values()},
         1,
     ),
     ("product", "case"): (product.BF16_CASES, 1),
-    ("product", "uncached_runner"): (product.UNCACHED_CASES, 0),  # `test_uncached.py` starts two
     ("failures", "runner"): (failures.CASES, 1),
 }
 

@@ -261,30 +261,29 @@ def test_turns_begin_with_what_earlier_ones_left(
     converse_in_all_ways(runner, expected, turns, monkeypatch)
 
 
-@pytest.fixture(scope="module", params=UNCACHED_CASES.values(), ids=UNCACHED_CASES.keys())
-def uncached_runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
-    runner = StepRunner(request.param)
-    yield runner
-    runner.close()
+# The same fixture: a process has one engine at a time.
+uncached_engines = pytest.mark.parametrize(
+    "runner", UNCACHED_CASES.values(), ids=UNCACHED_CASES.keys(), indirect=True
+)
 
 
+@uncached_engines
 @pytest.mark.parametrize("seed", [1, 2])
-def test_kv_that_is_computed_anew_leaves_the_tokens_exact(
-    uncached_runner: StepRunner, seed: int
-) -> None:
+def test_kv_that_is_computed_anew_leaves_the_tokens_exact(runner: StepRunner, seed: int) -> None:
     expected = reference("float32")["mixed"]
     workload = with_aborts(mixed(), seed=seed + 2)
     hook = together(churn(seed, share=0.2), holds(seed, begin=0.05))
 
-    with deciding(uncached_runner, at_random(seed)) as found:
-        outcome = uncached_runner.run(workload, hook=hook)
+    with deciding(runner, at_random(seed)) as found:
+        outcome = runner.run(workload, hook=hook)
 
-    assert_right_and_recomputed(uncached_runner, expected, outcome, workload, found)
+    assert_right_and_recomputed(runner, expected, outcome, workload, found)
 
 
-def test_copies_that_fail_beside_what_is_computed_anew(uncached_runner: StepRunner) -> None:
-    with deciding(uncached_runner, at_random(3)) as found:
-        run = run_with_faults(uncached_runner, TOGETHER, hook=churn(3, share=0.2))
+@uncached_engines
+def test_copies_that_fail_beside_what_is_computed_anew(runner: StepRunner) -> None:
+    with deciding(runner, at_random(3)) as found:
+        run = run_with_faults(runner, TOGETHER, hook=churn(3, share=0.2))
 
     assert_right(run, answers_to(mixed(8), reference("float32")["mixed"]).tokens)
     assert sum(run.faults.values()) > 0
