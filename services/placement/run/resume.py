@@ -3,8 +3,8 @@
 TokenFlow (section 5.3) compares the time of the load with the time of the recompute. Here the three
 ways are compared by the delay they cause to everybody, in seconds summed over requests:
 
-    load            this request waits until its bytes are through the queue, and for the step after
-                    that; nobody else does
+    load            this request waits until its bytes are through the queue, and for the step of
+                    others that they end in; nobody else does
     recompute       the whole batch waits for the prefill
     host-resident   nothing is copied ahead: the batch waits in each step for what is not back yet,
                     less and less; with one staging buffer no layer's copy hides behind another
@@ -77,11 +77,12 @@ def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, 
     queued_bytes = copied_bytes + (engine.queue_bytes if copied_bytes else 0)
     back_s = queued_bytes / (engine.h2d_bytes_per_s * background_share)
     num_steps = math.ceil(back_s / step_s - 1e-9)  # that end before all that has room is back
+    load_s = num_steps * step_s if engine.num_running else back_s  # an idle engine looks at once
     num_staged = min(num_steps, parked.num_left)
     mean_left_frac = 1.0 - (num_staged - 1) / (2 * num_steps) if num_steps else 0.0
     stalls_s = num_staged * mean_left_frac * copied_bytes / engine.h2d_bytes_per_s
     return {
-        ResumeWay.LOAD: num_steps * step_s + num_delayed * tail_s,
+        ResumeWay.LOAD: load_s + num_delayed * tail_s,
         ResumeWay.RECOMPUTE: num_delayed * engine.prompt.seconds(0, parked.num_tokens),
         ResumeWay.HOST_RESIDENT: num_delayed * (tail_s + stalls_s),
     }

@@ -72,22 +72,25 @@ FIRST = asked("first", 0.0, 90, of="c")
 SECOND = asked("second", 1e4, 140, of="c")
 # 396 tokens are 99 blocks of each layer, of 400 in all: one block of each still holds what it did.
 FILLS = asked("fills", 5e3, 376)
+# Runs when the next turn comes, in steps of seconds.
+BESIDE = asked("beside", 1e4 - 1.0, 20)
 
 
 @pytest.mark.parametrize(
-    ("way", "link_bytes_per_s", "token_s"),
+    ("way", "link_bytes_per_s", "token_s", "others"),
     [
         # 27 blocks of 4 layers are 108,000 bytes.
-        ("host_resident", 1e6, 0.1),  # each step copies them in 0.11 s, beside seconds of compute
-        ("load", 1e4, 0.1),  # once in 10.8 s; all tokens again would take 43 s
-        ("recompute", 1e4, 0.001),
+        ("host_resident", 1e7, 0.1, [BESIDE]),  # 0.01 s more of two requests' step, which goes on
+        ("load", 1e6, 0.1, []),  # in 0.11 s, and nobody waits
+        ("load", 1e4, 0.1, []),  # in 10.8 s; all tokens again would take 43 s
+        ("recompute", 1e4, 0.001, []),
     ],
 )
 def test_the_next_turn_begins_with_what_is_cached_the_cheapest_way(
-    way, link_bytes_per_s, token_s
+    way, link_bytes_per_s, token_s, others
 ) -> None:
     engine = make(link_bytes_per_s=link_bytes_per_s, token_s=token_s)
-    record = run(engine, FIRST, FILLS, SECOND)
+    record = run(engine, FIRST, FILLS, *others, SECOND)
 
     assert {name: number for name, number in record.totals.resumes.items() if number} == {way: 1}
     assert record.totals.num_cached_tokens == (0 if way == "recompute" else 108)
