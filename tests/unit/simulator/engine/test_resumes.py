@@ -1,5 +1,7 @@
 """Preempted requests come back as in the executor: by load, by recompute, or from the host."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from services.placement.types import EngineShape, RequestId
@@ -43,14 +45,17 @@ def asked(name: str, *, num_prompt_tokens: int) -> ArrivingRequest:
     )
 
 
-def run_with_preemption(engine: Engine, *, after_tokens: int) -> tuple[RunRecord, list[int]]:
-    """Preempt one request once; return the run, and the tokens that each later step computed."""
+def run_with_preemption(
+    engine: Engine, *, after_tokens: int, others: Sequence[ArrivingRequest] = ()
+) -> tuple[RunRecord, list[int]]:
+    """Preempt request "a" once; return the run, and the tokens that each later step computed."""
     scheduler, schedule = engine.scheduler, engine.scheduler.schedule
     computed: list[int] = []
 
     def preempting(now_s: float) -> list[Turn]:
         for request in list(scheduler.running):
-            if request.num_output_tokens == after_tokens and not request.num_preemptions:
+            is_first = request.request_id == "a" and not request.num_preemptions
+            if is_first and request.num_output_tokens == after_tokens:
                 scheduler.preempt(request, now_s)
         turns = schedule(now_s)
         if scheduler.preempted or computed:
@@ -60,31 +65,38 @@ def run_with_preemption(engine: Engine, *, after_tokens: int) -> tuple[RunRecord
     scheduler.schedule = preempting  # type: ignore[method-assign]
     record = simulate(
         engine,
-        [asked("a", num_prompt_tokens=90)],
+        [asked("a", num_prompt_tokens=90), *others],
         after_event=lambda event: engine.check_integrity(),
     )
     return record, [number for number in computed if number]
 
 
 @pytest.mark.parametrize(
-    ("way", "link_bytes_per_s", "token_s", "num_computed"),
+    ("way", "link_bytes_per_s", "token_s", "others", "num_computed"),
     [
         # 99 of 100 known tokens have KV: 24 blocks of 4 layers, 96,000 bytes, are on the host.
-        ("host_resident", 1e6, 0.1, 4),  # each step copies them in 0.1 s, beside 4.9 s of compute
-        ("load", 1e4, 0.1, 4),  # once in 9.6 s; all tokens again would take 40 s
-        ("recompute", 1e4, 0.001, 64),  # of which the first step takes a whole chunk
+        # 0.01 s more of two requests' step, or one that goes on for 4.9 s without it.
+        ("host_resident", 1e7, 0.1, [asked("b", num_prompt_tokens=8)], 5),
+        ("load", 1e6, 0.1, [], 4),  # in 0.1 s, and nobody waits
+        ("load", 1e4, 0.1, [], 4),  # in 9.6 s; all tokens again would take 40 s
+        ("recompute", 1e4, 0.001, [], 64),  # of which the first step takes a whole chunk
     ],
 )
 def test_a_preempted_request_comes_back_the_cheapest_way(
-    way: str, link_bytes_per_s: float, token_s: float, num_computed: int
+    way: str,
+    link_bytes_per_s: float,
+    token_s: float,
+    others: list[ArrivingRequest],
+    num_computed: int,
 ) -> None:
     engine = make(link_bytes_per_s=link_bytes_per_s, token_s=token_s)
-    record, computed = run_with_preemption(engine, after_tokens=10)
+    record, computed = run_with_preemption(engine, after_tokens=10, others=others)
 
     assert {name: number for name, number in record.totals.resumes.items() if number} == {way: 1}
     assert computed[0] == num_computed
-    assert record.outcomes[0].num_preemptions == 1
-    assert len(record.outcomes[0].generated_s) == 40
+    outcome = next(one for one in record.outcomes if one.request_id == "a")
+    assert outcome.num_preemptions == 1
+    assert len(outcome.generated_s) == 40
 
 
 def test_without_a_complete_copy_all_is_computed_again() -> None:
