@@ -26,7 +26,7 @@ from bench.gateway.processes import running, wait_until
 from bench.gateway.streams import gateway_settings, is_ready
 from lab.stack.ports import free_port
 
-NUM_SENDERS = 384  # inputs at a time: a third wait for the gateway to give up on them, 1 s
+NUM_SENDERS = 896  # inputs at a time: most wait for the gateway to give up on them, 1 to 2 s
 MAX_LIVE = 1_024
 MAX_TOLD = 20  # failures, and what is told of each
 MAX_TOLD_CHARS = 2_000
