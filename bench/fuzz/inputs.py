@@ -26,7 +26,7 @@ from services.gateway.http.operations import openapi_document
 
 ROUND = 20  # of one strategy
 BATCH = 500  # in a line
-MUTANTS = 32  # of each HTTP request that was drawn, beside itself
+MUTANTS = 160  # of each HTTP request that was drawn, beside itself
 
 
 flat = (
