@@ -50,13 +50,15 @@ class Device:
 RESIDENT: Mapping[str, object] = MappingProxyType(
     {"POLICY": "dynamic-heuristic", "PLANNER_ADDRESS": "", "KV_HOST_MEMORY_BYTES": 0}
 )
+# OrbitFlow by its components (Fig. 14a), the last one whole, and the violations that it plans for.
 ORBITFLOW = ("batch-uniform", "request-wise", "request-wise-pause", "orbitflow")
+ORBITFLOW_ALPHA = 1.0
 SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "vllm": RESIDENT,
         **{name: {"POLICY": name} for name in ENGINE_PRESETS if name != "vllm"},
         # As in the paper, one request of a batch may miss in each step; by default none may.
-        **{name: {"POLICY": name, "PLAN_ALPHA": 1} for name in ORBITFLOW},
+        **{name: {"POLICY": name, "PLAN_ALPHA": ORBITFLOW_ALPHA} for name in ORBITFLOW},
         "orbitflow-strict": {"POLICY": "orbitflow"},
     }
 )

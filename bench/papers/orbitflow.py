@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from bench.e2e.systems import ORBITFLOW, ORBITFLOW_ALPHA
 from bench.papers.cells import Found, Point, Size, with_seeds
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
 from services.placement.presets import RunPolicy
@@ -54,8 +55,7 @@ INTRO = (
 )
 QUICK = Size(num_requests=16, num_seeds=1, quick=True)
 FULL = Size(num_requests=60, num_seeds=3)
-AS_PRINTED = PolicyParameters(alpha=1.0)
-COMPONENTS = ("batch-uniform", "request-wise", "request-wise-pause", "orbitflow")  # Fig. 14a
+AS_PRINTED = PolicyParameters(alpha=ORBITFLOW_ALPHA)
 VICTIMS = (VictimRule.LONGEST, VictimRule.SHORTEST, VictimRule.RANDOM)  # Fig. 14c
 
 
@@ -218,7 +218,7 @@ def _figure_14a(size: Size) -> list[Point]:
     return [
         Point(x=scale, cell=_cell(policy, size, scale=scale))
         for scale in SCALES
-        for policy in COMPONENTS
+        for policy in ORBITFLOW
     ]
 
 
