@@ -25,6 +25,7 @@ from bench.papers import (
     tokenflow,
 )
 from bench.papers.cells import Figures, Found
+from bench.papers.claims import CLAIMS, claims
 from bench.papers.sections import Stated, section, speed
 from simulator.comparison.cache import CellCache, cell_key, code_version
 from simulator.comparison.grid import CellResult
@@ -84,9 +85,11 @@ def _write(name: str, found: Found, folder: Path, how: dict[str, object]) -> Non
             by_policy[point.cell.policy][cell_key(point.cell)] = result
     heads, rows = speed({policy: list(cells.values()) for policy, cells in by_policy.items()})
     made = PAPERS[name].shows(found)
+    said = claims(found, CLAIMS[name])
     stated = STATED[name]() if name in STATED else ()
-    text = "\n\n".join(one.markdown() for one in (*made, *stated))
-    sections = [*(section(one) for one in made), *(one.section() for one in stated)]
+    text = "\n\n".join(one.markdown() for one in (said, *made, *stated))
+    figures = [section(one) for one in made]
+    sections = [said.section(), *figures, *(one.section() for one in stated)]
     sections.append(Section(title="Speed of the simulator", body=table(heads, rows)))
     title = f"The figures of {name}'s paper, simulated"
     html = page(title, PAPERS[name].INTRO, [*sections, definitions(DEFINITIONS)])

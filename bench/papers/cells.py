@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from simulator.comparison.grid import Cell, CellResult
 
@@ -24,7 +25,8 @@ class Size:
 
 
 Figures = Mapping[str, list[Point]]
-Found = Mapping[str, Sequence[tuple[Point, CellResult]]]
+Simulated: TypeAlias = tuple[Point, CellResult]
+Found = Mapping[str, Sequence[Simulated]]
 
 
 def with_seeds(points: Iterable[Point], size: Size) -> list[Point]:

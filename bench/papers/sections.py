@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from bench.papers.cells import Point
+from bench.papers.cells import Simulated
 from simulator.comparison.grid import CellResult
 from simulator.report.charts import Chart, Line
 from simulator.report.page import Section, charts, table
@@ -65,9 +65,10 @@ class Shows:
     title: str
     x_label: str
     columns: Sequence[Column]
-    points: Sequence[tuple[Point, CellResult]]
+    points: Sequence[Simulated]
     counting: Counting
     drawn: Sequence[Drawn] = ()  # charts over x, where x is an axis
+    charts: Sequence[Chart] = ()  # others
 
     def rows(self) -> list[list[str]]:
         """Return one row per x, SLO scale and policy; means over seeds."""
@@ -147,8 +148,8 @@ class Stated:
 
 
 def section(one: Shows) -> Section:
-    """Return a table with its chart, where x is an axis."""
-    made = []
+    """Return a table with its charts."""
+    made = list(one.charts)
     if one.drawn:
         scales = sorted({point.cell.slo_scale or 0.0 for point, _ in one.points})
         by_scale = [one] if one.x_label == "SLO scale" else [_at(one, scale) for scale in scales]

@@ -1,21 +1,27 @@
-"""TokenFlow's Table 1 with Fig. 16, 17, 20, 22 and 23 as cells of the simulator.
+"""TokenFlow's Table 1 with Fig. 12 to 20, 22 and 23 as cells of the simulator.
 
 Its controlled workloads (section 7.3): Llama-3-8B on an RTX 4090, and on an H200 of whose memory
 30 % are weights and KV; prompts of 512 or 1,024 tokens, answers of 2,048 (4,096 on the H200),
 normally distributed; all at once, or Poisson. Readers read 20 tokens/s. KV moves in whole requests,
 so that all layers are one group here. The paper does not state the spread of lengths (25 % here),
 nor how much room SGLang reserves (0.3 of each answer's limit here).
+
+Fig. 12 to 15 are of recorded traces of which neither lengths nor rates are given, and of a model
+that does not exist (Qwen2.5-8B; Qwen2-7B here). Here they are bursts (gamma, CV 3) of prompts of
+512 and answers of 2,048 tokens, at a rate a little above what a full pool decodes.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bench.papers.cells import Found, Point, Size, with_seeds
+from bench.papers.cells import Found, Point, Simulated, Size, with_seeds
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_number, as_percent
 from services.placement.run.papers.tokenflow import TokenflowRules
 from simulator.comparison.grid import Arrivals, Cell, Workload
 from simulator.deployment import Deployment
 from simulator.device.hardware import assumptions, device, model
+from simulator.report.charts import Chart, Line
 from simulator.workload import Lengths
 
 INTRO = (
@@ -32,6 +38,8 @@ SYSTEMS = ("sglang", "fcfs-chunked", "andes", "vllm", "tokenflow", "evenflow")
 MAIN = ("sglang", "tokenflow", "evenflow")
 RATE_TPS = 20.0
 RATES_TPS = (20.0, 25.0, 30.0)  # of Fig. 20
+MIXED_TPS = (15.0, 20.0, 15.0, 20.0, 20.0)  # of Fig. 19, in turn
+NUM_TIMELINES = 6  # of Fig. 18 and 19
 INTERVALS_S = (0.5, 1.0, 1.5)  # of Fig. 22
 MUS = (1.0, 2.0, 20.0)  # of Fig. 23
 COLUMNS: tuple[Column, ...] = (
@@ -44,6 +52,15 @@ COLUMNS: tuple[Column, ...] = (
     ("tbt_deposit", "TBT+D %", as_percent),
     ("tpot_deposit", "TPOT+D %", as_percent),
     ("preemptions", "preemptions", as_number),
+)
+BY_RATE: tuple[Column, ...] = tuple(
+    (f"{name} at {rate:g}/s", f"{heading} at {rate:g}/s", as_percent)
+    for rate in sorted(set(MIXED_TPS))
+    for name, heading in (
+        ("tbt_deposit", "TBT+D %"),
+        ("tpot_deposit", "TPOT+D %"),
+        ("rebuffering", "rebuffering %"),
+    )
 )
 COUNTING = Counting(
     theirs=frozenset({"effective_tokens_per_s", "qos"}),
@@ -64,11 +81,15 @@ class Setup:
     answer: int
     burst: int = 0
     rate_per_s: float = 0.0
+    cv: float = 1.0  # of the gaps; 1: Poisson
+    model: str = "llama-3-8b"
+    times: int = 1  # as many requests as `Size` says
 
     @property
     def title(self) -> str:
-        how = f"burst of {self.burst}" if self.burst else f"Poisson {self.rate_per_s:g}/s"
-        return f"{self.gpu}, {how}, {self.prompt} + {self.answer}"
+        process = "Poisson" if self.cv == 1.0 else f"gamma with CV {self.cv:g},"
+        how = f"burst of {self.burst}" if self.burst else f"{process} {self.rate_per_s:g}/s"
+        return f"{self.model}, {self.gpu}, {how}, {self.prompt} + {self.answer}"
 
 
 SETUPS = {
@@ -81,12 +102,22 @@ SETUPS = {
     "H200 (c)": Setup(gpu="h200", prompt=512, answer=4_096, rate_per_s=5.0),
     "H200 (d)": Setup(gpu="h200", prompt=512, answer=4_096, rate_per_s=10.0),
 }
-SENSITIVE = SETUPS["4090 (b)"]  # of Table 2; the paper does not say it of Fig. 20, 22 and 23
+BURSTY = {
+    "12": Setup(gpu="h200", prompt=512, answer=2_048, rate_per_s=8.0, cv=3.0, times=3),
+    "13": Setup(
+        gpu="a6000", prompt=512, answer=2_048, rate_per_s=3.5, cv=3.0, model="qwen2-7b", times=3
+    ),
+    "14": Setup(
+        gpu="h200", prompt=512, answer=2_048, rate_per_s=3.5, cv=3.0, model="qwen2_5-32b", times=3
+    ),
+}
+CONCURRENT = ("sglang", "andes", "tokenflow", "evenflow")  # of Fig. 14 and 15
+SENSITIVE = SETUPS["4090 (b)"]  # of Table 2; the paper does not say it of Fig. 18 to 23
 
 
-def deployment(gpu: str) -> Deployment:
-    """Return Llama-3-8B on one GPU, all layers in one group."""
-    shape, on = model("llama-3-8b"), device(gpu)
+def deployment(gpu: str, name: str = "llama-3-8b") -> Deployment:
+    """Return a model on one GPU, all layers in one group."""
+    shape, on = model(name), device(gpu)
     given = Deployment(
         model=shape,
         device=on,
@@ -94,10 +125,11 @@ def deployment(gpu: str) -> Deployment:
         layers_per_group=shape.num_hidden_layers,
         max_num_seqs=SEATS,
     )
-    if gpu != "h200":
+    if (gpu, name) != ("h200", "llama-3-8b"):
         return given
     kv_bytes = H200_FRAC * on.memory_bytes - 2 * shape.num_parameters
-    return replace(given, pool_tokens=int(kv_bytes / shape.kv_bytes_per_token))
+    token_bytes = shape.num_hidden_layers * shape.kv_bytes_per_token
+    return replace(given, pool_tokens=int(kv_bytes / token_bytes))
 
 
 def figures(size: Size) -> dict[str, list[Point]]:
@@ -107,6 +139,13 @@ def figures(size: Size) -> dict[str, list[Point]]:
         name: [Point(x=0.0, cell=_cell(setup, size, policy)) for policy in SYSTEMS]
         for name, setup in setups.items()
     }
+    if not size.quick:
+        for name, setup in BURSTY.items():
+            systems = CONCURRENT if name == "14" else SYSTEMS
+            made[name] = [Point(x=0.0, cell=_cell(setup, size, policy)) for policy in systems]
+    made["19"] = [
+        Point(x=0.0, cell=replace(_drawn(policy, size), rates_tps=MIXED_TPS)) for policy in MAIN
+    ]
     made["20"] = [
         Point(x=rate, cell=_cell(SENSITIVE, size, policy, rate_tps=rate))
         for rate in RATES_TPS
@@ -117,18 +156,24 @@ def figures(size: Size) -> dict[str, list[Point]]:
         for interval_s in INTERVALS_S
     ]
     made["23"] = [Point(x=mu, cell=_cell(SENSITIVE, size, "tokenflow", mu=mu)) for mu in MUS]
-    return {name: with_seeds(points, size) for name, points in made.items()}
+    once = {"18": [Point(x=0.0, cell=_drawn(policy, size)) for policy in MAIN]}
+    return {name: with_seeds(points, size) for name, points in made.items()} | once
+
+
+def _drawn(policy: str, size: Size) -> Cell:
+    """Return a cell that keeps when tokens of some requests came."""
+    return replace(_cell(SENSITIVE, size, policy), num_timelines=NUM_TIMELINES)
 
 
 def _cell(
     setup: Setup, size: Size, policy: str, *, rate_tps: float = RATE_TPS, **rules: float
 ) -> Cell:
     return Cell(
-        deployment=deployment(setup.gpu),
+        deployment=deployment(setup.gpu, setup.model),
         workload=Workload(
             lengths=(_lengths(setup.prompt), _lengths(setup.answer)),
-            num_requests=setup.burst or size.num_requests,
-            arrivals=Arrivals(burst=setup.burst),
+            num_requests=setup.burst or setup.times * size.num_requests,
+            arrivals=Arrivals(burst=setup.burst, cv=setup.cv),
         ),
         policy=policy,
         rate_per_s=setup.rate_per_s or 1.0,
@@ -145,29 +190,86 @@ def _lengths(mean: int) -> Lengths:
 def shows(found: Found) -> list[Shows]:
     """Return the tables."""
     made = [
-        Shows(
-            title=f"Table 1, {name}: {SETUPS[name].title}",
-            x_label="-",
-            columns=COLUMNS,
-            counting=COUNTING,
-            points=points,
-        )
-        for name, points in found.items()
+        _table(f"Table 1, {name}: {SETUPS[name].title}", found[name])
+        for name in found
         if name in SETUPS
     ]
+    titles = {"12": "Fig. 12", "13": "Fig. 13", "14": "Fig. 14 and 15"}
+    made += [
+        _table(
+            f"{titles[name]}: {BURSTY[name].title}",
+            found[name],
+            charts=over_time(found[name]) if name == "14" else (),
+        )
+        for name in titles
+        if name in found
+    ]
+    reading = f"Fig. 18: when tokens come, {SENSITIVE.title}"
+    made.append(_table(reading, found["18"], charts=token_timelines(found["18"])))
+    mixed = _table("Fig. 19: 40 % read 15 tokens/s, 60 % read 20", found["19"])
+    drawn = token_timelines(found["19"])
+    made.append(replace(mixed, columns=(*COLUMNS[:5], *BY_RATE), charts=drawn))
     axes = {
         "20": ("Fig. 20: reading rates", "tokens/s read"),
         "22": ("Fig. 22: interval between decisions", "interval s"),
         "23": ("Fig. 23: buffer conservativeness", "mu"),
     }
     return made + [
-        Shows(
-            title=title,
-            x_label=x_label,
-            columns=COLUMNS,
-            counting=COUNTING,
-            points=found[name],
-            drawn=DRAWN,
-        )
+        replace(_table(title, found[name]), x_label=x_label, drawn=DRAWN)
         for name, (title, x_label) in axes.items()
+    ]
+
+
+def _table(title: str, points: Sequence[Simulated], *, charts: Sequence[Chart] = ()) -> Shows:
+    return Shows(
+        title=title, x_label="-", columns=COLUMNS, counting=COUNTING, points=points, charts=charts
+    )
+
+
+def over_time(points: Sequence[Simulated]) -> list[Chart]:
+    """Return how many requests wait and run, of the first seed of each policy."""
+    first = [(point.cell.name, result) for point, result in points if not point.cell.seed]
+    counts = {
+        "Queued requests": lambda sample: sample[6],
+        "Running requests": lambda sample: sample[4] - sample[5],
+    }
+    return [
+        Chart(
+            title=title,
+            x_label="s",
+            y_label="requests",
+            lines=[
+                Line(
+                    name=name,
+                    points=[(sample[0], count(sample)) for sample in result.view["residency"]],
+                    colour=colour,
+                    stepped=True,
+                )
+                for colour, (name, result) in enumerate(first)
+            ],
+        )
+        for title, count in counts.items()
+    ]
+
+
+def token_timelines(points: Sequence[Simulated]) -> list[Chart]:
+    """Return one chart per policy: tokens of some requests as generated, and as read (dashed)."""
+    return [
+        Chart(
+            title=point.cell.name,
+            x_label="s",
+            y_label="tokens",
+            lines=[
+                Line(
+                    name=f"{given['request_id']}{suffix}",
+                    points=list(zip(given[instants], given["token"], strict=True)),
+                    colour=colour,
+                    dashed=bool(suffix),
+                )
+                for colour, given in enumerate(result.view["timelines"])
+                for instants, suffix in (("generated_s", ""), ("delivered_s", ", read"))
+            ],
+        )
+        for point, result in points
+        if not point.cell.seed
     ]

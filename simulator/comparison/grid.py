@@ -1,8 +1,9 @@
 """Cells of a comparison: policy x arrival rate x SLO, each run by itself."""
 
+import itertools
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ class Workload:
         return as_conversations(drawn, num_turns=arrivals.num_turns, gap_s=arrivals.turn_gap_s)
 
 
+OF_ONE_RATE = ("tbt_deposit", "tpot_deposit", "rebuffering")  # where readers state several
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
     """What a cell leaves behind."""
@@ -102,6 +106,8 @@ class Cell:
     label: str = ""  # of the policy in reports; empty: its name
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
     slo_ttft_s: float | None = None
+    rates_tps: tuple[float, ...] = ()  # of readers, in turn; their SLO is 1 / rate, not slo_tbt_s
+    num_timelines: int = 0  # in the view: see `view_of`
     tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
     ellm: EllmRules = field(default_factory=EllmRules)
     prefix_caching: bool = True
@@ -115,7 +121,14 @@ class Cell:
         level = ServiceLevel(
             slo_ttft_s=self.slo_ttft_s, slo_tbt_s=self.slo_tbt_s, slo_tpot_s=self.slo_tbt_s
         )
-        return self.workload.requests(rate_per_s=self.rate_per_s, seed=self.seed, level=level)
+        given = self.workload.requests(rate_per_s=self.rate_per_s, seed=self.seed, level=level)
+        if not self.rates_tps:
+            return given
+        levels = [
+            replace(level, slo_tbt_s=1.0 / rate, slo_tpot_s=1.0 / rate) for rate in self.rates_tps
+        ]
+        turns = itertools.cycle(levels)
+        return [replace(one, level=own) for one, own in zip(given, turns, strict=False)]
 
     def run(self) -> CellResult:
         """Run it. Only `cpu_s` depends on the machine that runs it."""
@@ -135,7 +148,12 @@ class Cell:
         if requests:
             shape, machine = self.deployment.shape(), self.deployment.machine()
             found["lambda"] = link_ratio(shape, machine, requests)
-        return CellResult(figures=found, view=view_of(record), cpu_s=cpu_s)
+        for rate in set(self.rates_tps):
+            alike = [one for one in record.outcomes if one.level.slo_tbt_s == 1.0 / rate]
+            own = figures(replace(record, outcomes=tuple(alike)))
+            found |= {f"{name} at {rate:g}/s": own[name] for name in OF_ONE_RATE}
+        view = view_of(record, num_timelines=self.num_timelines)
+        return CellResult(figures=found, view=view, cpu_s=cpu_s)
 
     def row(self, result: CellResult) -> dict[str, Any]:
         """Return what identifies the cell, and its figures."""

@@ -13,9 +13,13 @@ MAX_POINTS = 300  # of one curve
 T = TypeVar("T")
 
 
-def view_of(run: RunRecord) -> dict[str, Any]:
-    """Return distributions, residency over time, and the timeline of one telling request."""
+def view_of(run: RunRecord, *, num_timelines: int = 0) -> dict[str, Any]:
+    """Return distributions, residency over time, and the timeline of one telling request.
+
+    `num_timelines`: of other requests beside it, evenly taken by arrival.
+    """
     done = [outcome for outcome in run.outcomes if outcome.generated_s]
+    by_arrival = sorted(done, key=lambda outcome: outcome.arrival_s)
     return {
         "generated_gaps_s": quantiles(
             [b - a for outcome in done for a, b in pairwise(outcome.generated_s)]
@@ -37,6 +41,7 @@ def view_of(run: RunRecord) -> dict[str, Any]:
             for sample in thinned(run.samples)
         ],
         "timeline": timeline(max(done, key=telling)) if done else None,
+        "timelines": [timeline(outcome) for outcome in thinned(by_arrival, num_timelines)],
     }
 
 
@@ -68,9 +73,9 @@ def timeline(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def thinned(values: Sequence[T]) -> list[T]:
-    """Return at most MAX_POINTS of the values, evenly taken, the first and the last among them."""
+def thinned(values: Sequence[T], most: int = MAX_POINTS) -> list[T]:
+    """Return at most so many values, evenly taken, the first and the last among them."""
     last = len(values) - 1
-    if last < MAX_POINTS:
+    if last < most:
         return list(values)
-    return [values[round(k * last / (MAX_POINTS - 1))] for k in range(MAX_POINTS)]
+    return [values[round(k * last / (most - 1))] for k in range(most)]

@@ -6,11 +6,14 @@ from dataclasses import replace
 import pytest
 
 from bench.papers import ellm, layerkv, orbitflow, tokenflow
-from bench.papers.cells import Size
+from bench.papers.__main__ import PAPERS
+from bench.papers.cells import Found, Size
+from bench.papers.claims import CLAIMS, claims
 from bench.papers.orbitflow import LENGTHS, LOADS, deployment, figures, recorded, shows
 from bench.papers.sections import Counting, Shows, section, speed
 from services.pacing.types import ServiceLevel
-from simulator.comparison.grid import CellResult
+from simulator.comparison.grid import Arrivals, CellResult
+from simulator.report.figures import DEFINITIONS
 from simulator.workload import published_lengths
 
 SIZE = Size(num_requests=3, num_seeds=2)
@@ -25,7 +28,9 @@ def result(**figures: float) -> CellResult:
         "steps": 8.0,
         "output_tokens": 20.0,
     }
-    return CellResult(figures=given | figures, view={}, cpu_s=2.0)
+    line = {"request_id": "a", "token": [1, 2], "generated_s": [0, 1], "delivered_s": [0, 2]}
+    view = {"residency": [[0.0, 0.5, 0.0, 0.0, 3, 1, 2]], "timelines": [line]}
+    return CellResult(figures=given | figures, view=view, cpu_s=2.0)
 
 
 def test_a_load_of_one_offers_what_one_request_decodes() -> None:
@@ -144,8 +149,64 @@ def test_the_other_papers_figures_have_tables_and_charts_where_there_is_an_axis(
     assert len(made) == len(wanted)
     for one in made:
         charts = section(one).body.count('class="chart"')
-        assert charts == (0 if one.x_label == "-" else len(paper.DRAWN))
+        assert charts == len(one.charts) + (0 if one.x_label == "-" else len(paper.DRAWN))
     assert {point.cell.policy for points in wanted.values() for point in points} >= {"evenflow"}
+
+
+def test_what_a_paper_says_stands_beside_what_its_figures_say_here() -> None:
+    points = tokenflow.figures(tokenflow.QUICK)["4090 (c)"]
+    by_policy = {"sglang": 200.0, "tokenflow": 300.0, "evenflow": 150.0}
+    found = {
+        name: [
+            (point, result(effective_tokens_per_s=by_policy.get(point.cell.policy, 1.0)))
+            for point in points
+        ]
+        for name in ("4090 (c)", "4090 (d)")
+    }
+
+    # Rows of figures that were not simulated are left out.
+    assert claims(found, CLAIMS["tokenflow"]).rows == [
+        ["Fig. 17, 4090", "effective throughput +82.5 %", "tokenflow +50 %; evenflow -25 %"]
+    ]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_claim_can_be_read_from_the_whole_figures(paper) -> None:
+    module = PAPERS[paper]
+    wanted = module.figures(module.FULL)
+    names = {name for one in CLAIMS[paper] for name in one.figures}
+    said = {name for shown in module.shows(_all_alike(wanted)) for name, _, _ in shown.columns}
+    said |= set(", ".join(DEFINITIONS).split(", "))
+
+    assert names <= wanted.keys()
+    assert len(claims(_all_alike(wanted, said), CLAIMS[paper]).rows) == len(CLAIMS[paper])
+
+
+def _all_alike(wanted, names=()) -> Found:
+    return {
+        name: [(point, result(**dict.fromkeys(names, 0.5))) for point in points]
+        for name, points in wanted.items()
+    }
+
+
+def test_readers_of_a_mixed_burst_state_their_own_rates() -> None:
+    (cell, *_) = [point.cell for point in tokenflow.figures(tokenflow.QUICK)["19"]]
+    rates = [1.0 / one.level.slo_tbt_s for one in cell.requests()]
+
+    assert len(rates) == 80
+    assert rates.count(15.0) == pytest.approx(0.4 * len(rates))
+    assert rates.count(20.0) == pytest.approx(0.6 * len(rates))
+
+
+def test_figures_of_each_rate_are_of_its_readers_only() -> None:
+    (cell, *_) = [point.cell for point in tokenflow.figures(tokenflow.QUICK)["19"]]
+    few = replace(cell.workload, num_requests=5, arrivals=Arrivals())
+    run = replace(cell, workload=few, rates_tps=(1.0, 1e4)).run()
+
+    # Nobody generates 10,000 tokens per second for one reader.
+    assert run.figures["tpot_deposit at 1/s"] == 1.0
+    assert run.figures["tpot_deposit at 10000/s"] == 0.0
+    assert len(run.view["timelines"]) == 5
 
 
 def test_a_burst_arrives_at_once_and_is_as_large_as_table_1_says() -> None:
