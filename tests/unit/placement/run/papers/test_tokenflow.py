@@ -109,6 +109,21 @@ def test_printed_utility_would_park_the_empty_buffer() -> None:
     assert decide(snapshot, rules).run == ("empty",)
 
 
+def test_printed_working_set_over_the_pool_would_park_nobody() -> None:
+    """W = M / beta (Eq. 4) over the GPU's memory is full with those who run."""
+
+    def printed(num_fit: int, num_running: int, rate: float) -> float:
+        return num_fit - rate * (num_fit - num_running)  # Eq. 5
+
+    toy = Toy()
+    assert printed(2, len(toy.running), 0.0) == len(toy.running)  # no room for R3, ever
+    assert printed(2, 0, 1.0) == 0.0  # with a rate of 1 nobody comes into an empty engine
+
+    for _ in range(4):
+        toy.second()
+    assert all(reader.num_generated for reader in toy.readers.values())
+
+
 def test_who_reads_faster_together_than_the_engine_generates_is_served_by_arrival() -> None:
     members = [
         runs("new", 10, rate_tps=70.0, slack_s=0.5, age_s=5.0),
