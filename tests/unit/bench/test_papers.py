@@ -189,6 +189,14 @@ def _all_alike(wanted, names=()) -> Found:
     }
 
 
+def test_weights_and_kv_fill_the_share_of_the_h200_that_the_paper_gives_them() -> None:
+    given = tokenflow.deployment("h200")
+    shape = given.shape()
+    kv_bytes = given.pool_tokens * shape.block_bytes / shape.block_size
+
+    assert 2 * given.model.num_parameters + kv_bytes == pytest.approx(0.3 * 141e9, rel=1e-3)
+
+
 def test_readers_of_a_mixed_burst_state_their_own_rates() -> None:
     (cell, *_) = [point.cell for point in tokenflow.figures(tokenflow.QUICK)["19"]]
     rates = [1.0 / one.level.slo_tbt_s for one in cell.requests()]
