@@ -7,18 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from bench.e2e.systems import ORBITFLOW as COMPONENTS
 from bench.papers.cells import Found
+from bench.papers.orbitflow import BASELINES, LOAD, SCALE, STRESS_LOAD, STRONGEST
 from bench.papers.sections import Stated
-from simulator.comparison.grid import CellResult
+from bench.papers.tokenflow import MIXED_TPS, OVER_TIME, Count
 
 ADAPTIVE = ("flexgen-plus", "slo-aware", "dynamic-heuristic")  # OrbitFlow's word
-OFFLOADING = ("deepspeed", "flexgen", *ADAPTIVE)
-COMPONENTS = (
-    ("batch-uniform", "tbt"),
-    ("request-wise", "tbt"),
-    ("request-wise-pause", "tbt"),
-    ("orbitflow", "tbt_deposit"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +81,12 @@ class Means:
             said.append(f"{policy} {_range(values, signed=False)} %")
         return "; ".join(said)
 
-    def most(self, figure: str, column: int, policies: Sequence[str]) -> str:
-        """Say the most of a column of the residency that each policy comes to."""
-        return "; ".join(
-            f"{policy} {fmean(_peak(result, column) for result in self._of(figure, policy)):.0f}"
-            for policy in policies
-        )
-
-    def _of(self, figure: str, policy: str) -> list[CellResult]:
-        return [result for point, result in self._found[figure] if point.cell.name == policy]
-
-
-def _peak(result: CellResult, column: int) -> float:
-    return max(float(sample[column]) for sample in result.view["residency"])
+    def most(self, figure: str, count: Count, policies: Sequence[str]) -> str:
+        """Say the most requests of a kind that each policy comes to."""
+        peaks: dict[str, list[float]] = {policy: [] for policy in policies}
+        for point, result in self._found[figure]:
+            peaks[point.cell.name].append(max(map(count, result.view["residency"])))
+        return "; ".join(f"{policy} {fmean(found):.0f}" for policy, found in peaks.items())
 
 
 def _range(values: Sequence[float], *, signed: bool = True) -> str:
@@ -118,10 +106,23 @@ def claims(found: Found, rows: Sequence[Claim]) -> Stated:
     )
 
 
+def _at_each_x(
+    figure: str, base: str, name: str, policies: Sequence[str], axis: str = ""
+) -> Callable[[Means], str]:
+    def said(means: Means) -> str:
+        return ". ".join(
+            f"{axis}{x:g}: " + means.changes((figure,), base, name, policies, x=x)
+            for x in means.xs(figure)
+        )
+
+    return said
+
+
 # -- TokenFlow -------------------------------------------------------------------------------------
 
 BURSTS_4090 = ("4090 (a)", "4090 (b)")
-BURSTS = (*BURSTS_4090, "H200 (a)", "H200 (b)")
+BURSTS_H200 = ("H200 (a)", "H200 (b)")
+BURSTS = (*BURSTS_4090, *BURSTS_H200)
 POISSON_4090 = ("4090 (c)", "4090 (d)")
 POISSON_H200 = ("H200 (c)", "H200 (d)")
 TURNS = ("tokenflow", "evenflow")
@@ -129,13 +130,6 @@ TURNS = ("tokenflow", "evenflow")
 
 def _beside_sglang(figures: Sequence[str], name: str) -> Callable[[Means], str]:
     return lambda means: means.changes(figures, "sglang", name, TURNS)
-
-
-def _by_rate(means: Means) -> str:
-    return "; ".join(
-        f"{x:g}: " + means.changes(("20",), "sglang", "effective_tokens_per_s", TURNS, x=x)
-        for x in means.xs("20")
-    )
 
 
 def _by_interval(means: Means) -> str:
@@ -155,8 +149,11 @@ def _by_mu(means: Means) -> str:
 
 
 def _queued_and_running(means: Means) -> str:
-    queued, running = (means.most("14", column, ("sglang", "andes", *TURNS)) for column in (6, 4))
-    return f"queued at most: {queued}. Running at most: {running}"
+    policies = ("sglang", "andes", *TURNS)
+    return ". ".join(
+        f"{title} at most: {means.most('14', count, policies)}"
+        for title, count in OVER_TIME.items()
+    )
 
 
 TOKENFLOW = (
@@ -176,9 +173,9 @@ TOKENFLOW = (
           _beside_sglang(BURSTS_4090, "ttft_s")),
     Claim("Fig. 16, 4090", BURSTS_4090, "effective throughput up to +52.9 %",
           _beside_sglang(BURSTS_4090, "effective_tokens_per_s")),
-    Claim("Fig. 16, H200", BURSTS, "the same",
+    Claim("Fig. 16, H200", BURSTS_H200, "the same",
           lambda means: ". ".join(
-              f"{title} " + means.changes(BURSTS[2:], "sglang", name, TURNS)
+              f"{title} " + means.changes(BURSTS_H200, "sglang", name, TURNS)
               for title, name in (("P99 TTFT", "ttft_p99_s"), ("mean TTFT", "ttft_s"),
                                   ("effective", "effective_tokens_per_s")))),
     Claim("Fig. 16", BURSTS, "raw throughput as SGLang's", _beside_sglang(BURSTS, "tokens_per_s")),
@@ -187,10 +184,11 @@ TOKENFLOW = (
     Claim("Fig. 17, H200", POISSON_H200, "TTFT -53.7 %", _beside_sglang(POISSON_H200, "ttft_s")),
     Claim("Fig. 19", ("19",), "readers of 15 and of 20 tokens/s each get their rate",
           lambda means: ". ".join(
-              f"TPOT met behind the deposit at {rate}: "
-              + means.shares("19", f"tpot_deposit at {rate}/s", ("sglang", *TURNS))
-              for rate in (15, 20))),
-    Claim("Fig. 20", ("20",), "more throughput at 20, 25 and 30 tokens/s read", _by_rate),
+              f"TPOT met behind the deposit at {rate:g}: "
+              + means.shares("19", f"tpot_deposit at {rate:g}/s", ("sglang", *TURNS))
+              for rate in sorted(set(MIXED_TPS)))),
+    Claim("Fig. 20", ("20",), "more throughput at 20, 25 and 30 tokens/s read",
+          _at_each_x("20", "sglang", "effective_tokens_per_s", TURNS)),
     Claim("Fig. 22", ("22",), "a shorter interval is marginally better", _by_interval),
     Claim("Fig. 23", ("23",), "mu = 20 behaves as SGLang, mu = 1 may stutter", _by_mu),
 )  # fmt: skip
@@ -217,16 +215,6 @@ def _ratios(figure: str, name: str) -> Callable[[Means], str]:
     return said
 
 
-def _over_x(figure: str, name: str) -> Callable[[Means], str]:
-    def said(means: Means) -> str:
-        return ". ".join(
-            f"{x:g}: " + means.changes((figure,), "vllm", name, LAYERED, x=x)
-            for x in means.xs(figure)
-        )
-
-    return said
-
-
 def _fewer_violations(means: Means) -> str:
     parts = []
     for policy in LAYERED:
@@ -243,13 +231,15 @@ LAYERKV = (
     Claim("Fig. 4", ("4 llama-2-7b",), "7B: TTFT lower by up to an order of magnitude",
           _ratios("4 llama-2-7b", "ttft_s")),
     Claim("Fig. 4", ("4 llama-2-7b",), "7B: throughput nearly the same",
-          _over_x("4 llama-2-7b", "tokens_per_s")),
+          _at_each_x("4 llama-2-7b", "vllm", "tokens_per_s", LAYERED)),
     Claim("Fig. 4", ("4 yi-34b",), "34B: TTFT lower by up to an order of magnitude",
           _ratios("4 yi-34b", "ttft_s")),
     Claim("Fig. 4", ("4 llama-3-70b",), "70B: the same", _ratios("4 llama-3-70b", "ttft_s")),
-    Claim("Fig. 5", ("5",), "more GPUs: TTFT lower throughout", _over_x("5", "ttft_s")),
+    Claim("Fig. 5", ("5",), "more GPUs: TTFT lower throughout",
+          _at_each_x("5", "vllm", "ttft_s", LAYERED)),
     Claim("Fig. 6", ("6",), "mean TTFT down to 1/69", _ratios("6", "ttft_s")),
-    Claim("Fig. 6", ("6",), "throughput less than 3 % lower", _over_x("6", "tokens_per_s")),
+    Claim("Fig. 6", ("6",), "throughput less than 3 % lower",
+          _at_each_x("6", "vllm", "tokens_per_s", LAYERED)),
     Claim("Fig. 7", ("6",), "P99 TTFT down to 1/45", _ratios("6", "ttft_p99_s")),
     Claim("Fig. 8", ("6",), "17.7 to 28.7 points fewer violations", _fewer_violations),
 )  # fmt: skip
@@ -262,7 +252,7 @@ def _attainment(name: str, deposit: str, **at: float) -> Callable[[Means], str]:
     """Say a share of the best system without a deposit, and of orbitflow with it."""
 
     def said(means: Means) -> str:
-        best = max(OFFLOADING, key=lambda policy: means.of("8", policy, name, **at))
+        best = max(BASELINES, key=lambda policy: means.of("8", policy, name, **at))
         ours = means.shares("8", deposit, ("orbitflow",), **at)
         queue = means.shares("8", deposit, ("vllm",), **at)
         return f"{ours}; {means.shares('8', name, (best,), **at)}, the best other; {queue}"
@@ -271,8 +261,10 @@ def _attainment(name: str, deposit: str, **at: float) -> Callable[[Means], str]:
 
 
 def _of_components(scale: float) -> Callable[[Means], str]:
+    """Say the tokens in time of each; the last one's are behind the deposit."""
+    names = dict.fromkeys(COMPONENTS, "tbt") | {COMPONENTS[-1]: "tbt_deposit"}
     return lambda means: ", ".join(
-        f"{100 * means.of('14a', policy, name, scale=scale):.0f}" for policy, name in COMPONENTS
+        f"{100 * means.of('14a', policy, name, scale=scale):.0f}" for policy, name in names.items()
     )
 
 
@@ -283,11 +275,11 @@ def _tails(means: Means) -> str:
 
 
 def _throughput(means: Means) -> str:
-    at = {"scale": 1.5, "x": 3.0}
+    at = {"scale": SCALE, "x": LOAD}
     ours = means.of("8", "orbitflow", "tokens_per_s", **at)
     return ", ".join(
         f"{ours / means.of('8', base, 'tokens_per_s', **at):.2f} x {base}"
-        for base in (*OFFLOADING, "vllm")
+        for base in (*BASELINES, "vllm")
     )
 
 
@@ -313,14 +305,13 @@ def _gained_by_deposit(means: Means) -> str:
     return "; ".join(gained)
 
 
-STRONGEST = ("flexgen-plus", "dynamic-heuristic", "orbitflow")
 ORBITFLOW = (
     Claim("Fig. 8a", ("8",), "over 75 % of TBT at high rates and the tight SLO",
-          _attainment("tbt", "tbt_deposit", x=5.0, scale=1.0)),
+          _attainment("tbt", "tbt_deposit", x=STRESS_LOAD, scale=1.0)),
     Claim("Fig. 8a", ("8",), "TBT attainment up to +66 % (tight SLO, load 3)",
-          _attainment("tbt", "tbt_deposit", x=3.0, scale=1.0)),
+          _attainment("tbt", "tbt_deposit", x=LOAD, scale=1.0)),
     Claim("Fig. 8a", ("8",), "TPOT attainment up to +62 %",
-          _attainment("tpot", "tpot_deposit", x=3.0, scale=1.0)),
+          _attainment("tpot", "tpot_deposit", x=LOAD, scale=1.0)),
     Claim("Fig. 8b", ("8",), "P95 at S x 1: -21.7 % of FlexGen's, -68.6 % of DeepSpeed's", _tails),
     Claim("Fig. 8c", ("8",), "E2E 12 to 21 % longer than the adaptive systems'",
           lambda means: "; ".join(
@@ -345,27 +336,26 @@ ORBITFLOW = (
     Claim("Fig. 14b", ("8",), "the deposit at S x 2.5: +18 points FlexGen+, +11 Dynamic Heuristic, "
           "+5 OrbitFlow", _gained_by_deposit),
     Claim("Section 5.4", ("8",), "7.04 % of the time for prompts",
-          lambda means: means.shares("8", "prefill", ("orbitflow",), x=3.0, scale=1.5)),
+          lambda means: means.shares("8", "prefill", ("orbitflow",), x=LOAD, scale=SCALE)),
 )  # fmt: skip
 
 
 # -- eLLM ------------------------------------------------------------------------------------------
 
 
-def _ellm(name: str) -> Callable[[Means], str]:
-    def said(means: Means) -> str:
-        return ". ".join(
-            f"load {x:g}: "
-            + means.changes(("13B, ShareGPT",), "vllm", name, ("ellm", "evenflow"), x=x)
-            for x in means.xs("13B, ShareGPT")
-        )
-
-    return said
-
-
 ELLM = (
-    Claim("Fig. 10", ("13B, ShareGPT",), "throughput up to 3.03 x vLLM's", _ellm("tokens_per_s")),
-    Claim("Fig. 11", ("13B, ShareGPT",), "TTFT down to 1/2.63", _ellm("ttft_s")),
+    Claim(
+        "Fig. 10",
+        ("13B, ShareGPT",),
+        "throughput up to 3.03 x vLLM's",
+        _at_each_x("13B, ShareGPT", "vllm", "tokens_per_s", ("ellm", "evenflow"), "load "),
+    ),
+    Claim(
+        "Fig. 11",
+        ("13B, ShareGPT",),
+        "TTFT down to 1/2.63",
+        _at_each_x("13B, ShareGPT", "vllm", "ttft_s", ("ellm", "evenflow"), "load "),
+    ),
 )
 
 CLAIMS: Mapping[str, Sequence[Claim]] = {

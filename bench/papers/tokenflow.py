@@ -12,8 +12,9 @@ that does not exist (Qwen2.5-8B; Qwen2-7B here). Here they are bursts (gamma, CV
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from bench.papers.cells import Found, Point, Simulated, Size, with_seeds
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_number, as_percent
@@ -226,13 +227,16 @@ def _table(title: str, points: Sequence[Simulated], *, charts: Sequence[Chart] =
     )
 
 
+Count: TypeAlias = Callable[[Sequence[float]], float]  # of a sample of `view_of`'s residency
+OVER_TIME: Mapping[str, Count] = {
+    "Queued requests": lambda sample: sample[6],
+    "Running requests": lambda sample: sample[4] - sample[5],  # paused ones are not counted
+}
+
+
 def over_time(points: Sequence[Simulated]) -> list[Chart]:
     """Return how many requests wait and run, of the first seed of each policy."""
     first = [(point.cell.name, result) for point, result in points if not point.cell.seed]
-    counts = {
-        "Queued requests": lambda sample: sample[6],
-        "Running requests": lambda sample: sample[4] - sample[5],
-    }
     return [
         Chart(
             title=title,
@@ -248,7 +252,7 @@ def over_time(points: Sequence[Simulated]) -> list[Chart]:
                 for colour, (name, result) in enumerate(first)
             ],
         )
-        for title, count in counts.items()
+        for title, count in OVER_TIME.items()
     ]
 
 
