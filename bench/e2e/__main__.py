@@ -22,9 +22,11 @@ from bench.e2e.stack import executor, grown, metric_sums, planner, utc_now
 from bench.e2e.systems import DEFAULT_SYSTEMS, MAX_NUM_SEQS, RESIDENT, SLO_BLIND, SYSTEMS, Device
 from bench.e2e.trace import (
     NUM_WARM_UP_REQUESTS,
+    READERS,
     TracedRequest,
     poisson_trace,
     recorded_trace,
+    stated_slos_s,
     warm_up,
 )
 
@@ -72,11 +74,12 @@ def _series(
 def _keys(options: argparse.Namespace) -> list[RunKey]:
     """Return the runs in the order in which they are made: systems take turns."""
     return [
-        RunKey(system=system, seed=seed, slo_scale=scale)
+        RunKey(system=system, seed=seed, slo_scale=scale, readers=readers)
         for seed in range(1, options.seeds + 1)
+        for readers in options.readers
         for scale in options.scales
         for system in options.systems
-        if system not in SLO_BLIND or scale == options.scales[0]
+        if system not in SLO_BLIND or (readers, scale) == (options.readers[0], options.scales[0])
     ]
 
 
@@ -105,7 +108,7 @@ def _base_slo_s(device: Device, planner_address: str, folder: Path) -> float:
         device, RESIDENT, planner_address=planner_address, log_path=folder / "executor.log"
     ) as process:
         _warm_up(process.address, slo_s=0)
-        (record,) = asyncio.run(replay(process.address, [alone], slo_s=0.0)).requests
+        (record,) = asyncio.run(replay(process.address, [alone], [0.0])).requests
     if record.failure:
         raise SystemExit(f"the base SLO cannot be measured: {record.failure}")
     times = record.generated_s
@@ -128,7 +131,8 @@ def _run(
     ) as process:
         _warm_up(process.address, slo_s=slo_s)
         before, started = metric_sums(process), utc_now()
-        result: Replayed = asyncio.run(replay(process.address, trace, slo_s=slo_s))
+        slos_s = stated_slos_s(key.readers, len(trace), slo_s)
+        result: Replayed = asyncio.run(replay(process.address, trace, slos_s))
         sums = grown(before, metric_sums(process))
     failures = [r for r in result.requests if r.failure]
     num_tokens = sum(len(r.generated_s) for r in result.requests)
@@ -146,7 +150,8 @@ def _run(
 
 def _warm_up(address: str, *, slo_s: float) -> None:
     """Run the requests that are not measured: a new engine's first steps tell nothing."""
-    warm = asyncio.run(replay(address, warm_up(NUM_WARM_UP_REQUESTS), slo_s=slo_s))
+    trace = warm_up(NUM_WARM_UP_REQUESTS)
+    warm = asyncio.run(replay(address, trace, [slo_s] * len(trace)))
     if failed := [r.failure for r in warm.requests if r.failure]:
         raise RunError(f"{len(failed)} requests of the warm-up failed: {failed[0]}")
 
@@ -156,6 +161,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path(".cache/bench/e2e"))
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(DEFAULT_SYSTEMS))
     parser.add_argument("--scales", nargs="+", type=float, default=[1.0, 1.5, 2.5])
+    parser.add_argument("--readers", nargs="+", choices=READERS, default=["paced"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64, help="of the synthetic trace")
     parser.add_argument("--load", type=float, default=0.8, help="of what full batches could serve")

@@ -18,7 +18,7 @@ from simulator.report.plots import deposit
 def main() -> None:
     options = _options()
     runs = [run for run in load_all(options.runs) if run.key.system == options.system]
-    run, request = most_covered(runs)
+    run, request = most_covered([run for run in runs if run.key.readers == "paced"])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(picture(request, run.slo_s))
     figures = request_figures(request, run.slo_s)

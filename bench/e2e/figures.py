@@ -42,6 +42,7 @@ DEFINITIONS = {
     "p95_s, p99_s": "quantiles of the generated gaps, in seconds",
     "ttft_s, ttft_p50_s, ttft_p95_s, ttft_p99_s": "time from submit to the first token, mean and "
     "quantiles over requests, in seconds",
+    "ttft_paced_s, ttft_unpaced_s": "its mean over requests that state an SLO, and over the others",
     "e2e_s": "mean time from submit to the last token, in seconds",
     "tokens_per_s": "output tokens of a run / time from its first submit to its last token",
     "effective_tokens_per_s": f"{EFFECTIVE}; per second of the same time",
@@ -72,20 +73,20 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFigures:
-    """One request against its SLO."""
+    """One request against its SLO; without one, what counts tokens in time says nothing."""
 
     gaps_s: tuple[float, ...]
     num_in_time: int  # gaps within the SLO as generated
     num_in_time_deposit: int
     tpot_met: bool | None  # None below two tokens
     tpot_met_deposit: bool | None
-    reading: Reading  # behind the deposit
+    reading: Reading | None  # behind the deposit; None: it stated no SLO
     ttft_s: float
     e2e_s: float
 
 
 def request_figures(request: RequestRecord, slo_s: float) -> RequestFigures:
-    """Measure one request that produced at least one token."""
+    """Measure one request that produced at least one token. `slo_s` 0: it stated none."""
     generated_s = request.generated_s
     due_s = due_times_s(generated_s, slo_s, flushed_s=generated_s[-1])
     return RequestFigures(
@@ -97,7 +98,7 @@ def request_figures(request: RequestRecord, slo_s: float) -> RequestFigures:
         ),
         tpot_met=_meets(generated_s, slo_s),
         tpot_met_deposit=_meets(due_s, slo_s),
-        reading=reading_of(generated_s, slo_s),
+        reading=reading_of(generated_s, slo_s) if slo_s else None,
         ttft_s=generated_s[0] - request.submitted_s,
         e2e_s=generated_s[-1] - request.submitted_s,
     )
@@ -111,17 +112,20 @@ def _meets(written_s: Sequence[float], slo_s: float) -> bool | None:
 
 
 Sampled = Sequence[RequestFigures]
-STATISTICS: Mapping[str, Callable[[Sampled], float]] = {
+# Over requests that state an SLO, and over all.
+OF_PACED: Mapping[str, Callable[[Sampled], float]] = {
     "tbt": lambda rs: share((r.num_in_time, len(r.gaps_s)) for r in rs),
     "tbt_deposit": lambda rs: share((r.num_in_time_deposit, len(r.gaps_s)) for r in rs),
     "tpot": lambda rs: share((r.tpot_met, 1) for r in rs if r.tpot_met is not None),
     "tpot_deposit": lambda rs: share(
         (r.tpot_met_deposit, 1) for r in rs if r.tpot_met_deposit is not None
     ),
-    "rebuffering": lambda rs: _rebuffering([r.reading for r in rs]),
+    "rebuffering": lambda rs: _rebuffering([r.reading for r in rs if r.reading]),
+}
+OF_ALL: Mapping[str, Callable[[Sampled], float]] = {
     "p95_s": lambda rs: quantile([gap for r in rs for gap in r.gaps_s], 0.95),
     "p99_s": lambda rs: quantile([gap for r in rs for gap in r.gaps_s], 0.99),
-    "ttft_s": lambda rs: statistics.fmean(r.ttft_s for r in rs),
+    "ttft_s": lambda rs: _ttft_s(rs),
     "ttft_p50_s": lambda rs: quantile([r.ttft_s for r in rs], 0.5),
     "ttft_p95_s": lambda rs: quantile([r.ttft_s for r in rs], 0.95),
     "ttft_p99_s": lambda rs: quantile([r.ttft_s for r in rs], 0.99),
@@ -133,6 +137,10 @@ def share(parts: Iterable[tuple[float, float]]) -> float:
     """Return sum of the first numbers / sum of the second; 1 for nothing at all."""
     met, total = (sum(column) for column in zip(*parts, (0, 0), strict=False))
     return met / total if total else 1.0
+
+
+def _ttft_s(requests: Sampled) -> float:
+    return statistics.fmean(request.ttft_s for request in requests)
 
 
 def _rebuffering(readings: Sequence[Reading]) -> float:
@@ -147,20 +155,36 @@ def quantile(values: Sequence[float], frac: float) -> float:
 
 
 def estimates(runs: Sequence[RunRecord], *, seed: int = 0) -> dict[str, Estimate]:
-    """Return the per-request figures over all runs of one system and SLO."""
+    """Return the per-request figures over all runs of one system, SLO and kind of readers."""
     requests = [
-        request_figures(r, run.slo_s) for run in runs for r in run.requests if r.generated_s
+        request_figures(r, slo_s)
+        for run in runs
+        for r, slo_s in zip(run.requests, run.slos_s, strict=True)
+        if r.generated_s
     ]
+    paced = [r for r in requests if r.reading]
+    unpaced = [r for r in requests if not r.reading]
+    found = _bootstrapped(OF_PACED, paced, seed) | _bootstrapped(OF_ALL, requests, seed)
+    if paced and unpaced:
+        found |= _bootstrapped({"ttft_paced_s": _ttft_s}, paced, seed)
+        found |= _bootstrapped({"ttft_unpaced_s": _ttft_s}, unpaced, seed)
+    return found
+
+
+def _bootstrapped(
+    figures: Mapping[str, Callable[[Sampled], float]], requests: Sampled, seed: int
+) -> dict[str, Estimate]:
+    """Return each figure of these requests; none without requests."""
     if not requests:
         return {}
     rng = random.Random(seed)
     resamples = [rng.choices(requests, k=len(requests)) for _ in range(NUM_RESAMPLES)]
     tail = (1 - INTERVAL_FRAC) / 2
     found = {}
-    for name, statistic in STATISTICS.items():
-        values = [statistic(sample) for sample in resamples]
+    for name, figure in figures.items():
+        values = [figure(sample) for sample in resamples]
         found[name] = Estimate(
-            value=statistic(requests), low=quantile(values, tail), high=quantile(values, 1 - tail)
+            value=figure(requests), low=quantile(values, tail), high=quantile(values, 1 - tail)
         )
     return found
 
@@ -173,9 +197,10 @@ def run_figures(run: RunRecord) -> dict[str, float]:
         seconds = max(r.generated_s[-1] for r in done) - min(r.submitted_s for r in run.requests)
         figures["tokens_per_s"] = sum(len(r.generated_s) for r in done) / seconds
         figures["requests_per_min"] = 60 * len(done) / seconds
-        effective, missed = _effective_and_missed(done, run.slo_s)
-        figures["effective_tokens_per_s"] = effective / seconds
-        figures["qos"] = (effective - missed) / seconds
+        if all(run.slos_s):
+            effective, missed = _effective_and_missed(run)
+            figures["effective_tokens_per_s"] = effective / seconds
+            figures["qos"] = (effective - missed) / seconds
     if busy := [s for s in run.samples if s.num_requests]:
         figures["pool"] = statistics.fmean(s.pool_used_frac for s in busy)
         figures["offloaded"] = statistics.fmean(s.offloaded_frac for s in busy)
@@ -189,13 +214,15 @@ def run_figures(run: RunRecord) -> dict[str, float]:
     return figures
 
 
-def _effective_and_missed(done: Sequence[RequestRecord], slo_s: float) -> tuple[float, float]:
+def _effective_and_missed(run: RunRecord) -> tuple[float, float]:
     """Return tokens that count, and those that readers would have read while they waited."""
-    waits_s = [
-        one.generated_s[0] - one.submitted_s + reading_of(one.generated_s, slo_s).waited_s
-        for one in done
-    ]
-    return sum(effective_of(one.generated_s, slo_s) for one in done), sum(waits_s) / slo_s
+    effective = missed = 0.0
+    for one, slo_s in zip(run.requests, run.slos_s, strict=True):
+        if one.generated_s:
+            waited_s = reading_of(one.generated_s, slo_s).waited_s
+            effective += effective_of(one.generated_s, slo_s)
+            missed += (one.generated_s[0] - one.submitted_s + waited_s) / slo_s
+    return effective, missed
 
 
 def why_not_counted(runs: Sequence[RunRecord]) -> list[str]:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from bench.e2e.trace import stated_slos_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
@@ -35,10 +37,12 @@ class RunKey:
     system: str
     seed: int
     slo_scale: float
+    readers: str = "paced"  # of `READERS`
 
     @property
     def name(self) -> str:
-        return f"{self.system}-x{self.slo_scale:g}-s{self.seed}"
+        readers = "" if self.readers == "paced" else f"-{self.readers}"
+        return f"{self.system}-x{self.slo_scale:g}-s{self.seed}{readers}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +50,17 @@ class RunRecord:
     """One system on one trace."""
 
     key: RunKey
-    slo_s: float  # TBT and TPOT SLO, and the reader's interval
+    slo_s: float  # TBT and TPOT SLO, and the reader's interval, of who states it as it is
     requests: tuple[RequestRecord, ...]
     samples: tuple[Sample, ...]
     sums: dict[str, float] = field(default_factory=dict)  # of the executor's metrics, over the run
     started: str = ""  # UTC
     load: float = 0.0  # of the machine when the run ended
+
+    @property
+    def slos_s(self) -> list[float]:
+        """Return what each request stated; 0: nothing."""
+        return stated_slos_s(self.key.readers, len(self.requests), self.slo_s)
 
 
 def save(run: RunRecord, path: Path) -> None:
@@ -72,10 +81,10 @@ def load(path: Path) -> RunRecord:
     )
 
 
-def at_scale(run: RunRecord, slo_scale: float) -> RunRecord:
-    """Return the run as if its readers had been promised another multiple of the base SLO."""
+def as_stated(run: RunRecord, slo_scale: float, readers: str) -> RunRecord:
+    """Return the run as if others had read, with another multiple of the base SLO."""
     base_s = run.slo_s / run.key.slo_scale
-    key = replace(run.key, slo_scale=slo_scale)
+    key = replace(run.key, slo_scale=slo_scale, readers=readers)
     return replace(run, key=key, slo_s=slo_scale * base_s)
 
 

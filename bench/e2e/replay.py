@@ -6,7 +6,8 @@ progress goes back every 50 ms, as from a gateway.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.e2e.records import RequestRecord, Sample
@@ -29,19 +30,24 @@ class Replayed:
     samples: list[Sample] = field(default_factory=list)
 
 
-async def replay(address: str, trace: Sequence[TracedRequest], *, slo_s: float) -> Replayed:
-    """Send a trace and wait until all of it is answered. `slo_s` 0: no SLO and no pace."""
+async def replay(address: str, trace: Sequence[TracedRequest], slos_s: Sequence[float]) -> Replayed:
+    """Send a trace and wait until all of it is answered.
+
+    `slos_s`: of each request, its pace too; 0: it states neither.
+    """
     result = Replayed()
+    intervals_s = {request.request_id: slo_s for request, slo_s in zip(trace, slos_s, strict=True)}
     async with GatewayStream(address, gateway_id="bench") as stream:
         began_s = time.monotonic()
         background = [
-            asyncio.create_task(_report_progress(stream, slo_s)),
+            asyncio.create_task(_report_progress(stream, intervals_s)),
             asyncio.create_task(_sample(stream, began_s, result.samples)),
         ]
         try:
             async with asyncio.TaskGroup() as tasks:
                 sent = [
-                    tasks.create_task(_ask(stream, request, began_s, slo_s)) for request in trace
+                    tasks.create_task(_ask(stream, request, began_s, slo_s))
+                    for request, slo_s in zip(trace, slos_s, strict=True)
                 ]
         finally:
             for task in background:
@@ -93,7 +99,7 @@ def _failure(answer: Answer, request: TracedRequest) -> str:
     return f"{missing} tokens short" if missing else ""
 
 
-async def _report_progress(stream: GatewayStream, slo_s: float) -> None:
+async def _report_progress(stream: GatewayStream, intervals_s: Mapping[str, float]) -> None:
     """Tell the executor how far the readers are, until cancelled."""
     told: dict[str, int] = {}
     while True:
@@ -103,7 +109,8 @@ async def _report_progress(stream: GatewayStream, slo_s: float) -> None:
         for request_id, answer in list(stream.answers.items()):
             if answer.done.is_set() or told.get(request_id) == len(answer.tokens):
                 continue
-            num = sum(due_s <= now_s for due_s in due_times_s(answer.arrived_s, slo_s))
+            due_s = due_times_s(answer.arrived_s, intervals_s[request_id])
+            num = bisect_right(due_s, now_s)
             if num > told.get(request_id, 0):
                 told[request_id] = num
                 counts.append(pb.DeliveredCount(request_id=request_id, num_delivered_tokens=num))

@@ -18,8 +18,9 @@ from bench.e2e.figures import (
     run_figures,
     why_not_counted,
 )
-from bench.e2e.records import RunRecord, at_scale
+from bench.e2e.records import RunRecord, as_stated
 from bench.e2e.systems import SLO_BLIND
+from bench.e2e.trace import READERS
 from simulator.report.charts import svg
 
 PLOTTED = ("tbt", "tbt_deposit")
@@ -37,6 +38,8 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
     "p95_s": ("P95, ms", lambda e: f"{e.value * 1e3:.0f}"),
     "p99_s": ("P99, ms", lambda e: f"{e.value * 1e3:.0f}"),
     "ttft_s": ("TTFT, s", lambda e: f"{e.value:.1f}"),
+    "ttft_paced_s": ("of paced", lambda e: f"{e.value:.1f}"),
+    "ttft_unpaced_s": ("of unpaced", lambda e: f"{e.value:.1f}"),
     "ttft_p50_s": ("P50", lambda e: f"{e.value:.1f}"),
     "ttft_p95_s": ("P95", lambda e: f"{e.value:.1f}"),
     "ttft_p99_s": ("P99", lambda e: f"{e.value:.1f}"),
@@ -73,19 +76,20 @@ def write_report(runs: Sequence[RunRecord], out: Path, *, link_ratio: float) -> 
 
 
 def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Return one row per system and SLO scale."""
-    cells: dict[tuple[float, str], list[RunRecord]] = defaultdict(list)
-    scales = {run.key.slo_scale for run in runs}
+    """Return one row per system, SLO scale and kind of readers."""
+    cells: dict[tuple[str, float, str], list[RunRecord]] = defaultdict(list)
+    stated = {(run.key.readers, run.key.slo_scale) for run in runs}
     for run in runs:
-        is_blind = run.key.system in SLO_BLIND
-        for scale in scales if is_blind else (run.key.slo_scale,):
-            cells[scale, run.key.system].append(at_scale(run, scale))
+        own = (run.key.readers, run.key.slo_scale)
+        for readers, scale in stated if run.key.system in SLO_BLIND else (own,):
+            cells[readers, scale, run.key.system].append(as_stated(run, scale, readers))
     rows = []
-    for (scale, system), members in sorted(cells.items()):
+    for (readers, scale, system), members in sorted(cells.items()):
         wholes = [run_figures(run) for run in members]
         rows.append(
             {
                 "system": system,
+                "readers": readers,
                 "slo_scale": scale,
                 "slo_s": members[0].slo_s,
                 "seeds": sorted(run.key.seed for run in members),
@@ -111,19 +115,20 @@ def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def tables(rows: Sequence[dict[str, Any]], link_ratio: float) -> str:
-    """Return one Markdown table per SLO scale, each with lambda."""
+    """Return one Markdown table per kind of readers and SLO scale, each with lambda."""
     parts = []
-    for scale in sorted({row["slo_scale"] for row in rows}):
-        here = [row for row in rows if row["slo_scale"] == scale]
+    for readers, scale in sorted({(row["readers"], row["slo_scale"]) for row in rows}):
+        here = [row for row in rows if (row["readers"], row["slo_scale"]) == (readers, scale)]
+        columns = {name: c for name, c in COLUMNS.items() if any(name in row for row in here)}
         slo_s, share = here[0]["slo_s"], 100 * link_ratio
-        parts.append(f"## SLO {slo_s * 1e3:.1f} ms (base x {scale:g}), lambda {share:.0f} %\n")
-        parts.append("| system | " + " | ".join(title for title, _ in COLUMNS.values()) + " |")
-        parts.append("|---" * (len(COLUMNS) + 1) + "|")
+        parts.append(f"## {_title(readers, scale, slo_s)}, lambda {share:.0f} %\n")
+        parts.append("| system | " + " | ".join(title for title, _ in columns.values()) + " |")
+        parts.append("|---" * (len(columns) + 1) + "|")
         for row in here:
             mark = " (does not count)" if row["not_counted_because"] else ""
             cells = (
                 write(Estimate(**row[name])) if name in row else "-"
-                for name, (_, write) in COLUMNS.items()
+                for name, (_, write) in columns.items()
             )
             parts.append(f"| {row['system']}{mark} | " + " | ".join(cells) + " |")
         parts.append("")
@@ -137,17 +142,24 @@ def tables(rows: Sequence[dict[str, Any]], link_ratio: float) -> str:
     return "\n".join(parts)
 
 
+def _title(readers: str, scale: float, slo_s: float) -> str:
+    slo = f"SLO {slo_s * 1e3:.1f} ms (base x {scale:g})"
+    shares = ", ".join(f"{share:g}" if share else "none" for share in READERS[readers])
+    return slo if readers == "paced" else f"{slo}, {readers} readers (x {shares} in turn)"
+
+
 def _percent(figure: Estimate, *, interval: bool = False) -> str:
     value, low, high = (f"{100 * share:.1f}" for share in (figure.value, figure.low, figure.high))
     return f"{value} % ({low} to {high})" if interval else f"{value} %"
 
 
 def plot(rows: Sequence[dict[str, Any]]) -> str:
-    """Return tokens in time by system as an SVG document, one panel per SLO scale."""
+    """Return tokens in time by system as an SVG document, a panel per readers and SLO scale."""
     panels: dict[str, dict[str, list[Bar]]] = defaultdict(dict)
     for row in rows:
         if all(name in row for name in PLOTTED):
-            title = f"base SLO x {row['slo_scale']:g}"
+            kind = "" if row["readers"] == "paced" else f", {row['readers']} readers"
+            title = f"base SLO x {row['slo_scale']:g}{kind}"
             panels[title][row["system"]] = [Bar(**row[name]) for name in PLOTTED]
     series = ("as generated", "with deposit")
     return svg(bar_chart(panels, series=series, y_label="tokens in time"))

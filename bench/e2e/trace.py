@@ -3,13 +3,22 @@
 import json
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 VOCABULARY = range(10, 2_000)  # of the exactness model, without its special tokens
 MIN_TOKENS = 8
 NUM_WARM_UP_REQUESTS = 8
+
+# Who reads: what each reader states as its SLO and interval between tokens, x the run's SLO, one
+# request after the other; 0: nothing.
+READERS: Mapping[str, tuple[float, ...]] = MappingProxyType(
+    {"paced": (1.0,), "half": (1.0, 0.0), "mixed": (0.75, 1.0, 2.0, 4.0), "unpaced": (0.0,)}
+)
 
 # (share of requests, shortest and longest prompt, shortest and longest answer), in tokens
 LENGTH_CLASSES = (
@@ -32,6 +41,11 @@ class TracedRequest:
         """Return token ids that depend on nothing but the request's id."""
         rng = random.Random(self.request_id)
         return [rng.choice(VOCABULARY) for _ in range(self.num_prompt_tokens)]
+
+
+def stated_slos_s(readers: str, num_requests: int, slo_s: float) -> list[float]:
+    """Return what each request of a trace states, in its order; 0: nothing."""
+    return [slo_s * share for share in islice(cycle(READERS[readers]), num_requests)]
 
 
 def poisson_trace(*, seed: int, num_requests: int, mean_gap_s: float) -> list[TracedRequest]:

@@ -31,7 +31,7 @@ SHOWN = ("step", "mean_step", "request_tpot", "ttft", "tbt", "tbt_deposit", "tpo
 def main() -> None:
     options = _options()
     load, device = os.getloadavg(), Device(link_bytes_per_s=options.link_bytes_per_s)
-    runs = list(load_all(options.runs / "runs"))
+    runs = [run for run in load_all(options.runs / "runs") if run.key.readers == "paced"]
     with ProcessPoolExecutor(options.jobs) as pool:
         calibration = calibrate(runs, device, over=pool.map)
         rows = list(pool.map(partial(compare, device=device, calibration=calibration), runs))

@@ -15,7 +15,7 @@ from bench.e2e.figures import (
 )
 from bench.e2e.records import RequestRecord, RunKey, RunRecord, Sample, load, save
 from bench.e2e.report import plot, rows_of, tables
-from bench.e2e.trace import poisson_trace
+from bench.e2e.trace import poisson_trace, stated_slos_s
 
 
 def make_request(*generated_s: float, submitted_s: float = 0.0) -> RequestRecord:
@@ -170,6 +170,41 @@ def test_a_system_that_reads_no_slo_is_measured_at_every_scale() -> None:
     assert rows[1.5, "flexgen"]["tbt"]["value"] == 0.0
     assert rows[3.0, "flexgen"]["tbt"]["value"] == 1.0
     assert rows[3.0, "flexgen"]["slo_s"] == pytest.approx(2.0)
+
+
+def test_who_states_nothing_counts_for_waiting_only() -> None:
+    late, waiting = make_request(1.0, 3.0), make_request(3.0, 9.0)
+    run = make_run(late, waiting, late, waiting)
+    half = replace(run, key=replace(run.key, readers="half"))
+    unpaced = replace(run, key=replace(run.key, readers="unpaced"))
+
+    rows = {row["readers"]: row for row in rows_of([half, unpaced])}
+
+    assert rows["half"]["rebuffering"]["value"] == pytest.approx(1.0)  # 1 s beyond each S of 1 s
+    of_both = ("ttft_s", "ttft_paced_s", "ttft_unpaced_s")
+    assert [rows["half"][name]["value"] for name in of_both] == [2.0, 1.0, 3.0]
+    assert rows["unpaced"]["ttft_s"]["value"] == 2.0
+    assert not rows["unpaced"].keys() & {"tbt", "tpot", "rebuffering", "qos", "ttft_paced_s"}
+    header = next(line for line in tables([rows["unpaced"]], 0.1).splitlines() if "system" in line)
+    assert "TTFT" in header
+    assert "TBT" not in header
+
+
+def test_one_reader_after_the_other_states_a_share_of_the_slo() -> None:
+    assert stated_slos_s("mixed", 5, 2.0) == [1.5, 2.0, 4.0, 8.0, 1.5]
+    assert stated_slos_s("half", 3, 2.0) == [2.0, 0.0, 2.0]
+
+
+def test_a_system_that_reads_no_slo_runs_once_for_all_kinds_of_readers() -> None:
+    blind = replace(
+        make_run(make_request(1.0, 3.0)), key=RunKey(system="vllm", seed=1, slo_scale=1.5)
+    )
+    half = make_run(make_request(1.0, 3.0))
+    half = replace(half, key=replace(half.key, readers="half"))
+
+    kinds = [(row["readers"], row["system"]) for row in rows_of([blind, half])]
+
+    assert kinds == [("half", "orbitflow"), ("half", "vllm"), ("paced", "vllm")]
 
 
 def test_the_request_whose_deposit_covered_most_is_drawn() -> None:
