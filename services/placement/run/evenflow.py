@@ -204,7 +204,7 @@ class _Draft:
         limit_s = self._limit_s(costs, batch, self._rules.tight_frac)
         if self._steps.decode_s(batch, growth=growth, limit_s=limit_s) > limit_s:
             return False
-        return self._pays(batch, last, growth=growth)
+        return all(self._pays(batch, last, growth=n) for n in (JUDGED_TOKENS, growth))
 
     # -- the rules -----------------------------------------------------------------------------
 

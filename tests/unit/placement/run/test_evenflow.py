@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.placement.run.evenflow import DEFAULT_RULES, decide, in_line
 from services.placement.run.promise import Promise, reading_fracs, sure_ones
-from services.placement.run.types import RunPhase, RunSnapshot
+from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     BLOCK_BYTES,
     COSTS,
@@ -67,6 +67,38 @@ def test_who_states_no_rate_waits_for_no_copies() -> None:
     batch = [runs(name, 600) for name in "ab"]
 
     assert decide(make_snapshot(*batch, ask("c", 600), h2d_bytes_per_s=1e5)).run == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "h2d_bytes_per_s", "comes"),
+    [((760, 700), 2e6, False), ((620, 840), 3e6, False), ((760, 700), 2e7, True)],
+)
+def test_nobody_comes_back_who_would_leave_in_the_next_step(
+    tokens: tuple[int, int], h2d_bytes_per_s: float, comes: bool
+) -> None:
+    # 48 tokens later the others exceed the pool too and one more costs little; now they fit.
+    batch = [runs(str(number), number, rate_tps=5.0, slack_s=3.0) for number in tokens]
+    due = parked("due", 900 - sum(tokens) // 2, rate_tps=5.0, slack_s=1.0, age_s=9.0)
+    snapshot = make_snapshot(*batch, due, h2d_bytes_per_s=h2d_bytes_per_s)
+
+    decision = decide(snapshot)
+    after = decide(_next_step(snapshot, decision))
+
+    assert ("due" in decision.run) == comes
+    assert not after.park
+
+
+def _next_step(snapshot: RunSnapshot, decision: RunDecision) -> RunSnapshot:
+    """Return who runs with one token more, the others parked."""
+    after = [
+        replace(
+            request,
+            phase=RunPhase.RUNNING if request.request_id in decision.run else RunPhase.PARKED,
+            num_output_tokens=request.num_output_tokens + (request.request_id in decision.run),
+        )
+        for request in snapshot.requests
+    ]
+    return replace(snapshot, requests=tuple(after))
 
 
 def test_of_a_batch_that_outgrows_the_pool_the_newest_stand_by_leaves() -> None:
