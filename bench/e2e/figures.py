@@ -112,6 +112,12 @@ def _meets(written_s: Sequence[float], slo_s: float) -> bool | None:
 
 
 Sampled = Sequence[RequestFigures]
+
+
+def _ttft_s(requests: Sampled) -> float:
+    return statistics.fmean(request.ttft_s for request in requests)
+
+
 # Over requests that state an SLO, and over all.
 OF_PACED: Mapping[str, Callable[[Sampled], float]] = {
     "tbt": lambda rs: share((r.num_in_time, len(r.gaps_s)) for r in rs),
@@ -125,7 +131,7 @@ OF_PACED: Mapping[str, Callable[[Sampled], float]] = {
 OF_ALL: Mapping[str, Callable[[Sampled], float]] = {
     "p95_s": lambda rs: quantile([gap for r in rs for gap in r.gaps_s], 0.95),
     "p99_s": lambda rs: quantile([gap for r in rs for gap in r.gaps_s], 0.99),
-    "ttft_s": lambda rs: _ttft_s(rs),
+    "ttft_s": _ttft_s,
     "ttft_p50_s": lambda rs: quantile([r.ttft_s for r in rs], 0.5),
     "ttft_p95_s": lambda rs: quantile([r.ttft_s for r in rs], 0.95),
     "ttft_p99_s": lambda rs: quantile([r.ttft_s for r in rs], 0.99),
@@ -137,10 +143,6 @@ def share(parts: Iterable[tuple[float, float]]) -> float:
     """Return sum of the first numbers / sum of the second; 1 for nothing at all."""
     met, total = (sum(column) for column in zip(*parts, (0, 0), strict=False))
     return met / total if total else 1.0
-
-
-def _ttft_s(requests: Sampled) -> float:
-    return statistics.fmean(request.ttft_s for request in requests)
 
 
 def _rebuffering(readings: Sequence[Reading]) -> float:
