@@ -10,7 +10,8 @@ their order (`decide` reads like this list):
               can promise; for the latter one reader who has much in hand makes room. Beyond
               vLLM's own test no reader waits for the newcomer's prompt
 4. room left  parked ones by what they have in hand, if they fit for a while
-5. chunk      prompts get what the step has left before the next token is due anywhere
+5. chunk      prompts get what the step has left before the next token is due anywhere, unless
+              the pool holds few requests
 
 A request whose reader states no rate has nothing in hand and needs its blocks always: with such
 requests only, rules 2 to 5 are vLLM's first come first served.
@@ -352,6 +353,8 @@ class _Draft:
         paced = [request for request in decoding if request.rate_tps]
         if costs is None or not paced or not costs.chunk_token_s:
             return None
+        if not can_take_turns(self._snapshot, self._snapshot.requests):
+            return None  # where few fit, the batch misses a newcomer in pieces too much
         step_s = self._steps.decode_s(decoding, growth=0)
         # Who is late already gains nothing from a step shorter than his interval.
         interval_s = min(1.0 / request.rate_tps for request in paced)

@@ -28,7 +28,9 @@ class RankStats:
             return None
         before, self._reported = self._reported, self._now()
         grown = zip(NAMES, values_of(self._reported), values_of(before), strict=True)
-        return KVStats(data={"ranks": {self._rank: {name: now - then for name, now, then in grown}}})
+        return KVStats(
+            data={"ranks": {self._rank: {name: now - then for name, now, then in grown}}}
+        )
 
     def _now(self) -> RankTotals:
         watch = self._runner.watch

@@ -114,7 +114,7 @@ def test_of_a_batch_that_outgrows_the_pool_the_newest_stand_by_leaves() -> None:
 @pytest.mark.parametrize(("slack_s", "expected"), [(0.5, 512), (0.062, 260), (0.0, 250)])
 def test_a_prompt_gets_what_the_step_has_left(slack_s: float, expected: int) -> None:
     # At 20 tokens/s: 50 ms less 4 ms of safety and a step of 21 ms are 25 ms, 250 tokens, at least.
-    reader = runs("a", 400, rate_tps=20.0, slack_s=slack_s)
+    reader = runs("a", 300, rate_tps=20.0, slack_s=slack_s)
 
     decision = decide(make_snapshot(reader, ask("b", 400)))
 
@@ -124,6 +124,12 @@ def test_a_prompt_gets_what_the_step_has_left(slack_s: float, expected: int) -> 
 
 def test_where_nothing_hides_a_prompt_it_is_computed_as_vllm_would() -> None:
     reader = runs("a", 400, rate_tps=45.0, slack_s=0.0)  # 22 ms, of which the step takes 21
+
+    assert decide(make_snapshot(reader, ask("b", 400))).chunk_tokens is None
+
+
+def test_where_few_fit_a_prompt_is_computed_as_vllm_would() -> None:
+    reader = runs("a", 400, rate_tps=20.0, slack_s=0.5)  # the pool holds fewer than four such
 
     assert decide(make_snapshot(reader, ask("b", 400))).chunk_tokens is None
 
