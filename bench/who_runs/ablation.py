@@ -35,11 +35,12 @@ WITHOUT: Mapping[str, Change | None] = MappingProxyType(
         "*generates no slower* off": (evenflow._Draft, "_pays", _always(True)),
         "prompts need not be covered": (evenflow._Draft, "_hides_prompt", _always(True)),
         "nobody takes turns": (evenflow, "can_take_turns", _always(False)),
-        "turns however few fit": (promise, "LEAST_TURNS", 0),
+        "turns however few fit": (evenflow, "can_take_turns", _always(True)),
         "nothing is promised": (promise.Promise, "holds", _always(False)),
         "everything is promised": (promise.Promise, "holds", _always(True)),
         "all are sure": (evenflow, "sure_ones", _everybody),
         "room left stays empty": (evenflow._Draft, "fill_room", _always(None)),
+        "pieces however few fit": (evenflow, "holds_few", _always(False)),
         "chunks as vLLM's": (evenflow._Draft, "_chunk_tokens", _always(None)),
         "TTFT SLOs by arrival": (evenflow, "in_line", list),
     }

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from services.placement.run.promise import Promise, can_take_turns, sure_ones
+from services.placement.run.promise import Promise, can_take_turns, holds_few, sure_ones
 from services.placement.run.step_estimate import Steps, compute_s, longest_s
 from services.placement.run.types import (
     IDLE,
@@ -353,8 +353,8 @@ class _Draft:
         paced = [request for request in decoding if request.rate_tps]
         if costs is None or not paced or not costs.chunk_token_s:
             return None
-        if not can_take_turns(self._snapshot, self._snapshot.requests):
-            return None  # where few fit, the batch misses a newcomer in pieces too much
+        if holds_few(self._snapshot, self._snapshot.requests):
+            return None  # the batch would miss a newcomer in pieces too much
         step_s = self._steps.decode_s(decoding, growth=0)
         # Who is late already gains nothing from a step shorter than his interval.
         interval_s = min(1.0 / request.rate_tps for request in paced)

@@ -14,7 +14,7 @@ PROMISED_FRAC = 0.9  # of the pool, and of the seats
 PACKING_FRAC = 0.5  # of the largest request: what whole requests waste of the pool
 RETURNING_FRAC = 0.05  # of the pool that may wait for loads
 MOST_PREFILL_FRAC = 0.8
-LEAST_TURNS = 4  # requests of mean size that the pool holds: with fewer a turn wastes too much
+LEAST_TURNS = 4  # requests that the pool must hold: with fewer a turn wastes too much
 LEAST_TURN_S = 2.0  # a parked reader is back for so long, and for twice its load
 
 
@@ -58,11 +58,16 @@ def sure_ones(snapshot: RunSnapshot, members: Iterable[RunRequest]) -> frozenset
     return frozenset(sure)
 
 
-def can_take_turns(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> bool:
-    """Return whether the pool holds enough requests for turns to be worth their way back."""
+def holds_few(snapshot: RunSnapshot, requests: Sequence[RunRequest]) -> bool:
+    """Return whether the pool holds fewer than `LEAST_TURNS` requests of their mean size."""
     blocks = snapshot.blocks(growth=1)
-    num_blocks = sum([blocks[request.request_id] for request in members])
-    return LEAST_TURNS * num_blocks <= snapshot.engine.num_blocks * len(members)
+    num_blocks = sum([blocks[request.request_id] for request in requests])
+    return LEAST_TURNS * num_blocks > snapshot.engine.num_blocks * len(requests)
+
+
+def can_take_turns(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> bool:
+    """Return whether turns are worth their way back."""
+    return not holds_few(snapshot, members)
 
 
 class Promise:
