@@ -6,12 +6,12 @@ Order within a step, on the engine's thread:
     begin      copies out of staging of the last step are complete; what was freed may be
                overwritten; restores start; the first loads of every request start
     before g   the loads of layer group g are complete
-    after g    what it filled in staging goes to the host; its staging buffer is free: the load
-               of the next group in turn starts; if the next group will *write* a staging buffer
-               that is still being copied out (prefill), that copy completes first, for vLLM
-               writes new KV before it asks for the layer's load
-    end        all other full blocks go to the host, all groups' at once: nobody waits for them,
-               and between layers each copy would hold the next layer up by its submission
+    after g    its full blocks go to the host if they leave the pool; its staging buffer is free:
+               the load of the next group in turn starts; if the next group will *write* a staging
+               buffer that is still being copied out (prefill), that copy completes first, for
+               vLLM writes new KV before it asks for the layer's load
+    end        full blocks that stay in the pool go to the host, all groups' at once: nobody waits
+               for them, and between layers each copy would hold the next layer up by its submission
 
 A copy that goes wrong never stops a step: other ranks are in the middle of the same one. The
 layers run on with whatever is there, the request is *lost* on this rank until the scheduler has
@@ -86,9 +86,9 @@ class TransferRunner:
         self._loads: list[list[RunningLoad]] = [[] for _ in range(num_groups)]  # of this step
         # What each group loaded last, by tables, which only grow.
         self._last_loads: dict[int, tuple[list[tuple[str, LoadTable, int]], Copy]] = {}
-        # Still to start, by group: out of staging after the group, of own blocks after the last.
+        # Still to start, by group: after the group, and after the last.
         self._saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]
-        self._own_saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]
+        self._late_saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]
         self._staging_saves: dict[tuple[str, int], WatchedCopy] = {}  # possibly not complete
         self._step = 0
         self._running_saves: deque[RunningSave] = deque()  # in step order, not known complete
@@ -131,7 +131,7 @@ class TransferRunner:
                 parts = [(found.request_id, found)]
                 self._late_guard.check(self._copy(Direction.H2D, found.group, parts, urgency=0.0))
         for order in transfers.saves:
-            (self._saves if order.from_staging else self._own_saves)[order.group].append(order)
+            (self._late_saves if order.stays else self._saves)[order.group].append(order)
         for restore_id in transfers.cancelled_restores:
             if restore_id in self._restores:
                 self.watch.cancel(self._restores[restore_id])
@@ -177,7 +177,7 @@ class TransferRunner:
 
     def after_group(self, group: int) -> None:
         """Start what may follow a group's last layer."""
-        self._start_staging_saves(group)
+        self._start_saves(self._saves[group])
         self._start_loads(
             (successor, request_id)
             for request_id, loads in self._loading.items()
@@ -187,13 +187,13 @@ class TransferRunner:
             self._free_staging_for(group + 1)
 
     def end_step(self) -> None:
-        """Start the copies of own blocks, and those whose group did not run.
+        """Start the copies that nobody waits for, and those whose group did not run.
 
         Loads that no layer asked for are waited for: their staging may be somebody else's next.
         """
         for group in range(self._num_groups):
-            self._start_staging_saves(group)
-            self._start_own_saves(group)
+            self._start_saves(self._saves[group])
+            self._start_saves(self._late_saves[group])
         if self._num_groups_begun < self._num_groups:  # layers ran without asking for their KV
             for group in range(self._num_groups):
                 self._await_loads(group)
@@ -280,23 +280,19 @@ class TransferRunner:
             last = self._last_loads[group] = what, copy
         return last[1]
 
-    def _start_staging_saves(self, group: int) -> None:
-        """Start each alone: the next group may wait for any of them."""
-        for order in self._saves[group]:
-            copy = self._start_save(group, [order])
-            self._staging_saves[(order.request_id, group)] = copy
-        self._saves[group].clear()
-
-    def _start_own_saves(self, group: int) -> None:
-        for orders in self._sharing(self._own_saves[group]):
-            self._start_save(group, list(orders))
-        self._own_saves[group].clear()
-
-    def _start_save(self, group: int, orders: list[SaveOrder]) -> WatchedCopy:
-        parts = [(order.request_id, order) for order in orders]
-        copy = self._submit(Direction.D2H, group, parts)
-        self._running_saves.append(RunningSave(self._step, orders, copy))
-        return copy
+    def _start_saves(self, wanted: list[SaveOrder]) -> None:
+        """Start one layer group's, and forget that they are wanted."""
+        # The next group may wait for those out of staging, and for none of the others.
+        alone = [[order] for order in wanted if order.from_staging]
+        others = [order for order in wanted if not order.from_staging]
+        wanted.clear()
+        for orders in [*alone, *self._sharing(others)]:
+            group, parts = orders[0].group, [(order.request_id, order) for order in orders]
+            copy = self._submit(Direction.D2H, group, parts)
+            self._running_saves.append(RunningSave(self._step, orders, copy))
+            for order in orders:
+                if order.from_staging:
+                    self._staging_saves[(order.request_id, group)] = copy
 
     def _sharing(self, wanted: list[T]) -> list[list[T]]:
         """Return which of a group's copies in one direction are made as one: all of them.

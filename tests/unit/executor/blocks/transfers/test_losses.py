@@ -220,7 +220,7 @@ def test_loads_of_several_requests_share_a_copy_per_group_until_one_goes_wrong()
 
 
 @pytest.mark.parametrize(("groups", "in_layers"), [((), []), ((1,), [1])])
-def test_only_what_leaves_staging_is_copied_to_the_host_between_layers(
+def test_only_what_leaves_the_pool_is_copied_to_the_host_between_layers(
     groups: tuple[int, ...], in_layers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sim = one_request(*groups)
@@ -244,7 +244,7 @@ def test_only_what_leaves_staging_is_copied_to_the_host_between_layers(
         runner.before_group(group)
         runner.after_group(group)
 
-    assert saved == in_layers
+    assert sorted(set(saved)) == in_layers
     runner.end_step()
     assert set(saved) == set(range(sim.num_groups))
 
