@@ -79,7 +79,6 @@ class SaveOrder:
     slots: list[int]
     block_ids: list[int]
     from_staging: bool  # the next user of the staging buffer waits for this copy
-    stays: bool = False  # in the pool, too: nobody waits for this copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,10 @@ Order within a step, on the engine's thread:
     begin      copies out of staging of the last step are complete; what was freed may be
                overwritten; restores start; the first loads of every request start
     before g   the loads of layer group g are complete
-    after g    its full blocks go to the host if they leave the pool; its staging buffer is free:
-               the load of the next group in turn starts; if the next group will *write* a staging
-               buffer that is still being copied out (prefill), that copy completes first, for
-               vLLM writes new KV before it asks for the layer's load
-    end        full blocks that stay in the pool go to the host, all groups' at once: nobody waits
-               for them, and between layers each copy would hold the next layer up by its submission
+    after g    its full blocks go to the host; its staging buffer is free: the load of the
+               next group in turn starts; if the next group will *write* a staging buffer that is
+               still being copied out (prefill), that copy completes first, for vLLM writes new KV
+               before it asks for the layer's load
 
 A copy that goes wrong never stops a step: other ranks are in the middle of the same one. The
 layers run on with whatever is there, the request is *lost* on this rank until the scheduler has
@@ -86,9 +84,7 @@ class TransferRunner:
         self._loads: list[list[RunningLoad]] = [[] for _ in range(num_groups)]  # of this step
         # What each group loaded last, by tables, which only grow.
         self._last_loads: dict[int, tuple[list[tuple[str, LoadTable, int]], Copy]] = {}
-        # Still to start, by group: after the group, and after the last.
-        self._saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]
-        self._late_saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]
+        self._saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]  # still to start
         self._staging_saves: dict[tuple[str, int], WatchedCopy] = {}  # possibly not complete
         self._step = 0
         self._running_saves: deque[RunningSave] = deque()  # in step order, not known complete
@@ -131,7 +127,7 @@ class TransferRunner:
                 parts = [(found.request_id, found)]
                 self._late_guard.check(self._copy(Direction.H2D, found.group, parts, urgency=0.0))
         for order in transfers.saves:
-            (self._late_saves if order.stays else self._saves)[order.group].append(order)
+            self._saves[order.group].append(order)
         for restore_id in transfers.cancelled_restores:
             if restore_id in self._restores:
                 self.watch.cancel(self._restores[restore_id])
@@ -177,7 +173,8 @@ class TransferRunner:
 
     def after_group(self, group: int) -> None:
         """Start what may follow a group's last layer."""
-        self._start_saves(self._saves[group])
+        if self._saves[group]:
+            self._start_saves(group)
         self._start_loads(
             (successor, request_id)
             for request_id, loads in self._loading.items()
@@ -187,13 +184,13 @@ class TransferRunner:
             self._free_staging_for(group + 1)
 
     def end_step(self) -> None:
-        """Start the copies that nobody waits for, and those whose group did not run.
+        """Start copies whose group did not run, as in a step without tokens.
 
         Loads that no layer asked for are waited for: their staging may be somebody else's next.
         """
         for group in range(self._num_groups):
-            self._start_saves(self._saves[group])
-            self._start_saves(self._late_saves[group])
+            if self._saves[group]:
+                self._start_saves(group)
         if self._num_groups_begun < self._num_groups:  # layers ran without asking for their KV
             for group in range(self._num_groups):
                 self._await_loads(group)
@@ -280,19 +277,18 @@ class TransferRunner:
             last = self._last_loads[group] = what, copy
         return last[1]
 
-    def _start_saves(self, wanted: list[SaveOrder]) -> None:
-        """Start one layer group's, and forget that they are wanted."""
+    def _start_saves(self, group: int) -> None:
         # The next group may wait for those out of staging, and for none of the others.
-        alone = [[order] for order in wanted if order.from_staging]
-        others = [order for order in wanted if not order.from_staging]
-        wanted.clear()
+        alone = [[order] for order in self._saves[group] if order.from_staging]
+        others = [order for order in self._saves[group] if not order.from_staging]
         for orders in [*alone, *self._sharing(others)]:
-            group, parts = orders[0].group, [(order.request_id, order) for order in orders]
+            parts = [(order.request_id, order) for order in orders]
             copy = self._submit(Direction.D2H, group, parts)
             self._running_saves.append(RunningSave(self._step, orders, copy))
             for order in orders:
                 if order.from_staging:
                     self._staging_saves[(order.request_id, group)] = copy
+        self._saves[group].clear()
 
     def _sharing(self, wanted: list[T]) -> list[list[T]]:
         """Return which of a group's copies in one direction are made as one: all of them.

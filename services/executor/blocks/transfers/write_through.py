@@ -183,7 +183,7 @@ def _save_orders(request: RequestKV, index: int, end: int) -> list[SaveOrder]:
     """Return orders for one group's blocks up to `end`, own and staging blocks apart."""
     group = request.groups[index]
     orders = [
-        SaveOrder(request.request_id, index, [], [], [], from_staging, stays=not group.offloaded)
+        SaveOrder(request.request_id, index, [], [], [], from_staging)
         for from_staging in (False, True)
     ]
     for position in range(group.num_saves_sent, end):
