@@ -41,7 +41,8 @@ def measure() -> list[Row]:
 
 def _measure_depth(num_layers: int) -> list[Row]:
     cases = {STOCK: _case(num_layers, None)} | {
-        f"{layers}": _case(num_layers, KVOptions(layers_per_group=layers))
+        # Stock vLLM caches no prefixes here either.
+        f"{layers}": _case(num_layers, KVOptions(layers_per_group=layers, prefix_caching=False))
         for layers in LAYERS_PER_GROUP
     }
     samples: dict[tuple[str, int], list[Row]] = {}

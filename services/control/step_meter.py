@@ -191,8 +191,8 @@ class StepMeter:
 
     def _compare_prompts(self, step: ScheduledStep, step_s: float, timing: StepTiming) -> None:
         """Compare a step that computes part of a prompt with what run policies expect of it."""
-        costs = self.profile.costs()
-        if not step.num_prefill_tokens or costs is None or not costs.chunk_token_s:
+        costs = self.profile.costs() if step.num_prefill_tokens else None
+        if costs is None or not costs.chunk_token_s:
             return
         num_decodes = step.num_tokens - step.num_prefill_tokens
         predicted_s = costs.decode_s(num_decodes, step.num_context_tokens)

@@ -59,19 +59,15 @@ class ReaderModel:
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._due_s: list[float] = []  # of every token, ascending
+        self.last_due_s: float | None = None  # when the newest token is due; None before the first
         self._num_reported = 0
         self._num_due_at_report = 0  # tokens due by the time of the newest report
         self._report_s: float | None = None  # when the count last grew
 
-    @property
-    def last_due_s(self) -> float | None:
-        """Return when the newest token is due; None before the first."""
-        return self._due_s[-1] if self._due_s else None
-
     def generated(self, now_s: float) -> None:
         """Record one token generated at `now_s`, not before earlier calls."""
-        due_s = self._due_s
-        due_s.append(next_due_s(due_s[-1] if due_s else None, now_s, self._interval_s))
+        self.last_due_s = due_s = next_due_s(self.last_due_s, now_s, self._interval_s)
+        self._due_s.append(due_s)
 
     def delivered(self, num_delivered: int, now_s: float) -> None:
         """Take over a delivered count that was true at `now_s`."""

@@ -46,17 +46,16 @@ class RequestBuffer:
         """
         if num_generated <= self.num_generated:
             return None
-        delay = self._delay(now_s)
+        turn_s = self._turn_s()
+        delay = self._delay(now_s, turn_s) if now_s > turn_s else None
         self.time.token(now_s)
         for _ in range(num_generated - self.num_generated):
             self._reader.generated(now_s)
         self.num_generated = num_generated
         return delay
 
-    def _delay(self, now_s: float) -> Delay | None:
-        turn_s = self._turn_s()
-        if now_s <= turn_s:
-            return None
+    def _delay(self, now_s: float, turn_s: float) -> Delay:
+        """Return why a token that comes now was not there by its turn."""
         delay = Delay(self.time.cause(now_s, turn_s), now_s - turn_s)
         previous_s = self._reader.last_due_s
         if previous_s is not None and violates_delivered_tbt(now_s, previous_s, self.interval_s):

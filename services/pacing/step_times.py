@@ -30,12 +30,15 @@ class StepTimes:
                 buffer.time.leave(cause, step.begin_s)
             if buffer is None or cause is not None:
                 self._present.discard(request_id)
-        self._present.update(step.num_scheduled)
+        returned = step.num_scheduled.keys() - self._present
+        self._present.update(returned)
         num_prompt_tokens = sum(number for number in step.num_scheduled.values() if number > 1)
         token_s = self._prompts_s(step, num_prompt_tokens) / max(1, num_prompt_tokens)
-        for request_id, number in step.num_scheduled.items():
+        waited = token_s > 0.0 or step.stall_s > 0.0
+        for request_id in step.num_scheduled if waited else returned:
             buffer = buffers.get(request_id)
             if buffer is not None:
+                number = step.num_scheduled[request_id]
                 num_own = number if number > 1 else 0
                 prompts_s = token_s * (num_prompt_tokens - num_own)
                 buffer.time.run(step, prompts_s=prompts_s, prompt_s=token_s * num_own)

@@ -21,15 +21,13 @@ class NonNegativeFit:
     """
 
     def __init__(self) -> None:
-        self._xx = np.zeros((3, 3))
-        self._xy = np.zeros(3)
-        self._yy = 0.0
+        self._sums = np.zeros((4, 4))  # of the products of 1, u, v and y; every step adds to them
+        self._xx, self._xy = self._sums[:3, :3], self._sums[:3, 3]
 
     def add(self, u: float, v: float, y: float) -> None:
-        x = np.array((1.0, u, v))
-        self._xx = FORGETTING * self._xx + np.outer(x, x)
-        self._xy = FORGETTING * self._xy + y * x
-        self._yy = FORGETTING * self._yy + y * y
+        row = np.array((1.0, u, v, y))
+        self._sums *= FORGETTING
+        self._sums += row[:, np.newaxis] * row
 
     def solve(self) -> Coefficients:
         """Return (a, b, c); (0, 0, 0) before the first sample."""
@@ -58,6 +56,10 @@ class NonNegativeFit:
         for column, value in zip(columns, solution, strict=True):
             found[column] = float(value)
         return found
+
+    @property
+    def _yy(self) -> float:
+        return float(self._sums[3, 3])
 
     def _error(self, coefficients: list[float]) -> float:
         x = np.array(coefficients)

@@ -149,15 +149,19 @@ class CapacityGuard(Generic[KVT]):
 
     def _is_all_resident_with_room(self, needs: Sequence[Need[KVT]]) -> bool:
         """Return whether there is nothing to do: the common case, answered without the search."""
-        moves = self._moves
-        # What is offloaded and awake has buffers.
-        if any(kv.num_buffers or kv.asleep for kv in moves.all()):
-            return False
-        if any(record.floor is not None for record in self._records.values()):
-            return False
+        for record in self._records.values():
+            if record.floor is not None:
+                return False
+        moves, num_rows = self._moves, 0
         active = {need.record.request_id for need in needs}
-        num_rows = sum(need.num_tokens // moves.geometry.block_size + 1 for need in needs)
-        num_rows += sum(kv.num_rows for kv in moves.all() if kv.request_id not in active)
+        for kv in moves.all():
+            if kv.num_buffers or kv.asleep:  # what is offloaded and awake has buffers
+                return False
+            if kv.request_id not in active:
+                num_rows += kv.num_rows
+        block_size = moves.geometry.block_size
+        for need in needs:
+            num_rows += need.num_tokens // block_size + 1
         return num_rows * moves.geometry.num_groups <= moves.num_blocks - self.num_spare
 
     def _move(self, kv: KVT, *, least: LayerPlacement, most: LayerPlacement) -> None:

@@ -142,6 +142,8 @@ class GuardedEngine:
 
     def take_wrong(self) -> list[int]:
         """See `LateGuard`: only of blocks that nobody copied, for `wait` tells of the others."""
+        if not self._wrong:
+            return []
         uids, _ = uids_and_groups(np.array(self._wrong, dtype=np.int64))
         self._wrong = []
         return uids

@@ -239,8 +239,9 @@ class RunControl:
 
     def active_needs(self) -> list[Need[RequestKV]]:
         """Return what the running requests that are not held need, in scheduling order."""
-        both = ((request, self.record_of(request)) for request in self._scheduler.running)
-        return [need_of(request, record) for request, record in both if not record.is_held]
+        records, running = self._records, self._scheduler.running
+        both = [(request, records[request.request_id]) for request in running]
+        return [need_of(request, record) for request, record in both if record.hold is None]
 
     def needs_in_line(self) -> list[Need[RequestKV]]:
         return [need_of(request, self.record_of(request)) for request in self.next_in_line()]
