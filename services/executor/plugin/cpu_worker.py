@@ -15,7 +15,7 @@ from services.executor.plugin.worker import LayerwiseWorkerMixin
 
 
 class EvenflowCPUWorker(CPUWorker):  # type: ignore[misc]
-    """vLLM's CPU worker, without two things that stop everybody for one request's sake.
+    """vLLM's CPU worker, on every processor, and with nobody stopped for one request's sake.
 
     A seeded request whose prompt comes in chunks: vLLM samples a token after each, drops it, and
     turns the request's generator back, which a CPU's cannot do, and the engine dies. Here such a
@@ -25,6 +25,7 @@ class EvenflowCPUWorker(CPUWorker):  # type: ignore[misc]
 
     def init_device(self) -> None:
         nap_between_looks()
+        allow_tiles()
         super().init_device()
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,6 +51,21 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
         if len(batch.block_table.block_tables) > 1:
             batch.block_table = StackedBlockTables(batch.block_table)
             build_once(self.model_runner)
+
+
+def allow_tiles() -> None:
+    """Ask the kernel for this process's right to AMX tiles, which vLLM's attention uses unasked.
+
+    Linux gives tile registers to whoever asks (ARCH_REQ_XCOMP_PERM of arch_prctl(2)); who uses them
+    without dies of SIGILL. In vLLM only oneDNN asks, for large products: a small bfloat16 model
+    dies at its first request. Where the kernel says no, vLLM is told that there are no tiles.
+    """
+    if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
+        torch.cpu._is_amx_tile_supported = _no_tiles
+
+
+def _no_tiles() -> bool:
+    return False
 
 
 @contextmanager

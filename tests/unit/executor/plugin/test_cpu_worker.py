@@ -1,5 +1,7 @@
-"""The CPU worker: generators of dropped tokens, and nothing compiled where eager was asked for."""
+"""The CPU worker: tiles, generators of dropped tokens, nothing compiled where eager was asked."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,13 +9,30 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 
 from services.executor.plugin.cpu_worker import (
     CPUWorker,
     EvenflowCPUWorker,
     _generators_of_dropped_tokens_away,
+    allow_tiles,
 )
+
+TILES_BIT = 18  # XFEATURE_XTILE_DATA
+READ_PERMISSIONS = f"""
+import ctypes
+from services.executor.plugin.cpu_worker import allow_tiles, torch
+
+def permitted():
+    features = ctypes.c_ulong()
+    assert ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(features)) == 0
+    return bool(features.value >> {TILES_BIT} & 1)
+
+before = permitted()
+allow_tiles()
+print(torch.cpu._is_amx_tile_supported(), before, permitted())
+"""
 
 
 def make_runner(dropped: list[bool], seeded: dict[int, str]) -> Any:
@@ -38,6 +57,28 @@ def test_a_step_that_fails_gives_them_back() -> None:
         raise ValueError("failed")
 
     assert runner.input_batch.generators == {0: "a"}
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a processor without AMX")
+def test_a_process_may_use_tiles_once_it_has_asked() -> None:
+    said = subprocess.run([sys.executable, "-c", READ_PERMISSIONS], capture_output=True, text=True)
+
+    assert said.stdout.split() == ["True", "False", "True"], said.stderr
+
+
+@pytest.mark.parametrize(
+    ("is_supported", "is_allowed", "are_tiles_used"),
+    [(True, True, True), (True, False, False), (False, False, False)],
+)
+def test_vllm_uses_tiles_only_where_the_kernel_allows_them(
+    monkeypatch: pytest.MonkeyPatch, is_supported: bool, is_allowed: bool, are_tiles_used: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: is_supported)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: is_allowed)
+
+    allow_tiles()
+
+    assert (_get_attn_isa(torch.bfloat16, block_size=32) == "amx") is are_tiles_used
 
 
 @pytest.mark.parametrize("is_eager", [True, False])
