@@ -52,6 +52,8 @@ HTTP_SECONDS = Histogram(
 class Slo(Enum):
     """What was promised: of a request, or of each of its tokens after the first."""
 
+    __hash__ = object.__hash__  # as a `Cause`'s
+
     TTFT = "ttft"
     TPOT = "tpot"
     TBT = "tbt"  # the release interval behind the deposit, whatever it follows from

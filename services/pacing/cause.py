@@ -7,6 +7,8 @@ from enum import Enum
 class Cause(Enum):
     """What a late token waited for longest."""
 
+    __hash__ = object.__hash__  # of every late token; an Enum's own is a call into Python
+
     QUEUE = "queue"  # to be let in
     PROMPTS = "prompts"  # for other requests' prompts, in its own steps
     COPIES = "copies"  # for KV on its way to its layers, in its own steps
