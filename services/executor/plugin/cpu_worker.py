@@ -61,11 +61,7 @@ def allow_tiles() -> None:
     dies at its first request. Where the kernel says no, vLLM is told that there are no tiles.
     """
     if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
-        torch.cpu._is_amx_tile_supported = _no_tiles
-
-
-def _no_tiles() -> bool:
-    return False
+        torch.cpu._is_amx_tile_supported = lambda: False
 
 
 @contextmanager
