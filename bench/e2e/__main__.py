@@ -19,7 +19,7 @@ from bench.e2e.records import RunKey, RunRecord, load_all, save
 from bench.e2e.replay import Replayed, replay
 from bench.e2e.report import write_report
 from bench.e2e.stack import executor, grown, metric_sums, planner, utc_now
-from bench.e2e.systems import DEFAULT_SYSTEMS, MAX_NUM_SEQS, RESIDENT, SLO_BLIND, SYSTEMS, Device
+from bench.e2e.systems import DEFAULT_SYSTEMS, MAX_NUM_SEQS, RESIDENT, SYSTEMS, Device
 from bench.e2e.trace import (
     NUM_WARM_UP_REQUESTS,
     READERS,
@@ -29,6 +29,7 @@ from bench.e2e.trace import (
     stated_slos_s,
     warm_up,
 )
+from services.placement.presets import SLO_BLIND
 
 NUM_BASE_TOKENS = 120  # output tokens from which the base SLO is measured
 LONGEST_RESIDENT_SHARE = 0.75  # of the pool, by the prompt from which the base SLO is measured

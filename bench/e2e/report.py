@@ -19,8 +19,8 @@ from bench.e2e.figures import (
     why_not_counted,
 )
 from bench.e2e.records import RunRecord, as_stated
-from bench.e2e.systems import SLO_BLIND
 from bench.e2e.trace import READERS
+from services.placement.presets import SLO_BLIND
 from simulator.report.charts import svg
 
 PLOTTED = ("tbt", "tbt_deposit")

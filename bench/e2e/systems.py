@@ -62,8 +62,6 @@ SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "orbitflow-strict": {"POLICY": "orbitflow"},
     }
 )
-# Their plans are the same whatever was promised: one run serves every SLO scale.
-SLO_BLIND = frozenset({"vllm", "deepspeed", "flexgen", "flexgen-plus", "dynamic-heuristic"})
 DEFAULT_SYSTEMS = (
     "vllm",
     "deepspeed",

@@ -119,6 +119,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 )
 
 
+# What they do is the same whatever was promised.
+SLO_BLIND = frozenset({"vllm", "deepspeed", "flexgen", "flexgen-plus", "dynamic-heuristic"})
 SIMULATED_ONLY = frozenset({"hcache"})  # the engine has no such KV
 ENGINE_PRESETS = tuple(name for name in PRESETS if name not in SIMULATED_ONLY)
 

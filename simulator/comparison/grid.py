@@ -3,11 +3,13 @@
 import itertools
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from services.pacing.types import ServiceLevel
+from services.placement.presets import PRESETS, SLO_BLIND, with_axes
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.types import PolicyParameters
@@ -15,6 +17,7 @@ from simulator.comparison.link_ratio import link_ratio
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
 from simulator.engine.planning import PlanningOptions
+from simulator.engine.records import RunRecord
 from simulator.measured import MeasuredDeployment
 from simulator.report.figures import figures
 from simulator.report.views import view_of
@@ -130,10 +133,22 @@ class Cell:
         turns = itertools.cycle(levels)
         return [replace(one, level=own) for one, own in zip(given, turns, strict=False)]
 
+    @property
+    def asked(self) -> "Cell":
+        """Return the cell without what its run does not depend on: equal ones have one run."""
+        preset = PRESETS.get(self.policy)
+        chosen = preset and with_axes(self.policy, self.parameters) != preset
+        if self.policy not in SLO_BLIND or chosen or self.rates_tps:
+            return self
+        return replace(self, slo_tbt_s=0.0, slo_ttft_s=None, slo_scale=None, label="")
+
     def run(self) -> CellResult:
         """Run it. Only `cpu_s` depends on the machine that runs it."""
-        began_s = time.process_time()
-        requests = self.requests()
+        (result,) = run_alike([self])
+        return result
+
+    def simulated(self) -> RunRecord:
+        """Return what the run leaves behind."""
         options = PlanningOptions(
             policy=self.policy,
             parameters=self.parameters,
@@ -142,8 +157,14 @@ class Cell:
             ellm=self.ellm,
             prefix_caching=self.prefix_caching,
         )
-        record = run_policy(self.deployment, requests, options, seed=self.seed)
-        cpu_s = time.process_time() - began_s
+        return run_policy(self.deployment, self.requests(), options, seed=self.seed)
+
+    def result(self, record: RunRecord, *, cpu_s: float) -> CellResult:
+        """Return the figures of a run by this cell's SLOs."""
+        requests = self.requests()
+        levels = {one.request_id: one.level for one in requests}
+        outcomes = [replace(one, level=levels[one.request_id]) for one in record.outcomes]
+        record = replace(record, outcomes=tuple(outcomes))
         found = figures(record)
         if requests:
             shape, machine = self.deployment.shape(), self.deployment.machine()
@@ -165,3 +186,11 @@ class Cell:
             "seed": self.seed,
             **result.figures,
         }
+
+
+def run_alike(cells: Sequence[Cell]) -> list[CellResult]:
+    """Run cells that are `asked` the same once; each has its share of `cpu_s`."""
+    began_s = time.process_time()
+    record = cells[0].simulated()
+    cpu_s = (time.process_time() - began_s) / len(cells)
+    return [cell.result(record, cpu_s=cpu_s) for cell in cells]

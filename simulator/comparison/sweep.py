@@ -3,6 +3,7 @@
 A sweep that was cut off goes on where it was when it is called again with the same cache.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -11,8 +12,8 @@ from multiprocessing import get_context
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from simulator.comparison.cache import CellCache
-from simulator.comparison.grid import Cell, CellResult
+from simulator.comparison.cache import CellCache, cell_key
+from simulator.comparison.grid import Cell, CellResult, run_alike
 
 Finished = Callable[[Cell, bool], None]  # the cell, and whether the cache had it
 
@@ -31,25 +32,33 @@ def sweep(
         if result is not None:
             found[number] = result
             finished(cell, True)
-    left = [number for number in range(len(cells)) if number not in found]
-    for number, result in _run([(number, cells[number]) for number in left], jobs):
-        found[number] = result
-        if cache:
-            cache.put(cells[number], result)
-        finished(cells[number], False)
+    left: dict[str, list[int]] = defaultdict(list)  # by what is run
+    for number, cell in enumerate(cells):
+        if number not in found:
+            left[cell_key(cell.asked)].append(number)
+    for numbers, results in _run(cells, list(left.values()), jobs):
+        for number, result in zip(numbers, results, strict=True):
+            found[number] = result
+            if cache:
+                cache.put(cells[number], result)
+            finished(cells[number], False)
     return [found[number] for number in range(len(cells))]
 
 
-def _run(cells: Sequence[tuple[int, Cell]], jobs: int) -> Iterator[tuple[int, CellResult]]:
-    """Yield results as they come, `jobs` at a time."""
-    if min(jobs, len(cells)) <= 1:
-        for number, cell in cells:
-            yield number, cell.run()
+def _run(
+    cells: Sequence[Cell], alike: Sequence[list[int]], jobs: int
+) -> Iterator[tuple[list[int], list[CellResult]]]:
+    """Yield results as they come, `jobs` runs at a time. `alike`: the cells of each run."""
+    runs = [[cells[number] for number in numbers] for numbers in alike]
+    if min(jobs, len(runs)) <= 1:
+        yield from zip(alike, map(run_alike, runs), strict=True)
         return
     with ProcessPoolExecutor(
-        max_workers=min(jobs, len(cells)), mp_context=get_context("spawn")
+        max_workers=min(jobs, len(runs)), mp_context=get_context("spawn")
     ) as pool:
-        futures = {pool.submit(Cell.run, cell): number for number, cell in cells}
+        futures = {
+            pool.submit(run_alike, run): numbers for numbers, run in zip(alike, runs, strict=True)
+        }
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()

@@ -129,7 +129,10 @@ class StepRun:
 
         Returns when they are queued.
         """
-        for group, parts in sorted(self._released[num_computed].items()):
+        released = self._released[num_computed]
+        if not released:
+            return now_s
+        for group, parts in sorted(released.items()):
             job = CopyJob(num_bytes=sum(parts), priority=(LOAD, group))
             self._lane.submit(job, now_s)
             self._awaited[group].append(job)
@@ -148,6 +151,8 @@ class StepRun:
                 self._freed[heir].append(job)
 
     def _wait(self, group: int, now_s: float) -> float:
+        if not (self._freed[group] or self._awaited[group]):
+            return now_s
         for lane, jobs in ((self._d2h, self._freed[group]), (self._lane, self._awaited[group])):
             for job in jobs:
                 while job.done_s is None:

@@ -211,7 +211,9 @@ class Engine:
         self.d2h.advance(now_s)
         running = {request.request_id for request in self.scheduler.running}
         for request in self.scheduler.live:
-            kv = request.kv
+            kv = request.record.kv
+            if kv is None:
+                continue
             saved, restored = kv.take_in_saves(), kv.take_in_restores()
             self.totals.num_restored_groups += restored
             if restored:
@@ -220,7 +222,7 @@ class Engine:
                 self.scheduler.publish(request)
             if saved or restored:
                 kv.seal()
-                self.scheduler.moves.refresh(request.kv)
+                self.scheduler.moves.refresh(kv)
             lag = kv.num_full_blocks - kv.num_host_blocks
             decodes = request.num_output_tokens > 0 and request.request_id in running
             caught_up = request.record.stage is Stage.MIRRORED

@@ -61,10 +61,12 @@ class CountedMoves:
         return self.pool.num_free
 
     def all(self) -> Iterable[KVState]:
-        return (request.kv for request in self.requests.values())
+        """Return the KV of those that have some: most who wait have none."""
+        kvs = (request.record.kv for request in self.requests.values())
+        return (kv for kv in kvs if kv is not None)
 
     def idle(self, but: Collection[RequestRecord[KVState]]) -> list[KVState]:
-        others = [r for r in self._live() if r.kv.num_owned and r.record not in but]
+        others = [r for r in self._live() if r.record.kv and r.kv.num_owned and r.record not in but]
         others = sorted(reversed(others), key=lambda request: -request.record.num_deposited_tokens)
         return [request.kv for request in others]
 

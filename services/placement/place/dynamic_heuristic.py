@@ -5,9 +5,17 @@ does where no plan is at hand is `fewest_offloaded`.
 """
 
 import heapq
+from collections.abc import Iterator
+from functools import cache
 
 from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
-from services.placement.step_time.batch import answer, capacity_blocks, members
+from services.placement.step_time.batch import (
+    answer,
+    capacity_blocks,
+    demand_of,
+    members,
+    pool_need,
+)
 from services.placement.step_time.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
 from services.placement.types import (
     EngineShape,
@@ -43,42 +51,42 @@ def _patterns_that_fit(
 ) -> dict[RequestId, Pattern] | None:
     """Return a pattern per request, None where nothing fits."""
     engine = snapshot.engine
-    counts = [0] * len(batch)
+    patterns = [RESIDENT] * len(batch)
     blocks = [blocks_with_mirror(request, RESIDENT, mirror, engine) for request in batch]
+    smaller = [_smaller(request, mirror, engine) for request in batch]
     excess = sum(blocks) - capacity_blocks(snapshot)
     largest = [(-held, index) for index, held in enumerate(blocks)]
     heapq.heapify(largest)
     while excess > 0 and largest:
-        _, index = heapq.heappop(largest)
-        step = _next_smaller(batch[index], counts[index], mirror, engine)
+        negated, index = heapq.heappop(largest)
+        step = next(smaller[index], None)
         if step is None:
             continue
-        counts[index], freed = step
-        blocks[index] -= freed
-        excess -= freed
-        heapq.heappush(largest, (-blocks[index], index))
+        patterns[index], held = step
+        excess += negated + held
+        heapq.heappush(largest, (-held, index))
     if excess > 0:
         return None
-    return {
-        request.request_id: _balanced(engine, count)
-        for request, count in zip(batch, counts, strict=True)
-    }
+    return {request.request_id: pattern for request, pattern in zip(batch, patterns, strict=True)}
 
 
-def _balanced(engine: EngineShape, count: int) -> Pattern:
-    return make_pattern(balanced_layers(engine.num_groups, count), 1) if count else RESIDENT
-
-
-def _next_smaller(
-    request: RequestState, count: int, mirror: Mirror, engine: EngineShape
-) -> tuple[int, int] | None:
-    """Return the next offload count that needs fewer blocks, and how many fewer."""
-    held = blocks_with_mirror(request, _balanced(engine, count), mirror, engine)
-    for more in range(count + 1, engine.num_groups + 1):
-        pattern = _balanced(engine, more)
+def _smaller(
+    request: RequestState, mirror: Mirror, engine: EngineShape
+) -> Iterator[tuple[Pattern, int]]:
+    """Yield evenly spaced patterns that need fewer and fewer blocks, with these blocks."""
+    demand = demand_of(request, engine, growth=1)
+    fewest = pool_need(demand, RESIDENT)
+    for pattern in _balanced(engine.num_groups):
         if not mirror.allows(request, pattern):
             continue
-        freed = held - blocks_with_mirror(request, pattern, mirror, engine)
-        if freed > 0:
-            return more, freed
-    return None
+        held = pool_need(demand, pattern) + mirror.late_blocks(request, pattern)
+        if held < fewest:
+            fewest = held
+            yield pattern, held
+
+
+@cache
+def _balanced(num_groups: int) -> tuple[Pattern, ...]:
+    """Return the pattern of each count of offloaded groups, 1 and up."""
+    counts = range(1, num_groups + 1)
+    return tuple(make_pattern(balanced_layers(num_groups, count), 1) for count in counts)

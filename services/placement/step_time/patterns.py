@@ -48,6 +48,7 @@ def even_layers(num_layers: int, distance: int) -> tuple[int, ...]:
     return tuple(range(distance - 1, num_layers, distance))
 
 
+@cache
 def balanced_layers(num_layers: int, num_offloaded: int) -> tuple[int, ...]:
     """Return `num_offloaded` layers whose gaps differ by at most one, the last one included."""
     return tuple(math.ceil(j * num_layers / num_offloaded) - 1 for j in range(1, num_offloaded + 1))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.placement.presets import SLO_BLIND
 from services.placement.types import PolicyParameters, VictimRule
 from simulator.comparison.cache import CellCache, cell_key
 from simulator.comparison.grid import Cell, Workload
@@ -21,8 +22,8 @@ def make_cell(**overrides) -> Cell:
         pool_tokens=512,
     )
     workload = Workload(lengths=(constant_length(40), constant_length(10)), num_requests=4)
-    given = {"policy": "vllm", "rate_per_s": 1.0, "slo_tbt_s": 0.05}
-    return Cell(deployment=deployment, workload=workload, **(given | overrides))
+    given = {"policy": "vllm", "workload": workload, "rate_per_s": 1.0, "slo_tbt_s": 0.05}
+    return Cell(deployment=deployment, **(given | overrides))
 
 
 def test_answers_depend_neither_on_the_number_of_processes_nor_on_the_cache(tmp_path) -> None:
@@ -36,6 +37,30 @@ def test_answers_depend_neither_on_the_number_of_processes_nor_on_the_cache(tmp_
         for results in (alone, parallel, cached)
     ]
     assert rows[0] == rows[1] == rows[2]
+
+
+@pytest.mark.parametrize("policy", sorted(SLO_BLIND))
+def test_one_run_serves_every_slo_that_a_policy_does_not_look_at(policy) -> None:
+    crowded = Workload(lengths=(constant_length(160), constant_length(40)), num_requests=12)
+    cells = [
+        make_cell(policy=policy, workload=crowded, rate_per_s=9.0, slo_tbt_s=slo_s)
+        for slo_s in (0.01, 0.03, 0.2)
+    ]
+    together, alone = sweep(cells), [cell.run() for cell in cells]
+
+    assert len({cell_key(cell.asked) for cell in cells}) == 1
+    assert [one.figures for one in together] == [one.figures for one in alone]
+    assert [one.view for one in together] == [one.view for one in alone]
+    assert len({one.figures["tbt"] for one in alone}) > 1
+    assert sum(one.figures["preemptions"] for one in alone) > 0 or policy != "vllm"
+
+
+def test_a_policy_that_looks_at_slos_runs_at_each() -> None:
+    cells = [make_cell(policy="orbitflow", slo_tbt_s=slo_s) for slo_s in (0.01, 0.2)]
+    chosen = PolicyParameters(placement_policy="optimiser")
+    cells += [make_cell(parameters=chosen, slo_tbt_s=slo_s) for slo_s in (0.01, 0.2)]
+
+    assert len({cell_key(cell.asked) for cell in cells}) == len(cells)
 
 
 def test_a_sweep_that_was_cut_off_goes_on(tmp_path) -> None:
