@@ -136,11 +136,11 @@ class Cell:
     @property
     def asked(self) -> "Cell":
         """Return the cell without what its run does not depend on: equal ones have one run."""
-        preset = PRESETS.get(self.policy)
-        chosen = preset and with_axes(self.policy, self.parameters) != preset
-        if self.policy not in SLO_BLIND or chosen or self.rates_tps:
+        if self.policy not in SLO_BLIND or self.rates_tps:
             return self
-        return replace(self, slo_tbt_s=0.0, slo_ttft_s=None, slo_scale=None, label="")
+        if with_axes(self.policy, self.parameters) != PRESETS[self.policy]:
+            return self
+        return replace(self, slo_tbt_s=0.0, slo_ttft_s=None, slo_scale=None)
 
     def run(self) -> CellResult:
         """Run it. Only `cpu_s` depends on the machine that runs it."""

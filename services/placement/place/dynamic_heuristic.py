@@ -6,17 +6,10 @@ does where no plan is at hand is `fewest_offloaded`.
 
 import heapq
 from collections.abc import Iterator
-from functools import cache
 
 from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
-from services.placement.step_time.batch import (
-    answer,
-    capacity_blocks,
-    demand_of,
-    members,
-    pool_need,
-)
-from services.placement.step_time.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
+from services.placement.step_time.batch import answer, capacity_blocks, members
+from services.placement.step_time.patterns import RESIDENT, Pattern, balanced_pattern
 from services.placement.types import (
     EngineShape,
     Plan,
@@ -53,7 +46,7 @@ def _patterns_that_fit(
     engine = snapshot.engine
     patterns = [RESIDENT] * len(batch)
     blocks = [blocks_with_mirror(request, RESIDENT, mirror, engine) for request in batch]
-    smaller = [_smaller(request, mirror, engine) for request in batch]
+    smaller = [_smaller(r, held, mirror, engine) for r, held in zip(batch, blocks, strict=True)]
     excess = sum(blocks) - capacity_blocks(snapshot)
     largest = [(-held, index) for index, held in enumerate(blocks)]
     heapq.heapify(largest)
@@ -71,22 +64,14 @@ def _patterns_that_fit(
 
 
 def _smaller(
-    request: RequestState, mirror: Mirror, engine: EngineShape
+    request: RequestState, held: int, mirror: Mirror, engine: EngineShape
 ) -> Iterator[tuple[Pattern, int]]:
-    """Yield evenly spaced patterns that need fewer and fewer blocks, with these blocks."""
-    demand = demand_of(request, engine, growth=1)
-    fewest = pool_need(demand, RESIDENT)
-    for pattern in _balanced(engine.num_groups):
+    """Yield evenly spaced patterns that need fewer and fewer blocks than `held`, with these."""
+    for count in range(1, engine.num_groups + 1):
+        pattern = balanced_pattern(engine.num_groups, count)
         if not mirror.allows(request, pattern):
             continue
-        held = pool_need(demand, pattern) + mirror.late_blocks(request, pattern)
-        if held < fewest:
-            fewest = held
+        fewer = blocks_with_mirror(request, pattern, mirror, engine)
+        if fewer < held:
+            held = fewer
             yield pattern, held
-
-
-@cache
-def _balanced(num_groups: int) -> tuple[Pattern, ...]:
-    """Return the pattern of each count of offloaded groups, 1 and up."""
-    counts = range(1, num_groups + 1)
-    return tuple(make_pattern(balanced_layers(num_groups, count), 1) for count in counts)

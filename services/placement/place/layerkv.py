@@ -16,7 +16,7 @@ from services.placement.step_time.batch import (
     members,
     placed_pattern,
 )
-from services.placement.step_time.patterns import RESIDENT, Pattern, balanced_layers, make_pattern
+from services.placement.step_time.patterns import Pattern, balanced_pattern
 from services.placement.types import (
     EngineShape,
     Plan,
@@ -69,10 +69,7 @@ def min_kept_layers(request: RequestState, snapshot: Snapshot) -> int:
 
 def evenly_offloaded(engine: EngineShape, num_kept: int) -> Pattern:
     """Return the pattern that keeps `num_kept` groups and offloads the rest evenly."""
-    num_offloaded = engine.num_groups - num_kept
-    if num_offloaded == 0:
-        return RESIDENT
-    return make_pattern(balanced_layers(engine.num_groups, num_offloaded), 1)
+    return balanced_pattern(engine.num_groups, engine.num_groups - num_kept)
 
 
 def num_blocks_forecast(snapshot: Snapshot) -> int:

@@ -48,7 +48,6 @@ def even_layers(num_layers: int, distance: int) -> tuple[int, ...]:
     return tuple(range(distance - 1, num_layers, distance))
 
 
-@cache
 def balanced_layers(num_layers: int, num_offloaded: int) -> tuple[int, ...]:
     """Return `num_offloaded` layers whose gaps differ by at most one, the last one included."""
     return tuple(math.ceil(j * num_layers / num_offloaded) - 1 for j in range(1, num_offloaded + 1))
@@ -57,6 +56,14 @@ def balanced_layers(num_layers: int, num_offloaded: int) -> tuple[int, ...]:
 def make_pattern(offloaded: tuple[int, ...], num_buffers: int) -> Pattern:
     """Return a pattern with no more buffers than it has offloaded layers."""
     return Pattern(offloaded, min(num_buffers, len(offloaded)))
+
+
+@cache
+def balanced_pattern(num_layers: int, num_offloaded: int) -> Pattern:
+    """Return the balanced layout with one buffer; nothing offloaded is `RESIDENT`."""
+    if not num_offloaded:
+        return RESIDENT
+    return make_pattern(balanced_layers(num_layers, num_offloaded), 1)
 
 
 def spread_over(groups: Sequence[int], space: PatternSpace) -> tuple[Pattern, ...]:
