@@ -17,7 +17,16 @@ from typing import TypeAlias
 
 from bench.e2e.systems import ORBITFLOW, ORBITFLOW_ALPHA
 from bench.papers.cells import Found, Point, Size, with_seeds
-from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
+from bench.papers.sections import (
+    NO_AXIS,
+    Column,
+    Counting,
+    Drawn,
+    Shows,
+    as_ms,
+    as_number,
+    as_percent,
+)
 from services.placement.presets import RunPolicy
 from services.placement.types import PolicyParameters, VictimRule
 from simulator.comparison.grid import Arrivals, Cell, Workload
@@ -321,12 +330,12 @@ def shows(found: Found) -> list[Shows]:
         ("Fig. 11: tensor parallel", "GPUs", ATTAINMENT, found["11"]),
         ("Fig. 12a: bursts", "CV", ATTAINMENT, found["12a"]),
         ("Fig. 12b: batch size", "batch size", ATTAINMENT, found["12b"]),
-        ("Fig. 13: shortest remaining first", "-", FIGURE_13, found["13"]),
+        ("Fig. 13: shortest remaining first", NO_AXIS, FIGURE_13, found["13"]),
         ("Fig. 14a: components", "SLO scale", ATTAINMENT, found["14a"]),
-        ("Fig. 14c: whom to pause", "-", (*ATTAINMENT, *PAUSES), found["14c"]),
-        ("Section 5.4: shares of the engine's time", "-", SHARES, nine),
+        ("Fig. 14c: whom to pause", NO_AXIS, (*ATTAINMENT, *PAUSES), found["14c"]),
+        ("Section 5.4: shares of the engine's time", NO_AXIS, SHARES, nine),
         *(
-            (f"Recorded: {name}", "-", (*both, *FIGURE_9), points)
+            (f"Recorded: {name}", NO_AXIS, (*both, *FIGURE_9), points)
             for name, points in found.items()
             if name.endswith(".json")
         ),
@@ -338,7 +347,7 @@ def shows(found: Found) -> list[Shows]:
             columns=columns,
             counting=COUNTING,
             points=points,
-            drawn=DRAWN if x_label != "-" else (),
+            drawn=DRAWN if x_label != NO_AXIS else (),
         )
         for title, x_label, columns, points in tables
     ]

@@ -11,6 +11,7 @@ from simulator.report.page import Section, charts, table
 
 Shown = Callable[[float], str]
 Column = tuple[str, str, Shown]  # name of the figure, heading, how it is written
+NO_AXIS = "-"  # of a table with one x
 
 
 def as_percent(value: float) -> str:
@@ -63,7 +64,7 @@ class Shows:
     """One table: rows are policies at an x."""
 
     title: str
-    x_label: str
+    x_label: str  # NO_AXIS: no column for x
     columns: Sequence[Column]
     points: Sequence[Simulated]
     counting: Counting
@@ -77,9 +78,22 @@ class Shows:
             key = point.x, point.cell.slo_scale or 0.0, point.cell.name
             groups.setdefault(key, []).append(result.figures)
         return [
-            [name, f"{scale:g}", f"{x:g}", *(self._cell(found, column) for column in self.columns)]
+            [
+                name,
+                *([f"{scale:g}"] if self._has_scales else []),
+                *([f"{x:g}"] if self._has_x else []),
+                *(self._cell(found, column) for column in self.columns),
+            ]
             for (x, scale, name), found in groups.items()
         ]
+
+    @property
+    def _has_scales(self) -> bool:
+        return any(point.cell.slo_scale for point, _ in self.points)
+
+    @property
+    def _has_x(self) -> bool:
+        return self.x_label != NO_AXIS
 
     @staticmethod
     def _cell(found: list[Mapping[str, float]], column: Column) -> str:
@@ -96,7 +110,12 @@ class Shows:
 
     @property
     def heads(self) -> list[str]:
-        return ["policy", "SLO x", self.x_label, *(heading for _, heading, _ in self.columns)]
+        return [
+            "policy",
+            *(["SLO x"] if self._has_scales else []),
+            *([self.x_label] if self._has_x else []),
+            *(heading for _, heading, _ in self.columns),
+        ]
 
     def markdown(self) -> str:
         lines = [self.heads, ["---"] * len(self.heads), *self.rows()]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from bench.papers.cells import Found, Point, Simulated, Size, with_seeds
-from bench.papers.sections import Column, Counting, Drawn, Shows, as_number, as_percent
+from bench.papers.sections import NO_AXIS, Column, Counting, Drawn, Shows, as_number, as_percent
 from services.placement.run.papers.tokenflow import TokenflowRules
 from simulator.comparison.grid import Arrivals, Cell, Workload
 from simulator.deployment import Deployment
@@ -223,7 +223,12 @@ def shows(found: Found) -> list[Shows]:
 
 def _table(title: str, points: Sequence[Simulated], *, charts: Sequence[Chart] = ()) -> Shows:
     return Shows(
-        title=title, x_label="-", columns=COLUMNS, counting=COUNTING, points=points, charts=charts
+        title=title,
+        x_label=NO_AXIS,
+        columns=COLUMNS,
+        counting=COUNTING,
+        points=points,
+        charts=charts,
     )
 
 

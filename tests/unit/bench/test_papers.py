@@ -10,7 +10,7 @@ from bench.papers.__main__ import PAPERS
 from bench.papers.cells import Found, Size
 from bench.papers.claims import CLAIMS, claims
 from bench.papers.orbitflow import LENGTHS, LOADS, deployment, figures, recorded, shows
-from bench.papers.sections import Counting, Shows, section, speed
+from bench.papers.sections import NO_AXIS, Counting, Shows, section, speed
 from services.pacing.types import ServiceLevel
 from simulator.comparison.grid import Arrivals, CellResult
 from simulator.report.figures import DEFINITIONS
@@ -94,11 +94,32 @@ def test_a_table_has_means_over_seeds() -> None:
     assert "| pause the longest | 1 | 0 | 0.50 |" in one.markdown()
 
 
+def test_a_table_has_no_column_that_says_nothing() -> None:
+    """Neither an x that is the same for all, nor SLO scales where there are no SLOs."""
+    sized = tokenflow.figures(SIZE)["4090 (a)"][0]
+    scaled = figures(SIZE)["14c"][0]
+    columns = [("tbt", "TBT", str)]
+
+    def heads(point) -> list[str]:
+        one = Shows(
+            title="t",
+            x_label=NO_AXIS,
+            columns=columns,
+            counting=Counting(),
+            points=[(point, result())],
+        )
+        assert all(len(row) == len(one.heads) for row in one.rows())
+        return one.heads
+
+    assert heads(sized) == ["policy", "TBT"]
+    assert heads(scaled) == ["policy", "SLO x", "TBT"]
+
+
 def test_a_table_says_its_lambda() -> None:
     points = figures(SIZE)["14c"][:2]
     found = [(points[0], result()), (points[1], result(**{"lambda": 0.125}))]
     columns = [("tbt", "TBT", str)]
-    one = Shows(title="t", x_label="-", columns=columns, counting=Counting(), points=found)
+    one = Shows(title="t", x_label=NO_AXIS, columns=columns, counting=Counting(), points=found)
 
     assert one.ratios == "lambda 5 to 12 %"
     assert one.ratios in one.markdown()
@@ -110,7 +131,7 @@ def test_a_table_says_what_counts_as_in_the_paper_and_what_does_not() -> None:
     columns = [(name, name.upper(), str) for name in ("tbt", "qos", "ttft_s", "stall")]
     counting = Counting(theirs=frozenset({"qos"}), alike=frozenset({"ttft_s"}))
     found = [(figures(SIZE)["14c"][0], result())]
-    one = Shows(title="t", x_label="-", columns=columns, counting=counting, points=found)
+    one = Shows(title="t", x_label=NO_AXIS, columns=columns, counting=counting, points=found)
 
     said = "As the paper counts: QOS. As this project counts: TBT, STALL. Both alike: TTFT_S."
     assert said in one.markdown()
