@@ -14,7 +14,9 @@ their order (`decide` reads like this list):
               the pool holds few requests
 
 A request whose reader states no rate has nothing in hand and needs its blocks always: with such
-requests only, rules 2 to 5 are vLLM's first come first served.
+requests only, rules 2 to 5 are vLLM's first come first served. So they are where the host has no
+room for copies of all: no layer leaves, nobody takes turns, and who must be computed anew comes
+back once he can stay for a while.
 """
 
 import math
@@ -22,7 +24,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from services.placement.run.promise import Promise, can_take_turns, holds_few, sure_ones
+from services.placement.run.promise import (
+    Promise,
+    can_take_turns,
+    holds_few,
+    host_keeps,
+    sure_ones,
+)
 from services.placement.run.step_estimate import Steps, compute_s, longest_s
 from services.placement.run.types import (
     IDLE,
@@ -149,6 +157,7 @@ class _Draft:
         self._comes: list[RunRequest] = []
         members = [*self.batch, *self._parked]
         self._sure = sure_ones(snapshot, members)
+        self._keeps = host_keeps(snapshot, members)
         self._takes_turns = can_take_turns(snapshot, members)
         self._victims = sorted(filter(self._may_leave, self.batch), key=self._need)
         self._back = sorted(self._parked, key=self._need)
@@ -180,6 +189,10 @@ class _Draft:
         blocks = self._snapshot.blocks(growth=growth)
         return sum([blocks[request.request_id] for request in batch]) <= self._num_pool_blocks
 
+    def _stays(self, request: RunRequest) -> bool:
+        """Return whether a request may come back for a while, all layers in the pool."""
+        return self._fits([*self.batch, request], growth=self._rules.growth_tokens)
+
     def _limit_s(self, costs: StepCosts, batch: Sequence[RunRequest], frac: float) -> float:
         """Return how long a step may take so that nobody reads slower than he reads."""
         unpaced_s = self._rules.hide_frac * compute_s(costs, batch)
@@ -200,7 +213,7 @@ class _Draft:
         if self._fits(batch):
             return True
         costs, growth = self._snapshot.costs, self._rules.growth_tokens
-        if costs is None:
+        if costs is None or not host_keeps(self._snapshot, batch):
             return False
         limit_s = self._limit_s(costs, batch, self._rules.tight_frac)
         if self._steps.decode_s(batch, growth=growth, limit_s=limit_s) > limit_s:
@@ -223,7 +236,7 @@ class _Draft:
         running = [request for request in self.batch if request.runs]
         stand_by = [request for request in running if not self._is_sure(request)]
         if stand_by:
-            return min(stand_by, key=lambda r: r.arrival_age_s)
+            return min(reversed(stand_by), key=lambda r: r.arrival_age_s)
         readers = [r for r in running if r.has_begun and r.rate_tps and self._saved(r)]
         most = max(readers, key=lambda r: r.spare_s, default=None)
         if (
@@ -232,12 +245,14 @@ class _Draft:
             and most.spare_s > self._rules.due_s + self._snapshot.way_back_s(most)
         ):
             return most
-        return min(running, key=lambda r: r.arrival_age_s, default=None)
+        return min(reversed(running), key=lambda r: r.arrival_age_s, default=None)
 
     def _hides(self, victim: RunRequest) -> bool:
         """Return whether the batch runs on as it is, with layers on the host, at no loss."""
         costs = self._snapshot.costs
-        if costs is None or not self._pays(self.batch, victim, growth=JUDGED_TOKENS):
+        if costs is None or not host_keeps(self._snapshot, self.batch):
+            return False
+        if not self._pays(self.batch, victim, growth=JUDGED_TOKENS):
             return False
         step_s = self._steps.decode_s(self.batch, growth=JUDGED_TOKENS)
         readers = [r.spare_s for r in self.batch if r.has_begun and r.rate_tps]
@@ -250,6 +265,8 @@ class _Draft:
         """Let parked ones come back that are due; return False if one could not: nobody new."""
         rules = self._rules
         for request in self._back:
+            if not self._keeps and self.batch and not self._stays(request):
+                return False  # else what is computed anew is soon lost again
             ready_s = rules.period_s + self._snapshot.way_back_s(request)
             takes_turns = self._takes_turns and self._is_sure(request)
             if takes_turns and request.spare_s >= rules.due_s + ready_s:
@@ -341,8 +358,7 @@ class _Draft:
             if not self._runs_well(batch, request):
                 num_tries -= 1
                 continue
-            stays = self._fits(batch, growth=self._rules.growth_tokens)
-            if stays or not self._fits(batch) or not self.batch:
+            if self._stays(request) or not self._fits(batch) or not self.batch:
                 self.batch = batch
                 self._comes.append(request)
 
