@@ -41,7 +41,8 @@ def main() -> None:
     options = _options()
     load, regimes = os.getloadavg(), all_regimes()
     chosen = [name for name in regimes if any(part in name for part in options.only or [""])]
-    cells = list(product(chosen, options.policies, range(1, options.seeds + 1)))
+    seeds = range(1, options.seeds + 1)
+    cells = list(product(chosen, options.policies, seeds, [options.host_frac]))
     with ProcessPoolExecutor(options.jobs) as pool:
         runs = list(pool.map(measured, *zip(*cells, strict=True)))
     rows = [
@@ -60,9 +61,11 @@ def main() -> None:
     print(markdown(benchmark, content))
 
 
-def measured(regime: str, policy: str, seed: int) -> Row:
-    """Return the figures of one run."""
+def measured(regime: str, policy: str, seed: int, host_frac: float | None = None) -> Row:
+    """Return the figures of one run. `host_frac`: as much room on the host, of the pool."""
     case = all_regimes()[regime](seed)
+    if host_frac is not None:
+        case = case.with_host(host_frac)
     record, engine = run(case, policy)
     counted = [one for one in record.outcomes if one.arrival_s >= case.counted_from_s]
     return {
@@ -122,6 +125,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", help="parts of regimes' names")
     parser.add_argument("--policies", nargs="*", default=POLICIES, help="names, or name@alpha")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--host-frac", type=float, help="room on the host, of the pool")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=Path(".cache/bench/who-runs.json"))
     return parser.parse_args()

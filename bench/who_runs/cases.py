@@ -1,7 +1,7 @@
 """What policies are compared on."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.placement.types import EngineShape
 from simulator.engine.engine import Machine
@@ -17,6 +17,11 @@ class Case:
     requests: Sequence[ArrivingRequest]
     counted_from_s: float = 0.0  # requests that arrive earlier warm the engine up
     report_interval_s: float = 0.0
+
+    def with_host(self, frac: float) -> "Case":
+        """Return the same with so much room on the host, of the pool."""
+        shape = replace(self.shape, num_host_blocks=int(frac * self.shape.num_blocks))
+        return replace(self, shape=shape)
 
 
 Regime = Callable[[int], Case]

@@ -15,7 +15,7 @@ from bench.e2e.systems import MAX_NUM_SEQS, Device
 from bench.e2e.trace import poisson_trace
 from bench.fidelity.machine import Calibration, machine_of, shape_of
 from bench.fidelity.replayed import WARM_UP_S, warm_up_of
-from bench.papers import layerkv, orbitflow, tokenflow
+from bench.papers import ellm, layerkv, orbitflow, tokenflow
 from bench.who_runs.cases import Case, Regime
 from bench.who_runs.demo_readers import demo
 from services.pacing.types import ServiceLevel
@@ -132,6 +132,7 @@ def with_ttft_slos(
 # Requests per second of ShareGPT's lengths that fill an A5000 with a pool of 8,000 tokens.
 SHAREGPT_CAPACITY = 1.05
 LAYERKV_CONTEXT = 4_096
+LEVAL_LOAD = 1.2
 READING_RATES: Mapping[str, tuple[float | None, ...]] = MappingProxyType(
     {"unpaced": (None,), "half": (15.0, None), "mixed": (5.0, 10.0, 20.0, 40.0)}
 )
@@ -176,7 +177,7 @@ def paper(cell: Cell) -> Regime:
 
 
 def papers() -> dict[str, Regime]:
-    """Return the regimes of OrbitFlow, TokenFlow and LayerKV in which requests wait for room."""
+    """Return the regimes of the papers in which requests wait for room."""
     small = replace(orbitflow.FULL, num_requests=32)
     regimes = {
         f"OrbitFlow, load 3, S x {point.cell.slo_scale}": paper(point.cell)
@@ -188,6 +189,9 @@ def papers() -> dict[str, Regime]:
     for point in layerkv.figures(layerkv.FULL)["4 llama-2-7b"]:
         if point.x == LAYERKV_CONTEXT:
             regimes["LayerKV, L20, 4,096 + 512"] = paper(point.cell)
+    for point in ellm.figures(replace(ellm.FULL, num_requests=40))["70B, L-Eval"]:
+        if point.x == LEVAL_LOAD:
+            regimes["eLLM, 70B, L-Eval, load 1.2"] = paper(point.cell)
     return regimes
 
 

@@ -24,13 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from services.placement.run.promise import (
-    Promise,
-    can_take_turns,
-    holds_few,
-    host_keeps,
-    sure_ones,
-)
+from services.placement.run.promise import Promise, can_take_turns, holds_few, sure_ones
 from services.placement.run.step_estimate import Steps, compute_s, longest_s
 from services.placement.run.types import (
     IDLE,
@@ -157,8 +151,8 @@ class _Draft:
         self._comes: list[RunRequest] = []
         members = [*self.batch, *self._parked]
         self._sure = sure_ones(snapshot, members)
-        self._keeps = host_keeps(snapshot, members)
-        self._takes_turns = can_take_turns(snapshot, members)
+        self._keeps = self._promise.keeps(members)
+        self._takes_turns = self._keeps and can_take_turns(snapshot, members)
         self._victims = sorted(filter(self._may_leave, self.batch), key=self._need)
         self._back = sorted(self._parked, key=self._need)
 
@@ -213,7 +207,7 @@ class _Draft:
         if self._fits(batch):
             return True
         costs, growth = self._snapshot.costs, self._rules.growth_tokens
-        if costs is None or not host_keeps(self._snapshot, batch):
+        if costs is None or not self._promise.keeps(batch):
             return False
         limit_s = self._limit_s(costs, batch, self._rules.tight_frac)
         if self._steps.decode_s(batch, growth=growth, limit_s=limit_s) > limit_s:
@@ -250,7 +244,7 @@ class _Draft:
     def _hides(self, victim: RunRequest) -> bool:
         """Return whether the batch runs on as it is, with layers on the host, at no loss."""
         costs = self._snapshot.costs
-        if costs is None or not host_keeps(self._snapshot, self.batch):
+        if costs is None or not self._promise.keeps(self.batch):
             return False
         if not self._pays(self.batch, victim, growth=JUDGED_TOKENS):
             return False

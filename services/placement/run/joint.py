@@ -216,6 +216,8 @@ class Candidates:
         is_crowded = bool(self._queue) or not fits(self._snapshot, self._batch)
         if not is_crowded or not can_take_turns(self._snapshot, self._members):
             return
+        if not self._promise.keeps(self._members):
+            return
         able = sorted(filter(self._may_leave, self._batch), key=lambda r: -r.spare_s)
         for number in range(1, min(len(able), self._rules.most_held) + 1):
             yield able[:number]

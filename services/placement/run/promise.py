@@ -65,19 +65,9 @@ def holds_few(snapshot: RunSnapshot, requests: Sequence[RunRequest]) -> bool:
     return LEAST_TURNS * num_blocks > snapshot.engine.num_blocks * len(requests)
 
 
-def host_keeps(snapshot: RunSnapshot, requests: Iterable[RunRequest]) -> bool:
-    """Return whether the host has room for copies of all.
-
-    Without it the copies of parked ones go to others, and they are computed anew.
-    """
-    blocks = snapshot.blocks(growth=1)
-    num_blocks = sum([blocks[request.request_id] for request in requests])
-    return num_blocks <= snapshot.engine.num_host_blocks
-
-
 def can_take_turns(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> bool:
-    """Return whether turns are worth their way back, and that way stays open."""
-    return host_keeps(snapshot, members) and not holds_few(snapshot, members)
+    """Return whether turns are worth their way back."""
+    return not holds_few(snapshot, members)
 
 
 class Promise:
@@ -87,6 +77,21 @@ class Promise:
         self._snapshot = snapshot
         self._ends: dict[RequestId, tuple[int, float]] = {}  # blocks at the end, and their load
 
+    def keeps(self, requests: Iterable[RunRequest]) -> bool:
+        """Return whether the host has room for copies of all, answers to come included.
+
+        Without it the copies of parked ones go to others, and they are computed anew.
+        """
+        num_blocks = sum([self._num_kept(request) for request in requests])
+        return num_blocks <= self._snapshot.engine.num_host_blocks
+
+    def _num_kept(self, request: RunRequest) -> int:
+        """Return a request's blocks at its end: at its limit, while no answer has ended."""
+        if self._snapshot.mean_answer_tokens:
+            return (self._ends.get(request.request_id) or self._end(request))[0]
+        num_left = max(0, request.max_tokens - request.num_output_tokens)
+        return self._snapshot.num_blocks(request, growth=num_left)
+
     def holds(self, members: Sequence[RunRequest]) -> bool:
         """Return whether the pool sustains the reading of all, and the host keeps all."""
         engine, costs = self._snapshot.engine, self._snapshot.costs
@@ -94,7 +99,7 @@ class Promise:
             return False
         step_s, ends = _full_step_s(self._snapshot, costs, members), self._ends
         num_used = num_returning = num_seats = 0.0
-        largest = num_kept = 0
+        largest = 0
         for request in members:
             num_blocks, load_s = ends.get(request.request_id) or self._end(request)
             reads = _reading_frac(request, step_s)
@@ -103,13 +108,12 @@ class Promise:
             num_used += share * num_blocks
             num_seats += share
             num_returning += returns * num_blocks
-            num_kept += num_blocks
             largest = max(largest, num_blocks)
         return (
             num_used <= PROMISED_FRAC * engine.num_blocks - PACKING_FRAC * largest
             and num_seats <= PROMISED_FRAC * engine.max_num_seqs
             and num_returning <= RETURNING_FRAC * engine.num_blocks
-            and num_kept <= engine.num_host_blocks
+            and self.keeps(members)
         )
 
     def _end(self, request: RunRequest) -> tuple[int, float]:

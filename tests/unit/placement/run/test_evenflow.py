@@ -15,6 +15,7 @@ from tests.unit.placement.run.snapshots import (
     COSTS,
     SLOW,
     ask,
+    make_engine,
     make_snapshot,
     parked,
     runs,
@@ -69,6 +70,46 @@ def test_who_states_no_rate_waits_for_no_copies() -> None:
     assert decide(make_snapshot(*batch, ask("c", 600), h2d_bytes_per_s=1e5)).run == ("a", "b")
 
 
+@pytest.mark.parametrize(("num_host_blocks", "is_room"), [(464, True), (463, False)])
+def test_no_layer_leaves_where_the_host_has_no_room_for_all(
+    num_host_blocks: int, is_room: bool
+) -> None:
+    # At 5 tokens/s three of 156, 156 and 152 blocks would hide their copies, in a pool of 400.
+    batch = [runs(name, 600, rate_tps=5.0, slack_s=1.0) for name in "ab"]
+    newcomer = ask("c", 600, rate_tps=5.0)
+    engine = make_engine(num_host_blocks=num_host_blocks)
+
+    decision = decide(
+        make_snapshot(*batch, newcomer, engine=engine, h2d_bytes_per_s=3e7, mean_answer_tokens=1.0)
+    )
+
+    assert ("c" in decision.run) == decision.offloads == is_room
+
+
+@pytest.mark.parametrize(("num_host_blocks", "comes"), [(384, True), (383, False)])
+def test_who_may_have_to_be_computed_anew_comes_back_for_a_while_only(
+    num_host_blocks: int, comes: bool
+) -> None:
+    # 180 and 204 of 400 blocks now, 408 in 48 tokens.
+    batch, due = runs("a", 700), parked("due", 800, age_s=30.0)
+    engine = make_engine(num_host_blocks=num_host_blocks)
+    snapshot = make_snapshot(batch, due, engine=engine, mean_answer_tokens=1.0)
+
+    assert ("due" in decide(snapshot).run) == comes
+
+
+@pytest.mark.parametrize(("mean_answer_tokens", "keeps"), [(0.0, False), (50.0, True)])
+def test_while_no_answer_has_ended_all_are_as_long_as_their_limits(
+    mean_answer_tokens: float, keeps: bool
+) -> None:
+    # 400 and 100 tokens are 128 blocks, 400 and 50 are 116.
+    request = ask("a", 400, max_tokens=100)
+    engine = make_engine(num_host_blocks=127)
+    snapshot = make_snapshot(request, engine=engine, mean_answer_tokens=mean_answer_tokens)
+
+    assert Promise(snapshot).keeps([request]) == keeps
+
+
 @pytest.mark.parametrize(
     ("tokens", "h2d_bytes_per_s", "comes"),
     [((760, 700), 2e6, False), ((620, 840), 3e6, False), ((760, 700), 2e7, True)],
@@ -109,6 +150,12 @@ def test_of_a_batch_that_outgrows_the_pool_the_newest_stand_by_leaves() -> None:
 
     assert decision.run == ("old",)
     assert decision.park == {"new"}
+
+
+def test_of_those_of_one_age_the_last_in_the_batch_leaves() -> None:
+    batch = [runs(name, 800, age_s=5.0) for name in ("first", "last")]
+
+    assert decide(make_snapshot(*batch, h2d_bytes_per_s=SLOW)).run == ("first",)
 
 
 @pytest.mark.parametrize(("slack_s", "expected"), [(0.5, 512), (0.062, 260), (0.0, 250)])

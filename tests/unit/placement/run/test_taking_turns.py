@@ -7,7 +7,14 @@ import pytest
 
 from services.placement.run import evenflow, joint
 from services.placement.run.types import RunDecision, RunSnapshot
-from tests.unit.placement.run.snapshots import SLOW, ask, make_snapshot, parked, runs
+from tests.unit.placement.run.snapshots import (
+    SLOW,
+    ask,
+    make_engine,
+    make_snapshot,
+    parked,
+    runs,
+)
 
 Decide: TypeAlias = Callable[[RunSnapshot], RunDecision]
 pytestmark = pytest.mark.parametrize(
@@ -63,3 +70,18 @@ def test_a_request_that_is_parked_returns_before_its_reader_lacks_a_token(decide
     assert "due" in decision.run
     assert "rich" not in decision.run
     assert len(decision.park) == 1
+
+
+@pytest.mark.parametrize(("num_host_blocks", "is_room"), [(420, True), (419, False)])
+def test_nobody_takes_turns_where_the_host_has_no_room_for_all(
+    decide: Decide, num_host_blocks: int, is_room: bool
+) -> None:
+    # Seven of 60 blocks each, in a pool of 400.
+    batch = [runs(f"r{n}", 230, rate_tps=5.0, slack_s=60.0) for n in range(6)]
+    newcomer = ask("new", 230, rate_tps=5.0)
+    engine = make_engine(num_host_blocks=num_host_blocks)
+
+    decision = decide(make_snapshot(*batch, newcomer, engine=engine, mean_answer_tokens=1.0))
+
+    assert ("new" in decision.run) == is_room
+    assert len(decision.park) == is_room
