@@ -7,6 +7,7 @@ and travels with the step, so that all ranks do the same.
 import time
 from typing import Any
 
+import structlog
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -42,6 +43,8 @@ from services.executor.step_messages import StepFeedback
 from services.pacing.cause import Cause
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
+
+log = structlog.get_logger()
 
 
 class LayerwiseSchedulerMixin(ReaderStateMixin):
@@ -120,6 +123,9 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             poison_freed=self.kv_options.poison,
         )
         self._check_room(owner, num_slots)
+        num_pool_blocks = owner.pool.num_gpu_blocks - 1
+        if 0 < num_slots < num_pool_blocks:
+            log.warning("host_smaller_than_pool", slots=num_slots, pool_blocks=num_pool_blocks)
         return owner
 
     def _limit_host(self, num_slots: int) -> None:
