@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -41,10 +42,10 @@ def main() -> None:
     options = _options()
     load, regimes = os.getloadavg(), all_regimes()
     chosen = [name for name in regimes if any(part in name for part in options.only or [""])]
-    seeds = range(1, options.seeds + 1)
-    cells = list(product(chosen, options.policies, seeds, [options.host_frac]))
+    cells = list(product(chosen, options.policies, range(1, options.seeds + 1)))
+    measure = partial(measured, host_frac=options.host_frac)
     with ProcessPoolExecutor(options.jobs) as pool:
-        runs = list(pool.map(measured, *zip(*cells, strict=True)))
+        runs = list(pool.map(measure, *zip(*cells, strict=True)))
     rows = [
         mean_of([run for cell, run in zip(cells, runs, strict=True) if cell[:2] == (name, policy)])
         for name, policy in product(chosen, options.policies)

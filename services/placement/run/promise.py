@@ -89,8 +89,7 @@ class Promise:
         """Return a request's blocks at its end: at its limit, while no answer has ended."""
         if self._snapshot.mean_answer_tokens:
             return (self._ends.get(request.request_id) or self._end(request))[0]
-        num_left = max(0, request.max_tokens - request.num_output_tokens)
-        return self._snapshot.num_blocks(request, growth=num_left)
+        return self._snapshot.num_blocks(request, growth=request.num_answer_left)
 
     def holds(self, members: Sequence[RunRequest]) -> bool:
         """Return whether the pool sustains the reading of all, and the host keeps all."""
@@ -128,5 +127,5 @@ class Promise:
 
 def _num_to_come(snapshot: RunSnapshot, request: RunRequest) -> int:
     """Return how many tokens an answer still gets: as long as answers are, cut by its limit."""
-    num_left = max(0, request.max_tokens - request.num_output_tokens)
-    return int(min(num_left, max(0.0, snapshot.mean_answer_tokens - request.num_output_tokens)))
+    num_more = max(0.0, snapshot.mean_answer_tokens - request.num_output_tokens)
+    return int(min(request.num_answer_left, num_more))

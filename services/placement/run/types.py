@@ -49,6 +49,11 @@ class RunRequest:
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
+    def num_answer_left(self) -> int:
+        """Tokens until its answer's limit."""
+        return max(0, self.max_tokens - self.num_output_tokens)
+
+    @property
     def num_prompt_left(self) -> int:
         """Tokens of its prompt that are still to be computed: nothing has their KV."""
         num_there = max(self.num_computed_tokens, self.num_host_tokens)

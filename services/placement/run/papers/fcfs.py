@@ -35,7 +35,9 @@ def streams(snapshot: RunSnapshot) -> RunDecision:
 
 def shortest_first(snapshot: RunSnapshot) -> RunDecision:
     """Return everybody, those that wait by what is left of their answers' limits."""
-    order = sorted(snapshot.requests, key=lambda r: (not r.runs, 0 if r.runs else _num_left(r)))
+    order = sorted(
+        snapshot.requests, key=lambda r: (not r.runs, 0 if r.runs else r.num_answer_left)
+    )
     return replace(streams(snapshot), run=tuple(request.request_id for request in order))
 
 
@@ -72,7 +74,7 @@ def _in_order(snapshot: RunSnapshot, reserved_frac: float = 0.0) -> RunDecision:
         leave.append(batch.pop())
         num_taken -= now[leave[-1].request_id]
     later = {
-        r.request_id: snapshot.num_blocks(r, growth=1 + int(reserved_frac * _num_left(r)))
+        r.request_id: snapshot.num_blocks(r, growth=1 + int(reserved_frac * r.num_answer_left))
         for r in snapshot.requests
     }
     num_taken = sum(later[r.request_id] for r in batch)
@@ -87,7 +89,3 @@ def _in_order(snapshot: RunSnapshot, reserved_frac: float = 0.0) -> RunDecision:
     return RunDecision(
         run=tuple(r.request_id for r in batch), park=frozenset(r.request_id for r in leave)
     )
-
-
-def _num_left(request: RunRequest) -> int:
-    return max(0, request.max_tokens - request.num_output_tokens)

@@ -184,10 +184,7 @@ class _Balance:
     def _capacity_tps(self) -> float:
         """Gamma: what a full resident batch of such requests generates, at the lengths to come."""
         batch, engine = self._members or self._new, self._snapshot.engine
-        lengths = [
-            r.num_tokens + self._rules.ahead_frac * max(0, r.max_tokens - r.num_output_tokens)
-            for r in batch
-        ]
+        lengths = [r.num_tokens + self._rules.ahead_frac * r.num_answer_left for r in batch]
         mean = sum(lengths) / len(lengths)
         rows = engine.num_groups * self._snapshot.num_rows(int(mean) + 1)
         num_fit = max(1, min(engine.max_num_seqs, engine.num_blocks // rows))
