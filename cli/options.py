@@ -128,7 +128,7 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
     ours.add_argument(
         "--kv-host-memory",
         type=human_readable_int,
-        help="bytes of host memory for KV, of each worker; 4G",
+        help="bytes of host memory for KV, of each worker; twice its pool",
     )
     ours.add_argument("--policy", choices=sorted(ENGINE_PRESETS), help="what decides where KV is")
     ours.add_argument("--tool-call-parser", help="vLLM's name of the model's form of calls")

@@ -99,9 +99,10 @@ def require_memory(settings: StackSettings, dtype: str, num_engines: int = 1) ->
     if not weights:
         return
     pool = int(settings.variables.get("EVENFLOW_EXECUTOR_KV_CACHE_MEMORY_BYTES", GIB))
-    host = 0
+    host = 0  # unless it is told, the engine takes of what is left
     if settings.asks_planner:
-        host = int(settings.variables.get("EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES", 4 * GIB))
+        asked = settings.variables.get("EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES", "auto")
+        host = 0 if asked == "auto" else int(asked)
     weights = weights * BYTES_PER_WEIGHT.get(dtype, 2) // 2
     needed = host + num_engines * (weights + pool + OVERHEAD_BYTES)
     available = psutil.virtual_memory().available

@@ -7,7 +7,7 @@ same settings. Copies run without vLLM: it is imported where it is needed.
 from collections import UserDict
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import pydantic.dataclasses
 from pydantic import Field
@@ -25,6 +25,7 @@ GPU_WORKER = "services.executor.plugin.gpu_worker.LayerwiseGPUWorker"
 COMPARED_KV_DTYPES = frozenset(
     {"auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"}
 )
+FREE_MEMORY_SHARE = 0.5  # of a machine's free memory: no more is taken for KV unasked
 MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
 
 # What values there are; settings of the same name have the same.
@@ -32,6 +33,8 @@ LayersPerGroup: TypeAlias = Annotated[int, Field(ge=1)]
 StagingBuffers: TypeAlias = Annotated[int, Field(ge=1, le=MAX_STAGING)]
 RingBytes: TypeAlias = Annotated[int, Field(ge=MIN_RING_BYTES)]
 Amount: TypeAlias = Annotated[int, Field(ge=0)]
+AUTO: Literal["auto"] = "auto"
+HostBytes: TypeAlias = Amount | Literal["auto"]  # auto: by the pool (sizing.py)
 Rate: TypeAlias = Annotated[float, Field(ge=0)]
 Limit: TypeAlias = Annotated[float, Field(gt=0)]
 EmulatedTime: TypeAlias = Annotated[float, Field(ge=0, le=1)]
@@ -85,7 +88,7 @@ class KVOptions:
 
     layers_per_group: LayersPerGroup = 1  # contiguous layers that share a block table
     max_staging_buffers: StagingBuffers = MAX_STAGING  # per request
-    host_bytes: Amount = 4 << 30  # host memory for KV of one rank
+    host_bytes: HostBytes = AUTO  # host memory for KV of one rank
     host_memory: HostMemoryForm = HostMemoryForm.PINNED
     host_ring_bytes: RingBytes = 64 << 20  # pinned by the ring, both directions
     pin_bytes_per_s: Rate = 0.0  # CPU only: speed of modelled pinning; 0: ready at once

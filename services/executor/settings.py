@@ -9,14 +9,18 @@ import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
+import psutil
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 from services.executor.kv_options import (
+    AUTO,
+    FREE_MEMORY_SHARE,
     Amount,
     EmulatedTime,
     GuardMode,
+    HostBytes,
     HostMemoryForm,
     LayersPerGroup,
     Limit,
@@ -100,7 +104,8 @@ class ExecutorSettings(ServiceSettings):
     layerwise_kv: bool = False
     kv_layers_per_group: LayersPerGroup = 1  # contiguous layers that move together
     kv_staging_buffers: StagingBuffers = 2  # per request with offloaded layers
-    kv_host_memory_bytes: Amount = 4 << 30  # per worker
+    # Per worker. "auto": twice that of its pool, at most its share of half of what is free.
+    kv_host_memory_bytes: HostBytes = AUTO
     # "pinned": all of it, in the background; "ring": copies pass through a small pinned ring.
     kv_host_memory: HostMemoryForm = HostMemoryForm.PINNED
     kv_host_ring_bytes: RingBytes = 64 << 20  # pinned by the ring, per worker
@@ -166,6 +171,9 @@ class ExecutorSettings(ServiceSettings):
         """Return how long all ranks on a GPU may take to give their host memory back."""
         if not self.uses_layerwise_kv or self.kv_host_memory != "pinned":
             return 0.0
+        if self.kv_host_memory_bytes == AUTO:
+            total_bytes: int = psutil.virtual_memory().total
+            return FREE_MEMORY_SHARE * total_bytes / UNPIN_BYTES_PER_S
         num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
         return num_ranks * self.kv_host_memory_bytes / UNPIN_BYTES_PER_S
 

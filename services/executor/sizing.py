@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+import psutil
 from vllm.platforms import current_platform
+from vllm.utils.cpu_resource_utils import get_cgroup_memory_limit
 
-from services.executor.kv_options import HostMemoryForm, KVOptions
+from services.executor.kv_options import AUTO, FREE_MEMORY_SHARE, HostMemoryForm, KVOptions
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 MIN_PAGE_BYTES = 128 << 10  # smaller pages cost a device's copy engines much of their rate
 TABLE_ENTRY_BYTES = 4
+HOST_POOLS = 2  # what the host wants, in pools (docs/who-runs.md, "Room on the host")
 BLOCK_STEP_TOKENS, MAX_BLOCK_TOKENS = 16, 128
 
 
@@ -25,9 +28,34 @@ def block_size_for_copies(token_bytes: int) -> int:
     return min(MAX_BLOCK_TOKENS, num_steps * BLOCK_STEP_TOKENS)
 
 
-def num_host_slots(options: KVOptions, kv_cache_config: "KVCacheConfig") -> int:
-    """Return how many slots `host_bytes` holds on one rank. The same on scheduler and ranks."""
-    return options.host_bytes // block_bytes(options, kv_cache_config)
+def num_host_slots(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
+    """Return how many slots a rank is to have. The same on scheduler and ranks.
+
+    By itself twice the blocks of the pool, and no fewer than the longest request has.
+    """
+    options = KVOptions.of(config)
+    if options.host_bytes != AUTO:
+        return options.host_bytes // block_bytes(options, kv_cache_config)
+    groups = kv_cache_config.kv_cache_groups
+    num_longest = config.model_config.max_model_len // groups[0].kv_cache_spec.block_size
+    return int(max(HOST_POOLS * kv_cache_config.num_blocks, len(groups) * num_longest))
+
+
+def num_affordable_slots(
+    config: "VllmConfig", kv_cache_config: "KVCacheConfig", num_slots: int
+) -> int:
+    """Return how many of these slots a rank takes: all that were asked for in bytes.
+
+    By itself no more than its share of half of the memory that the machine has free. A control
+    group's limit counts as what it has: of what is used there, much is files that can go.
+    """
+    options = KVOptions.of(config)
+    if options.host_bytes != AUTO:
+        return num_slots
+    free_bytes = psutil.virtual_memory().available
+    free_bytes = min(free_bytes, get_cgroup_memory_limit() or free_bytes)
+    share_bytes = FREE_MEMORY_SHARE * free_bytes / config.parallel_config.world_size
+    return min(num_slots, int(share_bytes) // block_bytes(options, kv_cache_config))
 
 
 def block_bytes(options: KVOptions, kv_cache_config: "KVCacheConfig") -> int:

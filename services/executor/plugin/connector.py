@@ -38,7 +38,7 @@ from services.executor.copies.timing.trace import StepTrace
 from services.executor.copies.transfer_runner import TransferRunner, group_of_layers
 from services.executor.kv_options import KVOptions
 from services.executor.plugin.emulated_device import EmulatedDevice
-from services.executor.sizing import num_host_slots
+from services.executor.sizing import num_affordable_slots, num_host_slots
 from services.executor.stats.kv_metrics import KVPromMetrics
 from services.executor.stats.kv_stats import KVStats
 from services.executor.step_messages import CHUNK_BYTES, HostRoom, StepFeedback, StepTransfers
@@ -149,7 +149,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         options, config = self.options, self._kv_cache_config
         pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
-        num_slots = num_host_slots(options, config)
+        num_slots = num_host_slots(self._vllm_config, config)
+        num_slots = num_affordable_slots(self._vllm_config, config, num_slots)
         self._backend = make_backend(options, pools, num_slots=num_slots)
         engine, pages = self._backend.engine, self._backend.pages
         guard = guarded(options, self._backend, num_slots=num_slots)

@@ -4,7 +4,7 @@ vLLM admits whoever stands in its queue. While it schedules, the queue holds tho
 decision names, in its order; the others are back in it when the step is made.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class RunLine:
     """The queue as a decision orders it."""
 
-    def __init__(self, scheduler: VllmScheduler, control: RunControl, shape: EngineShape) -> None:
+    def __init__(
+        self, scheduler: VllmScheduler, control: RunControl, shape: Callable[[], EngineShape]
+    ) -> None:
         self._scheduler, self._control, self._shape = scheduler, control, shape
         self._decision: RunDecision | None = None
         self._ranks: dict[RequestId, int] = {}  # of the requests that it lets run
@@ -32,7 +34,7 @@ class RunLine:
 
     @property
     def shape(self) -> EngineShape:
-        return self._shape
+        return self._shape()
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -56,10 +58,10 @@ class RunLine:
             num_blocks = len(self._control.cached_prefix(place.request, place.record))
         else:
             num_blocks = kv.num_host_blocks if kv.mirrored else 0
-        return num_blocks * self._shape.block_size
+        return num_blocks * self.shape.block_size
 
     def num_returning_bytes(self) -> int:
-        return self._control.transfers.num_restoring_blocks() * self._shape.block_bytes
+        return self._control.transfers.num_restoring_blocks() * self.shape.block_bytes
 
     # -- orders ------------------------------------------------------------------------------
 

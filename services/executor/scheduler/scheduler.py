@@ -5,6 +5,7 @@ and travels with the step, so that all ranks do the same.
 """
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -43,6 +44,7 @@ from services.executor.step_messages import StepFeedback
 from services.pacing.cause import Cause
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
+from services.placement.types import EngineShape
 
 log = structlog.get_logger()
 
@@ -59,11 +61,11 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             manager, max_in_flight_tokens=config.max_in_flight_tokens
         )
         self.block_owner = owner = self._make_owner(manager)
-        self.engine_shape = shape = engine_shape(
+        self._engine_shape = shape = engine_shape(
             config,
             manager.kv_cache_config,
             num_blocks=owner.pool.num_gpu_blocks - 1,  # one is vLLM's null block
-            num_host_blocks=owner.host.num_slots,
+            num_host_blocks=owner.host.num_ready,
         )
         holds = Holds(
             self.records, owner.counters, clock=time.monotonic, max_hold_s=options.max_pause_s
@@ -102,7 +104,15 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     def set_up(self, options: ControllerOptions, planner: Planner | None) -> None:
         """Start with a controller that knows nothing. There may be no requests."""
         assert not self.requests
-        self.loop = ControlLoop(self, self.control, options, planner, self.engine_shape)
+        self.loop = ControlLoop(self, self.control, options, planner, lambda: self.engine_shape)
+
+    @property
+    def engine_shape(self) -> EngineShape:
+        """The engine's sizes. Of the host those slots count that can be used by now."""
+        shape, num_ready = self._engine_shape, self.block_owner.host.num_ready
+        if num_ready != shape.num_host_blocks:
+            self._engine_shape = shape = replace(shape, num_host_blocks=num_ready)
+        return shape
 
     @property
     def controller(self) -> Controller:
@@ -114,7 +124,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             num_groups=len(config.kv_cache_groups),
             block_size=config.kv_cache_groups[0].kv_cache_spec.block_size,
         )
-        num_slots = num_host_slots(self.kv_options, config)
+        num_slots = num_host_slots(self.vllm_config, config)
         owner = BlockOwner(
             manager.block_pool,
             HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
@@ -123,15 +133,15 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             poison_freed=self.kv_options.poison,
         )
         self._check_room(owner, num_slots)
-        num_pool_blocks = owner.pool.num_gpu_blocks - 1
-        if 0 < num_slots < num_pool_blocks:
-            log.warning("host_smaller_than_pool", slots=num_slots, pool_blocks=num_pool_blocks)
         return owner
 
     def _limit_host(self, num_slots: int) -> None:
         """Use no more host slots than every rank has; ValueError if that is too few."""
         self._check_room(self.block_owner, num_slots)
-        self.block_owner.host.limit(num_slots)
+        host, num_pool_blocks = self.block_owner.host, self.block_owner.pool.num_gpu_blocks - 1
+        host.limit(num_slots)
+        if 0 < host.num_slots < num_pool_blocks:
+            log.warning("host_smaller_than_pool", slots=host.num_slots, pool_blocks=num_pool_blocks)
 
     def _check_room(self, owner: BlockOwner, num_slots: int) -> None:
         """Raise ValueError if a request of the maximum length would never find room."""

@@ -2,7 +2,9 @@
 
 import os
 import socket
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from pydantic import ValidationError
 
@@ -111,3 +113,16 @@ def test_processes_of_the_engine_give_each_other_the_time_to_unpin_their_host_me
     prepare_engine_environment(settings.model_copy(update={"kv_host_memory": "ring"}))
     assert os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] == "29"  # as it was set
     assert settings.model_copy(update={"layerwise_kv": False}).unpin_s == 0.0
+
+
+def test_host_memory_that_is_the_engines_choice_is_half_of_the_machines_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**12))
+    unset = ExecutorSettings(model="m", layerwise_kv=True, tensor_parallel_size=2)
+    told = unset.model_copy(update={"kv_host_memory_bytes": 10**10})
+
+    assert unset.kv_host_memory_bytes == "auto"
+    assert (unset.unpin_s, told.unpin_s) == (100.0, 4.0)
+    with pytest.raises(ValidationError):
+        ExecutorSettings(model="m", kv_host_memory_bytes="some")  # type: ignore[arg-type]

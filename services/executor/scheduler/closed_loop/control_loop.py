@@ -2,6 +2,7 @@
 
 import multiprocessing
 import time
+from collections.abc import Callable
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -39,7 +40,7 @@ class ControlLoop:
         control: RunControl,
         options: ControllerOptions,
         planner: Planner | None,
-        shape: EngineShape,
+        shape: Callable[[], EngineShape],
     ) -> None:
         if multiprocessing.parent_process() is not None:
             log.configure("executor-engine", "info")

@@ -1,7 +1,7 @@
 """`EngineSeam` on a layer-wise scheduler."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ class SchedulerSeam:
         control: RunControl,
         ledger: RequestLedger,
         options: ControllerOptions,
-        shape: EngineShape,
+        shape: Callable[[], EngineShape],
     ) -> None:
         self._scheduler, self._control = scheduler, control
         self._num_spare, self._owner = control.guard.num_spare, control.transfers.owner
@@ -51,7 +51,7 @@ class SchedulerSeam:
 
     @property
     def shape(self) -> EngineShape:
-        return self._shape
+        return self._shape()
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class SchedulerSeam:
 
     def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot:
         now_s = time.monotonic()
-        reader = StateReader(self._shape, self._ledger.answer_lengths, now_s)
+        reader = StateReader(self.shape, self._ledger.answer_lengths, now_s)
         states: list[RequestState] = []
         for request, record, runs in islice(self._requests(), MAX_REQUESTS):
             # One that is being brought back holds blocks and has no tokens yet.
@@ -78,7 +78,7 @@ class SchedulerSeam:
             epoch=epoch,
             policy=self._options.policy,
             seed=self._options.seed,
-            engine=self._shape,
+            engine=self.shape,
             requests=tuple(states),
             # What the guard keeps free before a layer comes back is not the planner's to give away.
             num_free_blocks=max(0, self._owner.pool.get_num_free_blocks() - self._num_spare),
@@ -91,7 +91,7 @@ class SchedulerSeam:
         )
 
     def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
-        kvs, block_bytes = self._owner.kvs, self._shape.block_bytes
+        kvs, block_bytes = self._owner.kvs, self.shape.block_bytes
         returning = sum(map(num_returning_blocks, kvs)) * block_bytes
         leaving = sum(map(num_leaving_blocks, kvs)) * block_bytes
         return Links(

@@ -78,19 +78,31 @@ def test_a_full_disk_is_named_by_its_nearest_directory(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "available_gib", "fits"),
-    # 1 GiB of weights (2 in fp32), pool 1, host memory 1, processes 2
-    [("bfloat16", 5, True), ("bfloat16", 4.99, False), ("float32", 6, True), ("float32", 5, False)],
+    ("dtype", "host", "available_gib", "fits"),
+    # 1 GiB of weights (2 in fp32), pool 1, host memory 1 if it is told, processes 2
+    [
+        ("bfloat16", str(GIB), 5, True),
+        ("bfloat16", str(GIB), 4.99, False),
+        ("bfloat16", "auto", 4, True),
+        ("bfloat16", "auto", 3.99, False),
+        ("float32", str(GIB), 6, True),
+        ("float32", str(GIB), 5, False),
+    ],
 )
 def test_memory_has_to_hold_weights_pools_and_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, available_gib: float, fits: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    host: str,
+    available_gib: float,
+    fits: bool,
 ) -> None:
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(GIB)
     settings = make_settings(
         tmp_path,
         EVENFLOW_EXECUTOR_LAYERWISE_KV="true",
-        EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES=str(GIB),
+        EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES=host,
     )
     memory = SimpleNamespace(available=int(available_gib * GIB))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)

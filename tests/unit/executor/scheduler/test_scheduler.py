@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.control.measures.step_timing import StepTiming
 from services.executor.scheduler import reader_state
@@ -69,3 +70,26 @@ def test_a_request_whose_prompt_must_be_computed_whole_keeps_no_copies_when_pree
     engine.scheduler._preempt_request(request, 0.0)
 
     assert (engine.scheduler.records["a"].kv is not None) == keeps
+
+
+def test_run_policies_see_the_host_slots_that_every_rank_has_and_has_pinned() -> None:
+    scheduler = ModelFreeEngine(num_blocks=501, num_slots=600).scheduler
+    assert scheduler.engine_shape.num_host_blocks == 600
+
+    with capture_logs() as logs:
+        scheduler._limit_host(500)
+    assert (
+        scheduler.engine_shape.num_host_blocks == scheduler.loop.line.shape.num_host_blocks == 500
+    )
+    assert not logs  # as much as the pool has
+
+    with capture_logs() as logs:
+        scheduler._limit_host(499)
+    assert [entry["event"] for entry in logs] == ["host_smaller_than_pool"]
+
+    host = scheduler.block_owner.host
+    host.limit(0)
+    host.num_slots = 499  # as where memory is pinned while the engine serves
+    assert scheduler.loop.seam.shape.num_host_blocks == 0
+    scheduler.transfers.absorb(StepFeedback(step=0, saved_step=0, num_ready_slots=24))
+    assert scheduler.loop.seam.shape.num_host_blocks == 24
