@@ -30,6 +30,15 @@ def document(benchmark: Benchmark, rows: list[Row], load: tuple[float, ...]) -> 
     """Return what is written as JSON. `load`: the load averages before the benchmark began."""
     return {
         "benchmark": benchmark.name,
+        **circumstances(load),
+        "definitions": benchmark.definitions,
+        "rows": rows,
+    }
+
+
+def circumstances(load: tuple[float, ...]) -> dict[str, Any]:
+    """Return commit and machine of figures. `load`: the load averages before they were made."""
+    return {
         "commit": _output("git", "describe", "--always", "--dirty"),
         "machine": {
             "cpu": _cpu(),
@@ -38,9 +47,17 @@ def document(benchmark: Benchmark, rows: list[Row], load: tuple[float, ...]) -> 
             "load_before": load,
             "load_after": os.getloadavg(),
         },
-        "definitions": benchmark.definitions,
-        "rows": rows,
     }
+
+
+def said(content: Mapping[str, Any]) -> str:
+    """Say what `circumstances` has."""
+    machine = content["machine"]
+    before, after = machine["load_before"][0], machine["load_after"][0]
+    return (
+        f"{machine['cpu']}, {machine['num_cpus']} cores, Python {machine['python']}, commit "
+        f"{content['commit']}, 1-minute load {before:.1f} before and {after:.1f} after."
+    )
 
 
 def save(content: dict[str, Any], path: Path) -> None:
@@ -50,14 +67,11 @@ def save(content: dict[str, Any], path: Path) -> None:
 
 def markdown(benchmark: Benchmark, content: dict[str, Any]) -> str:
     """Return a benchmark's section: machine, table, definitions."""
-    machine = content["machine"]
-    before, after = machine["load_before"][0], machine["load_after"][0]
     header, *rows = benchmark.table(content["rows"])
     lines = [
         f"### {benchmark.title}",
         "",
-        f"{machine['cpu']}, {machine['num_cpus']} cores, Python {machine['python']}, commit "
-        f"{content['commit']}, 1-minute load {before:.1f} before and {after:.1f} after.",
+        said(content),
         "",
         "| " + " | ".join(header) + " |",
         "|" + "---|" * len(header),

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rich.console import Console
 
-from bench.document import save
+from bench.document import circumstances, said, save
 from bench.papers import (
     ellm,
     ellm_contradictions,
@@ -59,11 +60,11 @@ def main() -> None:
                 wanted[path.name] = orbitflow.recorded(path, size)
             except (KeyError, ValueError) as error:
                 print(f"{path.name}: left out, no trace: {error}")
-        began_s, load = time.monotonic(), os.getloadavg()[0]
+        began_s, load = time.monotonic(), os.getloadavg()
         found = _run(wanted, options.jobs, options.out / "runs")
         wall_s = time.monotonic() - began_s
-        how = {"quick": options.quick, "wall_s": wall_s, "load": load}
-        _write(name, found, options.out, how)
+        how = {"quick": options.quick, "seeds": size.num_seeds, "wall_s": wall_s}
+        _write(name, found, options.out, how | circumstances(load))
 
 
 def _run(wanted: Figures, jobs: int, folder: Path) -> Found:
@@ -78,21 +79,22 @@ def _run(wanted: Figures, jobs: int, folder: Path) -> Found:
     }
 
 
-def _write(name: str, found: Found, folder: Path, how: dict[str, object]) -> None:
+def _write(name: str, found: Found, folder: Path, how: dict[str, Any]) -> None:
     by_policy: dict[str, dict[str, CellResult]] = defaultdict(dict)
     for points in found.values():
         for point, result in points:
             by_policy[point.cell.policy][cell_key(point.cell)] = result
     heads, rows = speed({policy: list(cells.values()) for policy, cells in by_policy.items()})
     made = PAPERS[name].shows(found)
-    said = claims(found, CLAIMS[name])
+    claimed = claims(found, CLAIMS[name])
     stated = STATED[name]() if name in STATED else ()
-    text = "\n\n".join(one.markdown() for one in (said, *made, *stated))
+    made_by = f"{said(how)} {how['seeds']} seeds; {how['wall_s']:.0f} s, without what was kept."
+    text = "\n\n".join([made_by, *(one.markdown() for one in (claimed, *made, *stated))])
     figures = [section(one) for one in made]
-    sections = [said.section(), *figures, *(one.section() for one in stated)]
+    sections = [claimed.section(), *figures, *(one.section() for one in stated)]
     sections.append(Section(title="Speed of the simulator", body=table(heads, rows)))
     title = f"The figures of {name}'s paper, simulated"
-    html = page(title, PAPERS[name].INTRO, [*sections, definitions(DEFINITIONS)])
+    html = page(title, f"{PAPERS[name].INTRO} {made_by}", [*sections, definitions(DEFINITIONS)])
     (folder / f"{name}.html").write_text(html)
     (folder / f"{name}.md").write_text(text + "\n")
     document = {

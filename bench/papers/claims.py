@@ -5,6 +5,7 @@ The papers' numbers are of their text. A row appears where its figures were simu
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 from bench.e2e.systems import ORBITFLOW as COMPONENTS
@@ -81,12 +82,35 @@ class Means:
             said.append(f"{policy} {_range(values, signed=False)} %")
         return "; ".join(said)
 
-    def most(self, figure: str, count: Count, policies: Sequence[str]) -> str:
+    def most(
+        self, figure: str, count: Count, policies: Sequence[str], *, x: float | None = None
+    ) -> str:
         """Say the most requests of a kind that each policy comes to."""
-        peaks: dict[str, list[float]] = {policy: [] for policy in policies}
+        return self._over_time(figure, lambda samples: max(map(count, samples)), policies, x)
+
+    def on_average(
+        self, figure: str, count: Count, policies: Sequence[str], *, x: float | None = None
+    ) -> str:
+        """Say how many requests of a kind each policy has, as a mean over time."""
+
+        def mean(samples: Sequence[Sequence[float]]) -> float:
+            spans = [(count(now), later[0] - now[0]) for now, later in pairwise(samples)]
+            return sum(n * s for n, s in spans) / sum(s for _, s in spans)
+
+        return self._over_time(figure, mean, policies, x)
+
+    def _over_time(
+        self,
+        figure: str,
+        of: Callable[[Sequence[Sequence[float]]], float],
+        policies: Sequence[str],
+        x: float | None,
+    ) -> str:
+        found: dict[str, list[float]] = {policy: [] for policy in policies}
         for point, result in self._found[figure]:
-            peaks[point.cell.name].append(max(map(count, result.view["residency"])))
-        return "; ".join(f"{policy} {fmean(found):.0f}" for policy, found in peaks.items())
+            if point.cell.name in found and x in (None, point.x):
+                found[point.cell.name].append(of(result.view["residency"]))
+        return "; ".join(f"{policy} {fmean(values):.0f}" for policy, values in found.items())
 
 
 def _range(values: Sequence[float], *, signed: bool = True) -> str:
@@ -343,20 +367,90 @@ ORBITFLOW = (
 # -- eLLM ------------------------------------------------------------------------------------------
 
 
+THEIRS = ("vllm-recompute", "vllm-swap", "hcache")  # eLLM's baselines
+ELLM_13B, ELLM_70B, ELLM_L_EVAL = "13B, ShareGPT", "70B, ShareGPT", "70B, L-Eval"
+GOODPUT_SHARE = 0.9  # of requests that meet the SLO, as in section 6.4
+
+
+def _multiples(figure: str, name: str) -> Callable[[Means], str]:
+    """Say how many times each baseline's figure a policy's is, as a range over loads."""
+
+    def said(means: Means) -> str:
+        parts = []
+        for policy in ("ellm", "evenflow"):
+            found = []
+            for base in THEIRS:
+                values = [
+                    means.of(figure, policy, name, x=x) / means.of(figure, base, name, x=x)
+                    for x in means.xs(figure)
+                ]
+                low, high = (f"{value:.2f}" for value in (min(values), max(values)))
+                found.append(low if low == high else f"{low} to {high}")
+            parts.append(f"{policy} {', '.join(found)}")
+        return "; ".join(parts)
+
+    return said
+
+
+def _met(figure: str) -> Callable[[Means], str]:
+    policies = ("ellm", "evenflow", *THEIRS)
+    return lambda means: means.shares(figure, "tpot", policies)
+
+
+def _running(means: Means) -> str:
+    policies = (*THEIRS, "ellm", "evenflow")
+    count, x = OVER_TIME["Running requests"], max(means.xs(ELLM_70B))
+    mean = means.on_average(ELLM_70B, count, policies, x=x)
+    return f"load {x:g}: {mean}. At most: {means.most(ELLM_70B, count, policies, x=x)}"
+
+
+def _goodput(means: Means) -> str:
+    """Say the highest load at which so many requests meet the SLO."""
+    parts = []
+    for policy in (*THEIRS, "ellm", "evenflow"):
+        held = [
+            x
+            for x in means.xs(ELLM_L_EVAL)
+            if means.of(ELLM_L_EVAL, policy, "tpot", x=x) >= GOODPUT_SHARE
+        ]
+        parts.append(f"{policy} {max(held):g}" if held else f"{policy} none")
+    return "; ".join(parts)
+
+
+def _ttft_over_load(means: Means) -> str:
+    return ". ".join(
+        f"load {x:g}: "
+        + "; ".join(
+            f"{policy} {means.of(ELLM_L_EVAL, policy, 'ttft_s', x=x):.0f} s"
+            for policy in (*THEIRS, "ellm", "evenflow")
+        )
+        for x in means.xs(ELLM_L_EVAL)
+    )
+
+
 ELLM = (
-    Claim(
-        "Fig. 10",
-        ("13B, ShareGPT",),
-        "throughput up to 3.03 x vLLM's",
-        _at_each_x("13B, ShareGPT", "vllm", "tokens_per_s", ("ellm", "evenflow"), "load "),
-    ),
-    Claim(
-        "Fig. 11",
-        ("13B, ShareGPT",),
-        "TTFT down to 1/2.63",
-        _at_each_x("13B, ShareGPT", "vllm", "ttft_s", ("ellm", "evenflow"), "load "),
-    ),
-)
+    Claim("Fig. 10a", (ELLM_13B,), "13B: 2.64 x vLLM-Recompute's tokens/s, 2.61 x vLLM-Swap's, "
+          "1.91 x HCache's", _multiples(ELLM_13B, "tokens_per_s")),
+    Claim("Fig. 10a", (ELLM_70B,), "70B: 2.0 x, 2.0 x, 1.6 x",
+          _multiples(ELLM_70B, "tokens_per_s")),
+    Claim("Fig. 10b", (ELLM_13B,), "13B: TTFT 1/2.63, 1/2.59, 1/1.7 of theirs",
+          _multiples(ELLM_13B, "ttft_s")),
+    Claim("Fig. 10b", (ELLM_70B,), "70B: 1/1.62, 1/1.61, 1/1.21", _multiples(ELLM_70B, "ttft_s")),
+    Claim("Fig. 10c", (ELLM_13B,), "13B: 97.3 % of requests within the TPOT SLO", _met(ELLM_13B)),
+    Claim("Fig. 10c", (ELLM_70B,), "70B: 98.6 %", _met(ELLM_70B)),
+    Claim("Fig. 11", (ELLM_70B,), "running at a time, 70B: 223, 221, 241, eLLM 255, at most 448",
+          _running),
+    Claim("Fig. 12a", (ELLM_L_EVAL,), "L-Eval: 2.73 x, 3.03 x, 1.61 x their tokens/s",
+          _multiples(ELLM_L_EVAL, "tokens_per_s")),
+    Claim("Fig. 12b", (ELLM_L_EVAL,), "L-Eval: TTFT 1/1.76, 1/1.71, 1/1.37 of theirs",
+          _multiples(ELLM_L_EVAL, "ttft_s")),
+    Claim("Fig. 12c", (ELLM_L_EVAL,), "L-Eval, 70B: 97.4 % within the TPOT SLO",
+          _met(ELLM_L_EVAL)),
+    Claim("Fig. 14", (ELLM_L_EVAL,), "70B: TTFT stable up to 2.5 x the trace's load, theirs to 2 x",
+          _ttft_over_load),
+    Claim("Fig. 15", (ELLM_L_EVAL,), "70B: 90 % within the SLO at 1.67 x HCache's load, over 5 x "
+          "vLLM's", _goodput),
+)  # fmt: skip
 
 CLAIMS: Mapping[str, Sequence[Claim]] = {
     "orbitflow": ORBITFLOW,

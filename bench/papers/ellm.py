@@ -10,7 +10,7 @@ fits the memory of 13B's GPU: 70B only.
 from dataclasses import replace
 
 from bench.papers.cells import Found, Point, Size, with_seeds
-from bench.papers.ellm_equations import Consistent, Setting, chosen, settings
+from bench.papers.ellm_equations import Consistent, Setting, chosen, largest_batch, settings
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
 from services.placement.run.papers.ellm import EllmRules
 from simulator.comparison.grid import Cell, Workload
@@ -28,6 +28,7 @@ RATIOS = (0.02, 0.05)
 LOADS = (0.5, 0.8, 1.2, 2.0)
 QUICK_LOADS = (2.0,)
 NUM_GROUPS = 8
+FULL_POOLS = 2  # a figure has so many times the requests that its pool holds, at least
 COLUMNS: tuple[Column, ...] = (
     ("tokens_per_s", "tokens/s", as_number),
     ("ttft_s", "TTFT s", as_number),
@@ -50,7 +51,7 @@ DRAWN = (
     Drawn(figure="ttft_s", title="TTFT", unit="s"),
 )
 FIGURES = {
-    "13B, ShareGPT": "Fig. 10 and 11: Llama-2-13B, ShareGPT",
+    "13B, ShareGPT": "Fig. 10: Llama-2-13B, ShareGPT",
     "70B, ShareGPT": "Fig. 10 and 11: Llama-2-70B, ShareGPT",
     "70B, L-Eval": "Fig. 12, 14 and 15: Llama-2-70B, L-Eval",
 }
@@ -75,12 +76,13 @@ def figures(size: Size) -> dict[str, list[Point]]:
 def _cells(setting: Setting, load: float, size: Size, *, with_ratios: bool) -> list[Cell]:
     best = chosen(setting, Consistent(setting=setting))
     assert best is not None
+    num_full = FULL_POOLS * largest_batch(setting, Consistent(setting=setting), 0.0)
     layers = setting.deployment.model.num_hidden_layers
     cell = Cell(
         deployment=replace(setting.deployment, layers_per_group=layers // NUM_GROUPS),
         workload=Workload(
             lengths=(constant_length(setting.prompt), constant_length(setting.answer)),
-            num_requests=size.num_requests,
+            num_requests=size.num_requests if size.quick else max(size.num_requests, num_full),
         ),
         policy="",
         rate_per_s=load * best.tokens_per_s / setting.answer,
