@@ -88,7 +88,7 @@ def _write(name: str, found: Found, folder: Path, how: dict[str, Any]) -> None:
     made = PAPERS[name].shows(found)
     claimed = claims(found, CLAIMS[name])
     stated = STATED[name]() if name in STATED else ()
-    made_by = f"{said(how)} {how['seeds']} seeds; {how['wall_s']:.0f} s, without what was kept."
+    made_by = f"{said(how)} Seeds: {how['seeds']}; {how['wall_s']:.0f} s, without what was kept."
     text = "\n\n".join([made_by, *(one.markdown() for one in (claimed, *made, *stated))])
     figures = [section(one) for one in made]
     sections = [claimed.section(), *figures, *(one.section() for one in stated)]
