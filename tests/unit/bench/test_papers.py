@@ -29,7 +29,9 @@ def result(**figures: float) -> CellResult:
         "output_tokens": 20.0,
     }
     line = {"request_id": "a", "token": [1, 2], "generated_s": [0, 1], "delivered_s": [0, 2]}
-    view = {"residency": [[0.0, 0.5, 0.0, 0.0, 3, 1, 2]], "timelines": [line]}
+    # Two requests run for three seconds, then six for one.
+    residency = [[t, 0.5, 0.0, 0.0, n, 1, 2] for t, n in ((0.0, 3), (3.0, 7), (4.0, 1))]
+    view = {"residency": residency, "timelines": [line]}
     return CellResult(figures=given | figures, view=view, cpu_s=2.0)
 
 
@@ -189,6 +191,46 @@ def test_what_a_paper_says_stands_beside_what_its_figures_say_here() -> None:
     assert claims(found, CLAIMS["tokenflow"]).rows == [
         ["Fig. 17, 4090", "effective throughput +82.5 %", "tokenflow +50 %; evenflow -25 %"]
     ]
+
+
+def test_ellm_stands_beside_its_own_baselines_load_by_load() -> None:
+    rates = {"vllm-recompute": 100.0, "vllm-swap": 50.0, "hcache": 200.0, "ellm": 100.0}
+    met = {"ellm": {0.5: 0.95, 0.8: 0.9, 1.2: 0.89}, "hcache": {0.5: 0.9}}
+
+    def found(figure: str) -> Found:
+        return {
+            figure: [
+                (
+                    point,
+                    result(
+                        tokens_per_s=rates.get(point.cell.name, 150.0 + point.x),
+                        ttft_s=2.0,
+                        tpot=met.get(point.cell.name, {}).get(point.x, 0.5),
+                    ),
+                )
+                for point in ellm.figures(ellm.FULL)[figure]
+            ]
+        }
+
+    rows = {
+        (row[0], row[1][:3]): row[2] for row in claims(found("70B, L-Eval"), CLAIMS["ellm"]).rows
+    }
+    assert rows["Fig. 12a", "L-E"] == (
+        "ellm 1.00, 2.00, 0.50; evenflow 1.50 to 1.52, 3.01 to 3.04, 0.75 to 0.76"
+    )
+    assert rows["Fig. 15", "70B"] == (
+        "vllm-recompute none; vllm-swap none; hcache 0.5; ellm 0.8; evenflow none"
+    )
+    (row,) = [r for r in claims(found("70B, ShareGPT"), CLAIMS["ellm"]).rows if r[0] == "Fig. 11"]
+    assert row[2].startswith("load 2: vllm-recompute 3; ")
+    assert row[2].endswith("ellm 6; evenflow 6")
+
+
+def test_more_requests_come_than_a_pool_holds() -> None:
+    by_figure = {name: points[0].cell for name, points in ellm.figures(ellm.FULL).items()}
+
+    sizes = {name: cell.workload.num_requests for name, cell in by_figure.items()}
+    assert sizes == {"13B, ShareGPT": 200, "70B, ShareGPT": 2 * 511, "70B, L-Eval": 200}
 
 
 @pytest.mark.parametrize("paper", PAPERS)
