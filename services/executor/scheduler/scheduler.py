@@ -140,8 +140,11 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self._check_room(self.block_owner, num_slots)
         host, num_pool_blocks = self.block_owner.host, self.block_owner.pool.num_gpu_blocks - 1
         host.limit(num_slots)
+        sizes = {"slots": host.num_slots, "pool_blocks": num_pool_blocks}
         if 0 < host.num_slots < num_pool_blocks:
-            log.warning("host_smaller_than_pool", slots=host.num_slots, pool_blocks=num_pool_blocks)
+            log.warning("host_smaller_than_pool", **sizes)
+        else:
+            log.info("host_room", **sizes)
 
     def _check_room(self, owner: BlockOwner, num_slots: int) -> None:
         """Raise ValueError if a request of the maximum length would never find room."""

@@ -81,7 +81,7 @@ def test_run_policies_see_the_host_slots_that_every_rank_has_and_has_pinned() ->
     assert (
         scheduler.engine_shape.num_host_blocks == scheduler.loop.line.shape.num_host_blocks == 500
     )
-    assert not logs  # as much as the pool has
+    assert [entry["event"] for entry in logs] == ["host_room"]  # as much as the pool has
 
     with capture_logs() as logs:
         scheduler._limit_host(499)
