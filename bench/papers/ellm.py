@@ -7,6 +7,7 @@ the best batch of Eq. 5 generates. L-Eval's prompts do not fit Llama 2's context
 fits the memory of 13B's GPU: 70B only.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.papers.cells import Found, Point, Size, with_seeds
@@ -27,6 +28,7 @@ SYSTEMS = ("vllm", "vllm-recompute", "vllm-swap", "hcache", "ellm", "evenflow")
 RATIOS = (0.02, 0.05)
 LOADS = (0.5, 0.8, 1.2, 2.0)
 QUICK_LOADS = (2.0,)
+CROWDED_LOADS = (1.2, 2.0)  # of 70B on ShareGPT: below 1 its pool of 511 requests is never full
 NUM_GROUPS = 8
 FULL_POOLS = 2  # a figure has so many times the requests that its pool holds, at least
 COLUMNS: tuple[Column, ...] = (
@@ -59,18 +61,23 @@ FIGURES = {
 
 def figures(size: Size) -> dict[str, list[Point]]:
     """Return the cells of every figure."""
-    loads = QUICK_LOADS if size.quick else LOADS
     names = list(FIGURES)[:1] if size.quick else list(FIGURES)
     given = settings()
     made = {
         name: [
             Point(x=load, cell=cell)
-            for load in loads
+            for load in _loads(name, size)
             for cell in _cells(given[name], load, size, with_ratios=name == names[0])
         ]
         for name in names
     }
     return {name: with_seeds(points, size) for name, points in made.items()}
+
+
+def _loads(name: str, size: Size) -> Sequence[float]:
+    if size.quick:
+        return QUICK_LOADS
+    return CROWDED_LOADS if name == "70B, ShareGPT" else LOADS
 
 
 def _cells(setting: Setting, load: float, size: Size, *, with_ratios: bool) -> list[Cell]:

@@ -18,6 +18,7 @@ from bench.who_runs.regimes import Regime, all_regimes, arriving, deployed, on_g
 from services.placement.run import evenflow
 from services.placement.run.papers import ellm
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
+from simulator.comparison.link_ratio import link_ratio
 from simulator.compose import make_engine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.simulation import simulate
@@ -90,7 +91,8 @@ def measured(regime: str, seed: int) -> Row:
     }
     num_steps = max(1, other.totals.num_steps)
     anew = other.totals.num_recomputed_tokens / num_steps
-    return {"regime": regime, "seed": seed, "recomputed": anew, **found}
+    ratio = link_ratio(case.shape, case.machine, case.requests)
+    return {"regime": regime, "lambda": ratio, "seed": seed, "recomputed": anew, **found}
 
 
 def main() -> None:
@@ -101,14 +103,17 @@ def main() -> None:
     options = parser.parse_args()
     names = [name for name in regimes() if any(part in name for part in options.only)]
     cells = list(product(names, range(1, options.seeds + 1)))
-    print("| regime | seed | tokens/s | gain | TTFT s | in time | computed anew per step |")
+    print(
+        "| regime (lambda) | seed | tokens/s | gain | TTFT s | in time | computed anew per step |"
+    )
     print("|---|---|---|---|---|---|---|")
     with ProcessPoolExecutor(options.jobs) as pool:
         for row in pool.map(measured, *zip(*cells, strict=True)):
             rates, ttfts, shares = (row[name] for name in FIGURES)
             gain = rates[1] / rates[0] - 1.0
             print(
-                f"| {row['regime']} | {row['seed']} | {rates[0]:.1f}, {rates[1]:.1f} | {gain:+.1%} "
+                f"| {row['regime']} ({row['lambda']:.2%}) | {row['seed']} "
+                f"| {rates[0]:.1f}, {rates[1]:.1f} | {gain:+.1%} "
                 f"| {ttfts[0]:.2f}, {ttfts[1]:.2f} | {shares[0]:.2%}, {shares[1]:.2%} "
                 f"| {row['recomputed']:.1f} |",
                 flush=True,
