@@ -29,20 +29,33 @@ SMALL = Deployment(
     pool_tokens=4_000,
     max_num_batched_tokens=100_000,
 )
+GROUPED = replace(SMALL, model=model("llama-2-70b"), num_devices=4)  # eight queries share a KV head
 LEVEL = ServiceLevel(slo_tpot_s=0.05)
 
 
-def run(policy: str, *, rate_per_s: float, uncached_frac: float | None = None) -> RunRecord:
+def run(
+    policy: str,
+    *,
+    rate_per_s: float,
+    uncached_frac: float | None = None,
+    on: Deployment = SMALL,
+    seed: int = 1,
+) -> RunRecord:
     workload = Workload(lengths=(constant_length(400), constant_length(60)), num_requests=16)
-    requests = workload.requests(rate_per_s=rate_per_s, seed=1, level=LEVEL)
+    requests = workload.requests(rate_per_s=rate_per_s, seed=seed, level=LEVEL)
     options = PlanningOptions(policy=policy, ellm=EllmRules(uncached_frac=uncached_frac))
-    return run_policy(SMALL, requests, options, seed=1)
+    return run_policy(on, requests, options, seed=seed)
 
 
-@pytest.mark.parametrize("rate_per_s", [1.0, 5.0, 100.0])
-def test_ellm_is_vllm_that_recomputes(rate_per_s: float) -> None:
-    ellm = run("ellm", rate_per_s=rate_per_s)
-    vllm = run("vllm-recompute", rate_per_s=rate_per_s)
+@pytest.mark.parametrize("on", [SMALL, GROUPED], ids=["13B", "70B"])
+@pytest.mark.parametrize("rate_per_s", [1.0, 5.0, 20.0, 100.0])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ellm_is_vllm_that_recomputes(on: Deployment, rate_per_s: float, seed: int) -> None:
+    """As many tokens per second; where the batch has a few FLOPs left, it uses them."""
+    ellm, vllm = (
+        run(policy, rate_per_s=rate_per_s, on=on, seed=seed)
+        for policy in ("ellm", "vllm-recompute")
+    )
 
     assert ellm.end_s == pytest.approx(vllm.end_s, rel=0.01)
 
