@@ -94,3 +94,54 @@ def test_a_devices_period_is_a_steps_length_only_where_another_step_follows_at_o
 
     assert [sample.step_s for sample in samples] == pytest.approx([0.02, 0.025])
     assert [sample.num_context_tokens for sample in samples] == [1_000, 2_000]
+
+
+def scheduled(meter: StepMeter, number: int) -> None:
+    """Let a step of three decoding requests begin."""
+    meter.scheduled(
+        ScheduledStep(
+            number=number,
+            scheduled_s=0.0,
+            num_tokens=3,
+            num_context_tokens=1_000 * number,
+            num_prefill_tokens=0,
+            num_prefill_pairs=0,
+            same_batch=True,
+            undisturbed=True,
+        )
+    )
+
+
+def test_what_a_step_computes_anew_counts_as_prompts_of_the_step_that_was_scheduled_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    samples: list[StepSample] = []
+    monkeypatch.setattr(OnlineProfile, "add", lambda self, sample: samples.append(sample))
+    meter = StepMeter(FakeEngine("a"), ControllerCounts(), mismatch_frac=0.0)
+    scheduled(meter, 1)
+    meter.recomputes([])
+    scheduled(meter, 2)
+    meter.recomputes([8, 4])
+    for number in (1, 2):
+        meter.ended(StepTiming(step=number, layer_s=1e-3), 0.02 * number, busy=True)
+
+    found = [(s.num_tokens, s.num_context_tokens, s.num_prefill_tokens) for s in samples]
+    assert found == [(3, 1_000, 0), (3 + 12, 2_000 + 12, 12)]
+    # The tokens of each chunk attend to those before them: 36 and 10.
+    assert [sample.num_prefill_pairs for sample in samples] == [0, 46]
+
+
+@pytest.mark.parametrize(("chunks", "num_predicted"), [([], 1), ([8], 0)])
+def test_a_step_that_computes_anew_is_compared_with_no_prediction_of_decodes(
+    chunks: list[int], num_predicted: int
+) -> None:
+    counts = ControllerCounts()
+    meter = settled(counts)
+    assert meter.take_reference() is not None
+
+    scheduled(meter, 0)
+    meter.recomputes(chunks)
+    meter.ended(StepTiming(layer_s=1e-3), DECODE_S, busy=False)
+
+    assert counts.sums["num_predicted_steps"] == num_predicted
+    assert counts.sums["num_predicted_prompt_steps"] == 1 - num_predicted

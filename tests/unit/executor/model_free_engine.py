@@ -19,11 +19,8 @@ from services.executor.blocks.residency import RequestKV
 from services.executor.engine.config import make_config
 from services.executor.kv_options import KVOptions
 from services.executor.plugin import spec
-from services.executor.scheduler.scheduler import (
-    AsyncLayerwiseScheduler,
-    LayerwiseScheduler,
-    LayerwiseSchedulerMixin,
-)
+from services.executor.scheduler.scheduler import LayerwiseScheduler, LayerwiseSchedulerMixin
+from services.executor.scheduler.shadows import SUFFIX
 from services.executor.settings import ExecutorSettings
 from services.executor.step_messages import StepFeedback, StepTransfers
 from tests.unit.executor.simulated_ranks import BLOCK_SIZE, SimulatedRank, Slice, keys_of
@@ -43,7 +40,11 @@ def config_of_layerwise_kv() -> VllmConfig:
 
 
 def make_scheduler(
-    *, num_blocks: int = 41, num_slots: int = 400, asynchronous: bool = False
+    *,
+    num_blocks: int = 41,
+    num_slots: int = 400,
+    scheduler_cls: type[LayerwiseSchedulerMixin] = LayerwiseScheduler,
+    emulated_layer_s: float = 0.0,
 ) -> LayerwiseSchedulerMixin:
     """Return a scheduler of requests that nobody plans for. `num_blocks`: one is vLLM's own."""
     spec.register()
@@ -51,14 +52,16 @@ def make_scheduler(
         block_size=BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32
     )
     options = KVOptions(
-        host_bytes=num_slots * group.page_size_bytes, predicted_output_tokens=64, poison=True
+        host_bytes=num_slots * group.page_size_bytes,
+        predicted_output_tokens=64,
+        poison=True,
+        emulated_layer_s=emulated_layer_s,
     )
     config = config_of_layerwise_kv()
     config.additional_config = options.engine_args()["additional_config"]
     config.cache_config.block_size = BLOCK_SIZE
     config.cache_config.num_gpu_blocks = num_blocks
     groups = [KVCacheGroupSpec([f"layer.{number}"], group) for number in range(NUM_GROUPS)]
-    scheduler_cls = AsyncLayerwiseScheduler if asynchronous else LayerwiseScheduler
     with set_current_vllm_config(config):
         return scheduler_cls(
             vllm_config=config,
@@ -73,12 +76,9 @@ def make_scheduler(
 class ModelFreeEngine:
     """Schedules a step, runs it on the rank, and lets its copies end: `step`."""
 
-    def __init__(
-        self, *, num_blocks: int = 41, num_slots: int = 400, asynchronous: bool = False
-    ) -> None:
-        self.scheduler = make_scheduler(
-            num_blocks=num_blocks, num_slots=num_slots, asynchronous=asynchronous
-        )
+    def __init__(self, **options: Any) -> None:
+        """`options`: of `make_scheduler`."""
+        self.scheduler = make_scheduler(**options)
         self.rank = SimulatedRank(NUM_GROUPS, random.Random(1))
         self.do_copies_end = True  # those for which no layer waits
         self.prompts: dict[str, tuple[str, ...]] = {}
@@ -135,7 +135,7 @@ class ModelFreeEngine:
     def _tokens_of(
         self, output: SchedulerOutput, feedback: StepFeedback | None
     ) -> ModelRunnerOutput:
-        names = list(output.num_scheduled_tokens)
+        names = [name for name in output.num_scheduled_tokens if name in self.scheduler.requests]
         requests = [self.scheduler.requests[name] for name in names]
         return ModelRunnerOutput(
             req_ids=names,
@@ -150,7 +150,7 @@ class ModelFreeEngine:
 def make_request(request_id: str, num_tokens: int, *, arrival_time: float | None = None) -> Request:
     return Request(
         request_id=request_id,
-        prompt_token_ids=[0] * num_tokens,
+        prompt_token_ids=[*range(num_tokens)],
         sampling_params=SamplingParams(max_tokens=1_000, ignore_eos=True),
         pooling_params=None,
         arrival_time=arrival_time,
@@ -176,7 +176,8 @@ def slices_of(output: SchedulerOutput, prompts: Mapping[str, tuple[str, ...]]) -
             output.num_scheduled_tokens[name],
             ids,
             is_new=is_new,
-            prompt=prompts.get(name, ()),
+            prompt=prompts.get(name.removesuffix(SUFFIX), ()),
+            shadow_of=name.removesuffix(SUFFIX) if name.endswith(SUFFIX) else "",
         )
         for name, (start, ids, is_new) in places.items()
     ]

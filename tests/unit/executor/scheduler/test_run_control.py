@@ -7,6 +7,7 @@ from vllm.v1.request import RequestStatus
 
 from services.executor.scheduler.recovery import share_nothing
 from services.executor.scheduler.run_control import need_of
+from services.executor.scheduler.scheduler import AsyncLayerwiseScheduler
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
 from services.placement.run.types import RunPhase
@@ -117,7 +118,7 @@ def test_an_empty_step_slows_the_engine_down_only_when_no_other_is_in_flight(
 
 
 def test_a_token_that_is_sampled_and_not_yet_known_needs_room_too() -> None:
-    scheduler = make_scheduler(asynchronous=True)
+    scheduler = make_scheduler(scheduler_cls=AsyncLayerwiseScheduler)
     request = make_request("a", 8)
     scheduler.add_request(request)
     scheduler.schedule()

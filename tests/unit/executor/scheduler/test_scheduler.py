@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 
 from services.control.measures.step_timing import StepTiming
 from services.executor.scheduler import reader_state
+from services.executor.scheduler.scheduler import AsyncLayerwiseScheduler
 from services.executor.step_messages import StepFeedback
 from services.pacing.cause import Cause
 from services.placement.layer_placement import LayerPlacement
@@ -30,7 +31,7 @@ def test_a_placement_of_a_request_that_is_gone_is_counted_and_not_kept() -> None
 def test_steps_of_a_pipeline_are_timed_from_output_to_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = ModelFreeEngine(asynchronous=True)
+    engine = ModelFreeEngine(scheduler_cls=AsyncLayerwiseScheduler)
     engine.add("a", 8)
     now_s = iter((1.0, 1.01, 1.02, 1.5, 2.0, 2.5))  # scheduled as fast as the pipeline takes them
     clock = SimpleNamespace(monotonic=lambda: next(now_s))
