@@ -19,6 +19,7 @@ EXECUTOR = "services/executor"
 CONTROL = "services/control"
 ONE_ENGINE = ("tests/exact/test_layerwise_exact.py", "-k", "layers and not layers-async")
 UNCACHED = ("tests/unit/executor/blocks/test_uncached.py",)
+SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,104 @@ MUTATIONS = (
         "return len(self.uncached) + len(self.retiring)",
         "return len(self.uncached)",
         UNCACHED,
+    ),
+    Mutation(
+        "shadows never end",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "output.finished_req_ids.update(self._last)",
+        "pass",
+        SHADOWS,
+    ),
+    Mutation(
+        "a shadow says its next token",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "[: self._num_tokens(kv)], NOT_COMPUTED]",
+        "[: self._num_tokens(kv)]]",
+        SHADOWS,
+    ),
+    Mutation(
+        "computed from the wrong tokens",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "*request.all_token_ids[: self._num_tokens(kv)], NOT",
+        "*request.all_token_ids[1 : 1 + self._num_tokens(kv)], NOT",
+        SHADOWS,
+    ),
+    Mutation(
+        "scratch given back before it is read",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "for kv in self._last.values():",
+        "for kv in list(self._uncached.requests):",
+        SHADOWS,
+    ),
+    Mutation(
+        "a shadow of a request that the step leaves out",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "if kv.request_id in output.num_scheduled_tokens:",
+        "if True:",
+        SHADOWS,
+    ),
+    Mutation(
+        "prefixes take the room of other requests' tokens",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "num_left = (self._most - self._scheduler.max_num_active_reqs) //",
+        "num_left = self._most //",
+        SHADOWS,
+    ),
+    Mutation(
+        "a step holds more tokens than it may",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "self._scheduler.max_num_scheduled_tokens = self._most - num_tokens",
+        "pass",
+        SHADOWS,
+    ),
+    Mutation(
+        "dropped while it is paused",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        " or record.is_held or record.skipped or ",
+        " or ",
+        SHADOWS,
+    ),
+    Mutation(
+        "dropped whose tokens do not say all",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "decodes and not request.mm_features and",
+        "decodes and",
+        SHADOWS,
+    ),
+    Mutation(
+        "the emulated device computes nothing anew",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "transfers.num_tokens += sum(chunks)",
+        "pass",
+        SHADOWS,
+    ),
+    Mutation(
+        "the emulated device reads nothing anew",
+        f"{EXECUTOR}/scheduler/shadows.py",
+        "transfers.num_context_tokens += sum(chunks)",
+        "pass",
+        SHADOWS,
+    ),
+    Mutation(
+        "what is computed anew is measured as decodes",
+        f"{EXECUTOR}/scheduler/ellm.py",
+        "self.controller.meter.recomputes(self.shadows.add_to(output))",
+        "self.shadows.add_to(output)",
+        SHADOWS,
+    ),
+    Mutation(
+        "nothing is uncached",
+        f"{EXECUTOR}/scheduler/ellm.py",
+        "self.shadows.uncache(self._wanted())",
+        "self.shadows.uncache({})",
+        SHADOWS,
+    ),
+    Mutation(
+        "a step that computes anew is held against decodes",
+        f"{CONTROL}/step_meter.py",
+        "        self._in_flight.append((step, None))\n",
+        "        self._in_flight.append((step, _))\n",
+        ("tests/unit/control/test_step_meter.py",),
     ),
     Mutation(
         "lost wait for a load",
