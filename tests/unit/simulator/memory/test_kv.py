@@ -80,8 +80,23 @@ class Pair:
         assert self.ours.wake(num_free=NUM_BLOCKS)
         assert self.owner.staging.take(self.real)
 
+    def uncache(self, num_blocks: int) -> None:
+        """Let so many leading blocks be uncached, and a step compute those that are kept again."""
+        if self.ours.asleep:
+            return
+        self.ours.uncache(num_blocks, num_free=NUM_BLOCKS)
+        num_known = self.real.num_tokens
+        self.owner.uncached.set_length(self.real, num_blocks, num_known=num_known)
+        if self.real.retiring:
+            self.owner.uncached.settle(self.real)
+
     def check(self) -> None:
         self.ours.check_integrity()
+        self.real.check_integrity()
+        assert self.ours.num_uncached == len(self.real.uncached)
+        assert self.ours.num_saved == self.real.num_saved
+        if not self.ours.restoring:
+            assert self.ours.num_owned_when_copied == self.real.num_owned_when_copied
         assert self.ours.offloaded == tuple(self.real.offloaded)
         assert self.ours.num_buffers == len(self.real.staging)
         assert self.ours.num_owned == len(self.real.owned_blocks())
@@ -115,6 +130,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("restore"), st.integers(0, 3)),
         st.tuples(st.just("restored"), st.none()),
         st.tuples(st.just("nap"), st.none()),
+        st.tuples(st.just("uncache"), st.integers(0, 12)),
     ),
     max_size=24,
 )
@@ -129,7 +145,8 @@ OPERATIONS = st.lists(
 )
 def test_the_executors_block_owner_owns_as_many(offloaded, num_buffers, prompt, operations) -> None:
     # Copies to the host are complete after every step, so that all groups are alike, and no other
-    # group leaves while one is on its way back.
+    # group leaves while one is on its way back. With the simulator no group leaves whose request
+    # has something uncached.
     pair = Pair(offloaded, num_buffers)
     pair.grow(prompt)
     pair.save()
@@ -138,8 +155,11 @@ def test_the_executors_block_owner_owns_as_many(offloaded, num_buffers, prompt, 
             pair.grow(pair.ours.num_tokens + value)
             pair.save()
         elif name == "offload":
-            if value in pair.ours.restoring or not pair.ours.restoring:
+            if value in pair.ours.restoring or not (pair.ours.restoring or pair.ours.num_uncached):
                 pair.offload([value])
+        elif name == "uncache":
+            if not pair.ours.offloaded:
+                pair.uncache(value)
         elif name == "restore":
             pair.restore(value)
         elif name == "restored":
@@ -148,6 +168,37 @@ def test_the_executors_block_owner_owns_as_many(offloaded, num_buffers, prompt, 
             pair.sleep()
             pair.wake()
         pair.check()
+
+
+def test_uncached_positions_are_counted_as_the_executor_counts_them() -> None:
+    pair = Pair(frozenset(), 1)
+    pair.grow(22)  # 5 full blocks and an open one
+    pair.save()
+    for num_blocks, num_owned in ((3, 4 * 3 + 3), (9, 4 * 1 + 5), (1, 4 * 5 + 1), (0, 4 * 6)):
+        pair.uncache(num_blocks)
+        pair.check()
+        assert pair.ours.num_owned == num_owned
+
+    pair.uncache(5)
+    pair.grow(25)
+    pair.check()
+    assert pair.ours.num_owned == 4 * 2 + 5
+
+
+def test_of_a_preempted_request_with_uncached_positions_the_same_is_kept() -> None:
+    pair = Pair(frozenset(), 1)
+    pair.grow(18)
+    pair.save()
+    pair.uncache(3)
+    pair.grow(27)
+
+    pair.owner.pool.free_blocks(reversed(pair.owner.park(pair.real)))
+    kept, parked = pair.owner.records["a"].kv, pair.ours.parked()
+
+    assert kept is not None
+    assert parked is not None
+    assert (kept.num_recomputed, parked.num_uncached) == (0, 0)
+    assert (kept.num_tokens, kept.num_owned) == (parked.num_tokens, parked.num_owned) == (16, 0)
 
 
 def test_what_is_kept_of_a_preempted_request_is_what_the_executor_keeps() -> None:
