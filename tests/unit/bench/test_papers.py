@@ -1,20 +1,23 @@
 """The papers' figures as cells, and their tables."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from bench.papers import ellm, layerkv, orbitflow, tokenflow
-from bench.papers.__main__ import PAPERS
-from bench.papers.cells import Found, Size
+from bench.papers.__main__ import PAPERS, _run, _write
+from bench.papers.cells import Found, Point, Size
 from bench.papers.claims import CLAIMS, claims
 from bench.papers.orbitflow import LENGTHS, LOADS, deployment, figures, recorded, shows
 from bench.papers.sections import NO_AXIS, Counting, Shows, section, speed
 from services.pacing.types import ServiceLevel
-from simulator.comparison.grid import Arrivals, CellResult
+from simulator.comparison import sweep
+from simulator.comparison.grid import Arrivals, Cell, CellResult, Workload
 from simulator.report.figures import DEFINITIONS
-from simulator.workload import published_lengths
+from simulator.workload import constant_length, published_lengths
 
 SIZE = Size(num_requests=3, num_seeds=2)
 
@@ -293,3 +296,96 @@ def test_speed_is_of_the_runs_own_cpu_time() -> None:
 
     # 2 runs of 2 s, 20 events, 16 steps, 40 tokens.
     assert rows == [["vllm", "2", "4", "5", "4", "10"]]
+
+
+def tiny_figures() -> dict[str, list[Point]]:
+    """Return two figures of a cell each: one's requests are ten times as long as the other's."""
+    return {
+        name: [
+            Point(
+                x=1.0,
+                cell=Cell(
+                    deployment=deployment(),
+                    workload=Workload(
+                        lengths=(constant_length(num_tokens), constant_length(8)), num_requests=3
+                    ),
+                    policy="vllm",
+                    rate_per_s=1.0,
+                    slo_tbt_s=0.1,
+                ),
+            )
+        ]
+        for name, num_tokens in (("short", 100), ("long", 1_000))
+    }
+
+
+def tiny_shows(found: Found) -> list[Shows]:
+    columns = [("tbt", "TBT", str)]
+    return [
+        Shows(
+            title=f"Table {name}",
+            x_label=NO_AXIS,
+            columns=columns,
+            counting=Counting(),
+            points=points,
+        )
+        for name, points in found.items()
+    ]
+
+
+class CutOffError(Exception):
+    """The end of a run, in its midst."""
+
+
+def test_a_paper_that_was_cut_off_computes_only_what_is_left(tmp_path, monkeypatch) -> None:
+    computed: list[int] = []  # by the length of prompts
+    run_alike, num_before_the_cut = sweep.run_alike, 1
+
+    def run(cells: Sequence[Cell]) -> list[CellResult]:
+        if len(computed) == num_before_the_cut:
+            raise CutOffError
+        computed.append(cells[0].requests()[0].num_prompt_tokens)
+        return run_alike(cells)
+
+    monkeypatch.setattr(sweep, "run_alike", run)
+    with pytest.raises(CutOffError):
+        _run(tiny_figures(), 1, tmp_path)
+    assert computed == [100]
+
+    num_before_the_cut = 2
+    found = _run(tiny_figures(), 1, tmp_path)
+    assert computed == [100, 1_000]
+
+    # What was kept is what a run from nothing gives, and nothing is left to compute.
+    assert _run(tiny_figures(), 1, tmp_path) == found
+    assert computed == [100, 1_000]
+    num_before_the_cut = 4
+    anew = _run(tiny_figures(), 1, tmp_path / "anew")
+    assert _figures_of(anew) == _figures_of(found)
+    assert len(computed) == 4
+
+
+def _figures_of(found: Found) -> dict[str, list[dict[str, float]]]:
+    return {name: [result.figures for _, result in points] for name, points in found.items()}
+
+
+def test_every_table_of_a_report_and_every_cell_of_its_json_say_their_lambda(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setitem(PAPERS, "tiny", SimpleNamespace(INTRO="Two cells.", shows=tiny_shows))
+    monkeypatch.setitem(CLAIMS, "tiny", ())
+    found = _run(tiny_figures(), 1, tmp_path / "runs")
+
+    _write("tiny", found, tmp_path, {"quick": True, "wall_s": 1.0, "load": 0.0})
+
+    short, long = (f"{one.ratios}. " for one in tiny_shows(found))
+    assert short != long
+    for name in ("tiny.html", "tiny.md"):
+        text = (tmp_path / name).read_text()
+        before, _, behind = text.rpartition("Table long")
+        assert (short in before, long in before) == (True, False)
+        assert (short in behind, long in behind) == (False, True)
+    rows = json.loads((tmp_path / "tiny.json").read_text())["figures"]
+    for title, ((_, cell),) in found.items():
+        (row,) = rows[title]
+        assert row["lambda"] == cell.figures["lambda"] > 0.0
