@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import RequestStatus
 
 from services.control.run_director import RunDirector
 from services.control.seam import ScheduledStep
@@ -23,12 +24,18 @@ NUM_TOKENS = 21  # of prompts: 5 full blocks of 4, and an open one
 
 
 class Wanted(dict[str, int]):
-    """A policy under which all requests run: prefixes in blocks, by request."""
+    """A policy under which all requests run but one: prefixes in blocks, by request."""
+
+    away = ""  # who is sent to the queue
 
     def __call__(self, snapshot: RunSnapshot) -> RunDecision:
-        names = tuple(request.request_id for request in snapshot.requests)
-        uncached = {RequestId(name): number for name, number in self.items()}
-        return RunDecision(run=names, offloads=True, uncached_blocks=uncached)
+        names = [request.request_id for request in snapshot.requests]
+        return RunDecision(
+            run=tuple(name for name in names if name != self.away),
+            park=frozenset(name for name in names if name == self.away),
+            offloads=True,
+            uncached_blocks={RequestId(name): number for name, number in self.items()},
+        )
 
 
 def make_engine(*names: str, emulated_layer_s: float = 0.0) -> tuple[ModelFreeEngine, Wanted]:
@@ -198,3 +205,36 @@ def test_only_what_decodes_and_runs_is_dropped() -> None:
 
     assert schedule(engine).num_scheduled_tokens == {"image": 1, "prompt": NUM_TOKENS}
     assert not engine.scheduler.block_owner.uncached.requests
+
+
+@pytest.mark.parametrize("way", ["pause", "park", "leave"])
+@pytest.mark.parametrize("lengths", [{"a": 3, "b": 2}, {"a": 1, "b": 2}])
+def test_a_request_that_is_interrupted_goes_on_with_its_own_kv(
+    way: str, lengths: dict[str, int]
+) -> None:
+    engine, wanted = make_engine("a", "b")
+    scheduler, kv = engine.scheduler, engine.kv("a")
+    wanted |= {"a": 3, "b": 2}
+    step(engine)
+    wanted |= lengths  # at its last chance before the interruption
+
+    if way == "leave":
+        wanted.away = "a"
+    else:
+        getattr(scheduler, way)("a")
+    assert "a" not in step(engine)
+    is_paused = way == "pause"
+    assert (len(kv.uncached), engine.kv("a").num_recomputed) == (3, 3 if is_paused else 0)
+    assert (kv in scheduler.block_owner.uncached.requests) == is_paused
+    scheduler.resume("a")
+    wanted.away = ""
+    for _ in range(6):
+        step(engine)  # the rank asserts what its layers read
+
+    assert engine.kv("a").num_recomputed == lengths["a"]
+    assert scheduler.requests["a"].num_output_tokens >= 6
+    for name in ("a", "b"):
+        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    step(engine)
+    assert not scheduler.block_owner.uncached.requests
+    assert scheduler.block_owner.pool.get_num_free_blocks() == 400
