@@ -77,6 +77,13 @@ MUTATIONS = (
         UNCACHED,
     ),
     Mutation(
+        "what each step computes anew is found",
+        f"{EXECUTOR}/blocks/block_owner.py",
+        "positions = range(request.num_recomputed, ",
+        "positions = range(0, ",
+        ("tests/unit/executor/blocks/test_prefix_hits.py",),
+    ),
+    Mutation(
         "shadows never end",
         f"{EXECUTOR}/scheduler/shadows.py",
         "output.finished_req_ids.update(self._last)",
