@@ -1,12 +1,14 @@
 """The papers' figures as cells, and their tables."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from bench.document import circumstances
 from bench.papers import ellm, layerkv, orbitflow, tokenflow
 from bench.papers.__main__ import PAPERS, _run, _write
 from bench.papers.cells import Found, Point, Size
@@ -376,12 +378,14 @@ def test_every_table_of_a_report_and_every_cell_of_its_json_say_their_lambda(
     monkeypatch.setitem(CLAIMS, "tiny", ())
     found = _run(tiny_figures(), 1, tmp_path / "runs")
 
-    _write("tiny", found, tmp_path, {"quick": True, "wall_s": 1.0, "load": 0.0})
+    how = {"quick": True, "seeds": 1, "wall_s": 1.0, **circumstances(os.getloadavg())}
+    _write("tiny", found, tmp_path, how)
 
     short, long = (f"{one.ratios}. " for one in tiny_shows(found))
     assert short != long
     for name in ("tiny.html", "tiny.md"):
         text = (tmp_path / name).read_text()
+        assert f"commit {how['commit']}" in text
         before, _, behind = text.rpartition("Table long")
         assert (short in before, long in before) == (True, False)
         assert (short in behind, long in behind) == (False, True)
