@@ -40,6 +40,7 @@ from tests.exact.uncached import (
     assert_right_and_recomputed,
     at_random,
     deciding,
+    run_interrupted,
     uncached_case,
 )
 
@@ -86,14 +87,15 @@ def uncached_cases() -> dict[str, EngineCase]:
     """Return engines that compute KV anew: with room for all of it, and with layers on the host."""
     cases = {}
     for layers, asynchronous in itertools.product(LAYERS_PER_GROUP, SCHEDULERS):
-        cases[f"{layers}-layers{'-scarce-async' if asynchronous else '-roomy'}"] = uncached_case(
+        name = f"uncached-{layers}-layers-{'scarce-async' if asynchronous else 'roomy'}"
+        cases[name] = uncached_case(
             layers_per_group=layers,
             asynchronous=asynchronous,
             share=SCARCE_FRAC if asynchronous else ROOMY_FRAC,
         )
-    cases["chunk-97"] = uncached_case(buffers=1, max_num_batched_tokens=97)
-    cases["tp2-pp1-pairs"] = uncached_case(layers_per_group=2, tensor_parallel_size=2)
-    cases["tp1-pp2"] = uncached_case(pipeline_parallel_size=2)
+    cases["uncached-chunk-97"] = uncached_case(buffers=1, max_num_batched_tokens=97)
+    cases["uncached-tp2-pp1-pairs"] = uncached_case(layers_per_group=2, tensor_parallel_size=2)
+    cases["uncached-tp1-pp2"] = uncached_case(pipeline_parallel_size=2)
     return cases
 
 
@@ -270,14 +272,12 @@ uncached_engines = pytest.mark.parametrize(
 @uncached_engines
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kv_that_is_computed_anew_leaves_the_tokens_exact(runner: StepRunner, seed: int) -> None:
-    expected = reference("float32")["mixed"]
     workload = with_aborts(mixed(), seed=seed + 2)
     hook = together(churn(seed, share=0.2), holds(seed, begin=0.05))
 
-    with deciding(runner, at_random(seed)) as found:
-        outcome = runner.run(workload, hook=hook)
+    run = run_interrupted(runner, workload, hook, seed=seed)
 
-    assert_right_and_recomputed(runner, expected, outcome, workload, found)
+    assert_right_and_recomputed(runner, reference("float32")["mixed"], *run)
 
 
 @uncached_engines

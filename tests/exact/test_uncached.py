@@ -9,26 +9,34 @@ from collections.abc import Iterator
 import pytest
 
 from lab.engine.step_runner import Outcome, StepRunner, first_difference
-from lab.engine.workloads import churn, holds, mixed, sampled, together, with_aborts
+from lab.engine.workloads import (
+    churn,
+    every,
+    fixed,
+    holds,
+    mixed,
+    sampled,
+    together,
+    with_aborts,
+)
 from services.placement.run.papers.ellm import EllmRules
+from tests.exact.cases import num_groups
 from tests.exact.evidence import assert_pool_is_whole, assert_tokens
 from tests.exact.failure_cases import TOGETHER, assert_right, run_with_faults
 from tests.exact.reference import answers_to, reference
 from tests.exact.uncached import (
     MIN_ROWS,
-    ROOMY_FRAC,
+    MIN_ROWS_WITH_OFFLOADED,
+    STANDING,
     assert_right_and_recomputed,
     at_random,
     deciding,
     half_of_everybody,
-    uncached_case,
+    run_interrupted,
 )
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
-
-ROOMY = uncached_case(layers_per_group=2, share=ROOMY_FRAC)
-SCARCE = uncached_case(asynchronous=True)
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +45,19 @@ def expected() -> Outcome:
     return reference("float32")["mixed"]
 
 
-@pytest.fixture(scope="module", params=[ROOMY, SCARCE], ids=["roomy-pairs", "scarce-asynchronous"])
+@pytest.fixture(scope="module", params=STANDING.values(), ids=STANDING.keys())
 def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
     runner = StepRunner(request.param)
     yield runner
     runner.close()
 
 
-def on(case: object, name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("runner", [case], ids=[name], indirect=True)
+def on(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("runner", [STANDING[name]], ids=[name], indirect=True)
 
 
-ROOMY_ONLY = on(ROOMY, "roomy-pairs")
-SCARCE_ONLY = on(SCARCE, "scarce-asynchronous")
+ROOMY_ONLY = on("roomy-pairs")
+SCARCE_ONLY = on("scarce-asynchronous")
 
 
 @ROOMY_ONLY
@@ -76,11 +84,12 @@ def test_prefixes_that_grow_and_shrink_while_layers_move_and_requests_pause_park
     runner: StepRunner, expected: Outcome
 ) -> None:
     workload = with_aborts(mixed(8), seed=5)
-    with deciding(runner, at_random(1)) as found:
-        outcome = runner.run(workload, hook=together(churn(1, share=0.2), holds(1, begin=0.05)))
+    hook = together(churn(1, share=0.2), holds(1, begin=0.05))
+
+    run = run_interrupted(runner, workload, hook, seed=1)
 
     assert any(arrival.abort_at is not None for arrival in workload)
-    assert_right_and_recomputed(runner, expected, outcome, workload, found)
+    assert_right_and_recomputed(runner, expected, *run)
 
 
 @ROOMY_ONLY
@@ -101,6 +110,25 @@ def test_the_products_policy_at_a_given_ratio_with_seeded_sampling_and_logprobs(
 
 
 @SCARCE_ONLY
+def test_without_the_shadows_the_tokens_of_requests_with_layers_on_the_host_differ(
+    runner: StepRunner, expected: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = every(2, num_groups(runner.case))
+    hook = fixed({arrival.request_id: away for arrival in mixed(8)})
+
+    with deciding(runner, half_of_everybody) as found:
+        outcome = runner.run(mixed(8), hook=hook)
+    assert_tokens(expected, outcome, mixed(8))
+    assert found.with_offloaded.total() >= MIN_ROWS_WITH_OFFLOADED
+
+    monkeypatch.setattr(type(runner.scheduler.shadows), "add_to", lambda self, output: [])
+    with deciding(runner, half_of_everybody) as found:
+        outcome = runner.run(mixed(8), hook=hook)
+    differing = first_difference(answers_to(mixed(8), expected), outcome)
+    assert len(differing.keys() & +found.with_offloaded) >= 4
+
+
+@SCARCE_ONLY
 def test_the_products_policy_at_its_best_ratio(runner: StepRunner, expected: Outcome) -> None:
     with deciding(runner):
         outcome = runner.run(mixed(8))
@@ -117,5 +145,5 @@ def test_copies_that_fail_beside_what_is_computed_anew(
 
     assert_right(run, answers_to(mixed(8), expected).tokens)
     assert sum(run.faults.values()) > 0
-    assert found.num_with_offloaded > 0
+    assert found.with_offloaded.total() > 0
     assert_pool_is_whole(runner)

@@ -1,24 +1,32 @@
 """Runs in which leading KV of requests is not kept but computed anew, and what they must show."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from lab.engine.step_runner import Arrival, EngineCase, Outcome, StepRunner
+from vllm.v1.request import RequestStatus
+
+from lab.engine.step_runner import Arrival, EngineCase, Hook, Outcome, StepRunner
+from lab.engine.workloads import together
 from services.control.options import ControllerOptions
+from services.control.requests.request_record import HoldKind
 from services.control.run_director import Policy, RunDirector
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.types import RunDecision, RunSnapshot
-from tests.exact.cases import make_case
+from tests.exact.cases import make_case, num_groups
 from tests.exact.evidence import assert_pool_is_whole, assert_tokens
 
 ELLM = ControllerOptions(policy="ellm")
 ROOMY_FRAC = 1.2  # of full residency: nothing is offloaded for want of room
 MIN_ROWS = 100  # of requests and steps
 MIN_ROWS_WITH_OFFLOADED = 20
-MIN_MOVED_BLOCKS = 50
+MIN_MOVED_POSITIONS = 4  # dropped, and kept again
+# Preempted: sent to the queue by a decision, or for want of blocks.
+INTERRUPTIONS = ("paused", "parked", "preempted", "aborted")
+MIN_INTERRUPTIONS = 2  # of each
 BEST = EllmRules()
 CHANGED = 0.2  # of the requests that run get another prefix before each step
 
@@ -27,8 +35,18 @@ def uncached_case(**options: Any) -> EngineCase:
     return make_case(controller=ELLM, **options)
 
 
-def at_random(seed: int) -> Policy:
-    """Return a policy under which everybody runs, with uncached prefixes of random lengths."""
+# One with room for everything, and one whose requests have layers on the host: on every commit.
+STANDING = {
+    "roomy-pairs": uncached_case(layers_per_group=2, share=ROOMY_FRAC),
+    "scarce-asynchronous": uncached_case(asynchronous=True),
+}
+
+
+def at_random(seed: int, away: Collection[str] = ()) -> Policy:
+    """Return a policy under which everybody runs, with uncached prefixes of random lengths.
+
+    But for those that are in `away` at the moment: they are sent to the queue, and stay there.
+    """
     rng = random.Random(seed)
     wanted: dict[str, int] = {}
 
@@ -37,8 +55,13 @@ def at_random(seed: int) -> Policy:
             if request.runs and rng.random() < CHANGED:
                 num_full = request.num_tokens // snapshot.engine.block_size
                 wanted[request.request_id] = rng.randint(0, num_full)
-        names = tuple(request.request_id for request in snapshot.requests)
-        return RunDecision(run=names, offloads=True, uncached_blocks=dict(wanted))
+        names = [request.request_id for request in snapshot.requests]
+        return RunDecision(
+            run=tuple(name for name in names if name not in away),
+            park=frozenset(name for name in names if name in away),
+            offloads=True,
+            uncached_blocks=dict(wanted),
+        )
 
     return decide
 
@@ -60,8 +83,11 @@ class Recomputed:
     num_rows: int = 0
     num_dropped_blocks: int = 0
     num_kept_blocks: int = 0
-    num_with_offloaded: int = 0  # rows of requests with layer groups on the host
+    # Rows of requests with layers on the host.
+    with_offloaded: Counter[str] = field(default_factory=Counter)
     lengths: set[int] = field(default_factory=set)  # of uncached prefixes, in blocks
+    # What befell requests that had an uncached prefix at that moment; a pause counts in each step.
+    interrupted: Counter[str] = field(default_factory=Counter)
 
 
 @contextmanager
@@ -76,23 +102,30 @@ def deciding(
     scheduler.set_up(replace(ELLM, ellm=rules), None)
     shadows, uncached = scheduler.shadows, scheduler.block_owner.uncached
     before = shadows.num_rows, uncached.num_dropped_blocks, uncached.num_kept_blocks
-    loop, controller, add_to = scheduler.loop, scheduler.controller, shadows.add_to
+    loop, controller = scheduler.loop, scheduler.controller
+    add_to, forget = shadows.add_to, uncached.forget
 
-    def watch(output: Any) -> Any:
+    def watch_step(output: Any) -> Any:
         for kv in uncached.requests:
             found.lengths.add(len(kv.uncached))
-            found.num_with_offloaded += (
-                bool(kv.offloaded) and kv.request_id in output.num_scheduled_tokens
-            )
+            if kv.request_id in output.num_scheduled_tokens:
+                found.with_offloaded[kv.request_id] += bool(kv.offloaded)
+            elif kv.uncached and kv.record.hold and kv.record.hold.kind is HoldKind.PAUSE:
+                found.interrupted["paused"] += 1
         return add_to(output)
+
+    def watch_end(kv: Any) -> None:
+        if kv.uncached:
+            found.interrupted[_why_it_ends(scheduler.requests[kv.request_id], kv.record)] += 1
+        forget(kv)
 
     if policy is not None:
         loop.director = RunDirector(policy, loop.line, controller, controller._now_s)
-    shadows.add_to = watch
+    shadows.add_to, uncached.forget = watch_step, watch_end
     try:
         yield found
     finally:
-        del shadows.add_to  # the class's own shows again
+        del shadows.add_to, uncached.forget  # the classes' own show again
         scheduler.set_up(ELLM, None)
     after = shadows.num_rows, uncached.num_dropped_blocks, uncached.num_kept_blocks
     found.num_rows, found.num_dropped_blocks, found.num_kept_blocks = (
@@ -100,6 +133,83 @@ def deciding(
     )
     assert not uncached.requests
     assert_pool_is_whole(runner)
+
+
+def _why_it_ends(request: Any, record: Any) -> str:
+    """Say why a request's KV leaves the pool."""
+    if request.is_finished():
+        is_aborted = request.status is RequestStatus.FINISHED_ABORTED
+        return "aborted" if is_aborted else "finished"
+    is_parked = record.hold is not None and record.hold.kind is HoldKind.PARK
+    return "parked" if is_parked else "preempted"
+
+
+class Interruptions:
+    """Pauses, parks, preempts and aborts requests with an uncached prefix, until enough have been.
+
+    A hook, to be called behind all others: an order that they take back is given again, and one
+    whose request is none of these any more is given to another.
+    """
+
+    def __init__(self, runner: StepRunner, found: Recomputed, away: set[str]) -> None:
+        """`away`: whom the policy is to send to the queue."""
+        self.aborted: dict[str, int] = {}  # and before which step
+        self._found, self._away, self._now = found, away, ("", "")
+        self._abort: Callable[[list[str]], None] = runner.engine.abort_request
+
+    def __call__(self, scheduler: Any, step: int) -> None:
+        kind = min(INTERRUPTIONS, key=lambda kind: self._found.interrupted[kind])
+        if self._found.interrupted[kind] >= MIN_INTERRUPTIONS:
+            kind = ""
+        names = [
+            request.request_id
+            for request in scheduler.running
+            if (kv := scheduler.records[request.request_id].kv) is not None and kv.uncached
+        ]
+        before, name = self._now
+        if kind != before or name not in names:
+            if name in scheduler.requests:
+                scheduler.resume(name)
+            self._away.clear()
+            name = names[0] if kind and names else ""
+        self._now = (kind, name)
+        if name:
+            self._order(scheduler, step, *self._now)
+
+    def _order(self, scheduler: Any, step: int, kind: str, name: str) -> None:
+        match kind:
+            case "paused":
+                scheduler.pause(name)
+            case "parked":
+                scheduler.park(name)
+            case "preempted":
+                self._away.add(name)
+            case "aborted":
+                self.aborted[name] = step
+                self._abort([name])
+
+
+class Interrupted(NamedTuple):
+    """A run of `Interruptions`."""
+
+    outcome: Outcome
+    workload: Sequence[Arrival]  # with what was aborted
+    found: Recomputed
+
+
+def run_interrupted(
+    runner: StepRunner, workload: Sequence[Arrival], hook: Hook, *, seed: int
+) -> Interrupted:
+    """Run with random prefixes, under another hook, and interrupt requests that have one."""
+    away: set[str] = set()
+    with deciding(runner, at_random(seed, away)) as found:
+        interruptions = Interruptions(runner, found, away)
+        outcome = runner.run(workload, hook=together(hook, interruptions))
+    aborted = interruptions.aborted
+    workload = [
+        replace(one, abort_at=aborted.get(one.request_id, one.abort_at)) for one in workload
+    ]
+    return Interrupted(outcome, workload, found)
 
 
 def assert_right_and_recomputed(
@@ -111,13 +221,16 @@ def assert_right_and_recomputed(
 ) -> None:
     """Assert equal tokens, from a run that dropped KV and kept it again.
 
-    Requests with layers on the host were among those whose KV was dropped.
+    Requests with layers on the host were among those whose KV was dropped. So were some that were
+    paused, parked, preempted and aborted, at a moment when part of theirs was.
     """
     assert_tokens(expected, outcome, workload)
     assert found.num_rows >= MIN_ROWS
-    assert min(found.num_dropped_blocks, found.num_kept_blocks) >= MIN_MOVED_BLOCKS
+    min_blocks = MIN_MOVED_POSITIONS * num_groups(runner.case)
+    assert min(found.num_dropped_blocks, found.num_kept_blocks) >= min_blocks
     assert len(found.lengths) >= min(6, num_most_blocks(runner.case))
-    assert found.num_with_offloaded >= MIN_ROWS_WITH_OFFLOADED
+    assert found.with_offloaded.total() >= MIN_ROWS_WITH_OFFLOADED
+    assert min(found.interrupted[kind] for kind in INTERRUPTIONS) >= MIN_INTERRUPTIONS
 
 
 def num_most_blocks(case: EngineCase) -> int:
