@@ -105,7 +105,9 @@ class Shows:
     def ratios(self) -> str:
         """Say the lambda of the table: the least and the greatest of its cells."""
         found = [100.0 * result.figures["lambda"] for _, result in self.points]
-        low, high = f"{min(found):.2g}", f"{max(found):.2g}"
+        low, high = (
+            f"{one:.2g}" if one < 100.0 else f"{one:.0f}" for one in (min(found), max(found))
+        )
         return f"lambda {low} %" if low == high else f"lambda {low} to {high} %"
 
     @property
@@ -169,7 +171,7 @@ class Stated:
 def section(one: Shows) -> Section:
     """Return a table with its charts."""
     made = list(one.charts)
-    if one.drawn:
+    if len({point.x for point, _ in one.points}) > 1:
         scales = sorted({point.cell.slo_scale or 0.0 for point, _ in one.points})
         by_scale = [one] if one.x_label == "SLO scale" else [_at(one, scale) for scale in scales]
         for part in by_scale:
