@@ -114,8 +114,11 @@ class Means:
 
 
 def _range(values: Sequence[float], *, signed: bool = True) -> str:
-    sign = "+" if signed else ""
-    low, high = (f"{value:{sign}.0f}" for value in (min(values), max(values)))
+    return _span(values, "+.0f" if signed else ".0f")
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    low, high = (f"{value:{form}}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 
@@ -369,6 +372,7 @@ ORBITFLOW = (
 
 
 THEIRS = ("vllm-recompute", "vllm-swap", "hcache")  # eLLM's baselines
+ELLM_SYSTEMS = (*THEIRS, "ellm", "evenflow")
 ELLM_13B, ELLM_70B, ELLM_L_EVAL = "13B, ShareGPT", "70B, ShareGPT", "70B, L-Eval"
 GOODPUT_SHARE = 0.9  # of requests that meet the SLO, as in section 6.4
 
@@ -385,8 +389,7 @@ def _multiples(figure: str, name: str) -> Callable[[Means], str]:
                     means.of(figure, policy, name, x=x) / means.of(figure, base, name, x=x)
                     for x in means.xs(figure)
                 ]
-                low, high = (f"{value:.2f}" for value in (min(values), max(values)))
-                found.append(low if low == high else f"{low} to {high}")
+                found.append(_span(values, ".2f"))
             parts.append(f"{policy} {', '.join(found)}")
         return "; ".join(parts)
 
@@ -399,16 +402,15 @@ def _met(figure: str) -> Callable[[Means], str]:
 
 
 def _running(means: Means) -> str:
-    policies = (*THEIRS, "ellm", "evenflow")
     count, x = OVER_TIME["Running requests"], max(means.xs(ELLM_70B))
-    mean = means.on_average(ELLM_70B, count, policies, x=x)
-    return f"load {x:g}: {mean}. At most: {means.most(ELLM_70B, count, policies, x=x)}"
+    mean = means.on_average(ELLM_70B, count, ELLM_SYSTEMS, x=x)
+    return f"load {x:g}: {mean}. At most: {means.most(ELLM_70B, count, ELLM_SYSTEMS, x=x)}"
 
 
 def _goodput(means: Means) -> str:
     """Say the highest load at which so many requests meet the SLO."""
     parts = []
-    for policy in (*THEIRS, "ellm", "evenflow"):
+    for policy in ELLM_SYSTEMS:
         held = [
             x
             for x in means.xs(ELLM_L_EVAL)
@@ -423,7 +425,7 @@ def _ttft_over_load(means: Means) -> str:
         f"load {x:g}: "
         + "; ".join(
             f"{policy} {means.of(ELLM_L_EVAL, policy, 'ttft_s', x=x):.0f} s"
-            for policy in (*THEIRS, "ellm", "evenflow")
+            for policy in ELLM_SYSTEMS
         )
         for x in means.xs(ELLM_L_EVAL)
     )

@@ -63,6 +63,22 @@ def test_a_step_shorter_than_what_it_waited_counts_as_none() -> None:
     assert counts.sums["measured_prompt_step_s"] == 0.0
 
 
+def scheduled(meter: StepMeter, number: int, *, at_s: float = 0.0) -> None:
+    """Let a step of three decoding requests begin."""
+    meter.scheduled(
+        ScheduledStep(
+            number=number,
+            scheduled_s=at_s,
+            num_tokens=3,
+            num_context_tokens=1_000 * number,
+            num_prefill_tokens=0,
+            num_prefill_pairs=0,
+            same_batch=True,
+            undisturbed=True,
+        )
+    )
+
+
 def test_a_devices_period_is_a_steps_length_only_where_another_step_follows_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -78,38 +94,11 @@ def test_a_devices_period_is_a_steps_length_only_where_another_step_follows_at_o
     for number, (begin_s, end_s, busy) in enumerate(
         [(0.0, 0.02, False), (9.0, 9.03, True), (9.03, 9.05, True)], start=1
     ):
-        meter.scheduled(
-            ScheduledStep(
-                number=number,
-                scheduled_s=begin_s,
-                num_tokens=1,
-                num_context_tokens=1_000 * number,
-                num_prefill_tokens=0,
-                num_prefill_pairs=0,
-                same_batch=True,
-                undisturbed=True,
-            )
-        )
+        scheduled(meter, number, at_s=begin_s)
         meter.ended(known[number - 1], end_s, busy=busy)
 
     assert [sample.step_s for sample in samples] == pytest.approx([0.02, 0.025])
     assert [sample.num_context_tokens for sample in samples] == [1_000, 2_000]
-
-
-def scheduled(meter: StepMeter, number: int) -> None:
-    """Let a step of three decoding requests begin."""
-    meter.scheduled(
-        ScheduledStep(
-            number=number,
-            scheduled_s=0.0,
-            num_tokens=3,
-            num_context_tokens=1_000 * number,
-            num_prefill_tokens=0,
-            num_prefill_pairs=0,
-            same_batch=True,
-            undisturbed=True,
-        )
-    )
 
 
 def test_what_a_step_computes_anew_counts_as_prompts_of_the_step_that_was_scheduled_last(
