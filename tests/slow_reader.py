@@ -47,7 +47,7 @@ async def ask_and_wait(
     """Post a chat request through a socket that takes little, and read nothing yet."""
     content = json.dumps(body).encode()
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: test\r\nx-request-id: {request_id}\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: {request_id}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
         "connection: close\r\n\r\n"
     )

@@ -14,7 +14,7 @@ from bench.gateway.streams import INTERVAL_S, streams_read
 
 NUM_STREAMS, NUM_HALF_OPEN = 256, 300
 SECONDS = 45  # of each stream; half a body is given 30
-_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 BEGINNINGS = {
     "silent": b"",
     "half a head": _HEAD,

@@ -140,7 +140,7 @@ def _http_server(
     settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys, tracing: Tracing
 ) -> _HttpServer:
     app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
-    guarded = allow_origins(HttpGuard(app, keys), settings.cors_origins)
+    guarded = allow_origins(HttpGuard(app, keys, settings.hosts), settings.cors_origins)
     edge = HttpEdge(guarded, tracing, is_leaving=lambda: dispatcher.is_leaving)
     return _HttpServer(_http_config(edge, settings))
 

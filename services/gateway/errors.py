@@ -54,6 +54,24 @@ class BodyTooLargeError(InvalidRequestError):
     reason = "REQUEST_TOO_LARGE"
 
 
+class UnsupportedBodyError(InvalidRequestError):
+    """The body is written in a way that is not read, or not called what it is."""
+
+    reason = "UNSUPPORTED_MEDIA_TYPE"
+
+
+class HostNotAllowedError(InvalidRequestError):
+    """The gateway was called by a name that is not among its own."""
+
+    reason = "HOST_NOT_ALLOWED"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this gateway may not be called by the name in the host header; "
+            "EVENFLOW_GATEWAY_ALLOWED_HOSTS has the names by which it may"
+        )
+
+
 class TooManyRequestsError(OverloadedError):
     """The gateway has as many live requests as it may have, or would."""
 

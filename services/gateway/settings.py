@@ -2,13 +2,13 @@
 
 import re
 import socket
-from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.gateway.access.api_keys import parse_api_keys
+from services.gateway.access.hosts import ANY_HOST, HOST_PATTERN, Hosts, is_loopback
 from services.gateway.access.terms import SloFloors
 from services.kit.redis_url import RedisUrl
 from services.kit.rpc import VALID_REQUEST_ID
@@ -28,13 +28,6 @@ def _checked_address(address: str) -> str:
     if not _ADDRESS.fullmatch(address) or int(address.rsplit(":", 1)[1]) > 65535:
         raise ValueError(f'"{address}" is not host:port')
     return address
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class GatewaySettings(ServiceSettings):
@@ -63,6 +56,10 @@ class GatewaySettings(ServiceSettings):
     api_keys_refresh_s: float = Field(default=5.0, ge=0.1)  # until a change is seen
     # The tightest bounds that may be stated, as JSON, by model: {"MODEL": {"min_slo_tbt_s": 0.02}}.
     slo_floors: dict[str, SloFloors] = Field(default_factory=dict)
+    # Names by which clients may call over HTTP, beside this machine's for itself,
+    # "llm.example,*.llm.example", or "*" for any. Empty: without API keys on a loopback address
+    # these alone, or any web page could call; else any.
+    allowed_hosts: str = ""
     # HTTP connections. Each is given so long to complete a head, and to complete a body beyond what
     # that takes at 16 KiB per second; after an answer it may stay idle so long.
     http_head_timeout_s: float = Field(default=10.0, gt=0)
@@ -118,7 +115,7 @@ class GatewaySettings(ServiceSettings):
     def _check_open(cls, is_open: bool, info: ValidationInfo) -> bool:
         asks = info.data.get("api_keys_file") or info.data.get("api_keys_redis_url")
         host = info.data.get("published_host") or info.data.get("host", "")
-        if not (is_open or asks or _is_loopback(host)):
+        if not (is_open or asks or is_loopback(host)):
             rule = "set api_keys_file or api_keys_redis_url, or this to true"
             raise ValueError(f"anybody could call at {host}; {rule}")
         return is_open
@@ -166,10 +163,27 @@ class GatewaySettings(ServiceSettings):
                 raise ValueError(f'"{origin}" is not scheme://host or scheme://host:port')
         return ",".join(origins)
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, value: str) -> str:
+        hosts = [part.strip() for part in value.split(",")] if value else []
+        for host in hosts:
+            if not HOST_PATTERN.fullmatch(host):
+                raise ValueError(f'"{host}" is not the name of a host, without a port')
+        return ",".join(hosts)
+
     @field_validator("tracker")
     @classmethod
     def _check_tracker(cls, value: str) -> str:
         return value and _checked_address(value)
+
+    @property
+    def hosts(self) -> Hosts:
+        """Return the names by which clients may call over HTTP."""
+        asks_for_keys = self.api_keys_file is not None or self.api_keys_redis_url is not None
+        if not self.allowed_hosts and (asks_for_keys or not is_loopback(self.host)):
+            return ANY_HOST
+        return Hosts([*self.allowed_hosts.split(","), self.host, self.published_host])
 
     @property
     def executor_addresses(self) -> tuple[str, ...]:

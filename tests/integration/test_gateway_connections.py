@@ -13,8 +13,8 @@ from tests.gateways import Client, gateway_for, stream_body
 
 HALF_OPEN = [
     b"",
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n",
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{",
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n",
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{",
 ]
 
 

@@ -115,8 +115,9 @@ class ApiKeys:
         # By digest: how long a look-up takes says nothing about a key.
         self._by_digest = {key.digest: key for key in keys}
 
-    def caller(self, authorization: str) -> ApiKey | None:
-        """Return whose key an `Authorization` header shows; None if no keys are asked for.
+    def caller(self, *authorizations: str) -> ApiKey | None:
+        """Return the first good key that `Authorization` headers show; None if no keys are asked
+        for. A client may send a key for another server beside ours.
 
         Raises UnauthenticatedError, UnavailableError before the keys are known.
         """
@@ -124,13 +125,19 @@ class ApiKeys:
             raise UnavailableError("the API keys have not been read yet")
         if not self._by_digest:
             return None
-        scheme, _, shown = authorization.partition(" ")
-        if scheme.lower() != SCHEME or not shown.strip():
-            raise UnauthenticatedError("an API key is needed: `Authorization: Bearer KEY`")
-        key = self._by_digest.get(_digest(shown.strip()))
-        if key is None:
+        shown = [key for authorization in authorizations if (key := _shown(authorization))]
+        for key in shown:
+            if (known := self._by_digest.get(_digest(key))) is not None:
+                return known
+        if shown:
             raise UnauthenticatedError("the API key is not known")
-        return key
+        raise UnauthenticatedError("an API key is needed: `Authorization: Bearer KEY`")
+
+
+def _shown(authorization: str) -> str:
+    """Return the key that an `Authorization` header shows; empty for none."""
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == SCHEME else ""
 
 
 _caller: ContextVar[ApiKey | None] = ContextVar("caller", default=None)

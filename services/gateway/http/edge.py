@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.errors import BodyTooLargeError
+from services.gateway.http.body_coding import check_media_type, decoded
 from services.gateway.http.faults import ANTHROPIC_PATH
 from services.gateway.metrics import HTTP_SECONDS
 from services.kit.errors import InvalidRequestError
@@ -82,6 +83,7 @@ class HttpEdge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = scope["path"].rstrip("/") or "/"
         claimed = Headers(scope=scope).get(REQUEST_ID_KEY, "")
         request_id = claimed if VALID_REQUEST_ID.fullmatch(claimed) else new_request_id()
         bind_request_id(request_id)
@@ -167,17 +169,22 @@ def allow_origins(app: ASGIApp, origins: str) -> ASGIApp:
         allow_origins=origins.split(","),
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
+        allow_private_network=True,  # to those same origins
         expose_headers=EXPOSED_HEADERS,
     )
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytearray:
-    """Return the whole body. Raises BodyTooLargeError."""
+    """Return the whole body, decompressed. Raises BodyTooLargeError, UnsupportedBodyError,
+    InvalidRequestError.
+    """
+    check_media_type(request.headers.get("content-type", ""))
+    coding = ", ".join(request.headers.getlist("content-encoding"))
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise BodyTooLargeError(f"the body is larger than {max_bytes} bytes")
     body = bytearray()
-    async for chunk in request.stream():
+    async for chunk in decoded(request.stream(), coding):
         body += chunk
         if len(body) > max_bytes:
             raise BodyTooLargeError(f"the body is larger than {max_bytes} bytes")

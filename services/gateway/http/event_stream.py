@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Send
 
-from services.gateway.http.protocol import ChunkedBody
+from services.gateway.http.protocol import StreamedBody
 
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
 
@@ -20,13 +20,14 @@ _HEADERS = [
 class EventStream:
     """Writes whole events, in the order of the calls."""
 
-    def __init__(self, send: Send, body: ChunkedBody) -> None:
+    def __init__(self, send: Send, body: StreamedBody) -> None:
         """Begin and end the response with `send`; events go straight into its body."""
         self.body = body
         self._send = send
         self._num_writes = 0
 
     async def start(self) -> None:
+        self.body.begin()
         await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
 
     def write(self, events: bytes) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from services.gateway.anthropic import errors as anthropic_errors
+from services.gateway.errors import UnsupportedBodyError
 from services.gateway.openai import errors as openai_errors
 from services.kit.errors import UnauthenticatedError
 from services.kit.rpc import current_request_id
 
 ANTHROPIC_PATH = "/v1/messages"  # and those under it
+READABLE = MappingProxyType({"accept": "application/json", "accept-encoding": "gzip, deflate"})
 
 # What checks call by chat's names, and executors, in the names of another API.
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -36,6 +38,8 @@ def error_response(error: Exception, path: str) -> JSONResponse:
     headers = openai_errors.retry_headers(error)
     if isinstance(error, UnauthenticatedError):
         headers = {"www-authenticate": "Bearer"}
+    if isinstance(error, UnsupportedBodyError):
+        headers = dict(READABLE)
     if path.startswith(ANTHROPIC_PATH):
         body = anthropic_errors.body_of(error, current_request_id())
     else:

@@ -1,4 +1,6 @@
-"""Asks for API keys at both edges, before anything else of a call is looked at."""
+"""Asks for API keys at both edges, and at HTTP's for the name that was called, before anything else
+of a call is looked at.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,36 +10,47 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.access.api_keys import SCHEME, ApiKeys, bind_caller
+from services.gateway.access.hosts import ANY_HOST, Hosts
+from services.gateway.errors import HostNotAllowedError
 from services.gateway.http.faults import error_response
 from services.kit.errors import ServiceError
 from services.kit.rpc import Context, fail
 
 ANTHROPIC_KEY_HEADER = "x-api-key"
-OPEN_PATHS = ("/health", "/ping", "/ready")  # for probes
+OPEN_PATHS = ("/", "/health", "/ping", "/ready")  # for probes
 OPEN_METHODS = "/grpc.health.v1."
 
 
 class HttpGuard:
-    """ASGI layer that answers 401 to whoever shows no good key; 503 while none is known."""
+    """ASGI layer that answers 401 to a call without a good key, 503 while none is known, and 403
+    to one by a name that is not the gateway's.
+    """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, hosts: Hosts = ANY_HOST) -> None:
         self._app = app
         self._keys = keys
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                bind_caller(self._keys.caller(_authorization(Headers(scope=scope))))
+                self._check(Headers(scope=scope))
             except ServiceError as error:
                 await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
+    def _check(self, headers: Headers) -> None:
+        """Raise what is in the way of a call, or bind its caller."""
+        if not self._hosts.admit(headers.get("host", "")):
+            raise HostNotAllowedError
+        bind_caller(self._keys.caller(*_authorizations(headers)))
 
-def _authorization(headers: Headers) -> str:
-    """Return what shows a key: OpenAI's header, or Anthropic's as if it were that."""
-    key = headers.get(ANTHROPIC_KEY_HEADER, "")
-    return headers.get("authorization", f"{SCHEME} {key}" if key else "")
+
+def _authorizations(headers: Headers) -> list[str]:
+    """Return what may show a key: OpenAI's header, and Anthropic's as if it were that."""
+    keys = headers.getlist(ANTHROPIC_KEY_HEADER)
+    return headers.getlist("authorization") + [f"{SCHEME} {key}" for key in keys]
 
 
 class GrpcGuard(aio.ServerInterceptor):

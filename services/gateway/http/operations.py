@@ -16,8 +16,10 @@ from services.gateway.checks import MAX_RATE_TPS, MAX_SLO_S, MIN_RATE_TPS, MIN_S
 from services.gateway.errors import (
     BodyTooLargeError,
     CancelledRequestError,
+    HostNotAllowedError,
     TooManyRequestsError,
     UnknownModelError,
+    UnsupportedBodyError,
 )
 from services.gateway.http.answers import Form
 from services.gateway.http.edge import IGNORED_HEADER
@@ -63,8 +65,8 @@ _TOKENS = (Token(0, 9906, "Hello"), Token(1, 0, "!"))
 _FINISH = Finish(reason=FinishReason.STOP, num_prompt_tokens=9, num_output_tokens=3)
 
 _OF_CONNECTIONS = (400, 408, 431, 503)  # whatever is called
-_WITH_KEYS = (*_OF_CONNECTIONS, 401, 500)
-_WITH_A_BODY = (*_WITH_KEYS, 404, 413, 429, 504)
+_WITH_KEYS = (*_OF_CONNECTIONS, 401, 403, 500)
+_WITH_A_BODY = (*_WITH_KEYS, 404, 413, 415, 429, 504)
 _GENERATING = (*_WITH_A_BODY, 409)
 
 _FAULTS: Mapping[int, tuple[str, Exception]] = MappingProxyType(
@@ -77,11 +79,16 @@ _FAULTS: Mapping[int, tuple[str, Exception]] = MappingProxyType(
             "No good API key, where keys are asked for.",
             UnauthenticatedError("an API key is required"),
         ),
+        403: ("The gateway is not to be called by that name.", HostNotAllowedError()),
         404: ("Unknown model.", UnknownModelError("no-such-model")),
         409: ("The request was cancelled.", CancelledRequestError("the request was cancelled")),
         413: (
             "The body is too large.",
             BodyTooLargeError("the body is larger than 1048576 bytes"),
+        ),
+        415: (
+            "The body is not called JSON, or compressed in a way that is not read.",
+            UnsupportedBodyError("content-type: must be application/json"),
         ),
         429: (
             "There is no room now, or an API key's limit is used up.",
@@ -300,6 +307,12 @@ _HEALTH: Any = {
     "told": {"status": "ok"},
     "faults": _OF_CONNECTIONS,
 }
+INDEX: openai.Index = {
+    "name": "Evenflow",
+    "models": "/v1/models",
+    "openapi": "/openapi.json",
+    "docs": "/docs",
+}
 _ONE_MODEL = {
     "name": "model_id",
     "in": "path",
@@ -310,6 +323,7 @@ _ONE_MODEL = {
 POSTS: Mapping[str, Operation] = MappingProxyType(_posts())
 GETS: Mapping[str, Operation] = MappingProxyType(
     {
+        "/": Operation(summary="Index", answer=openai.Index, told=INDEX, faults=_OF_CONNECTIONS),
         "/v1/models": Operation(
             summary="List models",
             answer=openai.ModelList,

@@ -1,5 +1,5 @@
 """HTTP/1.1 on one connection, as uvicorn reads it, with bounded heads, bounded times and refusals
-in JSON.
+in JSON. No other protocol is gone over to.
 """
 
 import asyncio
@@ -10,19 +10,21 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.responses import encode_json
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers
 MIN_BODY_BYTES_PER_S = 16 << 10  # what a body may take beyond its time; answers are read as fast
-BODY = "evenflow.body"  # in a scope: the response's ChunkedBody
+BODY = "evenflow.body"  # in a scope: the response's StreamedBody
+SAFE_METHODS = ("GET", "HEAD")
 
 
 _EXPLANATIONS = {
-    400: "the request is not valid HTTP",
+    400: "the request is not valid HTTP, or does not name one host",
     408: "the request came too slowly",
     431: f"the head may have {MAX_HEAD_BYTES} bytes",
     503: "too many connections",
@@ -35,22 +37,27 @@ def refusal(status: int) -> dict[str, Any]:
     return openai_errors.error_body(status, message)
 
 
-class _HeadTooLargeError(Exception):
+class _HeadError(Exception):
     """Stops the parser."""
 
 
-class ChunkedBody:
-    """Writes the body of a response that was begun without a length, chunk by chunk, as ASGI's
-    `send` would, but in a plain call.
+class StreamedBody:
+    """Writes the body of a response that has no length, chunk by chunk, as ASGI's `send` would,
+    but in a plain call. To a client of HTTP/1.0, which knows no chunks, it goes as it is, and ends
+    with the connection.
 
     Chunks go to the socket at the end of this turn of the event loop. When tokens of many bodies
     are due in one turn, their system calls then follow one another, which is cheaper than between
     two pieces of Python (docs/gateway.md).
     """
 
-    def __init__(self, transport: Transport, flow: FlowControl) -> None:
+    def __init__(
+        self, transport: Transport, flow: FlowControl, plain: RequestResponseCycle | None = None
+    ) -> None:
+        """`plain`: the exchange with a client of HTTP/1.0."""
         self._transport = transport
         self._flow = flow
+        self._plain = plain
         self._loop = asyncio.get_running_loop()
         self._unsent = b""
 
@@ -58,6 +65,11 @@ class ChunkedBody:
     def is_open(self) -> bool:
         """Say whether the client keeps up: more than the socket takes is buffered otherwise."""
         return not self._flow.write_paused
+
+    def begin(self) -> None:
+        """Have the head, which is sent next, say how this body goes."""
+        if self._plain is not None:
+            self._plain.chunked_encoding = False
 
     async def opened(self) -> None:
         """Wait until the client keeps up with all that was written, or is gone."""
@@ -71,7 +83,8 @@ class ChunkedBody:
             return
         if not self._unsent:
             self._loop.call_soon(self.flush)
-        self._unsent += b"%x\r\n%b\r\n" % (len(data), data)
+        chunk = data if self._plain else b"%x\r\n%b\r\n" % (len(data), data)
+        self._unsent += chunk
 
     def flush(self) -> None:
         """Hand what was written to the socket now; drop it if the client is gone."""
@@ -154,7 +167,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._num_silent_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._timer is None and not self._is_answering:  # empty lines between two requests
             self._expect_within(self._limits.head_timeout_s)
         if self._num_silent_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -163,20 +177,67 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             else:
                 self._refuse(431)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer what a client has got to ask before it closed its side, unless that may be long:
+        one that has left looks the same, and nothing is to be generated for it.
+        """
+        is_short = self._is_answering and self.scope["method"] in SAFE_METHODS
+        if self.pipeline or not is_short or self.scheme == "https":  # TLS has no such half
+            return False
+        self.cycle.keep_alive = False
+        return True
+
+    def _parse(self, data: bytes) -> None:
+        """Read on. Where a client asks for another protocol the parser stops behind the head; it
+        is begun anew with a head that does not ask, because the body comes as it would without.
+        """
+        unread = [memoryview(data)]  # the next is the last
+        while unread and not self.transport.is_closing():
+            piece = unread.pop()
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as stopped:
+                unread += [piece[stopped.args[0] :], memoryview(self._plain_head())]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            except httptools.HttpParserError:
+                self._refuse(431 if self._is_too_large else 400)
+
+    def _plain_head(self) -> bytes:
+        """Return the head that was read last, without the wish for another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % line for line in self.headers if line[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    @property
+    def _asks_for_upgrade(self) -> bool:
+        return bool(self.parser.should_upgrade())
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[BODY] = ChunkedBody(self.transport, self.flow)  # type: ignore[literal-required]
         self._is_in_head, self._num_silent_bytes = True, 0
         self._expect_within(self._limits.head_timeout_s)
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > MAX_HEAD_BYTES:
-            self._is_too_large = True
-            raise _HeadTooLargeError
+        self._check_head()
+        if self._asks_for_upgrade:
+            return
         self._is_in_head, self._num_silent_bytes = False, 0
         self._expect_within(self._limits.body_timeout_s)
         super().on_headers_complete()
+        plain = self.cycle if self.scope["http_version"] == "1.0" else None
+        body = StreamedBody(self.transport, self.flow, plain)
+        self.scope[BODY] = body  # type: ignore[literal-required]  # the application has not run yet
+
+    def _check_head(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        self._is_too_large = size > MAX_HEAD_BYTES
+        num_hosts = [name for name, _ in self.headers].count(b"host")
+        num_needed = 0 if self.parser.get_http_version() == "1.0" else 1  # RFC 9112, 3.2
+        is_tunnel = self.parser.get_method() == b"CONNECT"
+        if self._is_too_large or is_tunnel or not num_needed <= num_hosts <= 1:
+            raise _HeadError
 
     def on_body(self, body: bytes) -> None:
         self._num_silent_bytes = 0
@@ -184,6 +245,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._asks_for_upgrade:
+            return
         self._num_silent_bytes = 0
         self._expect_nothing()
         super().on_message_complete()
@@ -250,10 +313,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what the parser stopped at."""
-        self._refuse(431 if self._is_too_large else 400)
 
     def _refuse(self, status: int) -> None:
         reason = HTTPStatus(status).phrase

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -19,7 +19,8 @@ from services.gateway.errors import UnknownModelError
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
 from services.gateway.http.faults import error_response, status_response
-from services.gateway.http.operations import openapi_document
+from services.gateway.http.operations import INDEX, openapi_document
+from services.gateway.http.protocol import SAFE_METHODS
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.bodies import (
@@ -83,6 +84,9 @@ class ApiRoutes:
         tokens = await self._dispatcher.tokenize(body.model, to_prompt(body), TokenizeOptions())
         return JSONResponse({"input_tokens": len(tokens.ids)})
 
+    async def index(self, request: Request) -> Response:
+        return JSONResponse(INDEX)
+
     async def list_models(self, request: Request) -> Response:
         models = [model_entry(model, self._started_s) for model in self._dispatcher.models()]
         return JSONResponse({"object": "list", "data": models})
@@ -90,7 +94,7 @@ class ApiRoutes:
     async def get_model(self, request: Request) -> Response:
         model_id = request.path_params["model_id"]
         for model in self._dispatcher.models():
-            if model.model == model_id:
+            if model.model.rstrip("/") == model_id:
                 return JSONResponse(model_entry(model, self._started_s))
         raise UnknownModelError(model_id)
 
@@ -210,7 +214,7 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
         redirect_slashes=False,
         exception_handlers={Exception: _error, ServiceError: _error, HTTPException: _http_error},
     )
-    posts: dict[str, Any] = {
+    posts = {
         "/v1/chat/completions": routes.chat_completions,
         "/v1/completions": routes.completions,
         "/v1/responses": routes.responses,
@@ -218,18 +222,22 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
         "/v1/messages/count_tokens": routes.count_tokens,
         "/tokenize": routes.tokenize,
         "/detokenize": routes.detokenize,
-        "/ping": routes.health,
+    }
+    gets = {
+        "/": routes.index,
+        "/v1/models": routes.list_models,
+        "/v1/models/{model_id:path}": routes.get_model,
+        "/health": routes.health,
+        "/version": routes.version,
+        "/load": routes.load,
+        "/ready": routes.ready,
+        "/metrics": routes.metrics,
     }
     for path, handler in posts.items():
         app.add_api_route(path, handler, methods=["POST"])
-    app.add_api_route("/v1/models", routes.list_models)
-    app.add_api_route("/v1/models/{model_id:path}", routes.get_model)
-    app.add_api_route("/health", routes.health)
-    app.add_api_route("/ping", routes.health)
-    app.add_api_route("/version", routes.version)
-    app.add_api_route("/load", routes.load)
-    app.add_api_route("/ready", routes.ready)
-    app.add_api_route("/metrics", routes.metrics)
+    for path, handler in gets.items():
+        app.add_api_route(path, handler, methods=[*SAFE_METHODS])
+    app.add_api_route("/ping", routes.health, methods=[*SAFE_METHODS, "POST"])
     app.openapi_schema = openapi_document(VERSION)
     return app
 

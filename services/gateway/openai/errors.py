@@ -6,14 +6,18 @@ from typing import Any
 from services.gateway.errors import (
     BodyTooLargeError,
     CancelledRequestError,
+    HostNotAllowedError,
     KeyLimitError,
     TooManyRequestsError,
+    UnsupportedBodyError,
 )
 from services.kit import errors
 
 _STATUS_BY_ERROR = MappingProxyType(
     {
         BodyTooLargeError: 413,
+        HostNotAllowedError: 403,
+        UnsupportedBodyError: 415,
         errors.InvalidRequestError: 400,
         errors.UnauthenticatedError: 401,
         errors.NotFoundError: 404,

@@ -214,6 +214,15 @@ class Status(TypedDict):
     status: Literal["ok", "ready"]
 
 
+class Index(TypedDict):
+    """What answers here, and the paths to begin with."""
+
+    name: str
+    models: str
+    openapi: str
+    docs: str
+
+
 class Version(TypedDict):
     version: str
 

@@ -183,7 +183,7 @@ async def test_a_body_at_the_least_rate_is_read_however_large(server) -> None:
 async def test_an_answer_may_take_its_time_and_then_the_next_request(server) -> None:
     """A second head that comes meanwhile, and is not read, waits with it."""
     protocol, socket = server.connect()
-    protocol.data_received(b"GET / HTTP/1.1\r\n\r\nGET / HT")
+    protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HT")
     server.loop.advance_to(3600)
     assert not socket.is_closing()
 
@@ -199,7 +199,7 @@ async def test_an_answer_may_take_its_time_and_then_the_next_request(server) -> 
 async def test_empty_lines_between_requests_hold_no_connection(server) -> None:
     protocol, socket = server.connect()
     server.answering.set()
-    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
     while socket.status is None:  # noqa: ASYNC110
         await asyncio.sleep(0)
     server.loop.advance_to(74)
@@ -217,7 +217,7 @@ async def test_an_answer_that_is_complete_and_not_read_ends_its_connection(serve
     protocol, socket = server.connect()
     server.answering.set()
     socket.num_unread = 10
-    protocol.data_received(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+    protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     while socket.status is None:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
@@ -230,7 +230,7 @@ async def test_an_answer_that_is_complete_and_not_read_ends_its_connection(serve
 
 async def test_a_large_answer_may_be_read_at_the_least_rate_and_no_slower(server) -> None:
     protocol, socket = server.connect()
-    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
     socket.num_unread = 4 * ENOUGH
     protocol.pause_writing()
     for minute in (1, 2, 3):
@@ -247,7 +247,7 @@ async def test_a_large_answer_may_be_read_at_the_least_rate_and_no_slower(server
 
 async def test_a_stream_that_is_read_in_time_has_no_clock(server) -> None:
     protocol, socket = server.connect()
-    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
     socket.num_unread = 1000
     protocol.pause_writing()
     server.loop.advance_to(59)
@@ -273,3 +273,31 @@ async def test_connections_beyond_the_limits_are_refused_until_others_end(server
     _, taken = server.connect("10.0.0.1")
 
     assert taken.status is None
+
+
+@pytest.mark.parametrize(("method", "answers"), [(b"GET", True), (b"HEAD", True), (b"POST", False)])
+async def test_what_is_short_is_answered_though_the_client_has_closed_its_side(
+    server, method, answers
+) -> None:
+    protocol, socket = server.connect()
+    protocol.data_received(method + b" / HTTP/1.1\r\nhost: x\r\n\r\n")
+
+    stays_open = protocol.eof_received()
+    server.answering.set()
+    while answers and socket.status is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+    assert stays_open is answers
+    assert socket.is_closing() is answers  # after the answer; else asyncio closes it
+    assert (b"connection: close" in socket.written) is answers
+
+
+async def test_a_connection_without_a_request_ends_with_its_client_s_side(server) -> None:
+    protocol, socket = server.connect()
+    server.answering.set()
+    assert not protocol.eof_received()
+    protocol.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    while socket.status is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+    assert not protocol.eof_received()

@@ -4,7 +4,7 @@ import asyncio
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from services.gateway.http.protocol import ChunkedBody
+from services.gateway.http.protocol import StreamedBody
 
 
 class Socket(asyncio.Transport):
@@ -25,9 +25,9 @@ class Socket(asyncio.Transport):
         self._is_closing = True
 
 
-def make_body() -> tuple[ChunkedBody, Socket]:
+def make_body() -> tuple[StreamedBody, Socket]:
     socket = Socket()
-    return ChunkedBody(socket, FlowControl(socket)), socket
+    return StreamedBody(socket, FlowControl(socket)), socket
 
 
 async def test_chunks_of_one_turn_go_out_together_when_it_ends() -> None:
@@ -57,7 +57,7 @@ async def test_a_client_that_does_not_take_what_was_just_written_is_waited_for()
     """It pauses the flow when the bytes come to its socket, not when they are written."""
     socket = Socket()
     flow = FlowControl(socket)
-    body = ChunkedBody(socket, flow)
+    body = StreamedBody(socket, flow)
     socket.write = lambda data: flow.pause_writing()  # type: ignore[method-assign]
     body.write(b"one")
     waiting = asyncio.create_task(body.opened())
