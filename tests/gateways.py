@@ -12,6 +12,8 @@ from services.gateway.app import Gateway, run_gateway
 from services.gateway.settings import GatewaySettings
 from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, FakeExecutor
 
+JSON = {"content-type": "application/json"}  # of a body that httpx does not write
+
 
 @dataclass(frozen=True, kw_only=True)
 class Client:

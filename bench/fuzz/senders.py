@@ -15,7 +15,8 @@ from bench.fuzz.types import Input, Kind
 ANSWER_TIMEOUT_S = 60.0  # until an answer begins, or the connection ends
 READ_TIMEOUT_S = 20.0  # for an answer that has begun; then its client leaves
 READER_BUFFER_BYTES = 16 << 10
-STATUSES = frozenset({200, 400, 401, 404, 405, 408, 409, 413, 429, 431})  # 5xx: with cause only
+# 5xx: with cause only.
+STATUSES = frozenset({200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 431})
 CODES = frozenset({"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "CANCELLED"})
 _SERVICE = "/evenflow.gateway.v1.GatewayService/"
 

@@ -101,7 +101,7 @@ async def test_probes_need_no_key(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/openapi.json", "/metrics", "/no-such-path", "//health"]
+    "path", ["/v1/models", "/openapi.json", "/metrics", "/no-such-path", "/healthy"]
 )
 async def test_everything_else_needs_one(client: Client, path: str) -> None:
     assert (await client.http.get(path)).status_code == 401

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.gateway.http.protocol import MAX_HEAD_BYTES
 from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, FakeExecutor
-from tests.gateways import Client, chat_body, gateway_for
+from tests.gateways import JSON, Client, chat_body, gateway_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -66,10 +66,10 @@ def completion_body(**overrides: object) -> dict[str, object]:
 
 
 async def post(
-    client: Client, path: str, content: bytes, headers: dict[str, bytes] | None = None
+    client: Client, path: str, content: bytes, headers: Mapping[str, str | bytes] = JSON
 ) -> tuple[int, dict[str, Any]]:
     """Return status and error, having checked the shape."""
-    response = await client.http.post(path, content=content, headers=headers)
+    response = await client.http.post(path, content=content, headers={**JSON, **headers})
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-request-id"]
     return response.status_code, error_in(response.content)
@@ -282,7 +282,9 @@ async def exchange(client: Client, *pieces: bytes) -> tuple[int, dict[str, Any]]
     return int(head.split()[1]), error_in(body)
 
 
-POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+POST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+)
 
 
 @pytest.mark.parametrize(

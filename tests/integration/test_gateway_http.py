@@ -14,7 +14,7 @@ from evenflow.executor.v1 import executor_pb2
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.kit.rpc import name_of_request
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script
-from tests.gateways import chat_body, gateway_for, stream_body, until
+from tests.gateways import JSON, chat_body, gateway_for, stream_body, until
 
 
 def error_of(response: httpx.Response) -> dict[str, object]:
@@ -234,7 +234,7 @@ async def test_a_body_above_the_limit_is_a_413(client, declares_length) -> None:
         yield content
 
     response = await client.http.post(
-        "/v1/chat/completions", content=content if declares_length else chunks()
+        "/v1/chat/completions", content=content if declares_length else chunks(), headers=JSON
     )
 
     assert response.status_code == 413

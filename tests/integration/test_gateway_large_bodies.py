@@ -11,7 +11,7 @@ import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from tests.fake_executor import MODEL, Script
-from tests.gateways import chat_body
+from tests.gateways import JSON, chat_body
 
 URL = "/v1/chat/completions"
 LIMIT = 1 << 20  # of a body
@@ -29,7 +29,7 @@ def conversation(num_messages: int, **parameters: object) -> bytes:
 async def test_a_large_prompt_goes_to_the_executor_once_for_all_its_answers(
     client, executor
 ) -> None:
-    taken = await client.http.post(URL, content=conversation(4_000, n=128))
+    taken = await client.http.post(URL, content=conversation(4_000, n=128), headers=JSON)
 
     assert taken.status_code == 200
     assert len(taken.json()["choices"]) == 128
@@ -75,7 +75,7 @@ async def test_a_conversation_has_so_many_messages_at_most(client, executor, pat
 async def test_no_turn_of_the_loop_takes_long(client, num_messages, num_answers) -> None:
     """Executor and client are in this loop too; the best of some calls, for the machine's sake."""
     body = conversation(num_messages, n=num_answers)
-    lags_s = [await lag_s(client.http.post(URL, content=body)) for _ in range(4)]
+    lags_s = [await lag_s(client.http.post(URL, content=body, headers=JSON)) for _ in range(4)]
 
     assert min(lags_s) < 0.05, lags_s
 

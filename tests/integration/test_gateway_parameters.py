@@ -22,7 +22,7 @@ from tests.fake_executor import (
     make_logprobs,
     make_prompt,
 )
-from tests.gateways import chat_body, gateway_for, stream_body, until
+from tests.gateways import JSON, chat_body, gateway_for, stream_body, until
 
 
 def completion_body(**overrides: object) -> dict[str, object]:
@@ -65,7 +65,7 @@ async def test_a_whole_number_is_an_integer_however_it_is_written(
 ) -> None:
     body = json.dumps(chat_body(max_tokens=0)).replace('"max_tokens": 0', f'"max_tokens": {text}')
 
-    answer = await client.http.post("/v1/chat/completions", content=body)
+    answer = await client.http.post("/v1/chat/completions", content=body, headers=JSON)
 
     assert answer.status_code == status
     assert [submit.sampling.max_tokens for submit in executor.submits] == [4] * (status == 200)

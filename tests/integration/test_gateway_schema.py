@@ -45,6 +45,7 @@ POSTS = [
 ]
 OPERATIONS = [
     *(("POST", path) for path in [*POSTS, "/ping"]),
+    ("GET", "/"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model_id}"),
     ("GET", "/health"),
