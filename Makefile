@@ -92,7 +92,7 @@ $(CLIENTS_STAMP): requirements/clients.txt
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/clients.txt
 	touch $@
 
-test-clients: $(if $(PREPARED),,setup) $(CLIENTS_STAMP) ## openai, litellm, langchain-openai, openai-agents against the gateway
+test-clients: $(if $(PREPARED),,setup) $(CLIENTS_STAMP) ## openai, litellm, langchain-openai, openai-agents, and Java where it is, against the gateway
 	GRPC_VERBOSITY=ERROR $(CLIENTS)/bin/python -m pytest -W default $(JUNIT)/clients.xml tests/clients
 
 test-executors: $(STACK_NEEDS) ## executors in processes of their own

@@ -57,8 +57,8 @@ class GatewaySettings(ServiceSettings):
     # The tightest bounds that may be stated, as JSON, by model: {"MODEL": {"min_slo_tbt_s": 0.02}}.
     slo_floors: dict[str, SloFloors] = Field(default_factory=dict)
     # Names by which clients may call over HTTP, beside this machine's for itself,
-    # "llm.example,*.llm.example", or "*" for any. Empty: without API keys on a loopback address
-    # these alone, or any web page could call; else any.
+    # "llm.example,*.llm.example", or "*" for any. Empty: without API keys, where `host` or
+    # `published_host` is a loopback address, no others, or any web page could call; else any.
     allowed_hosts: str = ""
     # HTTP connections. Each is given so long to complete a head, and to complete a body beyond what
     # that takes at 16 KiB per second; after an answer it may stay idle so long.
@@ -181,7 +181,8 @@ class GatewaySettings(ServiceSettings):
     def hosts(self) -> Hosts:
         """Return the names by which clients may call over HTTP."""
         asks_for_keys = self.api_keys_file is not None or self.api_keys_redis_url is not None
-        if not self.allowed_hosts and (asks_for_keys or not is_loopback(self.host)):
+        is_local = is_loopback(self.host) or is_loopback(self.published_host)
+        if not self.allowed_hosts and (asks_for_keys or not is_local):
             return ANY_HOST
         return Hosts([*self.allowed_hosts.split(","), self.host, self.published_host])
 

@@ -93,6 +93,7 @@ GOOD = {"authorization": "Bearer a-good-key-of-thirty-two-characters"}
         ({"allowed_hosts": "*"}, ["a.example", "b.test"], "200 200"),
         ({"published_host": "llm.test", "open": True}, ["llm.test", "evil.example"], "200 403"),
         ({"host": "0.0.0.0", "open": True}, ["llm.example"], "200"),
+        ({"host": "0.0.0.0", "published_host": "127.0.0.1"}, ["127.0.0.1", "a.test"], "200 403"),
         (
             {"host": "0.0.0.0", "open": True, "allowed_hosts": "llm.example"},
             ["llm.example", "127.0.0.1", "x.example"],
