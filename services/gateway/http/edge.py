@@ -83,7 +83,7 @@ class HttpEdge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = scope["path"].rstrip("/") or "/"
+        scope["path"] = scope["path"].rstrip("/") or "/"  # for all that look at it
         claimed = Headers(scope=scope).get(REQUEST_ID_KEY, "")
         request_id = claimed if VALID_REQUEST_ID.fullmatch(claimed) else new_request_id()
         bind_request_id(request_id)
