@@ -21,8 +21,22 @@ def is_loopback(name: str) -> bool:
         return name == "localhost" or name.endswith(".localhost")
 
 
+def is_unownable(name: str) -> bool:
+    """Say whether no page from the internet can have `name` as its own, so that it is safe from
+    rebinding: an address, which no DNS server answers for, or a name without a dot, which only
+    this network's resolver knows.
+    """
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return "." not in name
+    return True
+
+
 class Hosts:
-    """Names that a `Host` header may have: this machine's for itself, and those given."""
+    """Names that a `Host` header may have: those that no page can own, this machine's, and those
+    given.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         """`*.example` is each name under it, `*` any."""
@@ -36,8 +50,10 @@ class Hosts:
         if parts is None:
             return False
         name = parts[1].removesuffix(".")
+        if is_unownable(name) or is_loopback(name):
+            return True
         above = {f"*{name[place:]}" for place, char in enumerate(name) if char == "."}
-        return is_loopback(name) or name in self._names or not above.isdisjoint(self._names)
+        return name in self._names or not above.isdisjoint(self._names)
 
 
 ANY_HOST = Hosts([ANY])

@@ -38,14 +38,17 @@ def test_which_names_lead_to_this_machine_alone(name: str, leads_here: bool) -> 
         ("llm.example:80:80", False),
         ("llm.example:x", False),
         ("[fe80::1]:80", True),
-        ("[fe80::2]", False),
+        ("[fe80::2]", True),
+        ("10.0.0.7:8000", True),
+        ("10.0.0.7.example", False),
+        ("gateway:8000", True),
         ("localhost:1", True),
         ("[::1", False),
         ("user@llm.example", False),
         ("", True),
     ],
 )
-def test_a_host_is_one_of_the_names_given_or_this_machine_s(host: str, is_one: bool) -> None:
+def test_a_host_is_one_that_no_page_can_own_or_one_of_the_names_given(host: str, is_one: bool) -> None:
     hosts = Hosts(["llm.Example", "*.team.example", "[fe80::1]", ""])
 
     assert hosts.admit(host) is is_one
@@ -65,7 +68,7 @@ def test_names_of_hosts_are_listed_with_commas(monkeypatch) -> None:
 
     hosts = GatewaySettings().hosts
 
-    assert [hosts.admit(host) for host in ("a.example", "x.b.example", "[::2]:1", "c")] == [
+    assert [hosts.admit(host) for host in ("a.example", "x.b.example", "[::2]:1", "c.example")] == [
         *[True] * 3,
         False,
     ]
