@@ -100,7 +100,11 @@ GOOD = {"authorization": "Bearer a-good-key-of-thirty-two-characters"}
             "200 200 403",
         ),
         ({"api_keys_file": True}, ["llm.example"], "200"),
-        ({"api_keys_file": True, "allowed_hosts": "a.example"}, ["a.example", "b.example"], "200 403"),
+        (
+            {"api_keys_file": True, "allowed_hosts": "a.example"},
+            ["a.example", "b.example"],
+            "200 403",
+        ),
     ],
 )
 async def test_which_hosts_are_asked_for_is_a_setting(

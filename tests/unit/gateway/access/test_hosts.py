@@ -48,7 +48,9 @@ def test_which_names_lead_to_this_machine_alone(name: str, leads_here: bool) -> 
         ("", True),
     ],
 )
-def test_a_host_is_one_that_no_page_can_own_or_one_of_the_names_given(host: str, is_one: bool) -> None:
+def test_a_host_is_one_that_no_page_can_own_or_one_of_the_names_given(
+    host: str, is_one: bool
+) -> None:
     hosts = Hosts(["llm.Example", "*.team.example", "[fe80::1]", ""])
 
     assert hosts.admit(host) is is_one
