@@ -94,13 +94,14 @@ def make_prompt(submit: pb.Submit) -> gen.EchoedPrompt:
 class Session:
     """One gateway's stream, from the executor's side."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_model_len: int) -> None:
         self.frames: asyncio.Queue[pb.StreamResponse | None] = asyncio.Queue()
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.running: defaultdict[str, asyncio.Event] = defaultdict(open_gate)  # unless held
         self.ids: dict[str, str] = {}  # of requests, by what their clients call them
         self.end_code = grpc.StatusCode.OK
         self._sequence = 0
+        self._num_left = max_model_len - NUM_PROMPT_TOKENS
 
     def send(
         self,
@@ -122,6 +123,15 @@ class Session:
         if sequence is None:
             self._sequence += 1
         self.frames.put_nowait(frame)
+
+    def acceptance(self, submit: pb.Submit) -> pb.Accepted:
+        """Return the answer to a request that is taken, its output cut to what the context leaves."""
+        asked_for = submit.sampling.max_tokens
+        return pb.Accepted(
+            request_id=submit.request_id,
+            num_prompt_tokens=NUM_PROMPT_TOKENS,
+            max_tokens=min(asked_for or self._num_left, self._num_left),
+        )
 
     def close(self, code: grpc.StatusCode) -> None:
         """End the stream from the executor's side."""
@@ -269,7 +279,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         if first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "hello comes first")
         self.gateway_ids.append(first.hello.gateway_id)
-        session = self.session = Session()
+        session = self.session = Session(self.max_model_len)
         reader = asyncio.create_task(self._read(requests, session))
         try:
             while (frame := await session.frames.get()) is not None:
@@ -336,9 +346,7 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
             rejected.request_id = request_id
             session.send(rejected=[rejected])
             return
-        session.send(
-            accepted=[pb.Accepted(request_id=request_id, num_prompt_tokens=NUM_PROMPT_TOKENS)]
-        )
+        session.send(accepted=[session.acceptance(submit)])
         is_accepted = True
         await script.generating.wait()
         for text in script.texts:

@@ -151,8 +151,12 @@ def frame_to_proto(frame: Frame) -> pb.StreamResponse:
     return pb.StreamResponse(
         sequence=frame.sequence,
         accepted=[
-            pb.Accepted(request_id=request_id, num_prompt_tokens=num_prompt_tokens)
-            for request_id, num_prompt_tokens in frame.accepted.items()
+            pb.Accepted(
+                request_id=request_id,
+                num_prompt_tokens=accepted.num_prompt_tokens,
+                max_tokens=accepted.max_tokens,
+            )
+            for request_id, accepted in frame.accepted.items()
         ],
         rejected=[_rejected(request_id, rejection) for request_id, rejection in frame.rejected],
         outputs=[_output(request_id, output) for request_id, output in frame.outputs.items()],

@@ -86,6 +86,7 @@ class PreparedRequest:
 
     engine_id: str  # id inside the engine: unique, whatever gateways choose
     num_prompt_tokens: int
+    max_tokens: int = 0  # that the answer may have, >= 1; 0: not known
     text: str | None = None  # the prompt, where it was rendered from text or is echoed
     first_token: str = ""  # the text of the prompt's first token, where the prompt is echoed
     prompt_ids: tuple[int, ...] = ()  # where they are to be given back

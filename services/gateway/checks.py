@@ -40,18 +40,14 @@ def _check_reading_rate(level: ServiceLevel, *, field: str) -> None:
 
 
 def check_context(request: GenerationRequest, max_model_len: int) -> None:
-    """Raise ContextLengthError naming what does not fit into `max_model_len` tokens for sure.
+    """Raise ContextLengthError for a prompt that leaves nothing of `max_model_len` tokens for sure.
 
-    A text's tokens are counted by the executor.
+    A text's tokens are counted by the executor, which cuts `max_tokens` to what they leave.
     """
     match request.prompt:
         case TokenPrompt(token_ids) if len(token_ids) >= max_model_len:
             rule = f"has {len(token_ids)} tokens, and the model's context length is {max_model_len}"
             raise ContextLengthError(f"prompt: {rule}", field="prompt")
-    max_tokens = request.sampling.max_tokens
-    if max_tokens is not None and max_tokens > max_model_len:  # as vLLM's server has it
-        rule = f"must be at most {max_model_len}, the model's context length"
-        raise ContextLengthError(f"max_tokens: {rule}", field="max_tokens")
 
 
 def check_length(num_tokens: int, max_model_len: int) -> None:

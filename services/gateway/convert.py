@@ -110,6 +110,7 @@ def finish_to_proto(finish: types.Finish) -> pb.Finish:
             num_reasoning_tokens=finish.num_reasoning_tokens,
             num_cached_tokens=finish.num_cached_tokens,
         ),
+        clipped_max_tokens=finish.clipped_max_tokens,
     )
 
 

@@ -102,6 +102,7 @@ class Finish:
     num_reasoning_tokens: int | None = None  # of these; None: nothing tells reasoning from text
     num_cached_tokens: int = 0  # of the prompt; not computed again
     stop_string: str = ""  # that it came to; empty: none
+    clipped_max_tokens: int | None = None  # all that the context left; None: as asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,8 @@ class RequestSink(Protocol):
     `rejected`, `ended` or `failed`, nothing after that. Calls neither block nor raise.
     """
 
-    def accepted(self, num_prompt_tokens: int) -> None: ...
+    def accepted(self, num_prompt_tokens: int, max_tokens: int = 0) -> None:
+        """Take the prompt's length, and how long the answer may be; zeros: not known."""
 
     def rejected(self, error: ServiceError) -> None: ...
 

@@ -54,11 +54,53 @@ async def test_a_strict_body_is_refused_for_what_is_without_effect(client, execu
     assert not executor.submits
 
 
-async def test_an_answer_may_be_asked_to_be_as_long_as_the_context(client, executor) -> None:
-    body = chat_body(max_tokens=executor.max_model_len)
+TURNS = [{"role": "user", "content": "Hi"}]
+INPUT_OF: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": TURNS},
+    COMPLETIONS: {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": TURNS},
+}
 
-    assert (await client.http.post(CHAT, json=body)).status_code == 200
-    assert executor.submits[0].sampling.max_tokens == executor.max_model_len
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (CHAT, "max_tokens"),
+        (COMPLETIONS, "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+    ],
+)
+async def test_an_answer_longer_than_the_context_leaves_is_cut_to_it(
+    client, executor, path: str, name: str, streams: bool
+) -> None:
+    num_left = executor.max_model_len - NUM_PROMPT_TOKENS
+    body = INPUT_OF[path] | {"model": MODEL, "stream": streams}
+
+    cut = await client.http.post(path, json=body | {name: num_left + 1})
+    whole = await client.http.post(path, json=body | {name: num_left})
+
+    assert (cut.status_code, whole.status_code) == (200, 200)
+    assert cut.headers["x-evenflow-clipped"] == f"{name}={num_left}"
+    assert "x-evenflow-clipped" not in whole.headers
+
+
+async def test_a_call_over_grpc_learns_what_its_answer_was_cut_to(client, executor) -> None:
+    num_left = executor.max_model_len - NUM_PROMPT_TOKENS
+    stub = pb_grpc.GatewayServiceStub(client.channel)
+
+    async def finish(max_tokens: int) -> pb.Finish:
+        sampling = gen.SamplingParams(max_tokens=max_tokens)
+        request = pb.GenerateRequest(model=MODEL, text="Hi", sampling=sampling)
+        *_, last = [part async for part in stub.Generate(request)]
+        return last.finish
+
+    cut, whole = await finish(num_left + 1), await finish(num_left)
+
+    assert cut.clipped_max_tokens == num_left
+    assert not whole.HasField("clipped_max_tokens")
 
 
 ADVICE = gen.SamplingParams(

@@ -106,6 +106,7 @@ class Preparation:
             PreparedRequest(
                 engine_id=core.request_id,
                 num_prompt_tokens=num_prompt_tokens,
+                max_tokens=max_tokens,
                 text=rendered.get("prompt"),
                 first_token=first_token,
                 prompt_ids=prompt_ids,

@@ -184,7 +184,9 @@ class Session:
     async def _add(self, live: StreamedRequest, prepared: PreparedRequest) -> None:
         live.trace.prepared(prepared.num_prompt_tokens)
         self._stream.accept(
-            live.submission.request_id, num_prompt_tokens=prepared.num_prompt_tokens
+            live.submission.request_id,
+            num_prompt_tokens=prepared.num_prompt_tokens,
+            max_tokens=prepared.max_tokens,
         )
         self._note(live, RequestStatus.QUEUED)
         live.engine_id = prepared.engine_id

@@ -33,12 +33,20 @@ class Output:
     stop_string: str = ""  # that the answer came to, with the ending
 
 
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What the engine says of a request that it takes; zeros where it was aborted before."""
+
+    num_prompt_tokens: int
+    max_tokens: int = 0  # that the answer may have
+
+
 @dataclass(slots=True)
 class Frame:
     """What happened since the previous frame; each mapping is keyed by request id."""
 
     sequence: int  # position in the stream, from 0, without gaps
-    accepted: dict[str, int] = field(default_factory=dict)  # number of prompt tokens
+    accepted: dict[str, Acceptance] = field(default_factory=dict)
     rejected: list[tuple[str, Rejection]] = field(default_factory=list)
     outputs: dict[str, Output] = field(default_factory=dict)
 
@@ -61,11 +69,11 @@ class StepStream:
         """Return whether the writer has not yet taken the ending of this accepted request."""
         return request_id in self._num_sent
 
-    def accept(self, request_id: str, *, num_prompt_tokens: int) -> None:
+    def accept(self, request_id: str, *, num_prompt_tokens: int, max_tokens: int = 0) -> None:
         """Say that the engine took a request; precedes everything else about it."""
         assert not self.knows(request_id), f"{request_id} is live"
         self._num_sent[request_id] = 0
-        self._pending.accepted[request_id] = num_prompt_tokens
+        self._pending.accepted[request_id] = Acceptance(num_prompt_tokens, max_tokens)
         self._wake.set()
 
     def reject(self, request_id: str, rejection: Rejection) -> None:

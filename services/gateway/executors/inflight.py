@@ -102,7 +102,7 @@ class InflightRequests:
             return
         request.is_accepted = True
         if request.sink is not None:
-            request.sink.accepted(accepted.num_prompt_tokens)
+            request.sink.accepted(accepted.num_prompt_tokens, accepted.max_tokens)
 
     def _reject(self, rejected: pb.Rejected) -> None:
         request = self._requests.pop(rejected.request_id, None)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.errors import CancelledRequestError
-from services.gateway.http.edge import while_connected
+from services.gateway.http.edge import CLIPPED_PARAMETERS, while_connected
 from services.gateway.http.event_stream import EventStream
 from services.gateway.http.protocol import BODY
 from services.gateway.live.dispatcher import Dispatcher
@@ -90,6 +90,7 @@ class WholeAnswers(_Answers):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = _WholeSize()
         async with self._dispatcher.generate_all(self._requests) as generations:
+            _note_clipped(scope, generations)
             answers = await side_by_side([self._collected(g, size) for g in generations])
         if size.num_entries < LARGE_WHOLE_ENTRIES:
             body = encode_json(self._form.whole(answers))
@@ -145,6 +146,7 @@ class StreamedAnswers(_Answers):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._dispatcher.generate_all(self._requests) as generations:
+            _note_clipped(scope, generations)
             stream = EventStream(send, scope[BODY])
             await stream.start()
             async with stream.kept_alive(self._keepalive_s):
@@ -198,6 +200,13 @@ class _AnswerEvents:
             self._stream.write(self._chunks.prompt(prompt))
         if events := self._chunks.tokens(tokens, as_one=as_one):
             self._stream.write(events)
+
+
+def _note_clipped(scope: Scope, generations: Sequence[Generation]) -> None:
+    """Have the response's header say to what `max_tokens` was cut: of several prompts, the least."""
+    clipped = [g.clipped_max_tokens for g in generations if g.clipped_max_tokens is not None]
+    if clipped:
+        scope[CLIPPED_PARAMETERS] = {"max_tokens": min(clipped)}
 
 
 def _uncancelled(generation: Generation) -> Finish:

@@ -45,11 +45,14 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 ANTHROPIC_ID_KEY = "request-id"  # where its clients look for the id
 IGNORED_PARAMETERS = "evenflow.ignored"  # of a scope: names of what a body says in vain
 IGNORED_HEADER = "x-evenflow-ignored"
+CLIPPED_PARAMETERS = "evenflow.clipped"  # of a scope: values that were cut, by parameter
+CLIPPED_HEADER = "x-evenflow-clipped"
 # What a page may read of a response, beside its body.
 EXPOSED_HEADERS = (
     REQUEST_ID_KEY,
     ANTHROPIC_ID_KEY,
     IGNORED_HEADER,
+    CLIPPED_HEADER,
     "retry-after",
     "x-ratelimit-limit-requests",
     "x-ratelimit-limit-tokens",
@@ -111,7 +114,8 @@ class HttpEdge:
 
 
 class _Exchange:
-    """Notes the status of one response, gives it its request id, and names what was ignored."""
+    """Notes the status of one response, gives it its request id, and names what was
+    ignored or cut."""
 
     def __init__(
         self, request_id: str, scope: Scope, send: Send, is_last: Callable[[], bool]
@@ -131,6 +135,9 @@ class _Exchange:
                 headers[ANTHROPIC_ID_KEY] = self._request_id
             if ignored := self._scope.get(IGNORED_PARAMETERS):
                 headers[IGNORED_HEADER] = ", ".join(sorted(ignored))
+            if clipped := self._scope.get(CLIPPED_PARAMETERS):
+                cut = (f"{name}={value}" for name, value in sorted(clipped.items()))
+                headers[CLIPPED_HEADER] = ", ".join(cut)
             if self._is_last():
                 headers["connection"] = "close"
         await self._send(message)

@@ -78,6 +78,7 @@ class Generation:
         self.request = request
         self.finish: Finish | None = None  # set when `batches` has ended
         self.num_prompt_tokens = 0  # known once it is answered
+        self.clipped_max_tokens: int | None = None  # then, too; None: as asked for
         self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
         self.caller = current_caller()
         self._listener: ReaderListener = _NOBODY
@@ -107,8 +108,11 @@ class Generation:
 
     # The executor's side
 
-    def accepted(self, num_prompt_tokens: int) -> None:
+    def accepted(self, num_prompt_tokens: int, max_tokens: int = 0) -> None:
         self.num_prompt_tokens = num_prompt_tokens
+        asked_for = self.request.sampling.max_tokens
+        if asked_for is not None and 0 < max_tokens < asked_for:
+            self.clipped_max_tokens = max_tokens
         if not self._answer.done():
             self._answer.set_result(None)
 
@@ -249,6 +253,7 @@ class Generation:
             num_reasoning_tokens=self._num_reasoning_tokens,
             num_cached_tokens=self._num_cached_tokens,
             stop_string=self._stop_string,
+            clipped_max_tokens=self.clipped_max_tokens,
         )
         self._reader.handed(self._clock())  # what follows the last token is waited for too
 

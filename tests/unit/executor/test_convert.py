@@ -13,7 +13,7 @@ from services.executor.observation import (
     GroupPlace,
     RequestObservation,
 )
-from services.executor.serving.step_stream import Frame, Output
+from services.executor.serving.step_stream import Acceptance, Frame, Output
 from services.executor.types import Failure, RejectCode, Rejection, Submission, Token
 from services.generation.conversation import (
     ChatMessage,
@@ -196,7 +196,7 @@ def test_a_frame_keeps_every_field() -> None:
     rejection = Rejection(code=RejectCode.CONTEXT_LENGTH, field="messages", message="too long")
     frame = Frame(
         sequence=4,
-        accepted={"a": 7},
+        accepted={"a": Acceptance(7, 5)},
         rejected=[("b", rejection)],
         outputs={
             "c": Output(first_token_index=2, tokens=[Token(9, "é")], ending=FinishReason.STOP),
@@ -208,7 +208,7 @@ def test_a_frame_keeps_every_field() -> None:
 
     assert convert.frame_to_proto(frame) == pb.StreamResponse(
         sequence=4,
-        accepted=[pb.Accepted(request_id="a", num_prompt_tokens=7)],
+        accepted=[pb.Accepted(request_id="a", num_prompt_tokens=7, max_tokens=5)],
         rejected=[
             pb.Rejected(
                 request_id="b",

@@ -11,7 +11,7 @@ from services.executor.engine.collector import DeltaSink
 from services.executor.observation import EngineObservation, RequestObservation
 from services.executor.serving.front import Front
 from services.executor.serving.session import Session
-from services.executor.serving.step_stream import Frame
+from services.executor.serving.step_stream import Acceptance, Frame
 from services.executor.types import (
     Delta,
     EngineLoad,
@@ -48,6 +48,7 @@ def make_observed_request(request_id: str) -> RequestObservation:
 
 UNWELCOME = "unwelcome"  # a request that the engine fails on
 PROMPT_IDS = (5, 6, 7, 8, 9, 10, 11)
+TAKEN = Acceptance(num_prompt_tokens=7, max_tokens=9)
 SCORES = (TokenLogprobs(Logprob(0, "x", None)),)
 TOO_LONG = Rejection(code=RejectCode.CONTEXT_LENGTH, field="prompt", message="too long")
 
@@ -77,6 +78,7 @@ class FakeEngine:
             PreparedRequest(
                 engine_id=f"{one.request_id}-x",
                 num_prompt_tokens=len(PROMPT_IDS),
+                max_tokens=9,
                 text="the prompt",
                 prompt_ids=PROMPT_IDS if one.returns_prompt_ids else (),
             )
@@ -190,7 +192,7 @@ async def test_a_request_is_accepted_before_its_first_token(
     engine.generate("a", 1)
     frame = await next_frame(session)
 
-    assert frame.accepted == {"a": 7}
+    assert frame.accepted == {"a": TAKEN}
     assert frame.outputs["a"].tokens == [Token(1, "t")]
 
 
@@ -200,9 +202,9 @@ async def test_a_prompt_that_renders_slowly_holds_nobody_up(
     await submit(session, "slow", "a")
     engine.generate("a", 1, ending=FinishReason.STOP)
 
-    assert (await next_frame(session)).accepted == {"a": 7}
+    assert (await next_frame(session)).accepted == {"a": TAKEN}
     engine.render_gate.set()
-    assert (await next_frame(session)).accepted == {"slow": 7}
+    assert (await next_frame(session)).accepted == {"slow": TAKEN}
 
 
 async def test_a_request_that_the_engine_refuses_leaves_no_trace(
@@ -221,7 +223,7 @@ async def test_a_start_that_crashes_ends_only_its_own_request(
     frame = await next_frame(session)
 
     assert [(id, r.code) for id, r in frame.rejected] == [("crash", RejectCode.INTERNAL)]
-    assert frame.accepted == {"a": 7}
+    assert frame.accepted == {"a": TAKEN}
     assert front.num_live == 1
 
 
@@ -246,7 +248,7 @@ async def test_an_id_may_return_after_its_ending_was_sent(
 
     await submit(session, "a")
 
-    assert (await next_frame(session)).accepted == {"a": 7}
+    assert (await next_frame(session)).accepted == {"a": TAKEN}
 
 
 async def test_two_gateways_may_use_the_same_id(front: Front) -> None:
@@ -304,7 +306,7 @@ async def test_abort_while_the_prompt_renders_never_reaches_the_engine(
     session.abort("slow")
     frame = await next_frame(session)
 
-    assert frame.accepted == {"slow": 0}
+    assert frame.accepted == {"slow": Acceptance(0)}
     assert frame.outputs["slow"].ending is FinishReason.CANCELLED
     assert session.num_live == 0
     engine.render_gate.set()
@@ -341,7 +343,7 @@ async def test_answers_to_one_prompt_are_prepared_once_and_end_each_by_itself(
     frame = await next_frame(session)
 
     assert engine.num_prepared == 1
-    assert frame.accepted == {"a": 7, "b": 7}
+    assert frame.accepted == {"a": TAKEN, "b": TAKEN}
     assert frame.outputs["a"].ending is None
     assert frame.outputs["b"].ending is FinishReason.STOP
 
@@ -376,7 +378,7 @@ async def test_an_answer_that_is_aborted_early_leaves_the_prompt_to_the_others(
     await settle()
     frame = await next_frame(session)
 
-    assert frame.accepted == {"a": 0, "b": 7}
+    assert frame.accepted == {"a": Acceptance(0), "b": TAKEN}
     assert frame.outputs["a"].ending is FinishReason.CANCELLED
     assert list(engine.sinks) == ["b-x"]
 

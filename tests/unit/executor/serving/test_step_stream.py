@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.executor.convert import frame_to_proto
-from services.executor.serving.step_stream import MAX_FRAME_BYTES, Frame, StepStream
+from services.executor.serving.step_stream import MAX_FRAME_BYTES, Acceptance, Frame, StepStream
 from services.executor.types import Delta, RejectCode, Rejection, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
@@ -51,7 +51,7 @@ async def test_steps_that_the_writer_missed_are_appended_and_keep_their_first_in
     stream.push("a", replace(make_delta(12, ending=FinishReason.LENGTH), num_reasoning_tokens=2))
     second = await take(stream)
 
-    assert first.accepted == {"a": 1}
+    assert first.accepted == {"a": Acceptance(1)}
     assert first.outputs["a"].first_token_index == 0
     assert second.outputs["a"].first_token_index == 1
     assert second.outputs["a"].tokens == [Token(11, "<11>"), Token(12, "<12>")]
@@ -102,7 +102,7 @@ async def test_what_is_pending_is_taken_before_the_end() -> None:
     stream.accept("a", num_prompt_tokens=1)
     stream.end(UnavailableError("gone"))
 
-    assert (await take(stream)).accepted == {"a": 1}
+    assert (await take(stream)).accepted == {"a": Acceptance(1)}
     with pytest.raises(UnavailableError):
         await stream.next_frame()
 
