@@ -13,7 +13,6 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from services.executor.types import RejectCode, RejectedError, Rejection
 from services.generation.conversation import (
     EFFORT_VARIABLES,
-    RESERVED_VARIABLES,
     ChatMessage,
     ConversationOptions,
     Tool,
@@ -123,8 +122,10 @@ _ANY_TOOL = _tool(Tool(name="any"))
 
 def _variables_of(template: str, tokenizer: Any) -> frozenset[str]:
     words = {*_WORD.findall(template), *signature(tokenizer.apply_chat_template).parameters}
-    offered = dict.fromkeys(words - RESERVED_VARIABLES | EFFORT_VARIABLES)
-    return frozenset(resolve_chat_template_kwargs(tokenizer, template, offered))
+    offered = dict.fromkeys(words)
+    return frozenset(
+        resolve_chat_template_kwargs(tokenizer, template, offered, raise_on_unexpected=False)
+    )
 
 
 def _template(config: ModelConfig, tokenizer: Any, tools: Any) -> str | None:

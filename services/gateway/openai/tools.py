@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
@@ -97,7 +97,6 @@ class Message(LenientBody):
 
     place = "messages."
     refused = frozenset({"function_call"})
-    neutral: ClassVar = {"type": "text"}
 
     role: Annotated[str, Field(json_schema_extra={"enum": ROLES})]
     content: Text = ""
