@@ -359,6 +359,7 @@ SENT = (
             "stop": ["Q:", "\n\n", "<|im_end|>"],
             "seed": 1234,
         },
+        ignored=frozenset({"messages.type"}),
     ),
     Sent(
         client="vllm bench serve, completions",

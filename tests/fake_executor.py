@@ -179,11 +179,13 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         caches_prefixes: bool = False,
         root: str = "",
         adapters: Sequence[pb.Adapter] = (),
+        template_variables: Sequence[str] = (),
     ) -> None:
         self._certificates = certificates
         self.caches_prefixes = caches_prefixes
         self.root = root
         self.adapters = adapters
+        self.template_variables = template_variables
         self.model = model
         self.executor_id = executor_id
         self.max_model_len = max_model_len
@@ -245,6 +247,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             caches_prefixes=self.caches_prefixes,
             root=self.root,
             adapters=self.adapters,
+            template_variables=self.template_variables,
         )
 
     async def GetLoad(  # noqa: N802

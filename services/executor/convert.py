@@ -249,6 +249,7 @@ def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfo
         caches_prefixes=info.caches_prefixes,
         root=info.root,
         adapters=[pb.Adapter(model=one.model, root=one.root) for one in info.adapters],
+        template_variables=info.template_variables,
     )
 
 

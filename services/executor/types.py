@@ -152,6 +152,7 @@ class ModelInfo:
     caches_prefixes: bool = False  # requests begin with the KV that earlier ones left
     root: str = ""  # directory or hub id that it was loaded from
     adapters: tuple[Adapter, ...] = ()
+    template_variables: tuple[str, ...] = ()  # that the chat template reads, sorted; empty: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -233,6 +233,7 @@ def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.Serv
         caches_prefixes=info.caches_prefixes,
         root=info.root,
         adapters=tuple(types.Adapter(model=one.model, root=one.root) for one in info.adapters),
+        template_variables=frozenset(info.template_variables),
     )
 
 

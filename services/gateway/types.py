@@ -125,6 +125,7 @@ class ServedModel:
     root: str = ""  # directory or hub id that it was loaded from; empty: not known
     parent: str | None = None  # the model that it adapts; None: it is no adapter
     adapters: tuple[Adapter, ...] = ()
+    template_variables: frozenset[str] = frozenset()  # that its chat template reads; empty: unknown
 
     def each(self) -> list["ServedModel"]:
         """Return it and its adapters, which are models of their own to clients."""

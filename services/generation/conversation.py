@@ -11,6 +11,8 @@ from services.kit.errors import InvalidRequestError
 MAX_TOOLS = 128
 VALID_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# Variables of a chat template that tell an effort; it knows efforts if it has one of them.
+EFFORT_VARIABLES = frozenset({"reasoning_effort", "enable_thinking"})
 # Variables of a chat template that a request sets by other parameters, or not at all.
 RESERVED_VARIABLES = frozenset(
     {
@@ -120,7 +122,7 @@ def check_calls(message: ChatMessage, *, path: str) -> None:
         place = f"{path}.tool_calls[{k}]"
         if not call.id or not call.name:
             _refuse(place, "id and name must not be empty")
-        if _json_object(call.arguments) is None:
+        if not is_object(call.arguments):
             _refuse(f"{place}.function.arguments", "must be the JSON text of an object")
 
 
@@ -152,7 +154,7 @@ def _check_tools(tools: tuple[Tool, ...], place: str) -> None:
     for k, tool in enumerate(tools):
         if not VALID_TOOL_NAME.fullmatch(tool.name):
             _refuse(f"{place}[{k}].name", f"must match {VALID_TOOL_NAME.pattern}")
-        if tool.parameters and _json_object(tool.parameters) is None:
+        if tool.parameters and not is_object(tool.parameters):
             _refuse(f"{place}[{k}].parameters", "must be the JSON text of an object")
     if len({tool.name for tool in tools}) < len(tools):
         _refuse(place, "two have the same name")
@@ -166,6 +168,11 @@ def _check_choice(options: ConversationOptions, place: str) -> None:
         _refuse(place, "names none of the tools")
     if choice is not ToolChoice.NAMED and options.named_tool:
         _refuse(place, "names a tool without asking for it")
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is the JSON of an object."""
+    return _json_object(text) is not None
 
 
 def _json_object(text: str) -> dict[str, Any] | None:

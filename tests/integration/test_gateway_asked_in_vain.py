@@ -46,6 +46,46 @@ def part(**more: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"text": "Hi", **more}]}]
 
 
+# Of clients that keep more of a turn, or speak to other servers too.
+KEPT: dict[str, Any] = {
+    "opts": {"visible": True},
+    "agent": "planner",
+    "messageId": "m1",
+    "timestamp": 1,
+    "createdAt": "2026-01-01T00:00:00Z",
+    "metadata": {},
+    "parts": [{"type": "text", "text": "Hi"}],
+    "experimental_attachments": [],
+    "model": "gpt",
+    "usage": {"total_tokens": 1},
+    "images": [],
+    "type": "message",
+    "weight": 1,
+    "prefix": True,
+    "phase": "final",
+    "extra_content": {},
+}
+FOR_OTHERS: dict[str, Any] = {
+    "thinking": {"type": "enabled"},
+    "enable_thinking": False,
+    "reasoning": {"effort": "low"},
+    "usage": {"include": True},
+    "provider": {"order": ["x"]},
+    "transforms": [],
+    "plugins": [],
+    "extra_body": {"a": 1},
+    "keep_alive": "5m",
+    "options": {"num_ctx": 4096},
+    "num_ctx": 4096,
+    "repeat_penalty": 1.1,
+    "typical_p": 1.0,
+    "mirostat": 0,
+    "cache_prompt": True,
+    "samplers": ["top_k"],
+    "timings_per_token": True,
+    "chat_id": "c",
+    "safe_prompt": False,
+}
 ADVISORY = [
     answering(user="u", named="user"),
     answering(metadata={"a": "b"}, named="metadata"),
@@ -80,15 +120,43 @@ TURNS = [
     turn(
         "image",
         part(type="image_url", image_url={"url": "data:,"}),
-        named="messages[1].content",
-        status=400,
+        named="messages.content.image_url",
     ),
     turn(
         "audio",
         part(type="input_audio", input_audio={"data": "", "format": "wav"}),
-        named="messages[1].content",
-        status=400,
+        named="messages.content.input_audio",
     ),
+    turn(
+        "a call cut short",
+        [*said(tool_calls=[CALL | {"function": {"name": "f", "arguments": '{"ci'}}]), RESULT],
+        named="messages.tool_calls.function.arguments",
+    ),
+    turn("a refusal", said(refusal="No.")),
+    turn("function_call", said(function_call={}), named="messages[1].function_call", status=400),
+    turn("a tool part", part(type="tool"), named="messages[1].content", status=400),
+    *(turn(name, [USER | {name: value}], named=f"messages.{name}") for name, value in KEPT.items()),
+]
+OTHERS = [
+    row
+    for name, value in FOR_OTHERS.items()
+    for row in (
+        answering(**{name: value}, named=name),
+        answering(path=COMPLETIONS, **{name: value}, named=name),
+    )
+]
+
+
+def described(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "weather", **more}}
+
+
+TOOLS = [
+    answering(tools=[described(**{"return": {"type": "string"}})], named="tools.function.return"),
+    answering(tools=[described(returns="a string")], named="tools.function.returns"),
+    answering(tools=[described(defer_loading=True)], named="tools.function.defer_loading"),
+    answering(tools=[TOOL | {"defer_loading": True}], named="tools.defer_loading"),
+    answering(documents=[]),
 ]
 CALLS = [
     answering(stop=[str(k) for k in range(16)]),
@@ -131,8 +199,20 @@ OF_VLLM = [
     refused("prompt_logprobs", path=COMPLETIONS, prompt_logprobs=1),
     refused("truncate_prompt_tokens", truncate_prompt_tokens=5),
     refused("vllm_xargs", vllm_xargs={"a": 1}),
+    *(
+        refused(name, path=path, **{name: value})
+        for path in (CHAT, COMPLETIONS)
+        for name, value in {
+            "guided_json": {"type": "object"},
+            "guided_choice": ["a"],
+            "guided_regex": "a+",
+            "guided_grammar": 'root ::= "a"',
+            "regex": "a+",
+            "chat_template": "{{ messages }}",
+        }.items()
+    ),
 ]
-ROWS = [*ADVISORY, *TURNS, *CALLS, *OF_VLLM]
+ROWS = [*ADVISORY, *TURNS, *OTHERS, *TOOLS, *CALLS, *OF_VLLM]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])

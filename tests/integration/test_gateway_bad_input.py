@@ -124,7 +124,8 @@ SHARED: list[tuple[dict[str, object], str]] = [
         "evenflow.consumption_rate_tps",
     ),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
-    ({"no_such_parameter": 1}, "no_such_parameter"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"evenflow": {"strict": True}, "no_such_parameter": 1}, "no_such_parameter"),
 ]
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 CHAT_ONLY: list[tuple[dict[str, object], str]] = [
@@ -155,7 +156,14 @@ CHAT_ONLY: list[tuple[dict[str, object], str]] = [
         "messages[0].tool_calls",
     ),
     (
-        {"messages": [{"role": "assistant", "tool_calls": [call(arguments="{")]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [call(arguments={})]}]},
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    (
+        {
+            "messages": [{"role": "assistant", "tool_calls": [call(arguments="{")]}],
+            "evenflow": {"strict": True},
+        },
         "messages[0].tool_calls[0].function.arguments",
     ),
     (
@@ -214,14 +222,28 @@ NO_OBJECTS = [
     b"\xff",
     b"\xff\xfe{}",
     b'{"model": "\xc3\x28"}',  # a cut character
-    b'{"model": "\\ud800"}',  # half of one
-    b'{"\\uDC00":1}',
     b'{"temperature": NaN}',
     b'{"temperature": Infinity}',
     b'{"seed":' + b"9" * 5_000 + b"}",
     b"[" * 100_000,
     b'{"model":' + b"[" * 2_000,
 ]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"a": }', "Expecting value, in line 1 at character 7"),
+        (b'{"a": "\xc3\x28"}', "byte 7 is not UTF-8"),
+        (b'{"a": NaN}', "NaN is no number"),
+        (b'{"seed":' + b"9" * 5_000 + b"}", "a number has too many digits"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+async def test_what_is_wrong_with_a_body_is_told(client, content, reason) -> None:
+    _, error = await post(client, CHAT, content)
+
+    assert error["message"].endswith(reason)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -466,7 +488,8 @@ LONG_NAME = "\N{GRINNING FACE}" * 20_000
 
 async def test_an_error_repeats_little_of_what_was_sent(client, stub) -> None:
     unknown_model = json.dumps(chat_body(model=LONG_NAME)).encode()
-    unknown_parameter = json.dumps(chat_body() | {LONG_NAME: 1}).encode()
+    strict = {"evenflow": {"strict": True}}
+    unknown_parameter = json.dumps(chat_body() | strict | {LONG_NAME: 1}).encode()
     for body in (unknown_model, unknown_parameter):
         _, error = await post(client, CHAT, body)
         assert len(error["message"].encode()) <= 1_024

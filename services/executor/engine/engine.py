@@ -19,6 +19,7 @@ from services.executor.engine.config import make_config
 from services.executor.engine.reader_relay import ReaderRelay
 from services.executor.kv_options import caches_prefixes, layers_per_group, max_num_active_seqs
 from services.executor.observation import EngineObservation, from_plain
+from services.executor.prompts.chat_template import known_variables
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
 from services.executor.prompts.sampling import advised_sampling
@@ -76,6 +77,7 @@ class Engine:
         self._renderer = PromptRenderer(llm.renderer)
         self._preparation = Preparation(llm, self._renderer, settings)
         self._default_sampling = advised_sampling(llm.model_config.get_diff_sampling_param())
+        self._template_variables = known_variables(llm.model_config, llm.renderer.get_tokenizer())
         self._root = settings.model
         self._adapters = tuple(
             Adapter(model=name, root=path) for name, path in settings.lora_modules.items()
@@ -237,6 +239,7 @@ class Engine:
             caches_prefixes=caches_prefixes(config),
             root=self._root,
             adapters=self._adapters,
+            template_variables=self._template_variables,
         )
 
     async def close(self) -> None:

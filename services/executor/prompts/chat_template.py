@@ -1,6 +1,8 @@
 """What the model's chat template is given: turns, tools and its variables."""
 
 import json
+import re
+from inspect import signature
 from typing import Any
 
 from vllm.config import ModelConfig
@@ -9,10 +11,15 @@ from vllm.renderers.params import ChatParams
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from services.executor.types import RejectCode, RejectedError, Rejection
-from services.generation.conversation import ChatMessage, ConversationOptions, Tool
+from services.generation.conversation import (
+    EFFORT_VARIABLES,
+    ChatMessage,
+    ConversationOptions,
+    Tool,
+)
 from services.generation.prompts import ChatPrompt
 
-EFFORT_VARIABLES = frozenset({"reasoning_effort", "enable_thinking"})
+_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def messages_of(chat: ChatPrompt) -> list[dict[str, Any]]:
@@ -89,10 +96,7 @@ def check_variables(options: ConversationOptions, config: ModelConfig, tokenizer
     """
     if not (options.template_variables or options.reasoning_effort):
         return
-    if is_mistral_tokenizer(tokenizer):
-        return
-    tools = tools_of(options)
-    template = resolve_chat_template(tokenizer, None, tools, model_config=config)
+    template = _template(config, tokenizer, tools_of(options))
     if template is None:
         return
     offered = template_variables(options)
@@ -102,6 +106,34 @@ def check_variables(options: ConversationOptions, config: ModelConfig, tokenizer
     stated = json.loads(options.template_variables) if options.template_variables else {}
     if unknown := stated.keys() - known:
         _refuse("chat_template_kwargs", f"the model's chat template has no {min(unknown)}")
+
+
+def known_variables(config: ModelConfig, tokenizer: Any) -> tuple[str, ...]:
+    """Return the variables that `check_variables` takes, with tools and without, sorted; empty for
+    a template that is not looked into.
+    """
+    templates = [_template(config, tokenizer, tools) for tools in (None, [_ANY_TOOL])]
+    known = [_variables_of(template, tokenizer) for template in templates if template]
+    return tuple(sorted(frozenset.intersection(*known))) if known else ()
+
+
+_ANY_TOOL = _tool(Tool(name="any"))
+
+
+def _variables_of(template: str, tokenizer: Any) -> frozenset[str]:
+    words = {*_WORD.findall(template), *signature(tokenizer.apply_chat_template).parameters}
+    offered = dict.fromkeys(words)
+    return frozenset(
+        resolve_chat_template_kwargs(tokenizer, template, offered, raise_on_unexpected=False)
+    )
+
+
+def _template(config: ModelConfig, tokenizer: Any, tools: Any) -> str | None:
+    """Return the template in Jinja; None if it is of another kind."""
+    if is_mistral_tokenizer(tokenizer):
+        return None
+    template: str | None = resolve_chat_template(tokenizer, None, tools, model_config=config)
+    return template
 
 
 def _refuse(field: str, rule: str) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo
 
 from services.gateway.openai import rules
 from services.gateway.openai.fields import OrText
-from services.gateway.openai.lenient import Part
+from services.gateway.openai.members import Part
+from services.gateway.openai.stand_ins import stand_in
 from services.generation.conversation import ChatMessage, ToolCall
 from services.kit.errors import InvalidRequestError
 
@@ -43,9 +44,26 @@ class ToolUseBlock(Part):
     input: dict[str, Any]
 
 
-def _as_blocks(value: object) -> object:
+def _as_blocks(value: object, info: ValidationInfo) -> object:
     """Take a text for a block of it."""
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [_text_block(value)]
+    return [_readable(block, info) for block in value] if isinstance(value, list) else value
+
+
+def _readable(block: object, info: ValidationInfo) -> object:
+    """Take a document's text, or the line that stands for an image, for a block of text."""
+    match block:
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            return _text_block(text)
+        case dict():
+            line = stand_in(block, info, "messages.content.")
+            return block if line is None else _text_block(str(line))
+    return block
+
+
+def _text_block(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks), OrText()]

@@ -7,7 +7,8 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from services.gateway.anthropic.blocks import TextBlocks, Turn
 from services.gateway.openai import rules
 from services.gateway.openai.fields import TemplateVariables
-from services.gateway.openai.lenient import GeneratingBody, LenientBody, OtherTool, Part
+from services.gateway.openai.lenient import GeneratingBody, OtherTool
+from services.gateway.openai.members import LenientBody, Part
 from services.gateway.openai.tools import ReasoningEffort, ToolName, json_text
 from services.generation import sampling_params as limits
 from services.generation.conversation import Tool

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.errors import CancelledRequestError
 from services.gateway.http.edge import CLIPPED_PARAMETERS, while_connected
 from services.gateway.http.event_stream import EventStream
+from services.gateway.http.faults import own_name
 from services.gateway.http.protocol import BODY
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.generation import Generation
@@ -206,7 +207,7 @@ def _note_clipped(scope: Scope, generations: Sequence[Generation]) -> None:
     """Have the response's header say to what `max_tokens` was cut: of several prompts, the least."""
     clipped = [g.clipped_max_tokens for g in generations if g.clipped_max_tokens is not None]
     if clipped:
-        scope[CLIPPED_PARAMETERS] = {"max_tokens": min(clipped)}
+        scope[CLIPPED_PARAMETERS] = {own_name("max_tokens", scope["path"]): min(clipped)}
 
 
 def _uncancelled(generation: Generation) -> Finish:

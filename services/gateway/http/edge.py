@@ -41,7 +41,8 @@ T = TypeVar("T")
 LARGE_BODY_BYTES = 64 << 10
 MAX_WHOLE_FLOAT = 2**53  # up to here each integer is a float of its own
 QUIET_ROUTES = ("/health", "/ping", "/ready", "/metrics")  # probes would drown the log
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+# Half of a character, escaped or as bytes; an escaped pair of halves is one.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 ANTHROPIC_ID_KEY = "request-id"  # where its clients look for the id
 IGNORED_PARAMETERS = "evenflow.ignored"  # of a scope: names of what a body says in vain
 IGNORED_HEADER = "x-evenflow-ignored"
@@ -199,15 +200,35 @@ async def read_body(request: Request, *, max_bytes: int) -> bytearray:
 
 
 def decode_json(body: bytearray) -> Any:
-    """Return the decoded body. Raises InvalidRequestError if it is no JSON."""
+    """Return the decoded body; half a character in it, as of an emoji cut in two, is U+FFFD.
+
+    Raises InvalidRequestError if it is no JSON.
+    """
     try:
         decoded = json.loads(body, parse_constant=_refuse_constant, parse_float=_number)
-        if _SURROGATE_ESCAPE.search(body):  # only a pair of them is a character
-            json.dumps(decoded, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        detail = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise InvalidRequestError(f"the body is not valid JSON: {detail}") from None
-    return decoded
+        return _whole_characters(decoded) if _SURROGATE.search(body) else decoded
+    except RecursionError:
+        raise InvalidRequestError("the body is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {_reason(error)}") from None
+
+
+def _whole_characters(decoded: Any) -> Any:
+    """Return a decoded body with each half of a character replaced."""
+    text = json.dumps(decoded, ensure_ascii=False)
+    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def _reason(error: ValueError) -> str:
+    """Return what is wrong with a text that is no JSON, and where."""
+    match error:
+        case json.JSONDecodeError():
+            return f"{error.msg}, in line {error.lineno} at character {error.colno}"
+        case UnicodeDecodeError():
+            return f"byte {error.start} is not {error.encoding.upper()}"
+        case NoJsonError():
+            return str(error)
+    return "a number has too many digits"  # the one that is left
 
 
 def _number(text: str) -> float:
@@ -218,7 +239,11 @@ def _number(text: str) -> float:
 
 def _refuse_constant(name: str) -> None:
     """Refuse what Python's JSON has beyond JSON."""
-    raise ValueError(f"{name} is no JSON number")
+    raise NoJsonError(f"{name} is no number")
+
+
+class NoJsonError(ValueError):
+    """A text is no JSON, though Python's parser takes it."""
 
 
 class LargeBodies:

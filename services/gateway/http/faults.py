@@ -16,6 +16,11 @@ ANTHROPIC_PATH = "/v1/messages"  # and those under it
 READABLE = MappingProxyType({"accept": "application/json", "accept-encoding": "gzip, deflate"})
 
 # What checks call by chat's names, and executors, in the names of another API.
+_NAMES_IN_MESSAGES = {
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
 _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "/v1/responses": {
@@ -24,11 +29,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "reasoning_effort": "reasoning.effort",
             "response_format": "text.format",
         },
-        "/v1/messages": {
-            "reasoning_effort": "output_config.effort",
-            "response_format": "output_config.format",
-            "stop": "stop_sequences",
-        },
+        "/v1/messages": _NAMES_IN_MESSAGES,
+        "/v1/messages/count_tokens": _NAMES_IN_MESSAGES,
     }
 )
 
@@ -48,10 +50,15 @@ def error_response(error: Exception, path: str) -> JSONResponse:
     return JSONResponse(body, status_code=openai_errors.http_status(error), headers=headers)
 
 
+def own_name(field: str, path: str) -> str:
+    """Return the name that a parameter of chat's has in the API of `path`."""
+    return _NAMES.get(path, {}).get(field, field)
+
+
 def _rename(told: dict[str, Any], field: str, path: str) -> None:
     """Blame a parameter by the name that it has in the API of `path`."""
-    name = _NAMES.get(path, {}).get(field)
-    if name is None or not told["message"].startswith(f"{field}:"):
+    name = own_name(field, path)
+    if name == field or not told["message"].startswith(f"{field}:"):
         return
     told["message"] = name + told["message"].removeprefix(field)
     if "param" in told:

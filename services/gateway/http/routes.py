@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
@@ -18,7 +19,7 @@ from services.gateway.anthropic.requests import to_prompt
 from services.gateway.errors import UnknownModelError
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
-from services.gateway.http.faults import error_response, status_response
+from services.gateway.http.faults import error_response, own_name, status_response
 from services.gateway.http.operations import INDEX, openapi_document
 from services.gateway.http.protocol import SAFE_METHODS
 from services.gateway.live.dispatcher import Dispatcher
@@ -35,12 +36,13 @@ from services.gateway.openai.bodies import (
 from services.gateway.openai.lenient import GeneratingBody
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.openai.responses import AnswerHead, AnswerKind, ChatForm, model_entry
+from services.gateway.openai.template_variables import without_unread
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
 from services.gateway.responses_api.objects import response_head
 from services.gateway.responses_api.requests import to_generation_request as to_response_request
 from services.gateway.types import Delivery, GenerationRequest, RequestId
-from services.generation.prompts import TokenizeOptions
+from services.generation.prompts import ChatPrompt, TokenizeOptions
 from services.generation.sampling_params import SamplingParams
 from services.kit.clock import wall_s
 from services.kit.errors import ServiceError
@@ -71,17 +73,20 @@ class ApiRoutes:
 
     async def responses(self, request: Request) -> Response:
         body, asked = await self._asked(request, ResponsesBody, to_response_request)
+        (asked,) = self._seen(request, body, [asked])
         head = response_head(body, asked, created_s=int(time.time()))
         return self._answers([asked], ResponseForm(head))
 
     async def messages(self, request: Request) -> Response:
         body, asked = await self._asked(request, MessagesBody, to_message_request)
+        (asked,) = self._seen(request, body, [asked])
         head = MessageHead(request_id=asked.request_id, model=body.model)
         return self._answers([asked], MessageForm(head))
 
     async def count_tokens(self, request: Request) -> Response:
         body = await self._body(request, CountTokensBody)
-        tokens = await self._dispatcher.tokenize(body.model, to_prompt(body), TokenizeOptions())
+        prompt = self._seen_prompt(request, body.model, to_prompt(body))
+        tokens = await self._dispatcher.tokenize(body.model, prompt, TokenizeOptions())
         return JSONResponse({"input_tokens": len(tokens.ids)})
 
     async def index(self, request: Request) -> Response:
@@ -144,6 +149,7 @@ class ApiRoutes:
         self, request: Request, body_class: type[RequestBody], kind: AnswerKind
     ) -> Response:
         body, requests = await self._asked(request, body_class, to_generation_requests)
+        requests = self._seen(request, body, requests)
         head = AnswerHead(
             kind=kind,
             request_id=RequestId(current_request_id()),
@@ -159,6 +165,29 @@ class ApiRoutes:
             counts_each_event=body.counts_each_event,
         )
         return self._answers(requests, form)
+
+    def _seen(
+        self, request: Request, body: RequestBody | GeneratingBody, asked: list[GenerationRequest]
+    ) -> list[GenerationRequest]:
+        """Return requests of which the chat template sees every option, unless the body is strict:
+        then the executor refuses the others.
+        """
+        prompt = asked[0].prompt
+        if body.evenflow.strict or not isinstance(prompt, ChatPrompt):
+            return asked
+        seen = self._seen_prompt(request, body.model, prompt)
+        return asked if seen is prompt else [replace(one, prompt=seen) for one in asked]
+
+    def _seen_prompt(self, request: Request, model: str, prompt: ChatPrompt) -> ChatPrompt:
+        """Return a conversation without the options that the chat template would not see; their
+        names go to the response's header.
+        """
+        left_out: set[str] = set()
+        known = self._dispatcher.template_variables(model)
+        options = without_unread(prompt.options, known, left_out)
+        path = request.url.path
+        request.scope[IGNORED_PARAMETERS] |= {own_name(name, path) for name in left_out}
+        return prompt if options is prompt.options else ChatPrompt(prompt.messages, options)
 
     def _answers(self, requests: list[GenerationRequest], form: Form) -> Response:
         if requests[0].delivery is Delivery.WHOLE:

@@ -112,6 +112,11 @@ class Dispatcher:
         infos = (info for info in self.models() if info.model == model)
         return next((info.default_sampling for info in infos), DEFAULT_SAMPLING)
 
+    def template_variables(self, model: str) -> frozenset[str]:
+        """Return what the chat template of `model` reads; empty: not known."""
+        infos = (info for info in self.models() if info.model == model)
+        return next((info.template_variables for info in infos), frozenset())
+
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Generation]:
         """Like `generate_all`, for one request."""

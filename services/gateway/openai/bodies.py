@@ -1,9 +1,10 @@
-"""The request bodies of the OpenAI API that the gateway takes, and nothing else.
+"""The request bodies of the OpenAI API that the gateway takes.
 
-A parameter that is not listed here is refused by name, unless no answer could depend on it, and a
-null is the same as an absent one.
+A parameter that is not listed here is left out, and its name told, or refused by name where an
+answer would depend on it; a null is the same as an absent one.
 """
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,12 +26,12 @@ from services.gateway.openai.fields import (
     ServiceLevelBody,
     Stop,
     StreamOptions,
-    StrictBody,
     StructuredOutputsBody,
     TemplateVariables,
     Text,
     TokenId,
 )
+from services.gateway.openai.members import LenientBody, StrictBody
 from services.gateway.openai.tools import (
     ChosenTool,
     Message,
@@ -49,25 +50,43 @@ from services.generation.conversation import (
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt
 from services.kit.errors import InvalidRequestError
 
-# What a client says for records, bills and caches of its own or of other servers, and what says
-# how fast or in which pieces an answer should come.
-WITHOUT_EFFECT = frozenset(
+# What an answer would depend on: what it must be, what is asked of the model, and what is to be
+# told beside it.
+REFUSED = frozenset(
     {
-        "length_penalty",  # of a beam search, which there is not
-        "media_io_kwargs",
-        "metadata",
-        "mm_processor_kwargs",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "request_id",
-        "safety_identifier",
-        "service_tier",
-        "session_id",
-        "store",
-        "stream_interval",
-        "user",
-        "verbosity",
+        "add_special_tokens",
+        "audio",
+        "best_of",
+        "chat_template",
+        "documents",
+        "ebnf",
+        "function_call",
+        "functions",
+        "grammar",
+        "guided_choice",
+        "guided_decoding_backend",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "guided_whitespace_pattern",
+        "input_embeds",
+        "json_schema",
+        "kv_transfer_params",
+        "logits_processors",
+        "logprob_token_ids",
+        "modalities",
+        "prompt_embeds",
+        "prompt_logprobs",
+        "regex",
+        "repetition_detection",
+        "return_tokens_as_token_ids",
+        "stop_regex",
+        "suffix",
+        "thinking_token_budget",
+        "truncate_prompt_tokens",
+        "use_beam_search",
+        "vllm_xargs",
+        "web_search_options",
     }
 )
 NEUTRAL_VALUES: Mapping[str, Any] = MappingProxyType(
@@ -87,10 +106,10 @@ REASONS: Mapping[str, str] = MappingProxyType(
 )
 
 
-class RequestBody(SampledBody):
+class RequestBody(LenientBody, SampledBody):
     """What chat and plain completions have in common."""
 
-    without_effect = WITHOUT_EFFECT
+    refused = REFUSED
     neutral = NEUTRAL_VALUES
 
     max_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
@@ -151,9 +170,11 @@ class RequestBody(SampledBody):
 class ChatCompletionBody(RequestBody):
     """Body of `POST /v1/chat/completions`."""
 
+    refused = REFUSED | {"prompt"}
     neutral: ClassVar = {
         **NEUTRAL_VALUES,
         "add_special_tokens": False,
+        "documents": [],
         "echo": False,
         "function_call": "none",
         "functions": [],
@@ -238,6 +259,13 @@ class ChatCompletionBody(RequestBody):
 class CompletionBody(RequestBody):
     """Body of `POST /v1/completions`."""
 
+    refused = REFUSED | {
+        "max_completion_tokens",
+        "messages",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+    }
     neutral: ClassVar = {**NEUTRAL_VALUES, "add_special_tokens": True, "suffix": ""}
 
     model_config = ConfigDict(
@@ -319,14 +347,22 @@ def conversation(
     return checked_conversation([message.to_turn() for message in messages], options)
 
 
+_SUBJECT = re.compile(r"^[A-Z]\w* should ")  # "Input should be", "List should have"
+_PLAIN_WORDS = (
+    (re.compile(r"an? valid dictionary( or instance of \w+)?"), "an object"),
+    (re.compile(r"a valid (?=[aeiou])"), "an "),
+    (re.compile(r"a valid "), "a "),
+    (re.compile(r" after validation"), ""),
+)
+
 BodyT = TypeVar("BodyT", bound=StrictBody)
 
 
 def parse_body(body_class: type[BodyT], body: object, ignored: set[str] | None = None) -> BodyT:
     """Check a decoded JSON body. Raises InvalidRequestError naming the parameter at fault.
 
-    Parameters that no answer depends on are left out and their names added to `ignored`, unless
-    the body asks for `evenflow.strict`: then they are at fault too.
+    What has no effect is left out and its name added to `ignored`, unless the body asks for
+    `evenflow.strict`: then it is at fault.
     """
     if not isinstance(body, dict):
         raise InvalidRequestError("the body must be a JSON object")
@@ -362,5 +398,12 @@ def _named_fault(error: ValidationError) -> InvalidRequestError:
         return InvalidRequestError(f"{path}: {reason}", field=path)
     if fault["type"] == "missing":
         return InvalidRequestError(f"{path}: required", field=path)
-    reason = fault["msg"].removeprefix("Value error, ").removeprefix("Input should ")
-    return InvalidRequestError(f"{path}: {reason}", field=path)
+    return InvalidRequestError(f"{path}: {_reason(fault['msg'])}", field=path)
+
+
+def _reason(message: str) -> str:
+    """Return pydantic's message as a rule for a parameter: what it must be, or have."""
+    rule = _SUBJECT.sub("must ", message.removeprefix("Value error, "))
+    for theirs, ours in _PLAIN_WORDS:
+        rule = theirs.sub(ours, rule)
+    return rule

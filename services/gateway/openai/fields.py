@@ -1,12 +1,10 @@
 """The parts that bodies of the OpenAI API are made of: how each is written in JSON."""
 
 import json
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -20,38 +18,11 @@ from pydantic_core import CoreSchema
 from services.gateway import types
 from services.gateway.checks import MAX_RATE_TPS, MAX_SLO_S, MIN_RATE_TPS, MIN_SLO_S
 from services.gateway.openai import rules
+from services.gateway.openai.members import LenientBody, StrictBody, ignored, note
+from services.gateway.openai.stand_ins import joined, stand_in
 from services.generation import sampling_params as limits
 from services.generation.conversation import RESERVED_VARIABLES
 from services.generation.prompts import Prompt, TextPrompt, TokenPrompt
-
-
-class StrictBody(BaseModel):
-    """An object with no members but the listed ones; a null is the same as an absent one.
-
-    Validated with a set as context, it leaves out what has no effect, and puts the names there.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    place: ClassVar[str] = ""  # where it is in a request
-    without_effect: ClassVar[frozenset[str]] = frozenset()  # members that change no answer
-    neutral: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # by member: what asks for nothing
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_members(cls, value: object, info: ValidationInfo) -> object:
-        if not isinstance(value, dict):
-            return value
-        stated = {name: member for name, member in value.items() if member is not None}
-        if isinstance(info.context, set):
-            if not cls.without_effect.isdisjoint(stated):
-                for name in cls.without_effect & stated.keys():
-                    del stated[name]
-                    info.context.add(f"{cls.place}{name}")
-            for name, nothing in cls.neutral.items():
-                if name in stated and _is_same(stated[name], nothing):
-                    del stated[name]
-        return stated
 
 
 class OrText:
@@ -61,11 +32,6 @@ class OrText:
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {"anyOf": [{"type": "string"}, handler(core_schema)]}
-
-
-def _is_same(value: object, other: object) -> bool:
-    """Compare as JSON does, where true is not 1."""
-    return type(value) is type(other) and value == other
 
 
 def _stop_strings(value: object) -> object:
@@ -79,29 +45,44 @@ def _stop_strings(value: object) -> object:
 
 
 MAX_SALT_CHARACTERS = 256
+MAX_TOLD_CHARACTERS = 64  # of a name that a client made up
 
-# Hints to a cache of prompts, which change no answer.
-CACHE_HINTS = frozenset({"cache_control"})
+CONTENT = "messages.content."
+# By the type of a part: the member that has its text. A refusal is what an assistant said.
+TEXT_MEMBERS = MappingProxyType({"text": "text", "refusal": "refusal"})
 
 
 def _joined_text(value: object, info: ValidationInfo) -> object:
-    """Take a list of text parts for the text that they form."""
+    """Take a list of parts for the text that they form."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of text parts")
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise ValueError('only parts of type "text" are supported')
-        stated = {name for name, member in part.items() if member is not None}
-        if isinstance(info.context, set) and (hints := CACHE_HINTS & stated):
-            stated -= hints
-            info.context.update(f"messages.content.{name}" for name in hints)
-        if stated != {"type", "text"} or not isinstance(part["text"], str):
-            raise ValueError('a text part has "type" and a string "text"')
-        texts.append(part["text"])
-    return "".join(texts)
+    return joined(_text_of(part, info) for part in value)
+
+
+def _text_of(part: object, info: ValidationInfo) -> str:
+    """Return the text of a part of a message, or the line that stands for it."""
+    if not isinstance(part, dict):
+        raise ValueError("a part must be an object")
+    if line := stand_in(part, info, CONTENT):
+        return line
+    member = TEXT_MEMBERS.get(str(part.get("type")))
+    if member is None:
+        raise ValueError('only parts of type "text" are supported')
+    if not isinstance(part.get(member), str):
+        raise ValueError(f'a {part["type"]} part has "type" and a string "{member}"')
+    for name in part.keys() - {"type", member}:
+        if part[name] is not None:
+            _leave_out(info, name)
+    return str(part[member])
+
+
+def _leave_out(info: ValidationInfo, name: str) -> None:
+    names = ignored(info)
+    if names is None:
+        raise ValueError(f'a part has no "{name[:MAX_TOLD_CHARACTERS]}"')
+    note(names, CONTENT, name)
 
 
 def _prompts(value: object) -> object:
@@ -216,9 +197,8 @@ TemplateVariables = Annotated[
 ]
 
 
-class StreamOptions(StrictBody):
+class StreamOptions(LenientBody):
     place = "stream_options."
-    without_effect = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's, of each answer so far, with include_usage only

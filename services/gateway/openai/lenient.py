@@ -1,54 +1,16 @@
-"""Bodies of the APIs that ask for one answer, and leave out what they do not know."""
+"""Bodies of the APIs that ask for one answer."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pydantic import ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from services.gateway.openai.fields import (
-    SampledBody,
-    ServiceLevelBody,
-    StrictBody,
-    TemplateVariables,
-)
+from services.gateway.openai.fields import SampledBody, ServiceLevelBody, TemplateVariables
+from services.gateway.openai.members import LenientBody, Part, ignored, note
 from services.gateway.openai.requests import service_level
 from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.prompts import ChatPrompt
 from services.generation.sampling_params import SamplingParams, StructuredOutputs, check_sampling
-
-VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a member that is told to be left out
-MAX_NAMES = 32  # told of one body
-
-
-class LenientBody(StrictBody):
-    """An object whose members beside the listed ones are left out.
-
-    Validated with a set as context, it puts their names there; without, it refuses them.
-    """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_unknown(cls, value: object, info: ValidationInfo) -> object:
-        names = info.context
-        if not isinstance(value, dict) or not isinstance(names, set):
-            return value
-        for name in value.keys() - cls.model_fields.keys():
-            if value[name] is not None:
-                _note(names, cls.place, name)
-        return {name: member for name, member in value.items() if name in cls.model_fields}
-
-
-def _note(names: set[str], place: str, name: str) -> None:
-    """Add a name that a client made up, if a header may have it."""
-    if VALID_NAME.fullmatch(name) and len(names) < MAX_NAMES:
-        names.add(f"{place}{name}")
-
-
-class Part(StrictBody):
-    """An object within a conversation. What else it has is for those who keep conversations."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class OtherTool(Part):
@@ -58,9 +20,10 @@ class OtherTool(Part):
 
     @model_validator(mode="after")
     def _leave_out(self, info: ValidationInfo) -> "OtherTool":
-        if not isinstance(info.context, set):
+        names = ignored(info)
+        if names is None:
             raise ValueError("only tools with a schema of their own are supported")
-        _note(info.context, "tools.", self.type)
+        note(names, "tools.", self.type)
         return self
 
 

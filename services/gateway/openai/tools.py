@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
 from services.gateway.openai import rules
-from services.gateway.openai.fields import CACHE_HINTS, StrictBody, Text
+from services.gateway.openai.fields import Text
+from services.gateway.openai.members import LenientBody, StrictBody, ignored, note
 from services.gateway.types import ROLES
 from services.generation.conversation import (
     MAX_TOOLS,
@@ -18,6 +19,7 @@ from services.generation.conversation import (
     Tool,
     ToolCall,
     ToolChoice,
+    is_object,
 )
 from services.kit.errors import InvalidRequestError
 
@@ -26,32 +28,52 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 assert ReasoningEffort.__args__ == REASONING_EFFORTS  # type: ignore[attr-defined]
 
 
-class CalledFunction(StrictBody):
+def object_text(value: object, info: ValidationInfo, place: str) -> object:
+    """Return the JSON text of an object for arguments of a call.
+
+    Those that are cut short, or no object, are left out and noted at `place`. Models write nothing
+    at all where a function takes none.
+    """
+    if not value and isinstance(value, str):
+        return "{}"
+    if not isinstance(value, str) or is_object(value):
+        return value
+    names = ignored(info)
+    if names is None:
+        raise ValueError("must be the JSON text of an object")
+    note(names, place, "arguments")
+    return "{}"
+
+
+def _arguments(value: object, info: ValidationInfo) -> object:
+    return object_text(value, info, CalledFunction.place)
+
+
+class CalledFunction(LenientBody):
     place = "messages.tool_calls.function."
-    without_effect = frozenset({"parsed_arguments", "provider_specific_fields"})
 
     name: str = Field(min_length=1)
-    arguments: str = ""  # the same as "{}": models write so where a function takes none
+    arguments: Annotated[str, BeforeValidator(_arguments)] = "{}"
 
 
-class CallBody(StrictBody):
+class CallBody(LenientBody):
     """A call that an assistant's turn made."""
 
     place = "messages.tool_calls."
-    without_effect = frozenset({"index", "provider_specific_fields"})
 
     id: str = Field(min_length=1)
     type: Literal["function"] = "function"
     function: CalledFunction
 
     def to_call(self) -> ToolCall:
-        return ToolCall(
-            id=self.id, name=self.function.name, arguments=self.function.arguments or "{}"
-        )
+        function = self.function
+        return ToolCall(id=self.id, name=function.name, arguments=function.arguments)
 
 
-class Message(StrictBody):
-    """A turn. What an answer of this API has may be sent back as it is."""
+class Message(LenientBody):
+    """A turn. What an answer of this API has may be sent back as it is, and what clients add to
+    turns that they keep, for themselves or for other servers, is left out.
+    """
 
     model_config = ConfigDict(
         json_schema_extra=rules.together(
@@ -74,16 +96,7 @@ class Message(StrictBody):
     )
 
     place = "messages."
-    # What clients add to turns that they keep, for themselves or for other servers.
-    without_effect = CACHE_HINTS | {
-        "annotations",
-        "id",
-        "parsed",
-        "provider_specific_fields",
-        "reasoning_details",
-        "thinking_blocks",
-    }
-    neutral: ClassVar = {"type": "text"}
+    refused = frozenset({"function_call"})
 
     role: Annotated[str, Field(json_schema_extra={"enum": ROLES})]
     content: Text = ""
@@ -92,11 +105,12 @@ class Message(StrictBody):
     name: str = ""
     reasoning: str = ""  # as vLLM names it
     reasoning_content: str = ""  # as others do
+    refusal: str = ""  # what an assistant said instead of an answer
 
     def to_turn(self) -> ChatMessage:
         return ChatMessage(
             role=self.role,
-            content=self.content,
+            content=self.content or self.refusal,
             tool_calls=tuple(call.to_call() for call in self.tool_calls),
             tool_call_id=self.tool_call_id,
             reasoning=self.reasoning or self.reasoning_content,
@@ -121,14 +135,12 @@ class NamedFunction(StrictBody):
         )
 
 
-class FunctionBody(NamedFunction):
+class FunctionBody(NamedFunction, LenientBody):
     place = "tools.function."
-    without_effect = CACHE_HINTS
 
 
-class ToolBody(StrictBody):
+class ToolBody(LenientBody):
     place = "tools."
-    without_effect = CACHE_HINTS
 
     type: Literal["function"]
     function: FunctionBody

@@ -1,16 +1,18 @@
 """What a conversation is in the Responses API: items, and the turns that they form."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, WithJsonSchema
 
 from services.gateway.openai.fields import OrText
-from services.gateway.openai.lenient import Part
+from services.gateway.openai.members import Part
+from services.gateway.openai.stand_ins import joined, stand_in
+from services.gateway.openai.tools import object_text
 from services.generation.conversation import ChatMessage, ToolCall
 
+PLACE = "input."
 _TEXT_MEMBER = {
     "input_text": "text",
     "output_text": "text",
@@ -34,16 +36,18 @@ _TEXT_SCHEMA = {
 }
 
 
-def _joined_text(value: object) -> object:
+def _joined_text(value: object, info: ValidationInfo) -> object:
     """Take a list of parts for the text that they form."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of text parts")
-    return "".join(map(_text_of_part, value))
+    return joined(_text_of_part(part, info) for part in value)
 
 
-def _text_of_part(part: object) -> str:
+def _text_of_part(part: object, info: ValidationInfo) -> str:
+    if isinstance(part, dict) and (line := stand_in(part, info, PLACE)):
+        return line
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_MEMBER:
         raise ValueError(f"only parts of types {', '.join(sorted(_TEXT_MEMBER))} are supported")
@@ -53,21 +57,12 @@ def _text_of_part(part: object) -> str:
     return text
 
 
-def _json_object_text(value: object) -> object:
-    """Take empty arguments for none."""
-    if value == "":
-        return "{}"
-    try:
-        holds = isinstance(value, str) and isinstance(json.loads(value), dict)
-    except (ValueError, RecursionError):
-        holds = False
-    if not holds:
-        raise ValueError("must be the JSON text of an object")
-    return value
+def _arguments(value: object, info: ValidationInfo) -> object:
+    return object_text(value, info, PLACE)
 
 
 PartsText = Annotated[str, BeforeValidator(_joined_text), WithJsonSchema(_TEXT_SCHEMA)]
-ObjectText = Annotated[str, BeforeValidator(_json_object_text)]
+ObjectText = Annotated[str, BeforeValidator(_arguments)]
 Name = Annotated[str, Field(min_length=1)]
 
 

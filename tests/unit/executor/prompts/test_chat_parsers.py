@@ -11,9 +11,15 @@ from transformers import PreTrainedTokenizerFast
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from services.executor.prompts.chat_parsers import ChatParsers, ParsedChat
-from services.executor.prompts.chat_template import chat_params, check_variables, messages_of
+from services.executor.prompts.chat_template import (
+    chat_params,
+    check_variables,
+    known_variables,
+    messages_of,
+)
 from services.executor.types import RejectedError, Said
 from services.generation.conversation import (
+    RESERVED_VARIABLES,
     ChatMessage,
     ConversationOptions,
     Tool,
@@ -46,7 +52,13 @@ def make_tokenizer(
 
 
 TOKENIZER = make_tokenizer()
-CONFIG: Any = SimpleNamespace(model="m", hf_config=None, tokenizer_revision=None)
+CONFIG: Any = SimpleNamespace(
+    model="m",
+    tokenizer="t",
+    hf_config=SimpleNamespace(model_type="m"),
+    tokenizer_revision=None,
+    trust_remote_code=False,
+)
 
 
 def parsers(tool_calls: str | None = None, reasoning: str | None = None) -> ChatParsers:
@@ -309,6 +321,29 @@ def test_what_a_template_does_not_know_is_refused(
     except RejectedError as error:
         refused = error.rejection.field
     assert refused == field
+
+
+@pytest.mark.parametrize(
+    ("template", "known"),
+    [
+        ("{{ messages }}", {"messages"}),
+        ("{{ messages }}{{ x }}{% set y = x %}{{ y }}", {"messages", "x"}),
+        ("{{ reasoning_effort }}", {"reasoning_effort"}),
+        ("{{ x }}{{ tokenize }}{{ chat_template }}", {"x"}),
+        ({"default": "{{ x }}{{ y }}", "tool_use": "{{ y }}{{ z }}"}, {"y"}),
+    ],
+)
+def test_variables_are_told_that_would_not_be_refused(template: Any, known: set[str]) -> None:
+    tokenizer = make_tokenizer(template)
+    asked = {"x", "y", "z", "messages", "reasoning_effort", "tokenize", "chat_template"}
+
+    told = known_variables(CONFIG, tokenizer)
+
+    assert asked.intersection(told) == known
+    for name in known - RESERVED_VARIABLES:
+        for tools in ((), TOOLS):
+            options = ConversationOptions(tools=tools, template_variables=f'{{"{name}": 1}}')
+            check_variables(options, CONFIG, tokenizer)
 
 
 def test_templates_get_turns_tools_and_variables() -> None:

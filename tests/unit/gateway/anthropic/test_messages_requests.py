@@ -202,7 +202,7 @@ def test_counting_takes_the_conversation_that_a_message_is_the_answer_to() -> No
         ({"messages": [HI, {"role": "assistant", "content": "{"}]}, "messages[1].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "container"}]}]},
             "messages[0].content[0]",
         ),
         (

@@ -362,11 +362,17 @@ def test_text_parts_form_one_text() -> None:
         ("skip_special_tokens", 0),
         ("include_stop_str_in_output", "yes"),
         ("truncate_prompt_tokens", 1),
-        ("no_such_parameter", 1),
+        ("guided_json", {}),
+        ("guided_choice", ["a"]),
+        ("guided_regex", "a"),
+        ("guided_grammar", "a"),
+        ("regex", "a"),
+        ("chat_template", "{{ messages }}"),
     ],
 )
 def test_a_parameter_at_fault_is_named(parameter, value) -> None:
-    for call in (chat, complete):
+    calls = [complete, chat] if parameter not in OF_CHAT else [chat]
+    for call in calls:
         with pytest.raises(InvalidRequestError) as caught:
             call(**{parameter: value})
 
@@ -374,6 +380,7 @@ def test_a_parameter_at_fault_is_named(parameter, value) -> None:
         assert parameter in str(caught.value)
 
 
+OF_CHAT = ("parallel_tool_calls", "include_reasoning", "reasoning_effort", "chat_template_kwargs")
 ADVICE: dict[str, Any] = {
     "user": "u-1",
     "metadata": {"trace": "t"},
@@ -385,6 +392,16 @@ ADVICE: dict[str, Any] = {
     "session_id": "s",
 }
 TOOL = {"type": "function", "function": {"name": "f"}}
+CUT_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "b'}}
+USER_PARTS = {
+    "role": "user",
+    "content": [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": "data:,"}},
+        {"type": "text", "text": "b"},
+        {"type": "text", "text": "c"},
+    ],
+}
 TURN_BACK = {
     "role": "assistant",
     "content": [{"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}}],
@@ -420,6 +437,17 @@ TURN_BACK = {
             {"stream_options.include_obfuscation"},
         ),
         (CompletionBody, {"stream_options": {"include_usage": True}}, {"stream_options"}),
+        (ChatCompletionBody, {"no_such_parameter": 1}, {"no_such_parameter"}),
+        (
+            ChatCompletionBody,
+            {"tools": [{**TOOL, "function": {"name": "f", "return": {"type": "string"}}}]},
+            {"tools.function.return"},
+        ),
+        (
+            ChatCompletionBody,
+            {"messages": [USER_PARTS, {"role": "assistant", "tool_calls": [CUT_CALL]}]},
+            {"messages.content.image_url", "messages.tool_calls.function.arguments"},
+        ),
     ],
 )
 def test_what_no_answer_depends_on_is_left_out_and_named(body_class, advice, names) -> None:
@@ -458,6 +486,74 @@ def test_what_asks_for_nothing_is_taken_without_a_word(neutral) -> None:
         parse_body(ChatCompletionBody, body | neutral | {"evenflow": {"strict": True}})
 
 
+def only_turn(turn: dict[str, Any]) -> ChatMessage:
+    prompt = chat(messages=[turn]).prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.messages[0]
+
+
+def test_an_image_becomes_a_line_of_text() -> None:
+    assert only_turn(USER_PARTS).content == "a\n[image left out: the model takes none]\nbc"
+
+
+def test_a_strict_client_hears_that_the_model_takes_no_images() -> None:
+    with pytest.raises(InvalidRequestError, match="the model takes no images"):
+        chat(messages=[USER_PARTS], evenflow={"strict": True})
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Os', "[1]", "5", "null", "{}{}", ""])
+def test_arguments_that_are_no_object_are_none(arguments) -> None:
+    call = CUT_CALL | {"function": {"name": "f", "arguments": arguments}}
+
+    (made,) = only_turn({"role": "assistant", "tool_calls": [call]}).tool_calls
+
+    assert made.arguments == "{}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": None, "refusal": "No."},
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+        {"content": "No.", "refusal": None},
+    ],
+)
+def test_what_an_assistant_refused_is_what_it_said(said) -> None:
+    assert only_turn({"role": "assistant", **said}).content == "No."
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens: must be greater than or equal to 1"),
+        ({"max_tokens": 1.5}, "max_tokens: must be an integer"),
+        ({"temperature": 3}, "temperature: must be less than or equal to 2"),
+        ({"temperature": "hot"}, "temperature: must be a number"),
+        ({"temperature": float("nan")}, "temperature: must be a finite number"),
+        ({"stream": "yes"}, "stream: must be a boolean"),
+        ({"model": 5}, "model: must be a string"),
+        ({"model": ""}, "model: must have at least 1 character"),
+        ({"model": None}, "model: required"),
+        ({"messages": ["Hi"]}, "messages[0]: must be an object"),
+        ({"messages": "Hi"}, "messages: must be a list"),
+        ({"messages": []}, "messages: must have at least 1 item, not 0"),
+        ({"evenflow": 1}, "evenflow: must be an object"),
+        ({"evenflow": {"slo": 1}}, "evenflow.slo: this parameter is not supported"),
+        ({"chat_template_kwargs": 5}, "chat_template_kwargs: must be an object"),
+        ({"tools": [TOOL | {"type": "x"}]}, "tools[0].type: must be 'function'"),
+        ({"response_format": {"type": "xml"}}, "response_format.type: must be 'text', 'json_obj"),
+        ({"cache_salt": "\n"}, "cache_salt: must match pattern '^[^"),
+        ({"stop": [1]}, "stop: must be a non-empty string or a list of them"),
+        ({"top_logprobs": 99}, "top_logprobs: must be less than or equal to 20"),
+    ],
+)
+def test_a_fault_is_told_in_a_sentence(stated, message) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        chat(**stated)
+
+    assert str(refused.value).startswith(message)
+
+
 @pytest.mark.parametrize(
     ("parameters", "field"),
     [
@@ -467,15 +563,14 @@ def test_what_asks_for_nothing_is_taken_without_a_word(neutral) -> None:
         ({"messages": [{"content": "Hi"}]}, "messages[0].role"),
         ({"messages": [*MESSAGES, {"role": "wizard", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content",
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "tool"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "a", "prefix": True}]}, "messages[0].prefix"),
+        (
+            {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+            "messages[0].function_call",
+        ),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
         (
             {"stream": True, "stream_options": {"include_usage": 1}},
             "stream_options.include_usage",

@@ -222,11 +222,11 @@ def test_a_strict_client_hears_of_it(stated: Any) -> None:
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_tool"}]}]},
             "input[0].message.content",
         ),
         (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "1"}]},
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": 1}]},
             "input[0].function_call.arguments",
         ),
     ],
