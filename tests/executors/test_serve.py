@@ -56,6 +56,21 @@ def get(stack: LocalStack, path: str) -> httpx.Response:
     return httpx.get(f"{url_of(stack)}{path}", timeout=HTTP_TIMEOUT_S)
 
 
+def test_a_variable_that_the_model_s_template_does_not_read_is_named(stack: LocalStack) -> None:
+    (model,) = get(stack, "/v1/models").json()["data"]
+    turns = [{"role": "user", "content": "Hi"}]
+    asked = {"model": model["id"], "messages": turns, "max_tokens": 1}
+
+    answer = httpx.post(
+        f"{url_of(stack)}/v1/chat/completions",
+        json={**asked, "chat_template_kwargs": {"no_such_variable": 1}},
+        timeout=HTTP_TIMEOUT_S,
+    )
+
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-evenflow-ignored"] == "chat_template_kwargs.no_such_variable"
+
+
 def test_options_of_vllm_reach_the_engine(stack: LocalStack) -> None:
     (model,) = get(stack, "/v1/models").json()["data"]
     asked = {"model": model["id"], "prompt": "Hello", "max_tokens": 1}

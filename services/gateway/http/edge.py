@@ -18,6 +18,7 @@ from services.gateway.errors import BodyTooLargeError
 from services.gateway.http.body_coding import check_media_type, decoded
 from services.gateway.http.faults import ANTHROPIC_PATH
 from services.gateway.metrics import HTTP_SECONDS
+from services.gateway.openai.characters import whole_characters
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import (
     REQUEST_ID_KEY,
@@ -206,17 +207,11 @@ def decode_json(body: bytearray) -> Any:
     """
     try:
         decoded = json.loads(body, parse_constant=_refuse_constant, parse_float=_number)
-        return _whole_characters(decoded) if _SURROGATE.search(body) else decoded
+        return whole_characters(decoded) if _SURROGATE.search(body) else decoded
     except RecursionError:
         raise InvalidRequestError("the body is nested too deeply") from None
     except ValueError as error:
         raise InvalidRequestError(f"the body is not valid JSON: {_reason(error)}") from None
-
-
-def _whole_characters(decoded: Any) -> Any:
-    """Return a decoded body with each half of a character replaced."""
-    text = json.dumps(decoded, ensure_ascii=False)
-    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _reason(error: ValueError) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
 from services.gateway.openai import rules
+from services.gateway.openai.characters import whole_json
 from services.gateway.openai.fields import Text
 from services.gateway.openai.members import LenientBody, StrictBody, ignored, note
 from services.gateway.types import ROLES
@@ -36,8 +37,10 @@ def object_text(value: object, info: ValidationInfo, place: str) -> object:
     """
     if not value and isinstance(value, str):
         return "{}"
-    if not isinstance(value, str) or is_object(value):
+    if not isinstance(value, str):
         return value
+    if is_object(value):
+        return whole_json(value)
     names = ignored(info)
     if names is None:
         raise ValueError("must be the JSON text of an object")

@@ -510,6 +510,15 @@ def test_arguments_that_are_no_object_are_none(arguments) -> None:
     assert made.arguments == "{}"
 
 
+def test_half_a_character_in_arguments_is_replaced() -> None:
+    arguments = r'{"a": "\ud83d", "b": "\ud83d\ude00"}'
+    call = CUT_CALL | {"function": {"name": "f", "arguments": arguments}}
+
+    (made,) = only_turn({"role": "assistant", "tool_calls": [call]}).tool_calls
+
+    assert made.arguments == '{"a": "\N{REPLACEMENT CHARACTER}", "b": "\N{GRINNING FACE}"}'
+
+
 @pytest.mark.parametrize(
     "said",
     [
