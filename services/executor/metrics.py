@@ -20,6 +20,8 @@ ORPHANS = Counter(
     "Requests let go of because one side only had them: the gateways' sessions, or the engine.",
     ["side"],
 )
+for side in ("sessions", "engine"):
+    ORPHANS.labels(side)  # 0 from the start
 REQUESTS = Counter(
     "evenflow_executor_requests_total",
     "Requests answered, by how they ended or why they were refused.",

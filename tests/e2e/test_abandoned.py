@@ -66,7 +66,8 @@ class Watcher:
                 await asyncio.Event().wait()  # the call ends by itself
 
     def _seen(self, drawn: Drawn) -> list[pb.ObservedRequest]:
-        return [r for r in self._update.requests if r.request_id.startswith(f"{drawn.name}:")]
+        names = (f"{drawn.name}:", f"{drawn.name}.")  # of an only answer, of several
+        return [r for r in self._update.requests if r.request_id.startswith(names)]
 
     async def _wait(self, condition: Callable[[], bool]) -> None:
         async with self._changed:
