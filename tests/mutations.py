@@ -321,6 +321,27 @@ MUTATIONS = (
         "if False:",
         ("tests/contract/test_tracker_store.py",),
     ),
+    Mutation(
+        "a prompt read before it is scored",
+        f"{EXECUTOR}/engine/collector.py",
+        "_scored_prompt(output, reporting) if tokens else ()",
+        "_scored_prompt(output, reporting)",
+        ("tests/unit/executor/engine/test_collector.py",),
+    ),
+    Mutation(
+        "orphans of one look",
+        f"{EXECUTOR}/serving/accounts.py",
+        "lost, self._suspects = orphans & self._suspects, orphans",
+        "lost, self._suspects = orphans, orphans",
+        ("tests/unit/executor/serving/test_accounts.py",),
+    ),
+    Mutation(
+        "no report before the engine idles",
+        f"{EXECUTOR}/blocks/transfers/transfers.py",
+        "STEPS_PER_STATS and owner.kvs and not failed",
+        "STEPS_PER_STATS and not failed",
+        ("tests/unit/executor/scheduler/test_scheduler.py",),
+    ),
 )
 
 

@@ -12,6 +12,7 @@ import structlog
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from services.executor.servicer import ExecutorServicer
+from services.executor.serving.accounts import Accounts
 from services.executor.serving.front import Front
 from services.executor.serving.tracker_client import TrackerClient
 from services.executor.settings import ExecutorSettings, prepare_engine_environment
@@ -57,12 +58,14 @@ async def serve(settings: ExecutorSettings) -> int:
     front.serve(engine)
     await server.mark_serving()
     lease = _start_lease(settings, server.port, tracker, engine)
+    accounts = asyncio.create_task(Accounts(front, engine).run(), name="accounts")
     await _first_of(stop, engine.died)
     if engine.died.is_set():
         front.die()
         await server.drain(LAST_FRAMES_TIMEOUT_S)
     else:
         await _drain(settings, server, front, tracker)
+    accounts.cancel()
     await _stop_reporting(tracker, lease)
     await engine.close()
     await asyncio.to_thread(tracing.close)

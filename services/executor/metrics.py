@@ -15,6 +15,13 @@ DEPOSITED_TOKENS = Gauge(
     "evenflow_executor_deposited_tokens",
     "Tokens generated and not yet delivered, over all live requests.",
 )
+ORPHANS = Counter(
+    "evenflow_executor_orphaned_requests_total",
+    "Requests let go of because one side only had them: the gateways' sessions, or the engine.",
+    ["side"],
+)
+for side in ("sessions", "engine"):
+    ORPHANS.labels(side)  # 0 from the start
 REQUESTS = Counter(
     "evenflow_executor_requests_total",
     "Requests answered, by how they ended or why they were refused.",

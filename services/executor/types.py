@@ -162,3 +162,11 @@ class EngineLoad:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0  # accepted, not yet running
     kv_cache_usage_frac: float = 0.0  # [0, 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRequests:
+    """Ids of the requests that the engine's two halves have, by the engine's names."""
+
+    answered: frozenset[str] = frozenset()  # their output is awaited in the front's process
+    computed: frozenset[str] = frozenset()  # the scheduler has them, running or waiting

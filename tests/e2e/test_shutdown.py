@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from lab.executor_client import GatewayStream
+from lab.models import MAX_MODEL_LEN
 from lab.stack.processes import Stack, assert_gone, stopped, wait_until
 from tests.clients import http_chat, recorded
 
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.timeout(3_600)
 
 NUM_TOKENS = 100
 SAMPLING = {"temperature": 0, "max_tokens": NUM_TOKENS}
+SCORED = {"max_tokens": MAX_MODEL_LEN - 512, "ignore_eos": True, "logprobs": 1}
 
 
 async def test_a_gateway_that_is_told_to_end_delivers_what_is_left_at_the_readers_pace(
@@ -37,6 +39,7 @@ async def test_a_gateway_that_is_told_to_end_delivers_what_is_left_at_the_reader
 
 
 async def test_sigterm_lets_live_streams_end_and_refuses_new_ones(stack: Stack) -> None:
+    """And waits for no request that is abandoned meanwhile, before its first token."""
     engine = stack.engine_processes()
     async with GatewayStream(stack.address("executor")) as direct:
         with stopped(engine):  # so that nothing ends before the signal has arrived
@@ -50,7 +53,9 @@ async def test_sigterm_lets_live_streams_end_and_refuses_new_ones(stack: Stack) 
                 )
             )
             live = await direct.submit("live", text="hello", sampling=SAMPLING)
-            await direct.wait(live.accepted)
+            left = await direct.submit("left", text="hello " * 40, echo=True, sampling=SCORED)
+            for answer in (live, left):
+                await direct.wait(answer.accepted)
             await asyncio.to_thread(wait_until, lambda: "drained" in recorded(stack), "it is live")
             stack.terminate("executor")
             await asyncio.to_thread(
@@ -58,6 +63,8 @@ async def test_sigterm_lets_live_streams_end_and_refuses_new_ones(stack: Stack) 
             )
             late = await direct.ask("late", text="hello", sampling={"max_tokens": 1})
             assert late.reject_code == "UNAVAILABLE"
+            await direct.abort(left, "left")
+            assert (left.finish_reason, left.ids) == ("CANCELLED", [])
         await direct.wait(live.done)
         assert (live.finish_reason, len(live.ids)) == ("LENGTH", NUM_TOKENS)
         got = await paced

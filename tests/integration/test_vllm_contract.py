@@ -116,7 +116,11 @@ def test_every_finish_reason_of_vllm_has_an_ending() -> None:
 
 
 def test_the_engine_has_what_we_call() -> None:
-    assert parameters(AsyncLLM.abort) == ["self", "request_id", "internal"]
+    assert parameters(OutputProcessor.abort_requests) == ["self", "request_ids", "internal"]
+    assert parameters(AsyncMPClient.abort_requests_async) == ["self", "request_ids"]
+    for half in ("output_processor.abort_requests(", "engine_core.abort_requests_async("):
+        assert half in source(AsyncLLM.abort)
+    assert "self.request_states: dict[str, RequestState]" in source(OutputProcessor.__init__)
     assert parameters(AsyncLLM.shutdown) == ["self", "timeout"]
     assert "stat_loggers" in parameters(AsyncLLM.from_vllm_config)
     assert isinstance(AsyncLLM.errored, property)
@@ -288,7 +292,7 @@ def test_a_utility_call_finds_a_method_of_engine_core_by_its_name() -> None:
     assert "self._handle_client_request(" in source(EngineCoreProc._process_input_queue)
     assert parameters(AsyncMPClient.call_utility_async) == ["self", "method", "args"]
     assert "self.scheduler" in source(EngineCore.__init__)
-    for name in (engine_calls.DELIVER, engine_calls.OBSERVE):
+    for name in (engine_calls.DELIVER, engine_calls.HOLD, engine_calls.OBSERVE, engine_calls.HELD):
         assert callable(getattr(EngineCore, name))
 
 

@@ -19,6 +19,7 @@ from services.executor.engine.logprobs import (
 from services.executor.request_tag import from_transfer_params
 from services.executor.types import Delta, Ending, Failure, Said, Token
 from services.generation.finish import FinishReason
+from services.generation.logprobs import TokenLogprobs
 
 log = structlog.get_logger()
 
@@ -27,7 +28,7 @@ DeltaSink = Callable[[Delta], None]
 DEAD_END = Failure(
     message="the answer came to where the form asked for allows no next token", retryable=False
 )
-UNREADABLE = Failure(message="the answer could not be parsed", retryable=False)
+UNREADABLE = Failure(message="the answer could not be read", retryable=False)
 
 FINISH_REASONS: dict[str, Ending] = {
     "stop": FinishReason.STOP,
@@ -102,13 +103,11 @@ class StepCollector:
         """Do nothing: there is no input stream to stop."""
 
     def _read(self, output: StepOutput) -> Delta:
-        """Return a step; a failure if the model's parser cannot read it."""
+        """Return a step; a failure if it cannot be read: vLLM's output loop is every request's."""
         try:
             return to_delta(output, self._reporting)
         except Exception:
-            if self._reporting.parser is None:
-                raise
-            log.exception("answer_not_parsed", engine_request_id=self.request_id)
+            log.exception("answer_not_read", engine_request_id=self.request_id)
             return Delta((), UNREADABLE)
 
     def _failed(self, error: Exception) -> Delta:
@@ -130,11 +129,16 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
     return Delta(
         tokens,
         ending,
-        prompt_logprobs(output, reporting.num_logprobs, reporting.first_prompt_token),
+        _scored_prompt(output, reporting) if tokens else (),
         parser.num_reasoning_tokens if parser is not None and ending is not None else None,
         (output.num_cached_tokens or 0) if ending is not None else 0,
         completion.stop_reason if isinstance(completion.stop_reason, str) else "",
     )
+
+
+def _scored_prompt(output: StepOutput, reporting: Reporting) -> tuple[TokenLogprobs, ...]:
+    """Return how likely the prompt was. Before the first token vLLM has not scored all of it."""
+    return prompt_logprobs(output, reporting.num_logprobs, reporting.first_prompt_token)
 
 
 def _tokens(completion: Completion, reporting: Reporting) -> tuple[Token, ...]:

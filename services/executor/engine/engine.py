@@ -1,7 +1,6 @@
 """vLLM's `AsyncLLM` behind the few verbs that the executor needs."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.executor.engine import engine_calls
+from services.executor.engine.aborts import Aborts
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
 from services.executor.engine.reader_relay import ReaderRelay
@@ -28,6 +28,7 @@ from services.executor.types import (
     Adapter,
     Delta,
     EngineLoad,
+    HeldRequests,
     ModelInfo,
     PreparedRequest,
     RejectCode,
@@ -82,7 +83,7 @@ class Engine:
         self._adapters = tuple(
             Adapter(model=name, root=path) for name, path in settings.lora_modules.items()
         )
-        self._aborts: set[asyncio.Task[None]] = set()
+        self._aborts = Aborts(llm.output_processor, llm.engine_core)
         self._delivered = ReaderRelay[tuple[int, float]](self._call_deliver)
         self._holds = ReaderRelay[bool](self._call_hold)
         self._background: list[asyncio.Task[None]] = []
@@ -169,22 +170,31 @@ class Engine:
             collector.put(error)
 
     def _pass_on(self, engine_id: str, sink: DeltaSink, delta: Delta) -> None:
-        """Hand a delta over; one that only its parser could not read is ended in the engine."""
+        """Hand a delta over; a request whose output cannot be read or taken is ended in the engine.
+
+        Raises nothing into vLLM's output loop, which is every request's.
+        """
         if delta.ending is UNREADABLE:
             self.abort([engine_id])
-        sink(delta)
+        try:
+            sink(delta)
+        except Exception:
+            log.exception("delta_not_taken", engine_request_id=engine_id)
+            self.abort([engine_id])
 
     def abort(self, engine_ids: Sequence[str]) -> None:
         """End requests: each gets a CANCELLED delta soon. Unknown and ended ones are ignored."""
-        if not engine_ids:
-            return
-        task = asyncio.create_task(self._abort(list(engine_ids)))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
+        self._aborts.start(engine_ids)
 
-    async def _abort(self, engine_ids: list[str]) -> None:
-        with contextlib.suppress(EngineDeadError):
-            await self._llm.abort(engine_ids, internal=True)
+    async def held(self) -> HeldRequests:
+        """Return which requests vLLM has; never returns if the engine has died.
+
+        A request that was added before the call and is in neither answer has ended.
+        """
+        core: list[str] = await self._llm.engine_core.call_utility_async(engine_calls.HELD)
+        return HeldRequests(
+            answered=frozenset(self._llm.output_processor.request_states), computed=frozenset(core)
+        )
 
     def deliver(self, engine_id: str, num_delivered: int) -> None:
         """Let the scheduler know soon how many tokens a reader has. Returns at once."""

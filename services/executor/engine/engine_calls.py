@@ -11,6 +11,7 @@ from vllm.v1.engine.core import EngineCore
 DELIVER = "evenflow_deliver"
 HOLD = "evenflow_hold"
 OBSERVE = "evenflow_observe"
+HELD = "evenflow_held"
 
 
 def install() -> None:
@@ -18,6 +19,7 @@ def install() -> None:
     setattr(EngineCore, DELIVER, _deliver)
     setattr(EngineCore, HOLD, _hold)
     setattr(EngineCore, OBSERVE, _observe)
+    setattr(EngineCore, HELD, _held)
 
 
 def _deliver(core: Any, counts: dict[str, tuple[int, float]]) -> None:
@@ -34,3 +36,8 @@ def _observe(core: Any) -> dict[str, Any]:
     """Return an `EngineObservation` as plain data."""
     plain: dict[str, Any] = core.scheduler.observe()
     return plain
+
+
+def _held(core: Any) -> list[str]:
+    """Return the ids of the requests that the scheduler has, without those that have ended."""
+    return list(core.scheduler.records)

@@ -131,15 +131,29 @@ class Front:
 
     def _named(self, observation: EngineObservation) -> EngineObservation:
         """Put the clients' ids in place of the engine's; requests that nobody has are left out."""
-        names: dict[str, str] = {}
-        for session in self._sessions:
-            names |= session.request_ids
+        names = self._request_ids()
         requests = tuple(
             replace(request, request_id=names[request.request_id])
             for request in observation.requests
             if request.request_id in names
         )
         return replace(observation, requests=requests)
+
+    def _request_ids(self) -> dict[str, str]:
+        """Return the ids of requests that the engine has: the clients' by the engine's."""
+        names: dict[str, str] = {}
+        for session in self._sessions:
+            names |= session.request_ids
+        return names
+
+    def held(self) -> frozenset[str]:
+        """Return the engine's ids of the requests that sessions await output of."""
+        return frozenset(self._request_ids())
+
+    def lose(self, engine_ids: Collection[str]) -> None:
+        """End requests that the engine does not have any more with a retryable failure."""
+        for session in list(self._sessions):
+            session.lose(engine_ids)
 
     def open_session(self, gateway_id: str) -> Session:
         """Return a session, to be closed by `close_session`; UnavailableError unless serving."""

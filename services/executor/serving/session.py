@@ -1,7 +1,7 @@
 """One gateway's stream: its live requests, from submit to ending."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -32,6 +32,7 @@ from services.kit.telemetry.tracing import Tracing
 log = structlog.get_logger()
 
 CANCELLED = Delta((), FinishReason.CANCELLED)
+LOST = Delta((), Failure(message="the engine lost the request", retryable=True))
 DUPLICATE = Rejection(code=RejectCode.DUPLICATE, message="a live request has the same id")
 INTERNAL = Rejection(code=RejectCode.INTERNAL, message="internal error")
 
@@ -112,7 +113,9 @@ class Session:
     @property
     def request_ids(self) -> dict[str, str]:
         """Return the ids of requests that the engine has: the client's by the engine's."""
-        return {live.engine_id: request_id for request_id, live in self._live.items()}
+        return {
+            live.engine_id: request_id for request_id, live in self._live.items() if live.engine_id
+        }
 
     @property
     def num_deposited(self) -> int:
@@ -303,6 +306,11 @@ class Session:
             else:
                 self._refuse(live, unavailable)
         self._engine.abort(engine_ids)
+
+    def lose(self, engine_ids: Collection[str]) -> None:
+        """End requests that the engine does not have any more; other sessions' are ignored."""
+        for live in [one for one in self._live.values() if one.engine_id in engine_ids]:
+            self._on_delta(live, LOST)
 
     def close(self) -> None:
         """Abort whatever is live: the gateway is gone, or its stream has ended."""

@@ -131,13 +131,14 @@ class Transfers:
         )
 
     def stats(self) -> KVStats | None:
-        """Return where KV is now, once in a while, and at once when a copy has gone wrong.
+        """Return where KV is now, once in a while, and at once when a copy has gone wrong or no
+        request has KV: that step may be the last one for long.
 
         Counting takes longer than most steps' part.
         """
         self._num_stats_asked += 1
         owner, failed = self.owner, self.owner.counters.num_failures > self._reported.num_failures
-        if self._num_stats_asked % STEPS_PER_STATS and not failed:
+        if self._num_stats_asked % STEPS_PER_STATS and owner.kvs and not failed:
             return None
         groups = [group for request in owner.kvs for group in request.groups]
         num_offloaded = sum(group.offloaded for group in groups)

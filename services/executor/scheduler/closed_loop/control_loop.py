@@ -125,9 +125,11 @@ class ControlLoop:
     # -- figures -----------------------------------------------------------------------------
 
     def take_stats(self) -> KVStats | None:
-        """Return the controller's counts once in a while: most steps change little."""
+        """Return the controller's counts once in a while, for most steps change little, and when
+        there are no requests: that step may be the last one for long.
+        """
         self._num_steps_unreported += 1
-        if self._num_steps_unreported < STEPS_PER_STATS:
+        if self._num_steps_unreported < STEPS_PER_STATS and self._records:
             return None
         self._num_steps_unreported = 0
         return KVStats(data={"controller": self.controller.counts.take()})

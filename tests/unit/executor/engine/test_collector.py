@@ -241,3 +241,25 @@ def test_a_form_that_allows_no_next_token_is_told_from_a_lost_state() -> None:
         assert isinstance(ending, Failure)
         assert ending.retryable
     assert not DEAD_END.retryable
+
+
+@pytest.mark.parametrize("scored", [[None], [None, make_place((8, -2.0, "b"))]])
+def test_a_prompt_that_was_cut_off_before_the_first_token_is_not_read(
+    scored: list[dict[int, FakeLogprob] | None],
+) -> None:
+    output = make_output(finish_reason="abort")
+    output.prompt_token_ids = [7, 8, 9]
+    output.prompt_logprobs = scored
+
+    assert to_delta(output, Reporting(num_logprobs=1)) == Delta((), FinishReason.CANCELLED)
+
+
+def test_an_output_that_cannot_be_read_ends_its_request_and_is_not_the_output_loop_s() -> None:
+    deltas: list[Delta] = []
+    collector = StepCollector("r", deltas.append)
+    unequal = make_output(5, 6)
+    unequal.outputs[0].logprobs = [make_place((5, -1.0, "a"))]
+    collector.put(unequal)
+    collector.put(make_output(7))
+
+    assert deltas == [Delta((), UNREADABLE)]

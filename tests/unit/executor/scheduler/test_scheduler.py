@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
+from vllm.v1.request import RequestStatus
 
 from services.control.measures.step_timing import StepTiming
 from services.executor.scheduler import reader_state
@@ -94,3 +95,34 @@ def test_run_policies_see_the_host_slots_that_every_rank_has_and_has_pinned() ->
     assert scheduler.loop.seam.shape.num_host_blocks == 0
     scheduler.transfers.absorb(StepFeedback(step=0, saved_step=0, num_ready_slots=24))
     assert scheduler.loop.seam.shape.num_host_blocks == 24
+
+
+def test_the_last_step_before_an_engine_idles_reports_where_kv_is() -> None:
+    engine = ModelFreeEngine()
+    transfers = engine.scheduler.transfers
+    engine.add("a", 40)
+    engine.step()
+    assert transfers.stats() is None  # in most steps
+    engine.scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
+    engine.step()
+
+    stats = transfers.stats()
+
+    assert stats is not None
+    assert stats.data["scheduler"]["num_resident_groups"] == 0
+    assert stats.data["scheduler"]["num_free_blocks"] == 41 - 1  # one is vLLM's own
+
+
+def test_a_controller_s_counts_are_reported_before_its_engine_idles() -> None:
+    engine = ModelFreeEngine()
+    loop = engine.scheduler.loop
+    engine.add("a", 40)
+    engine.step()
+    assert loop.take_stats() is None
+    engine.scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
+    engine.step()
+
+    stats = loop.take_stats()
+
+    assert stats is not None
+    assert stats.data["controller"]["sums"]["num_steps"] > 0

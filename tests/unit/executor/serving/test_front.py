@@ -9,6 +9,7 @@ import pytest
 
 from services.executor.engine.collector import DeltaSink
 from services.executor.observation import EngineObservation, RequestObservation
+from services.executor.serving.accounts import Accounts
 from services.executor.serving.front import Front
 from services.executor.serving.session import Session
 from services.executor.serving.step_stream import Acceptance, Frame
@@ -16,6 +17,7 @@ from services.executor.types import (
     Delta,
     EngineLoad,
     Failure,
+    HeldRequests,
     ModelInfo,
     PreparedRequest,
     RejectCode,
@@ -105,6 +107,9 @@ class FakeEngine:
 
     def hold(self, engine_id: str, held: bool) -> None:
         self.holds.append((engine_id, held))
+
+    async def held(self) -> HeldRequests:
+        return HeldRequests(answered=frozenset(self.sinks), computed=frozenset(self.sinks))
 
     async def observe(self) -> EngineObservation:
         return EngineObservation(
@@ -464,6 +469,42 @@ async def test_a_gateway_that_sends_no_more_still_gets_its_answers(
     frames = [frame async for frame in session.frames()]
 
     assert frames[-1].outputs["a"].ending is FinishReason.STOP
+
+
+async def test_requests_that_the_engine_has_lost_end_and_give_their_places_back(
+    front: Front, engine: FakeEngine, progress: RecordedProgress
+) -> None:
+    gone, here = front.open_session("gateway-1"), front.open_session("gateway-2")
+    await submit(gone, "a", "slow")  # the engine does not know the second one yet
+    await submit(here, "b")
+    del engine.sinks["a-x"]
+    draining = await drain_in_background(front, timeout_s=60)
+    accounts = Accounts(front, engine)
+    await accounts.look()
+    await accounts.look()
+
+    ending = (await next_frame(gone)).outputs["a"].ending
+    assert isinstance(ending, Failure)
+    assert ending.retryable
+    assert progress.notes[-1] == ("a", 0, RequestStatus.FAILED)
+    assert (gone.num_live, here.num_live) == (1, 1)
+    gone.abort("slow")
+    engine.generate("b", 1, ending=FinishReason.STOP)
+    await asyncio.wait_for(draining, timeout=60)
+
+
+async def test_requests_that_no_session_has_end_in_the_engine(
+    front: Front, engine: FakeEngine
+) -> None:
+    session = front.open_session("gateway-1")
+    await submit(session, "a")
+    engine.sinks["stray"] = lambda delta: None
+    accounts = Accounts(front, engine)
+    await accounts.look()
+    await accounts.look()
+
+    assert engine.sinks.keys() == {"a-x"}
+    front.close_session(session)
 
 
 async def drain_in_background(front: Front, timeout_s: float) -> "asyncio.Task[None]":
