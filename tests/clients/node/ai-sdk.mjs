@@ -6,6 +6,7 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
+globalThis.AI_SDK_LOG_WARNINGS = false;
 const [way, baseURL, id] = process.argv.slice(2);
 const settings = { baseURL: `${baseURL}/v1`, apiKey: "unused" };
 const models = {
