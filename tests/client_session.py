@@ -30,6 +30,10 @@ class Step:
     headers: dict[str, str]
     body: Any
 
+    def content(self, **changes: Any) -> str | None:
+        """Return the body as it is sent, with other values for some of its fields."""
+        return None if self.body is None else json.dumps(with_filler(self.body) | changes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
@@ -75,8 +79,8 @@ def without_prose(value: Any, key: str = "") -> Any:
 
 
 def _is_prose(text: str, key: str) -> bool:
-    """Tell prose from names, ids, patterns and what a call says, which are short or one word."""
-    if _MARKER.fullmatch(text):
+    """Tell prose from names, ids and patterns, which are short or one word, and from JSON."""
+    if _MARKER.fullmatch(text) or key == "arguments":
         return False
     longest = LONGEST_PHRASE if any(map(str.isspace, text)) else LONGEST_WORD
     return key == "description" or len(text) > longest

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.client_session import SESSIONS, Session, Step, model_that_calls, with_filler
+from tests.client_session import SESSIONS, Session, Step, model_that_calls
 from tests.fake_executor import FakeExecutor
 from tests.gateways import Client, gateway_for
 
@@ -56,8 +56,9 @@ def test_a_session_is_small_and_holds_no_secret(path: Path) -> None:
 
 async def fault_of(step: Step, http: httpx.AsyncClient) -> str | None:
     """Send the step; return what is wrong with its answer, and with which words it comes."""
-    content = None if step.body is None else json.dumps(with_filler(step.body))
-    answer = await http.request(step.method, step.path, headers=step.headers, content=content)
+    answer = await http.request(
+        step.method, step.path, headers=step.headers, content=step.content()
+    )
     if not answer.is_success:
         return f"{step.method} {step.path}: {answer.status_code} {answer.text}"
     if step.body is None or not step.body.get("stream"):
