@@ -1,7 +1,7 @@
 """Write down what a client sends: `python -m tests.record_client --help`.
 
-The client runs as a command with `$BASE_URL` in its arguments and its environment: a proxy that
-notes each request and hands it to a gateway with a fake executor.
+The client runs as a command. `$BASE_URL`, in its arguments and in its environment, is a proxy that
+notes each request and hands it to a gateway with a fake executor; the model is `test-model`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.fake_executor import FakeExecutor
 from tests.gateways import gateway_for, until
 
 OF_THE_CONNECTION = {"host", "content-length", "transfer-encoding", "date", "server"}
-SECRET = {"authorization", "x-api-key"}
+SECRET = {"authorization", "proxy-authorization", "x-api-key", "api-key", "cookie"}
 LONGEST_HEADER = 400  # characters; a longer one is a client's own account of itself
 
 
@@ -38,9 +38,7 @@ class Recorder:
             return
         body = await _whole_body(receive)
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        path = scope["path"] + (
-            f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
-        )
+        path = "?".join(filter(None, [scope["path"], scope["query_string"].decode()]))
         self.steps.append(make_step(scope["method"], path, headers, body))
         passed = {name: told for name, told in headers.items() if name not in OF_THE_CONNECTION}
         asked = self._http.stream(scope["method"], path, headers=passed, content=body)
@@ -76,26 +74,35 @@ async def _hand_back(answer: httpx.Response, send: Any) -> None:
 
 
 @asynccontextmanager
-async def recorder(
-    call: Call | None, context: int, model: str
-) -> AsyncIterator[tuple[Recorder, str]]:
-    """Serve a recorder before a gateway; yield it and its address."""
-    executor = FakeExecutor(max_model_len=context, model=model)
+async def recorder(call: Call | None, context: int) -> AsyncIterator[tuple[Recorder, str]]:
+    """Serve a recorder before a gateway whose model has `context` tokens; yield its address too."""
+    executor = FakeExecutor(max_model_len=context)
     executor.script_for = model_that_calls(call)
     await executor.start()
-    async with gateway_for(executor) as client:
-        await client.wait_ready()
-        port = free_port()
-        application = Recorder(client.http)
-        # h11 takes the body of a request that asks for an upgrade as well.
-        config = uvicorn.Config(application, port=port, http="h11", ws="none", log_level="error")
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve())
-        await until(lambda: server.started)
-        yield application, f"http://127.0.0.1:{port}"
+    try:
+        async with gateway_for(executor) as client:
+            await client.wait_ready()
+            application = Recorder(client.http)
+            async with served(application) as base_url:
+                yield application, base_url
+    finally:
+        await executor.kill()
+
+
+@asynccontextmanager
+async def served(application: Recorder) -> AsyncIterator[str]:
+    """Serve it on a free port; yield the address."""
+    port = free_port()
+    # h11 takes the body of a request that asks for an upgrade as well.
+    config = uvicorn.Config(application, port=port, http="h11", ws="none", log_level="error")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
         server.should_exit = True
         await serving
-    await executor.kill()
 
 
 async def run(command: list[str], base_url: str) -> int:
@@ -111,22 +118,25 @@ async def run(command: list[str], base_url: str) -> int:
 
 async def record(asked: argparse.Namespace) -> int:
     call = Call(name=asked.call[0], arguments=json.loads(asked.call[1])) if asked.call else None
-    async with recorder(call, max(asked.context), asked.model) as (taken, base_url):
+    async with recorder(call, max(asked.context)) as (taken, base_url):
         status = await run(asked.command, base_url)
     session = Session(client=asked.client, contexts=asked.context, call=call, steps=taken.steps)
     session.write(asked.out)
     return status
 
 
-def main() -> int:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.record_client", description=__doc__)
     parser.add_argument("--client", required=True, help="its name and version")
     parser.add_argument("--out", type=Path, required=True, help="the session's file")
     parser.add_argument("--call", nargs=2, metavar=("TOOL", "JSON"), help="what the model calls")
     parser.add_argument("--context", type=int, nargs="+", default=[8192, 32768], help="tokens")
-    parser.add_argument("--model", default="test-model")
     parser.add_argument("command", nargs="+", help="after --: the client")
-    return asyncio.run(record(parser.parse_args()))
+    return parser
+
+
+def main() -> int:
+    return asyncio.run(record(make_parser().parse_args()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, FakeExecutor
 from tests.gateways import Client, gateway_for
 
 NODE = Path(__file__).parent / "node"
-BIN = NODE / "node_modules" / ".bin"
+MODULES = NODE / "node_modules"
+CODEX = MODULES / ".bin" / "codex"
+CLAUDE = MODULES / "@anthropic-ai" / "claude-code" / "cli-wrapper.cjs"  # needs no install script
 ANSWER = "Hello, world"
 CONTEXTS = [8192, 32768]  # tokens
 SAY_HI = "echo hi"
@@ -41,7 +43,7 @@ stream_max_retries = 0
 # The sandbox of its commands needs rights that a test may lack; the command is the test's own.
 UNBOXED = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
 
-pytestmark = pytest.mark.skipif(not BIN.exists(), reason=f"npm has not installed {NODE}")
+pytestmark = pytest.mark.skipif(not MODULES.exists(), reason=f"npm has not installed {NODE}")
 
 
 @pytest.fixture(params=CONTEXTS)
@@ -107,7 +109,7 @@ async def test_claude_code_answers_and_goes_on(
     }
 
     for words in (["-p", "Say hi."], ["-c", "-p", "And again."]):
-        command = [BIN / "claude", *words, *effort, *tools]
+        command = ["node", CLAUDE, *words, *effort, *tools]
         assert (await said_by(*command, home=tmp_path, **environment)).strip() == ANSWER
     assert len(executor.submits) == (4 if has_tools else 2)
 
@@ -120,6 +122,6 @@ async def test_codex_answers_and_resumes(executor, client, tmp_path) -> None:
     (settings / "config.toml").write_text(config)
 
     for words in (["Say hi."], ["resume", "--last", "And again."]):
-        command = [BIN / "codex", "exec", *UNBOXED, *words]
+        command = [CODEX, "exec", *UNBOXED, *words]
         assert (await said_by(*command, home=tmp_path)).strip() == ANSWER
     assert len(executor.submits) == 4
