@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -92,8 +92,19 @@ $(CLIENTS_STAMP): requirements/clients.txt
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements/clients.txt
 	touch $@
 
-test-clients: $(if $(PREPARED),,setup) $(CLIENTS_STAMP) ## openai, litellm, langchain-openai, openai-agents, and Java where it is, against the gateway
-	GRPC_VERBOSITY=ERROR $(CLIENTS)/bin/python -m pytest -W default $(JUNIT)/clients.xml tests/clients
+test-clients: $(if $(PREPARED),,setup) $(CLIENTS_STAMP) ## openai, litellm, langchain-openai, openai-agents, recorded sessions, and Java where it is, against the gateway
+	GRPC_VERBOSITY=ERROR $(CLIENTS)/bin/python -m pytest -W default $(JUNIT)/clients.xml tests/clients --ignore=$(PROGRAMS)
+
+# Its packages are pinned by package-lock.json.
+PROGRAMS := tests/clients/test_programs.py
+NODE := tests/clients/node
+NODE_STAMP := $(NODE)/node_modules/.package-lock.json
+$(NODE_STAMP): $(NODE)/package-lock.json
+	@command -v npm >/dev/null && npm ci --prefix $(NODE) --no-audit --no-fund \
+	  || echo "npm cannot install $(NODE): the tests of its programs are skipped"
+
+test-client-programs: $(if $(PREPARED),,setup) $(NODE_STAMP) ## Claude Code, Codex and the AI SDK, as npm installs them, against the gateway
+	$(PYTEST) $(JUNIT)/client-programs.xml $(PROGRAMS)
 
 test-executors: $(STACK_NEEDS) ## executors in processes of their own
 	$(PYTEST) $(JUNIT)/executors.xml tests/executors
@@ -171,6 +182,7 @@ nightly: setup ## what `make test` draws from or leaves out, at length
 	rm -rf .cache/reference
 	$(MAKE) test-product
 	$(MAKE) test-clients
+	$(MAKE) test-client-programs
 	$(MAKE) test-fuzz
 	$(MAKE) fuzz
 	$(MAKE) soak

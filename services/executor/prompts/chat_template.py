@@ -109,12 +109,12 @@ def check_variables(options: ConversationOptions, config: ModelConfig, tokenizer
 
 
 def known_variables(config: ModelConfig, tokenizer: Any) -> tuple[str, ...]:
-    """Return the variables that `check_variables` takes, with tools and without, sorted; empty for
-    a template that is not looked into.
+    """Return the variables that `check_variables` takes, with tools and without, and `messages`,
+    sorted; empty for a template that is not looked into.
     """
     templates = [_template(config, tokenizer, tools) for tools in (None, [_ANY_TOOL])]
     known = [_variables_of(template, tokenizer) for template in templates if template]
-    return tuple(sorted(frozenset.intersection(*known))) if known else ()
+    return tuple(sorted(frozenset.intersection(*known) | {"messages"})) if known else ()
 
 
 _ANY_TOOL = _tool(Tool(name="any"))
