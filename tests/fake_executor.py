@@ -125,7 +125,7 @@ class Session:
         self.frames.put_nowait(frame)
 
     def acceptance(self, submit: pb.Submit) -> pb.Accepted:
-        """Return the answer to a request that is taken, its output cut to what the context leaves."""
+        """Take a request, its output cut to what the context leaves."""
         asked_for = submit.sampling.max_tokens
         return pb.Accepted(
             request_id=submit.request_id,

@@ -13,6 +13,7 @@ from services.executor.types import (
     EngineLoad,
     Failure,
     ModelInfo,
+    PromptOverflow,
     RejectCode,
     Rejection,
     Submission,
@@ -169,6 +170,15 @@ def _rejected(request_id: str, rejection: Rejection) -> pb.Rejected:
         code=_REJECT_CODES[rejection.code],
         field=rejection.field,
         message=shortened(rejection.message),
+        overflow=_overflow(rejection.overflow),
+    )
+
+
+def _overflow(overflow: PromptOverflow | None) -> pb.PromptOverflow | None:
+    if overflow is None:
+        return None
+    return pb.PromptOverflow(
+        num_prompt_tokens=overflow.num_prompt_tokens, max_model_len=overflow.max_model_len
     )
 
 

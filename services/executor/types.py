@@ -107,12 +107,21 @@ class RejectCode(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOverflow:
+    """A prompt that leaves nothing of the context."""
+
+    num_prompt_tokens: int  # 0: not counted, its characters alone are too many
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
     """Why a request left no trace."""
 
     code: RejectCode
     message: str  # one sentence for the client
     field: str = ""  # request field at fault, as the OpenAI API names it
+    overflow: PromptOverflow | None = None  # with CONTEXT_LENGTH
 
 
 class RejectedError(Exception):

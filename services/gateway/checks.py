@@ -47,7 +47,12 @@ def check_context(request: GenerationRequest, max_model_len: int) -> None:
     match request.prompt:
         case TokenPrompt(token_ids) if len(token_ids) >= max_model_len:
             rule = f"has {len(token_ids)} tokens, and the model's context length is {max_model_len}"
-            raise ContextLengthError(f"prompt: {rule}", field="prompt")
+            raise ContextLengthError(
+                f"prompt: {rule}",
+                field="prompt",
+                num_tokens=len(token_ids),
+                max_model_len=max_model_len,
+            )
 
 
 def check_length(num_tokens: int, max_model_len: int) -> None:

@@ -254,7 +254,13 @@ def rejection_from_proto(rejected: executor_pb2.Rejected) -> ServiceError:
         case executor_pb2.REJECT_CODE_INVALID_ARGUMENT:
             return InvalidRequestError(message, field=field)
         case executor_pb2.REJECT_CODE_CONTEXT_LENGTH:
-            return ContextLengthError(message, field=field)
+            overflow = rejected.overflow
+            return ContextLengthError(
+                message,
+                field=field,
+                num_tokens=overflow.num_prompt_tokens,
+                max_model_len=overflow.max_model_len,
+            )
         case executor_pb2.REJECT_CODE_UNKNOWN_MODEL:
             return UnknownModelError(message=message)
         case executor_pb2.REJECT_CODE_DUPLICATE:

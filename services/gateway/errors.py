@@ -47,7 +47,18 @@ class ReaderStoppedError(DeadlineError):
 
 
 class ContextLengthError(InvalidRequestError):
+    """The prompt leaves nothing of the context."""
+
     reason = "CONTEXT_LENGTH_EXCEEDED"
+
+    def __init__(
+        self, message: str, *, field: str = "", num_tokens: int = 0, max_model_len: int = 0
+    ) -> None:
+        """`num_tokens` are the prompt's, 0 if they were not counted; `max_model_len` is the
+        context's length, 0 if it is not known.
+        """
+        super().__init__(message, field=field)
+        self.num_tokens, self.max_model_len = num_tokens, max_model_len
 
 
 class BodyTooLargeError(InvalidRequestError):

@@ -8,8 +8,8 @@ from typing import Any
 
 from services.kit.errors import InvalidRequestError
 
-MAX_TOOLS = 128
-VALID_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MAX_TOOLS = 4_096  # each is in the prompt, which the context bounds
+VALID_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Variables of a chat template that tell an effort; it knows efforts if it has one of them.
 EFFORT_VARIABLES = frozenset({"reasoning_effort", "enable_thinking"})

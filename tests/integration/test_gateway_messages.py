@@ -6,6 +6,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, Script
 from tests.gateways import Client
@@ -252,3 +253,57 @@ async def test_bodies_of_claude_code_are_taken(client, executor) -> None:
         "tool",
     ]
     assert executor.submits[0].chat.messages[0].content == "You are Claude Code."
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "told"),
+    [
+        (20_204, "prompt is too long: 20204 tokens > 8192 maximum"),
+        (0, "prompt is too long: more than 8192 tokens > 8192 maximum"),  # not counted
+    ],
+)
+async def test_a_prompt_that_is_too_long_is_told_in_the_api_s_own_words(
+    client, executor, num_tokens: int, told: str
+) -> None:
+    overflow = pb.PromptOverflow(num_prompt_tokens=num_tokens, max_model_len=8_192)
+    executor.script = Script(
+        reject=pb.Rejected(
+            code=pb.REJECT_CODE_CONTEXT_LENGTH,
+            field="messages",
+            message="This model's maximum context length is 8192 tokens.",
+            overflow=overflow,
+        )
+    )
+    body = {"model": MODEL, "max_tokens": 9, "messages": MESSAGES}
+
+    refused = await client.http.post("/v1/messages", json=body)
+    chat = await client.http.post("/v1/chat/completions", json=body)
+
+    assert refused.status_code == 400
+    assert refused.json()["error"] == {"type": "invalid_request_error", "message": told}
+    assert chat.json()["error"]["code"] == "context_length_exceeded"
+    assert chat.json()["error"]["message"].startswith("This model's maximum context length")
+
+
+async def test_names_of_128_characters_and_more_than_128_tools_are_taken(client, executor) -> None:
+    tools = [TOOL | {"name": f"mcp__{k:0>123}"} for k in range(300)]
+    choice = {"type": "tool", "name": tools[299]["name"]}
+    body = {"model": MODEL, "max_tokens": 9, "messages": MESSAGES, "tools": tools}
+
+    response = await client.http.post("/v1/messages", json=body | {"tool_choice": choice})
+
+    assert response.status_code == 200, response.text
+    options = executor.submits[0].chat.options
+    assert [len(tool.name) for tool in options.tools] == [128] * 300
+    assert options.named_tool == choice["name"]
+
+
+async def test_a_conversation_of_many_contexts_is_counted(client) -> None:
+    long: Any = [{"role": "user", "content": "word " * 100_000}]
+
+    response = await client.http.post(
+        "/v1/messages/count_tokens", json={"model": MODEL, "messages": long}
+    )
+
+    assert response.status_code == 200, response.text
+    assert response.json()["input_tokens"] > 0

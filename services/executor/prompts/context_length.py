@@ -1,6 +1,6 @@
 """How many tokens a request may generate."""
 
-from services.executor.types import RejectCode, RejectedError, Rejection
+from services.executor.types import PromptOverflow, RejectCode, RejectedError, Rejection
 from services.generation.prompts import ChatPrompt, Prompt
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -33,7 +33,16 @@ def resolve_max_tokens(
             f" {max_model_len}: no room is left for an answer"
         )
         field = "messages" if is_chat else "prompt"
-        raise RejectedError(Rejection(code=RejectCode.CONTEXT_LENGTH, field=field, message=message))
+        raise RejectedError(
+            Rejection(
+                code=RejectCode.CONTEXT_LENGTH,
+                field=field,
+                message=message,
+                overflow=PromptOverflow(
+                    num_prompt_tokens=num_prompt_tokens, max_model_len=max_model_len
+                ),
+            )
+        )
     if requested is None:
         requested = num_left if isinstance(prompt, ChatPrompt) else COMPLETION_MAX_TOKENS
     return min(requested, num_left)

@@ -165,7 +165,7 @@ class Preparation:
                 priority=submission.priority,
             )
         except (VLLMClientError, ValueError) as error:
-            rejection = rejection_of(error, submission.prompt)
+            rejection = rejection_of(error, submission.prompt, self._llm.model_config.max_model_len)
             field = _blamed(error, submission, parsed) or rejection.field
             raise RejectedError(replace(rejection, field=field)) from error
 

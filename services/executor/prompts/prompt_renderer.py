@@ -9,7 +9,7 @@ from vllm.renderers import BaseRenderer
 from vllm.renderers.params import TokenizeParams
 
 from services.executor.prompts.chat_template import chat_params, messages_of
-from services.executor.types import RejectCode, RejectedError, Rejection
+from services.executor.types import PromptOverflow, RejectCode, RejectedError, Rejection
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenizeOptions, TokenPrompt
 
 # Names that vLLM gives to the prompt when it does not fit the context.
@@ -27,6 +27,7 @@ class PromptRenderer:
 
     def __init__(self, renderer: BaseRenderer) -> None:
         self._renderer = renderer
+        self._max_model_len = renderer.model_config.max_model_len
 
     async def render(self, prompt: Prompt, *, with_text: bool = False) -> Any:
         """Return vLLM's `EngineInput`, tokenised; `with_text` with the text of token ids too.
@@ -36,7 +37,7 @@ class PromptRenderer:
         try:
             return await self._render(prompt, with_text)
         except (VLLMClientError, ValueError, TypeError) as error:
-            raise RejectedError(rejection_of(error, prompt)) from error
+            raise RejectedError(rejection_of(error, prompt, self._max_model_len)) from error
 
     async def _render(self, prompt: Prompt, with_text: bool) -> Any:
         match prompt:
@@ -60,7 +61,7 @@ class PromptRenderer:
         try:
             return tuple((await self._tokenize(prompt, options))["prompt_token_ids"])
         except (VLLMClientError, ValueError, TypeError) as error:
-            raise RejectedError(rejection_of(error, prompt)) from error
+            raise RejectedError(rejection_of(error, prompt, self._max_model_len)) from error
 
     async def _tokenize(self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions) -> Any:
         renderer = self._renderer
@@ -92,7 +93,7 @@ class PromptRenderer:
         return str(decoded["prompt"])
 
 
-def rejection_of(error: Exception, prompt: Prompt) -> Rejection:
+def rejection_of(error: Exception, prompt: Prompt, max_model_len: int) -> Rejection:
     """Return what a client is told about vLLM's complaint; faults without a name are the prompt's.
 
     vLLM's own text says which of its parameters failed; that part is left out.
@@ -100,8 +101,12 @@ def rejection_of(error: Exception, prompt: Prompt) -> Rejection:
     parameter = getattr(error, "parameter", None)
     message = error.args[0] if isinstance(error, VLLMValidationError) else str(error)
     if parameter in CONTEXT_PARAMETERS:
+        num_tokens = getattr(error, "value", 0) if parameter == "input_tokens" else 0
         return Rejection(
-            code=RejectCode.CONTEXT_LENGTH, field=prompt_field(prompt), message=message
+            code=RejectCode.CONTEXT_LENGTH,
+            field=prompt_field(prompt),
+            message=message,
+            overflow=PromptOverflow(num_prompt_tokens=num_tokens, max_model_len=max_model_len),
         )
     return Rejection(
         code=RejectCode.INVALID_ARGUMENT, field=parameter or prompt_field(prompt), message=message

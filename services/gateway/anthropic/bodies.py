@@ -9,9 +9,9 @@ from services.gateway.openai import rules
 from services.gateway.openai.fields import TemplateVariables
 from services.gateway.openai.lenient import GeneratingBody, OtherTool
 from services.gateway.openai.members import LenientBody, Part
-from services.gateway.openai.tools import ReasoningEffort, ToolName, json_text
+from services.gateway.openai.tools import ReasoningEffort, json_text
 from services.generation import sampling_params as limits
-from services.generation.conversation import Tool
+from services.generation.conversation import VALID_TOOL_NAME, Tool
 from services.generation.sampling_params import AnswerForm, StructuredOutputs
 
 StopSequence = Annotated[str, Field(min_length=1)]
@@ -19,7 +19,7 @@ StopSequence = Annotated[str, Field(min_length=1)]
 
 class OwnTool(Part):
     type: Literal["custom"] = "custom"
-    name: ToolName
+    name: str = Field(pattern=f"^{VALID_TOOL_NAME.pattern}$")
     description: str = ""
     input_schema: dict[str, Any]
     strict: bool = False

@@ -204,7 +204,7 @@ class _AnswerEvents:
 
 
 def _note_clipped(scope: Scope, generations: Sequence[Generation]) -> None:
-    """Have the response's header say to what `max_tokens` was cut: of several prompts, the least."""
+    """Have the header say to what `max_tokens` was cut: of several prompts, the least."""
     clipped = [g.clipped_max_tokens for g in generations if g.clipped_max_tokens is not None]
     if clipped:
         scope[CLIPPED_PARAMETERS] = {own_name("max_tokens", scope["path"]): min(clipped)}

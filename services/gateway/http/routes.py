@@ -158,6 +158,7 @@ class ApiRoutes:
             answers_per_prompt=body.n,
             is_prompt_only=body.wants_no_answer,
             has_token_ids=body.tells_token_ids,
+            names_tokens_by_id=body.return_tokens_as_token_ids,
         )
         form = ChatForm(
             head,

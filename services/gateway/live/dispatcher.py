@@ -148,26 +148,28 @@ class Dispatcher:
         self, model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> Tokenization:
         """Like `Placing.tokenize`. Admitted and charged as a request is; raises as `generate_all`
-        does, ContextLengthError for what is far too long for the model.
+        does, ContextLengthError for a text that is far too long for the model; a conversation of
+        any length is counted, for clients that want to know what to leave out of it.
         """
-        with self._aside(model, estimated_num_tokens(prompt)):
+        num_tokens = estimated_num_tokens(prompt)
+        if isinstance(prompt, TextPrompt):
+            self._check_length(model, num_tokens)
+        with self._aside(num_tokens):
             return await self.placing.tokenize(model, prompt, options)
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
         """Return the text of tokens. Raises as `tokenize` does."""
-        with self._aside(model, len(ids)):
+        self._check_length(model, len(ids))
+        with self._aside(len(ids)):
             return await self.placing.detokenize(model, ids)
 
     @contextmanager
-    def _aside(self, model: str, num_tokens: int) -> Iterator[None]:
+    def _aside(self, num_tokens: int) -> Iterator[None]:
         """Admit work for about so many tokens that the engine does not see."""
         if self._is_draining:
             raise UnavailableError(DRAINING_MESSAGE)
         if self._num_aside >= MAX_ASIDE:
             raise TooManyRequestsError(limit=MAX_ASIDE, num_free=0)
-        for info in self.models():
-            if info.model == model:
-                check_length(num_tokens, info.max_model_len)
         caller = current_caller()
         self._quotas.enter(caller)
         self._num_aside += 1
@@ -176,6 +178,11 @@ class Dispatcher:
         finally:
             self._num_aside -= 1
             self._quotas.leave(caller, num_tokens)
+
+    def _check_length(self, model: str, num_tokens: int) -> None:
+        for info in self.models():
+            if info.model == model:
+                check_length(num_tokens, info.max_model_len)
 
     def drop(self, generation: Generation) -> None:
         """Have nothing more to do with a request: abort it unless it is finished. Idempotent."""

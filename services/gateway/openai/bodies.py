@@ -79,7 +79,6 @@ REFUSED = frozenset(
         "prompt_logprobs",
         "regex",
         "repetition_detection",
-        "return_tokens_as_token_ids",
         "stop_regex",
         "suffix",
         "thinking_token_budget",
@@ -92,7 +91,6 @@ REFUSED = frozenset(
 NEUTRAL_VALUES: Mapping[str, Any] = MappingProxyType(
     {
         "best_of": 1,
-        "return_tokens_as_token_ids": False,
         "use_beam_search": False,
     }
 )
@@ -120,6 +118,7 @@ class RequestBody(LenientBody, SampledBody):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
     stream_options: StreamOptions | None = None

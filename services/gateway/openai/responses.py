@@ -38,6 +38,7 @@ class AnswerHead:
     answers_per_prompt: int = 1  # answer k is one to prompt k // answers_per_prompt
     is_prompt_only: bool = False  # what is generated is not told
     has_token_ids: bool = False  # of what is generated, in every choice
+    names_tokens_by_id: bool = False  # where their probabilities are told
 
     @property
     def is_chat(self) -> bool:
@@ -142,6 +143,7 @@ class ChunkWriter:
         self._prompt_ids: Sequence[int] = ()  # to be told with the role
         self._num_tokens = 0  # of the answer, up to the chunk that is made
         self._head = chunk_base(head)
+        self._names_by_id = head.names_tokens_by_id
         self._is_begun = not self._is_chat  # only a chat tells a role
         self._num_characters = 0  # of the tokens whose probabilities were written
         # The text goes between the two halves of a chunk made with a placeholder.
@@ -227,9 +229,11 @@ class ChunkWriter:
         if not logprobs:
             return None
         if self._is_chat:
-            return chat_logprobs(logprobs)
-        written = completion_logprobs(logprobs, first_offset=self._num_characters)
-        self._num_characters += sum(map(len, written["tokens"]))
+            return chat_logprobs(logprobs, by_id=self._names_by_id)
+        written = completion_logprobs(
+            logprobs, first_offset=self._num_characters, by_id=self._names_by_id
+        )
+        self._num_characters += sum(len(one.chosen.token) for one in logprobs)
         return written
 
     def _chunk(
@@ -296,12 +300,13 @@ def _whole_choice(head: AnswerHead, index: int, answer: Answer) -> dict[str, Any
         text = answer.prompt.text + text
         logprobs = [*answer.prompt.logprobs, *logprobs]
     choice: dict[str, Any] = {"index": index}
+    by_id = head.names_tokens_by_id
     if head.is_chat:
         choice["message"] = message(answer.tokens)
-        written = chat_logprobs(logprobs) if logprobs else None
+        written = chat_logprobs(logprobs, by_id=by_id) if logprobs else None
     else:
         choice["text"] = text
-        written = completion_logprobs(logprobs) if logprobs else None
+        written = completion_logprobs(logprobs, by_id=by_id) if logprobs else None
     choice |= {"logprobs": written, "finish_reason": answer.finish.reason.value}
     if head.has_token_ids:
         choice["token_ids"] = [token.id for token in answer.tokens]

@@ -1,13 +1,23 @@
 """What a conversation is in the Responses API: items, and the turns that they form."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from services.gateway.openai.fields import OrText
-from services.gateway.openai.members import Part
+from services.gateway.openai.members import Part, ignored, note
 from services.gateway.openai.stand_ins import joined, stand_in
 from services.gateway.openai.tools import object_text
 from services.generation.conversation import ChatMessage, ToolCall
@@ -90,10 +100,24 @@ class CallItem(Part):
         return ChatMessage(role="assistant", content="", tool_calls=(call,))
 
 
+class CustomCallItem(Part):
+    """A call whose input is a text, which templates know as its one argument."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Name
+    name: Name
+    input: str
+
+    def to_turn(self) -> ChatMessage:
+        arguments = json.dumps({"input": self.input}, ensure_ascii=False)
+        call = ToolCall(id=self.call_id, name=self.name, arguments=arguments)
+        return ChatMessage(role="assistant", content="", tool_calls=(call,))
+
+
 class CallOutputItem(Part):
     """What a call resulted in."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Name
     output: PartsText
 
@@ -112,11 +136,42 @@ class ReasoningItem(Part):
         return ChatMessage(role="assistant", content="", reasoning=self.content or self.summary)
 
 
-Item: TypeAlias = MessageItem | CallItem | CallOutputItem | ReasoningItem
+class OtherItem(Part):
+    """A reference to what only the API's own servers keep, or what a tool of theirs did: left
+    out.
+    """
+
+    type: Name
+
+    @model_validator(mode="after")
+    def _leave_out(self, info: ValidationInfo) -> "OtherItem":
+        names = ignored(info)
+        if names is None:
+            rule = "is not supported: responses are not kept, so have the client send whole items"
+            raise ValueError(f"type {self.type} {rule} (store: false)")
+        note(names, PLACE, self.type)
+        return self
+
+
+_ITEMS = {
+    "message": MessageItem,
+    "function_call": CallItem,
+    "custom_tool_call": CustomCallItem,
+    "function_call_output": CallOutputItem,
+    "reasoning": ReasoningItem,
+}
+Item: TypeAlias = (
+    MessageItem | CallItem | CustomCallItem | CallOutputItem | ReasoningItem | OtherItem
+)
 
 
 def _item_type(value: object) -> Any:
-    return value.get("type") or "message" if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("type") or "message"
+    if kind == "custom_tool_call_output":
+        return "function_call_output"
+    return kind if isinstance(kind, str) and kind in _ITEMS else "other"
 
 
 def _as_items(value: object) -> object:
@@ -127,17 +182,32 @@ def _as_items(value: object) -> object:
 AnyItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[OtherItem, Tag("other")],
     Discriminator(
         _item_type,
         custom_error_type="item_type",
-        custom_error_message=(
-            "type must be message, function_call, function_call_output or reasoning"
-        ),
+        custom_error_message="must be an object",
     ),
 ]
-Input = Annotated[list[AnyItem], Field(min_length=1), BeforeValidator(_as_items), OrText()]
+
+
+def _check_any_is_known(items: list[Item]) -> list[Item]:
+    if all(isinstance(item, OtherItem) for item in items):
+        rule = "nothing is left without items that are not kept here: have the client send whole"
+        raise ValueError(f"{rule} items (store: false)")
+    return items
+
+
+Input = Annotated[
+    list[AnyItem],
+    Field(min_length=1),
+    AfterValidator(_check_any_is_known),
+    BeforeValidator(_as_items),
+    OrText(),
+]
 
 
 def turns(items: Sequence[Item], instructions: str = "") -> list[ChatMessage]:
@@ -146,6 +216,8 @@ def turns(items: Sequence[Item], instructions: str = "") -> list[ChatMessage]:
     """
     formed = [ChatMessage(role="system", content=instructions)] if instructions else []
     for item in items:
+        if isinstance(item, OtherItem):
+            continue
         turn = item.to_turn()
         if formed and _goes_on(formed[-1], turn):
             last = formed[-1]

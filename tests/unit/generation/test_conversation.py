@@ -79,7 +79,7 @@ def test_turns_and_parts_of_calls_survive_the_wire() -> None:
     ("options", "field"),
     [
         (ConversationOptions(tools=(Tool(name=""),)), "tools[0].name"),
-        (ConversationOptions(tools=(F, Tool(name="a" * 65))), "tools[1].name"),
+        (ConversationOptions(tools=(F, Tool(name="a" * 129))), "tools[1].name"),
         (ConversationOptions(tools=(Tool(name="f", parameters="1"),)), "tools[0].parameters"),
         (ConversationOptions(tools=(F, F)), "tools"),
         (

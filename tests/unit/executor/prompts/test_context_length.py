@@ -3,7 +3,7 @@
 import pytest
 
 from services.executor.prompts.context_length import check_num_answers, resolve_max_tokens
-from services.executor.types import RejectCode, RejectedError
+from services.executor.types import PromptOverflow, RejectCode, RejectedError
 from services.generation.conversation import ChatMessage
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
@@ -55,6 +55,9 @@ def test_what_does_not_fit_is_refused_naming_the_field(
         )
     assert caught.value.rejection.code is RejectCode.CONTEXT_LENGTH
     assert caught.value.rejection.field == field
+    assert caught.value.rejection.overflow == PromptOverflow(
+        num_prompt_tokens=num_prompt_tokens, max_model_len=100
+    )
 
 
 @pytest.mark.parametrize(("num_prompt_tokens", "most"), [(1, 2**20), (8_192, 128), (8_193, 127)])

@@ -236,3 +236,61 @@ def test_a_fault_is_named(stated: Any, field: str) -> None:
         ask(ignored=set(), **stated)
 
     assert refused.value.field == field
+
+
+REFERENCE = {"type": "item_reference", "id": "msg_1"}
+AGAIN = {"role": "user", "content": "again"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "item_reference",
+        "web_search_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "compaction",
+        "computer_call_output",
+        "what_is_not_known_yet",
+    ],
+)
+def test_items_that_only_the_api_s_own_servers_have_are_left_out_and_named(kind: str) -> None:
+    ignored: set[str] = set()
+
+    request = ask(input=[{"type": kind, "id": "x"}, AGAIN], ignored=ignored)
+
+    assert turns(request) == (ChatMessage(role="user", content="again"),)
+    assert ignored == {f"input.{kind}"}
+
+
+def test_where_nothing_may_be_left_out_such_items_are_refused_by_their_type() -> None:
+    with pytest.raises(InvalidRequestError, match=r"input\[0\].*item_reference.*store: false"):
+        ask(input=[REFERENCE, AGAIN])
+
+
+def test_an_input_of_which_nothing_is_left_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="nothing is left") as refused:
+        ask(input=[REFERENCE], ignored=set())
+    assert refused.value.field == "input"
+
+
+@pytest.mark.parametrize("item", [{"type": 5}, {"type": ""}, 5, None, [REFERENCE]])
+def test_what_is_no_item_is_refused(item: object) -> None:
+    if item == {"type": ""}:
+        item = {"type": "", "role": 5}  # an empty type is none: a message, and this is none
+    with pytest.raises(InvalidRequestError, match=r"input\[0\]"):
+        ask(input=[item], ignored=set())
+
+
+def test_a_call_with_a_text_for_input_is_a_call_with_one_argument() -> None:
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": 'say "hi"'}
+    output = {"type": "custom_tool_call_output", "call_id": "c", "output": "done"}
+
+    request = ask(input=[call, output, AGAIN])
+
+    made = ToolCall(id="c", name="patch", arguments='{"input": "say \\"hi\\""}')
+    assert turns(request) == (
+        ChatMessage(role="assistant", content="", tool_calls=(made,)),
+        ChatMessage(role="tool", content="done", tool_call_id="c"),
+        ChatMessage(role="user", content="again"),
+    )
