@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.status import Status
 
+from cli.client.expectation import expectation, read_model_info
 from cli.local.preflight import PreflightError, require
 from cli.local.settings import BadSettingError, StackSettings, read_settings, state_dir
 from cli.local.stack import Stack, StackError
@@ -112,6 +113,8 @@ def _serve(arguments: Sequence[str]) -> None:
     with _ended_by_signals():
         stack = bring_up(settings, check=check)
         print(f"\n{_addresses(stack.settings)}\n", flush=True)
+        if info := read_model_info(stack.settings.address("executor")):
+            print("\n".join(expectation(info)) + "\n", flush=True)
         if not options.detach:
             _stay(stack)
 

@@ -1,6 +1,6 @@
 """Protobuf <-> domain. The only executor module besides the servicer and the clients with pb2."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from services.executor.observation import (
@@ -245,6 +245,7 @@ def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfo
         caches_prefixes=info.caches_prefixes,
         root=info.root,
         adapters=[pb.Adapter(model=one.model, root=one.root) for one in info.adapters],
+        kv=None if info.kv is None else pb.KVFacts(**asdict(info.kv)),
     )
 
 

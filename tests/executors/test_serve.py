@@ -76,6 +76,13 @@ def test_options_of_vllm_reach_the_engine(stack: LocalStack) -> None:
     assert [answer.status_code for answer in answers] == [200, 400]  # --max-logprobs, no setting
 
 
+def test_what_to_expect_is_said_at_the_start(stack: LocalStack) -> None:
+    log = (Path(stack.environment["EVENFLOW_STATE_DIR"]) / "log").read_text()
+
+    assert "policy       vllm: run order fcfs, no layer leaves the pool" in log
+    assert "layer-wise KV off" in log
+
+
 def test_the_snippets_that_the_demo_prints_work_when_pasted(stack: LocalStack) -> None:
     settings = read_settings({**stack.environment, "EVENFLOW_EXECUTOR_MODEL": "exactness"})
     commands = snippets(settings, "Hello?").partition("# curl")[2]
@@ -148,11 +155,19 @@ def test_a_second_stack_runs_beside_the_first_and_leaves_it_when_it_is_stopped(
         return stack.shell(f"env -i {quoted(alone)} {sys.executable} -m cli {command}")
 
     started = evenflow(
-        f"serve {exactness_model()} {ENGINE} --served-model-name other --port {port} --detach"
+        f"serve {exactness_model()} {ENGINE} --served-model-name other --port {port} --detach "
+        "--layerwise-kv --kv-host-memory 32M"
     )
     try:
         assert started.returncode == 0, started.stdout + started.stderr
         assert services_of(stack) > first
+        for told in (
+            "KV pool ",
+            "GB/s to the pool as measured; lambda ",
+            "policy       evenflow: ",
+        ):
+            assert told in started.stdout
+        assert "the host holds less than the pool" in started.stdout
         asked = evenflow("chat --max-tokens 3")
         answers = [
             evenflow(f"chat --max-tokens 3 --rate 0 --name {name} <<< Hello")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from services.executor.engine import engine_calls
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
+from services.executor.engine.kv_facts import kv_facts
 from services.executor.engine.reader_relay import ReaderRelay
 from services.executor.kv_options import caches_prefixes, layers_per_group, max_num_active_seqs
 from services.executor.observation import EngineObservation, from_plain
@@ -86,6 +88,7 @@ class Engine:
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
         self._shutdown_timeout_s = shutdown_timeout_s(settings)
+        self._kv = kv_facts(llm.vllm_config, {})
         self.died = asyncio.Event()
 
     @classmethod
@@ -112,6 +115,10 @@ class Engine:
             asyncio.create_task(self._delivered.run(), name="delivered-relay"),
             asyncio.create_task(self._holds.run(), name="hold-relay"),
         ]
+        if self._kv.is_layerwise:
+            told = await self._llm.engine_core.call_utility_async(engine_calls.DESCRIBE)
+            self._kv = kv_facts(self._llm.vllm_config, told)
+        log.info("engine_described", **asdict(self._kv))
 
     async def _watch_output(self) -> None:
         await asyncio.wait([self._llm.output_handler])
@@ -237,6 +244,7 @@ class Engine:
             caches_prefixes=caches_prefixes(config),
             root=self._root,
             adapters=self._adapters,
+            kv=self._kv,
         )
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.bench import _complete, _levels, _make_parser, command
+from cli.local.settings import read_settings
 from services.pacing.types import ServiceLevel
 
 pytestmark = pytest.mark.timeout(1_200)  # vLLM is imported
