@@ -167,7 +167,7 @@ def test_a_second_stack_runs_beside_the_first_and_leaves_it_when_it_is_stopped(
             "policy       evenflow: ",
         ):
             assert told in started.stdout
-        assert "the host holds less than the pool" in started.stdout
+        assert "Layer-wise KV has " in started.stdout  # nothing to do, or little room
         asked = evenflow("chat --max-tokens 3")
         answers = [
             evenflow(f"chat --max-tokens 3 --rate 0 --name {name} <<< Hello")
