@@ -55,8 +55,8 @@ def _pointless(info: pb.GetModelInfoResponse) -> Iterator[str]:
         )
     if 0 < kv.link_ratio < MIN_LINK_RATIO:
         yield (
-            f"Layer-wise KV moves no layers here: lambda is below {MIN_LINK_RATIO:.0%}, so that "
-            "only the rules of who runs act."
+            f"Layer-wise KV hardly moves layers here: lambda of a short step is below "
+            f"{MIN_LINK_RATIO:.0%}, so that little but the rules of who runs acts."
         )
 
 

@@ -45,7 +45,7 @@ def test_a_host_smaller_than_the_pool_is_said() -> None:
 
 
 def test_a_slow_link_leaves_only_who_runs() -> None:
-    assert "only the rules of who runs act" in expectation(info(link_ratio=0.019))[4]
+    assert "little but the rules of who runs acts" in expectation(info(link_ratio=0.019))[4]
 
 
 def test_without_layerwise_kv_nothing_is_pointless() -> None:
