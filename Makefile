@@ -196,14 +196,15 @@ up: setup ## start the local stack and leave it running, with the demo model (or
 	$(if $(SERVE),,$(BIN)/python -m demo.model)
 	$(BIN)/evenflow serve $(or $(SERVE),.cache/models/smollm2-135m-instruct --dtype float32 --layerwise-kv --kv-host-memory 1G) --detach
 
+# NAME=... where several stacks run.
 down: ## stop the local stack
-	@if [ -x $(BIN)/evenflow ]; then $(BIN)/evenflow down; fi
+	@if [ -x $(BIN)/evenflow ]; then $(BIN)/evenflow down $(if $(NAME),--name $(NAME)); fi
 
 watch: ## show what the engine of the local stack is doing
-	$(BIN)/evenflow watch
+	$(BIN)/evenflow watch $(if $(NAME),--name $(NAME))
 
 logs: ## follow the logs of the local stack
-	$(BIN)/evenflow logs
+	$(BIN)/evenflow logs $(if $(NAME),--name $(NAME))
 
 bench: bench-planner bench-layerwise bench-parking bench-gateway ## all benchmarks; each writes JSON and prints a table
 

@@ -12,7 +12,8 @@ import click
 from cli.client.endpoint import AnswerError, Endpoint
 from cli.client.felt import DEFINITIONS, felt_by_rate, num_untimed
 from cli.client.felt_view import felt_table
-from cli.local.settings import BadSettingError, running_model, running_settings
+from cli.local.settings import BadSettingError
+from cli.local.stacks import NoStackError, running_stacks, some_stack
 from cli.readers import ENDPOINTS, Readers, readers_in_benchmark
 from services.pacing.attainment import DELIVERY_TOLERANCE_S
 from services.pacing.types import ServiceLevel
@@ -45,7 +46,7 @@ def command(arguments: tuple[str, ...]) -> None:
     """vLLM's serving benchmark, with readers."""
     try:
         is_answered = run(arguments)
-    except (AnswerError, BadSettingError, ValueError, OSError) as error:
+    except (AnswerError, BadSettingError, NoStackError, ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if not is_answered:
         raise click.ClickException("no request was answered")
@@ -54,7 +55,8 @@ def command(arguments: tuple[str, ...]) -> None:
 def run(arguments: Sequence[str]) -> bool:
     """Run one benchmark, print its tables, say whether any request was answered.
 
-    Imports vLLM, which takes seconds. Raises AnswerError, BadSettingError, ValueError or OSError.
+    Imports vLLM, which takes seconds. Raises AnswerError, BadSettingError, NoStackError,
+    ValueError or OSError.
     """
     # PyTorch's remark that a machine without a GPU has no Triton.
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
@@ -105,6 +107,7 @@ def _make_parser() -> Any:
         "tpot": "mean time per output token after the first",
     }.items():
         ours.add_argument(f"--slo-{name}-ms", type=_positive, metavar="MS", help=meaning)
+    ours.add_argument("--name", help="the local stack's; needed where several run")
     add_cli_args(parser)
     parser.set_defaults(**DEFAULTS)
     return parser
@@ -131,7 +134,7 @@ def _levels(args: argparse.Namespace, parser: Any) -> list[ServiceLevel]:
 
 
 def _complete(args: argparse.Namespace) -> None:
-    """Fill in what was not said. Raises AnswerError, ValueError or BadSettingError."""
+    """Fill in what was not said. Raises AnswerError, BadSettingError, NoStackError, ValueError."""
     if args.backend not in ENDPOINTS:
         raise ValueError(f"--backend {args.backend}: readers need one of {', '.join(ENDPOINTS)}")
     args.endpoint = args.endpoint or ENDPOINTS[args.backend]
@@ -154,7 +157,7 @@ def _base_url(args: argparse.Namespace) -> str:
     if args.base_url:
         return str(args.base_url).rstrip("/").removesuffix("/v1")
     if args.host is None and args.port is None:
-        return running_settings().base_url
+        return some_stack(args.name).base_url
     return f"http://{join_host_port(args.host or '127.0.0.1', args.port or 8000)}"
 
 
@@ -170,14 +173,14 @@ def _first_model(args: argparse.Namespace) -> str:
 
 def _tokenizer(args: argparse.Namespace) -> str:
     """Return the directory or hub id of the model's tokenizer."""
-    local = running_model() if args.base_url == running_settings().base_url else None
-    if local:
-        return local
+    for stack in running_stacks():
+        if stack.base_url == args.base_url:
+            return stack.model
     if "/" in args.model or Path(args.model).is_dir():
         return str(args.model)
     raise ValueError(
         f"--tokenizer: name the directory or hub id of {args.model}'s tokenizer; {args.base_url} "
-        "is not the local stack, whose model is known"
+        "is no local stack, whose model is known"
     )
 
 

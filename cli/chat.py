@@ -24,7 +24,8 @@ from cli.client.answer import (
 from cli.client.endpoint import Endpoint, RefusedError, endpoint_at
 from cli.interrupts import heard
 from cli.live_line import Progress, display_for, watched
-from cli.local.settings import BadSettingError, running_settings
+from cli.local.settings import BadSettingError, read_settings
+from cli.local.stacks import NoStackError, some_stack
 from services.pacing.attainment import tpot_s
 
 # What keeps a small model from repeating itself.
@@ -49,6 +50,7 @@ class ChatOptions:
     seed: int | None
     api_key: str = field(repr=False)
     executor: str | None  # gRPC address
+    name: str | None  # of a local stack
 
     @property
     def rate_tps(self) -> float | None:
@@ -93,12 +95,13 @@ class ChatOptions:
     metavar="HOST:PORT",
     help="gRPC address that tells what is generated; the local stack's.",
 )
+@click.option("--name", help="Of a local stack; needed where several run.")
 def command(**options: Any) -> None:
     """Talk with a served model: one question a line. /new starts anew, /quit or Ctrl-D ends,
     Ctrl-C stops an answer."""
     try:
         _chat(ChatOptions(**options))
-    except (AnswerError, BadSettingError) as error:
+    except (AnswerError, BadSettingError, NoStackError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -163,7 +166,8 @@ def summary_line(answer: PacedAnswer, rate_tps: float | None) -> str:
 
 
 def _chat(options: ChatOptions) -> None:
-    settings = running_settings()
+    elsewhere = options.url and not options.name
+    settings = read_settings() if elsewhere else some_stack(options.name)
     endpoint = endpoint_at(options.url or settings.base_url, options.api_key)
     served = endpoint.models()
     model = options.model or next(iter(served), None)

@@ -38,5 +38,6 @@ class _Subcommands(click.Group):
 
 
 @click.command(cls=_Subcommands)
+@click.version_option(package_name="evenflow", message="%(prog)s %(version)s")
 def main() -> None:
     """An LLM server for readers: tokens at the pace they are read."""

@@ -14,7 +14,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import human_readable_int
 
-from cli.local.settings import BadSettingError
+from cli.local.settings import NOT_IN_NAMES, BadSettingError
 from cli.parser import NearestNameParser
 from services.executor.engine.options import OURS as NOT_THE_USERS
 from services.executor.settings import ExecutorSettings
@@ -43,6 +43,7 @@ class ServeOptions:
     variables: dict[str, str] = field(default_factory=dict)  # settings of services
     ports: dict[str, int] = field(default_factory=dict)  # by the settings' names
     redis_url: str | None = None
+    name: str | None = None  # of the stack
     dtype: str = "auto"
     detach: bool = False
 
@@ -62,11 +63,13 @@ def read_options(arguments: Sequence[str], environ: Mapping[str, str]) -> ServeO
         raise BadSettingError(f"--{taken[0].replace('_', '-')}: Evenflow sets it itself")
     ports = {PORTS[name]: given.pop(name) for name in PORTS if name in given}
     redis_url, detach = given.pop("redis_url", None), given.pop("detach", False)
+    name = given.pop("name", None)
     defaults = {f"{PREFIX}ENFORCE_EAGER": "true"} if runs_on_cpu() else {}  # compiling: minutes
     return ServeOptions(
         model=model,
         ports=ports,
         redis_url=redis_url,
+        name=name,
         detach=detach,
         dtype=given.get("dtype", "auto"),
         variables={
@@ -118,6 +121,7 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
     ours.add_argument("--host", help="address that the gateway listens on; 127.0.0.1")
     ours.add_argument("--port", type=_port, help="of the OpenAI API; 8000")
     ours.add_argument("--grpc-port", type=_port, help="of the gRPC API; 50050")
+    ours.add_argument("--name", type=_name, help="of the stack; the model's")
     ours.add_argument("--api-key-file", type=_file, help="TOML (docs/operations.md); none")
     ours.add_argument("--redis-url", help="a Redis in place of the embedded one")
     ours.add_argument(
@@ -171,6 +175,12 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
         raise argparse.ArgumentTypeError(f'"{text}" is not a port from 1 to 65535')
     return int(text)
+
+
+def _name(text: str) -> str:
+    if NOT_IN_NAMES.search(text) or not text.strip("."):
+        raise argparse.ArgumentTypeError(f'"{text}": a name has a to z, 0 to 9, ".", "_" and "-"')
+    return text
 
 
 def _file(text: str) -> Path:

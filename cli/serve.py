@@ -6,19 +6,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 
 import click
 from rich.console import Console
 from rich.status import Status
 
+from cli.client.expectation import expectation, read_model_info
 from cli.local.preflight import PreflightError, require
-from cli.local.settings import BadSettingError, StackSettings, read_settings, running_settings
+from cli.local.settings import BadSettingError, StackSettings, read_settings, state_dir
 from cli.local.stack import Stack, StackError
+from cli.local.stacks import NoStackError, claimed, only_stack, placed
 
 INTERRUPTED_EXIT_CODE = 130
-USER_ERRORS = (StackError, PreflightError, BadSettingError)
+USER_ERRORS = (StackError, PreflightError, BadSettingError, NoStackError)
+NAMED = click.option("--name", help="Of the stack; needed where several run.")
 
 
 @click.command("serve", add_help_option=False, context_settings={"ignore_unknown_options": True})
@@ -30,41 +33,53 @@ def command(arguments: tuple[str, ...]) -> None:
 
 
 @click.command("down")
-def down() -> None:
-    """Stop the local stack."""
+@NAMED
+def down(name: str | None) -> None:
+    """Stop a local stack."""
     with ending_in_sentences():
-        print("stopped" if Stack(running_settings()).stop() else "nothing was running")
+        settings = only_stack(name)
+        print("stopped" if settings and Stack(settings).stop() else "nothing was running")
 
 
 @click.command("logs")
-def logs() -> None:
-    """Follow every log of the local stack, until Ctrl-C."""
+@NAMED
+def logs(name: str | None) -> None:
+    """Follow every log of a local stack, until Ctrl-C."""
     with ending_in_sentences():
-        files = sorted(str(path) for path in running_settings().log_dir.glob("*.log"))
-        if not files:
-            raise StackError("there are no logs yet: `evenflow serve MODEL` starts a stack")
+        settings = only_stack(name)
+        if settings is None:
+            raise StackError(
+                f"no stack runs here: `evenflow serve MODEL` starts one. Logs of those that ended "
+                f"are in {state_dir()}"
+            )
+        files = sorted(str(path) for path in settings.log_dir.glob("*.log"))
         subprocess.run(["tail", "-n", "20", "-F", *files], check=False)
 
 
-def bring_up(settings: StackSettings) -> Stack:
+def bring_up(
+    settings: StackSettings, *, check: Callable[[StackSettings], None] = lambda settings: None
+) -> Stack:
     """Start the stack and wait until it answers; a line says what it waits for.
 
-    Nothing of it stays if it does not get there. Raises StackError.
+    `check` may refuse its settings, name and ports included. Nothing of it stays if it does not
+    get there. Raises StackError and PreflightError.
     """
-    stack, started_s = Stack(settings), time.monotonic()
+    started_s = time.monotonic()
 
     def elapsed() -> str:
         return f"{time.monotonic() - started_s:5.1f} s"
 
-    print(f"waiting for {settings.model_id}", flush=True)
-    try:
-        stack.start()
+    with ExitStack() as cleanup:
+        with claimed(settings.state_dir):
+            stack = Stack(placed(settings))
+            check(stack.settings)
+            print(f"waiting for {settings.model_id}", flush=True)
+            cleanup.callback(stack.stop)
+            stack.start()
         with _progress(elapsed) as report:
             stack.wait_ready(report)
-    except BaseException:
-        stack.stop()
-        raise
-    print(f"{elapsed()}  ready: {settings.base_url}", flush=True)
+        cleanup.pop_all()
+    print(f"{elapsed()}  ready: {stack.settings.base_url}", flush=True)
     return stack
 
 
@@ -84,17 +99,22 @@ def _serve(arguments: Sequence[str]) -> None:
 
     options = read_options(arguments, os.environ)
     settings = read_settings().having(
-        options.variables, ports=options.ports, redis_url=options.redis_url
+        options.variables, ports=options.ports, redis_url=options.redis_url, name=options.name
     )
-    if not options.detach and Stack(settings).processes():
-        raise StackError(
-            f"a stack already runs from {settings.run_dir}: `evenflow down` stops it, "
-            "EVENFLOW_RUN_DIR keeps two apart"
-        )
-    require(settings, dtype=options.dtype, is_cpu=runs_on_cpu())
+
+    def check(settings: StackSettings) -> None:
+        if not options.detach and Stack(settings).processes():
+            raise StackError(
+                f"the stack {settings.name} already runs at {settings.base_url}: `evenflow down "
+                f"--name {settings.name}` stops it, --port and --name start another beside it"
+            )
+        require(settings, dtype=options.dtype, is_cpu=runs_on_cpu())
+
     with _ended_by_signals():
-        stack = bring_up(settings)
-        print(f"\n{_addresses(settings)}\n", flush=True)
+        stack = bring_up(settings, check=check)
+        print(f"\n{_addresses(stack.settings)}\n", flush=True)
+        if info := read_model_info(stack.settings.address("executor")):
+            print("\n".join(expectation(info)) + "\n", flush=True)
         if not options.detach:
             _stay(stack)
 
@@ -114,7 +134,7 @@ def _stay(stack: Stack) -> None:
 def _addresses(settings: StackSettings) -> str:
     return (
         f"OpenAI API   {settings.base_url}/v1      gRPC   {settings.address('gateway')}\n"
-        f"model        {settings.model_id}\n"
+        f"model        {settings.model_id}      stack   {settings.name}\n"
         f"metrics      {settings.base_url}/metrics      logs   {settings.log_dir}"
     )
 

@@ -18,6 +18,7 @@ from demo.questions import question
 from demo.readers import READERS, Felt, Reader, comparison, show_readers
 from demo.texts import QUESTION
 from services.gateway.checks import MIN_RATE_TPS
+from services.placement.link_ratio import link_ratio
 
 READING_RATE_TPS = 11.0  # some 8 words per second: a quick reader
 LOOKS_PER_S = 20.0  # of the watch that measures steps
@@ -116,4 +117,8 @@ def _readers(programme: Programme, step_s: float) -> Sequence[Reader]:
 def _link_share(settings: StackSettings, resident_step_s: float) -> float:
     figures = read_figures(settings)
     pool_bytes = int(settings.variables["EVENFLOW_EXECUTOR_KV_CACHE_MEMORY_BYTES"])
-    return figures.h2d_bytes / figures.h2d_busy_s * resident_step_s / pool_bytes
+    return link_ratio(
+        link_bytes_per_s=figures.h2d_bytes / figures.h2d_busy_s,
+        step_s=resident_step_s,
+        pool_bytes=pool_bytes,
+    )

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cli.local.settings import PORTS, StackSettings, read_settings
+from cli.local.stacks import placed
 from demo.model import MODEL_ID
 
 POOL_TOKENS = 704  # of all layers: a third of the long prompt
@@ -24,14 +25,15 @@ LAYERWISE = {
 def evenflow(model: Path, dtype: str) -> StackSettings:
     """Return the stack that the demo shows and leaves running; the user's own settings win."""
     settings = read_settings()
-    return settings.having({**_engine(model, dtype), **LAYERWISE, **settings.variables})
+    return placed(settings.having({**_engine(model, dtype), **LAYERWISE, **settings.variables}))
 
 
 def stock(beside: StackSettings) -> StackSettings:
     """Return the same engine under vLLM's own policy, on free ports."""
     ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
     return StackSettings(
-        run_dir=beside.run_dir / "stock",
+        state_dir=beside.run_dir,  # it is no stack to be found by a user
+        stated_name="stock",
         redis_url="",
         ports=ports,
         variables={

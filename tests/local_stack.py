@@ -1,4 +1,4 @@
-"""`evenflow` and `python -m demo` as a user runs them, on free ports and in a run directory."""
+"""`evenflow` and `python -m demo` as a user runs them, on free ports, in a directory of its own."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ class LocalStack:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         self.environment = inherited | {
             **ports,
-            "EVENFLOW_RUN_DIR": str(run_dir),
+            "EVENFLOW_STATE_DIR": str(run_dir),
             "HF_HUB_OFFLINE": "1",
         }
 
@@ -56,10 +56,10 @@ class LocalStack:
             )
 
     def pids(self, doing: tuple[str, ...] = ("",)) -> set[int]:
-        """Return every process that was started with this run directory, and has one of `doing` in
-        its command.
+        """Return every process that was started from this directory, and has one of `doing` in its
+        command.
         """
-        own = self.environment["EVENFLOW_RUN_DIR"]
+        own = self.environment["EVENFLOW_STATE_DIR"]
         return {
             p.pid
             for p in psutil.process_iter()

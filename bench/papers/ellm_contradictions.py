@@ -23,7 +23,7 @@ from bench.papers.ellm_equations import (
     slsqp,
 )
 from bench.papers.sections import Stated
-from simulator.comparison.link_ratio import link_ratio
+from simulator.comparison.link_ratio import workload_link_ratio
 from simulator.device.hardware import Model, model
 from simulator.workload import ArrivingRequest, RequestId
 
@@ -401,7 +401,7 @@ def _lambda(setting: Setting) -> str:
         num_prompt_tokens=setting.prompt,
         num_output_tokens=setting.answer,
     )
-    return f"{100 * link_ratio(on.shape(), on.machine(), [one]):.2g}"
+    return f"{100 * workload_link_ratio(on.shape(), on.machine(), [one]):.2g}"
 
 
 def _said(answer: Answer | None) -> str:

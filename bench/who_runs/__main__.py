@@ -13,7 +13,7 @@ from statistics import fmean
 from bench.document import Benchmark, Row, document, markdown, save
 from bench.who_runs.regimes import Case, all_regimes
 from services.placement.types import PolicyParameters
-from simulator.comparison.link_ratio import link_ratio
+from simulator.comparison.link_ratio import workload_link_ratio
 from simulator.compose import make_engine
 from simulator.engine.engine import Engine
 from simulator.engine.planning import PlanningOptions
@@ -73,7 +73,7 @@ def measured(regime: str, policy: str, seed: int, host_frac: float | None = None
         "regime": regime,
         "policy": policy,
         "seed": seed,
-        "lambda": link_ratio(case.shape, case.machine, case.requests),
+        "lambda": workload_link_ratio(case.shape, case.machine, case.requests),
         "parks": float(engine.scheduler.counters.num_parks),
         **figures(replace(record, outcomes=tuple(counted))),
     }

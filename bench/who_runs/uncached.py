@@ -18,7 +18,7 @@ from bench.who_runs.regimes import Regime, all_regimes, arriving, deployed, on_g
 from services.placement.run import evenflow
 from services.placement.run.papers import ellm
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
-from simulator.comparison.link_ratio import link_ratio
+from simulator.comparison.link_ratio import workload_link_ratio
 from simulator.compose import make_engine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.simulation import simulate
@@ -91,7 +91,7 @@ def measured(regime: str, seed: int) -> Row:
     }
     num_steps = max(1, other.totals.num_steps)
     anew = other.totals.num_recomputed_tokens / num_steps
-    ratio = link_ratio(case.shape, case.machine, case.requests)
+    ratio = workload_link_ratio(case.shape, case.machine, case.requests)
     return {"regime": regime, "lambda": ratio, "seed": seed, "recomputed": anew, **found}
 
 

@@ -35,15 +35,22 @@ def require(settings: StackSettings, *, dtype: str, is_cpu: bool, num_engines: i
 def require_free_ports(ports: Mapping[str, int]) -> None:
     """Check that nobody listens on any of `ports`, which are by the setting that moves each."""
     for variable, port in ports.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                raise PreflightError(
-                    f"port {port} is taken by another program: stop it, or set {variable} to a "
-                    f"free port{_option(variable)}"
-                ) from error
+        if not is_free(port):
+            raise PreflightError(
+                f"port {port} is taken by another program: stop it, or set {variable} to a "
+                f"free port{_option(variable)}"
+            )
+
+
+def is_free(port: int) -> bool:
+    """Return whether a process could listen on a port of the loopback address."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _option(variable: str) -> str:
@@ -89,7 +96,7 @@ def require_disk(run_dir: Path) -> None:
     if shutil.disk_usage(place).free < NEEDED_DISK_BYTES:
         raise PreflightError(
             f"the disk that holds {place} is full: make room there ({NEEDED_DISK_BYTES >> 20} MB), "
-            "or set EVENFLOW_RUN_DIR to another disk"
+            "or set EVENFLOW_STATE_DIR to another disk"
         )
 
 

@@ -2,8 +2,8 @@
 
 import hashlib
 import importlib.util
-import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MAX_SOCKET_PATH = 90  # bytes; the kernel's 107, less the suffix that supervisord adds
 
-# Variable -> default; each port that a process listens on.
+# Variable -> default; each port that a process listens on. A stack beside others has free ones.
 PORTS = {
     "EVENFLOW_GATEWAY_HTTP_PORT": 8000,
     "EVENFLOW_GATEWAY_GRPC_PORT": 50050,
@@ -27,6 +27,7 @@ PORTS = {
     "EVENFLOW_REDIS_PORT": 6399,
 }
 OWN_PREFIXES = tuple(f"EVENFLOW_{name}_" for name in ("GATEWAY", "EXECUTOR", "PLANNER", "TRACKER"))
+NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
 EVERYWHERE = ("0.0.0.0", "::")  # hosts that mean every address of the machine
 
 
@@ -38,10 +39,22 @@ class BadSettingError(Exception):
 class StackSettings:
     """How to run one local stack."""
 
-    run_dir: Path  # logs, sockets and state; two stacks at once need two
+    state_dir: Path  # has a folder for each stack of this user
+    stated_name: str = ""  # empty: the model's
     redis_url: str  # empty: the embedded Redis
     ports: dict[str, int]  # by variable, of all processes that will run
+    stated_ports: frozenset[str] = frozenset()  # of these, those that must not move
     variables: dict[str, str] = field(repr=False)  # EVENFLOW_<SERVICE>_* that are not ports
+
+    @property
+    def name(self) -> str:
+        """Return the stack's name, which is its folder's."""
+        return self.stated_name or NOT_IN_NAMES.sub("-", self.model_id.lower()).strip("-.") or "llm"
+
+    @property
+    def run_dir(self) -> Path:
+        """Return the folder of logs, sockets and record."""
+        return self.state_dir / self.name
 
     @property
     def log_dir(self) -> Path:
@@ -82,6 +95,7 @@ class StackSettings:
         *,
         ports: Mapping[str, int] | None = None,
         redis_url: str | None = None,
+        name: str | None = None,
     ) -> "StackSettings":
         """Return these settings with some more; the new ones win."""
         all_ports = {**self.ports, **(ports or {})}
@@ -89,9 +103,11 @@ class StackSettings:
             all_ports.pop("EVENFLOW_REDIS_PORT", None)  # nothing of ours listens there
         return replace(
             self,
+            stated_name=name or self.stated_name,
             redis_url=redis_url or self.redis_url,
             variables={**self.variables, **variables},
             ports=all_ports,
+            stated_ports=self.stated_ports.union(ports or {}),
         )
 
     def environment(self) -> dict[str, str]:
@@ -137,7 +153,7 @@ class StackSettings:
 
     @property
     def state_file(self) -> Path:
-        """Return where the environment of the stack that runs is kept."""
+        """Return where the environment of the stack is kept while it runs."""
         return self.run_dir / "started_with.json"
 
 
@@ -145,13 +161,14 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> StackSettings:
     """Read the environment. Raises BadSettingError."""
     redis_url = environ.get("EVENFLOW_REDIS_URL", "")
     return StackSettings(
-        run_dir=Path(environ.get("EVENFLOW_RUN_DIR") or ROOT / ".run").absolute(),
+        state_dir=state_dir(environ),
         redis_url=redis_url,
         ports={
             name: _port(name, environ.get(name, str(default)))
             for name, default in PORTS.items()
             if not (redis_url and name == "EVENFLOW_REDIS_PORT")
         },
+        stated_ports=frozenset(PORTS).intersection(environ),
         variables={
             name: value
             for name, value in environ.items()
@@ -160,22 +177,12 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> StackSettings:
     )
 
 
-def running_settings() -> StackSettings:
-    """Return the settings of the stack that was last started from this run directory.
-
-    Those of the environment if there was none. Raises BadSettingError.
-    """
-    settings = read_settings()
-    try:
-        started_with: dict[str, str] = json.loads(settings.state_file.read_text())
-    except (OSError, ValueError):
-        return settings
-    return read_settings({**started_with, "EVENFLOW_RUN_DIR": str(settings.run_dir)})
-
-
-def running_model() -> str | None:
-    """Return the directory or hub id that the local stack serves; None if none was started."""
-    return running_settings().variables.get("EVENFLOW_EXECUTOR_MODEL")
+def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder that has a folder for each stack of this user."""
+    if stated := environ.get("EVENFLOW_STATE_DIR"):
+        return Path(stated).absolute()
+    users = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(users).absolute() / "evenflow"
 
 
 def _embedded_redis() -> Path:

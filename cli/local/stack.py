@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from xmlrpc.client import Fault, ServerProxy
 
+import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from cli.local.last_words import last_words
@@ -59,32 +60,37 @@ class Stack:
                 self._start_missing()
                 return
             self.stop()
+        self._end_left_over()
         try:
             require_free_ports(self.settings.ports)
             self._put_old_logs_aside()
-            self._keep(wanted)
+            self.settings.supervisor_socket.unlink(missing_ok=True)
         except PreflightError as error:
             raise StackError(str(error)) from error
         except OSError as error:
             raise StackError(f"{self.settings.run_dir} cannot be written: {error}") from error
-        self.settings.supervisor_socket.unlink(missing_ok=True)
         subprocess.run(
             [sys.executable, "-m", "supervisor.supervisord", "-c", str(ROOT / "supervisord.conf")],
             env=environment,
             cwd=ROOT,
             check=True,
         )
+        self._keep(wanted)  # only now: a record is of a supervisord that listens
 
     def stop(self) -> bool:
         """Stop every process, engines included; False if nothing ran.
 
         Interrupted (Ctrl-C) it kills them. Raises StackError if supervisord does not end.
         """
-        running = self.processes()
-        if not running:
-            return False
+        is_running = bool(self.processes())
+        if is_running:
+            self._shut_down()
+        self._end_left_over()
+        self.settings.state_file.unlink(missing_ok=True)
+        return is_running
+
+    def _shut_down(self) -> None:
         supervisor_pid = int(self._rpc().getPID())
-        groups = [process.pid for process in running if process.pid]
         try:
             self._rpc().shutdown()
             deadline_s = time.monotonic() + STOP_TIMEOUT_S
@@ -94,10 +100,14 @@ class Stack:
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             os.kill(supervisor_pid, signal.SIGKILL)
-        for group in groups:  # every process leads a group of its own; nothing of it may stay
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        return True
+
+    def _end_left_over(self) -> None:
+        """Kill what a supervisord that has ended left running."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                own = process.environ().get("EVENFLOW_RUN_DIR") == str(self.settings.run_dir)
+                if own and process.pid != os.getpid():
+                    process.kill()
 
     def wait_ready(self, report: Callable[[str], None]) -> None:
         """Wait until the gateway is ready; `report` gets what is waited for, as it changes.
@@ -134,7 +144,7 @@ class Stack:
             time.sleep(POLL_S)
             found = self.processes()
             if not found:
-                raise StackError("supervisord has ended; `evenflow down` stops what it left")
+                raise StackError("supervisord has ended")
             for process in found:
                 if process.state == "FATAL":
                     raise self._failure(process, "does not stay up")
@@ -190,9 +200,11 @@ class Stack:
             log.replace(log.with_suffix(".log.previous"))
 
     def _keep(self, wanted: dict[str, str]) -> None:
-        """Write down what the stack runs with; there may be a password in it."""
-        self.settings.state_file.touch(mode=0o600)
-        self.settings.state_file.write_text(json.dumps(wanted))
+        """Write down what the stack runs with, whole or not; there may be a password in it."""
+        unfinished = self.settings.state_file.with_suffix(".new")
+        unfinished.touch(mode=0o600)
+        unfinished.write_text(json.dumps(wanted))
+        unfinished.replace(self.settings.state_file)
 
     def _started_with(self) -> dict[str, str]:
         try:

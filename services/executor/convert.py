@@ -1,6 +1,6 @@
 """Protobuf <-> domain. The only executor module besides the servicer and the clients with pb2."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from services.executor.observation import (
@@ -260,6 +260,7 @@ def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfo
         root=info.root,
         adapters=[pb.Adapter(model=one.model, root=one.root) for one in info.adapters],
         template_variables=info.template_variables,
+        kv=None if info.kv is None else pb.KVFacts(**asdict(info.kv)),
     )
 
 

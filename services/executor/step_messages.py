@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.control.measures.step_timing import StepTiming
+from services.control.measures.step_timing import LinkCalibration, StepTiming
 
 CHUNK_BYTES = 4 << 20  # a copy goes in chunks of about this size, so that others can overtake it
 POSITION_BITS = 24  # of a uid, its last: the position in a row, which has fewer blocks than that
@@ -144,6 +144,7 @@ class HostRoom:
     """What one rank tells the scheduler before the first step."""
 
     num_slots: int  # that the rank has memory for
+    calibration: LinkCalibration | None = None  # None: there was no room to measure
 
 
 @dataclass(kw_only=True)

@@ -162,6 +162,24 @@ class ModelInfo:
     root: str = ""  # directory or hub id that it was loaded from
     adapters: tuple[Adapter, ...] = ()
     template_variables: tuple[str, ...] = ()  # that the chat template reads, sorted; empty: unknown
+    kv: "KVFacts | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVFacts:
+    """How KV is kept, and what was measured of it at the start; 0: not measured, or none."""
+
+    num_pool_tokens: int  # of all layers
+    num_host_tokens: int = 0
+    token_bytes: int = 0  # of all layers and ranks
+    link_bytes_per_s: float = 0.0  # host to pool, all ranks
+    step_s: float = 0.0  # of one token without context
+    link_ratio: float = 0.0  # lambda at least
+    is_layerwise: bool
+    policy: str
+    run_policy: str
+    placement_policy: str
+    plans_with_deposit: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from services.placement.presets import PRESETS, SLO_BLIND, with_axes
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.types import PolicyParameters
-from simulator.comparison.link_ratio import link_ratio
+from simulator.comparison.link_ratio import workload_link_ratio
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
 from simulator.engine.planning import PlanningOptions
@@ -168,7 +168,7 @@ class Cell:
         found = figures(record)
         if requests:
             shape, machine = self.deployment.shape(), self.deployment.machine()
-            found["lambda"] = link_ratio(shape, machine, requests)
+            found["lambda"] = workload_link_ratio(shape, machine, requests)
         for rate in set(self.rates_tps):
             alike = [one for one in record.outcomes if one.level.slo_tbt_s == 1.0 / rate]
             own = figures(replace(record, outcomes=tuple(alike)))

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from statistics import fmean
 
+from services.placement.link_ratio import link_ratio
 from services.placement.types import EngineShape
 from simulator.device.costs import StepLoad
 from simulator.engine.engine import Machine
 from simulator.workload import ArrivingRequest
 
 
-def link_ratio(shape: EngineShape, machine: Machine, requests: Sequence[ArrivingRequest]) -> float:
+def workload_link_ratio(
+    shape: EngineShape, machine: Machine, requests: Sequence[ArrivingRequest]
+) -> float:
     """Return the bytes that the link moves in a resident decode step / the bytes of the KV pool.
 
     The step is that of a pool full of requests of the workload's mean length.
@@ -20,4 +23,8 @@ def link_ratio(shape: EngineShape, machine: Machine, requests: Sequence[Arriving
     load = StepLoad(num_decodes=num_requests, num_context_tokens=int(num_requests * mean))
     costs = machine.costs
     step_s = shape.num_layers * costs.layer_s(load) + costs.outside_s(load)
-    return machine.link_bytes_per_s * step_s / (shape.num_blocks * shape.block_bytes)
+    return link_ratio(
+        link_bytes_per_s=machine.link_bytes_per_s,
+        step_s=step_s,
+        pool_bytes=shape.num_blocks * shape.block_bytes,
+    )

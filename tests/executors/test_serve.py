@@ -1,13 +1,16 @@
 """`evenflow serve` and its sisters: one command starts the stack, and leaves nothing behind."""
 
+import shlex
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from cli.local.settings import read_settings
+from cli.local.settings import PORTS, read_settings
 from demo.snippets import snippets
 from lab.models import exactness_model
 from lab.stack.ports import free_port
@@ -88,6 +91,13 @@ def test_options_of_vllm_reach_the_engine(stack: LocalStack) -> None:
     assert [answer.status_code for answer in answers] == [200, 400]  # --max-logprobs, no setting
 
 
+def test_what_to_expect_is_said_at_the_start(stack: LocalStack) -> None:
+    log = (Path(stack.environment["EVENFLOW_STATE_DIR"]) / "log").read_text()
+
+    assert "policy       vllm: run order fcfs, no layer leaves the pool" in log
+    assert "layer-wise KV off" in log
+
+
 def test_the_snippets_that_the_demo_prints_work_when_pasted(stack: LocalStack) -> None:
     settings = read_settings({**stack.environment, "EVENFLOW_EXECUTOR_MODEL": "exactness"})
     commands = snippets(settings, "Hello?").partition("# curl")[2]
@@ -128,19 +138,70 @@ def test_a_second_one_in_the_foreground_is_refused(stack: LocalStack) -> None:
     second = stack.evenflow(f"serve {exactness_model()}")
 
     assert second.returncode == 1
-    assert "a stack already runs from" in second.stderr
+    assert "the stack exactness already runs at" in second.stderr
     assert services_of(stack) == before
 
 
 def test_a_taken_port_is_named_with_the_setting_that_moves_it(
     stack: LocalStack, tmp_path: Path
 ) -> None:
-    second = stack.evenflow(f"serve {exactness_model()} --detach", EVENFLOW_RUN_DIR=str(tmp_path))
+    second = stack.evenflow(f"serve {exactness_model()} --detach", EVENFLOW_STATE_DIR=str(tmp_path))
 
     assert second.returncode == 1
     assert stack.environment["EVENFLOW_GATEWAY_HTTP_PORT"] in second.stderr
     assert "EVENFLOW_GATEWAY_HTTP_PORT" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_a_stack_at_the_address_of_another_is_refused_with_what_to_do(stack: LocalStack) -> None:
+    second = stack.evenflow(f"serve {exactness_model()} {ENGINE} --name other --detach")
+
+    assert second.returncode == 1
+    assert "is that of the stack exactness, which serves exactness: --port gives" in second.stderr
+
+
+def test_a_second_stack_runs_beside_the_first_and_leaves_it_when_it_is_stopped(
+    stack: LocalStack,
+) -> None:
+    first, port = services_of(stack), free_port()
+    alone = {k: v for k, v in stack.environment.items() if k not in PORTS}
+
+    def evenflow(command: str) -> subprocess.CompletedProcess[str]:
+        return stack.shell(f"env -i {quoted(alone)} {sys.executable} -m cli {command}")
+
+    started = evenflow(
+        f"serve {exactness_model()} {ENGINE} --served-model-name other --port {port} --detach "
+        "--layerwise-kv --kv-host-memory 32M"
+    )
+    try:
+        assert started.returncode == 0, started.stdout + started.stderr
+        assert services_of(stack) > first
+        for told in (
+            "KV pool ",
+            "GB/s to the pool as measured; lambda ",
+            "policy       evenflow: ",
+        ):
+            assert told in started.stdout
+        assert "Layer-wise KV has " in started.stdout  # nothing to do, or little room
+        asked = evenflow("chat --max-tokens 3")
+        answers = [
+            evenflow(f"chat --max-tokens 3 --rate 0 --name {name} <<< Hello")
+            for name in ("exactness", "other")
+        ]
+        assert "several stacks run here; --name says which" in asked.stderr
+        assert [one.returncode for one in answers] == [0, 0], answers
+        assert all("3 tokens" in one.stdout for one in answers), answers
+    finally:
+        stopped = evenflow("down --name other")
+
+    assert stopped.stdout == "stopped\n", stopped.stderr
+    assert services_of(stack) == first
+    assert get(stack, "/ready").status_code == 200
+    assert "3 tokens" in evenflow("chat --max-tokens 3 --rate 0 <<< Hello").stdout
+
+
+def quoted(environment: dict[str, str]) -> str:
+    return " ".join(shlex.quote(f"{name}={value}") for name, value in environment.items())
 
 
 def test_a_process_that_does_not_start_ends_all_with_its_own_last_words(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": paths,
         "FORCE_COLOR": "1",
         "TERM": "xterm",
-        "EVENFLOW_RUN_DIR": "/nonexistent",
+        "EVENFLOW_STATE_DIR": "/nonexistent",
     }
 
 

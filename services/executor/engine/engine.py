@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.executor.engine import engine_calls
 from services.executor.engine.aborts import Aborts
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
+from services.executor.engine.kv_facts import kv_facts
 from services.executor.engine.reader_relay import ReaderRelay
 from services.executor.kv_options import caches_prefixes, layers_per_group, max_num_active_seqs
 from services.executor.observation import EngineObservation, from_plain
@@ -89,6 +91,7 @@ class Engine:
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
         self._shutdown_timeout_s = shutdown_timeout_s(settings)
+        self._kv = kv_facts(llm.vllm_config, {})
         self.died = asyncio.Event()
 
     @classmethod
@@ -115,6 +118,10 @@ class Engine:
             asyncio.create_task(self._delivered.run(), name="delivered-relay"),
             asyncio.create_task(self._holds.run(), name="hold-relay"),
         ]
+        if self._kv.is_layerwise:
+            told = await self._llm.engine_core.call_utility_async(engine_calls.DESCRIBE)
+            self._kv = kv_facts(self._llm.vllm_config, told)
+        log.info("engine_described", **asdict(self._kv))
 
     async def _watch_output(self) -> None:
         await asyncio.wait([self._llm.output_handler])
@@ -250,6 +257,7 @@ class Engine:
             root=self._root,
             adapters=self._adapters,
             template_variables=self._template_variables,
+            kv=self._kv,
         )
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ vLLM's client calls a method of EngineCore by its name; the core serves such cal
 steps, and while it idles. Our scheduler's module is imported there, so it can add methods.
 """
 
+import time
 from typing import Any
 
 from vllm.v1.engine.core import EngineCore
@@ -12,6 +13,8 @@ DELIVER = "evenflow_deliver"
 HOLD = "evenflow_hold"
 OBSERVE = "evenflow_observe"
 HELD = "evenflow_held"
+DESCRIBE = "evenflow_describe"
+NUM_MEASURED_STEPS = 3
 
 
 def install() -> None:
@@ -20,6 +23,7 @@ def install() -> None:
     setattr(EngineCore, HOLD, _hold)
     setattr(EngineCore, OBSERVE, _observe)
     setattr(EngineCore, HELD, _held)
+    setattr(EngineCore, DESCRIBE, _describe)
 
 
 def _deliver(core: Any, counts: dict[str, tuple[int, float]]) -> None:
@@ -41,3 +45,15 @@ def _observe(core: Any) -> dict[str, Any]:
 def _held(core: Any) -> list[str]:
     """Return the ids of the requests that the scheduler has, without those that have ended."""
     return list(core.scheduler.records)
+
+
+def _describe(core: Any) -> dict[str, float]:
+    """Return what layer-wise KV has to work with; runs a few steps of one token to time them."""
+    described: dict[str, float] = core.scheduler.describe()
+    return {**described, "step_s": min(_step_s(core) for _ in range(NUM_MEASURED_STEPS))}
+
+
+def _step_s(core: Any) -> float:
+    begun_s = time.perf_counter()
+    core.execute_dummy_batch()
+    return time.perf_counter() - begun_s

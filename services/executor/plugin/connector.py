@@ -10,6 +10,7 @@ the scheduler hands to `Transfers` itself, before it looks at the step's tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from services.control.measures.step_timing import LinkCalibration
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.copies.backend import guarded, make_backend
 from services.executor.copies.copy_watch import Patience
@@ -57,6 +59,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     limit_host: Callable[[int], None]
     relieve: Callable[[], bool]
     num_host_tokens: "Callable[[Request], int | None]"
+    calibration: LinkCalibration | None = None  # of all ranks, while the link was idle
     runner: TransferRunner  # worker side; made when the KV memory is there
 
     def __init__(
@@ -141,7 +144,9 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: Mapping[tuple[int, int], HostRoom]
     ) -> None:
-        """Take in what every rank, by (pipeline, tensor) rank, has room for."""
+        """Take in the room and the link that every rank, by (pipeline, tensor) rank, has."""
+        measured = [room.calibration for room in metadata.values() if room.calibration]
+        self.calibration = reduce(LinkCalibration.aggregate, measured) if measured else None
         self.limit_host(min(room.num_slots for room in metadata.values()))
 
     # -- worker side ------------------------------------------------------------------------
@@ -161,7 +166,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             late_guard=guard if isinstance(guard, DeviceGuard | GuardedEngine) else None,
         )
         self._backend.host.pin_first_chunk()
-        self._clock = self._calibrated_clock(pages[0].block_bytes)
+        self._calibration = self._calibrate(pages[0].block_bytes)
+        self._clock = self._make_clock()
         self._stats = RankStats(self.runner, self._vllm_config.parallel_config.rank)
         if options.poison:
             # Groups alias one pool, so that one group's pages are everybody's.
@@ -176,15 +182,17 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._backend.host.start_pinning()
 
     def get_handshake_metadata(self) -> HostRoom:
-        return HostRoom(self._backend.host.num_slots)
+        return HostRoom(self._backend.host.num_slots, self._calibration)
 
-    def _calibrated_clock(self, block_bytes: int) -> LayerClock:
+    def _calibrate(self, block_bytes: int) -> LinkCalibration | None:
         num_ready = self._backend.host.num_ready_slots
-        calibration = calibrate(
+        return calibrate(
             self._backend.engine,
             num_blocks=min(num_ready, self._kv_cache_config.num_blocks - 1),
             chunk_blocks=blocks_per_chunk(block_bytes),
         )
+
+    def _make_clock(self) -> LayerClock:
         engine = self._backend.engine
         return LayerClock(
             self.runner,
@@ -193,7 +201,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             else HostMarks(lambda: self.runner.stall_s),
             num_layers=sum(len(names) for names in self._groups),
             chunk_bytes=CHUNK_BYTES,
-            calibration=calibration,
+            calibration=self._calibration,
         )
 
     def has_connector_metadata(self) -> bool:

@@ -18,6 +18,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from services.control.controller import Controller
+from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import Rates, write_budget_blocks
 from services.control.options import ControllerOptions
 from services.control.plans.planner import Planner
@@ -154,6 +155,19 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
                 f"host_bytes={self.kv_options.host_bytes} holds {num_slots} blocks; a request of "
                 f"max_model_len={self.max_model_len} that does not fit the pool needs {most}"
             )
+
+    def describe(self) -> dict[str, float]:
+        """Return what the host holds, in tokens, a token's bytes, and the idle link's rate."""
+        shape, links = self._engine_shape, self.connector.calibration
+        rate = LinkRate()
+        if links is not None:
+            rate.calibrate(links.small_h2d, links.large_h2d)
+        tokens_per_block = shape.block_size / shape.num_groups
+        return {
+            "num_host_tokens": int(self.block_owner.host.num_slots * tokens_per_block),
+            "token_bytes": int(shape.block_bytes / tokens_per_block),
+            "link_bytes_per_s": rate.bytes_per_s or 0.0,
+        }
 
     # -- each step --------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli.bench import _complete, _levels, _make_parser, command
+from cli.local.settings import read_settings
 from services.pacing.types import ServiceLevel
 
 pytestmark = pytest.mark.timeout(1_200)  # vLLM is imported
@@ -25,7 +27,7 @@ def _vllm_is_imported() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_stack_was_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("EVENFLOW_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("EVENFLOW_STATE_DIR", str(tmp_path))
     monkeypatch.delenv("EVENFLOW_GATEWAY_HTTP_PORT", raising=False)
 
 
@@ -76,13 +78,24 @@ def test_what_is_said_replaces_what_is_not(arguments: list[str], name: str, expe
     assert getattr(completed(*arguments), name) == expected
 
 
+def running_socket(state_dir: Path) -> Path:
+    """Return where the supervisor of the stack "m" listens."""
+    return (
+        read_settings({"EVENFLOW_STATE_DIR": str(state_dir)}).having({}, name="m").supervisor_socket
+    )
+
+
 def test_the_local_stacks_tokenizer_is_known(tmp_path: Path) -> None:
     started_with = {"EVENFLOW_EXECUTOR_MODEL": "/models/m", "EVENFLOW_GATEWAY_HTTP_PORT": "8123"}
-    (tmp_path / "started_with.json").write_text(json.dumps(started_with))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "started_with.json").write_text(json.dumps(started_with))
+    with socket.socket(socket.AF_UNIX) as supervisor:
+        supervisor.bind(str(running_socket(tmp_path)))
+        supervisor.listen()
 
-    assert completed().tokenizer == "/models/m"
-    assert completed("--base-url", "http://127.0.0.1:8123").tokenizer == "/models/m"
-    assert completed("--base-url", "http://elsewhere:8123").tokenizer == "org/m"
+        assert completed().tokenizer == "/models/m"
+        assert completed("--base-url", "http://127.0.0.1:8123").tokenizer == "/models/m"
+        assert completed("--base-url", "http://elsewhere:8123").tokenizer == "org/m"
 
 
 def test_readers_of_three_rates_are_the_default() -> None:

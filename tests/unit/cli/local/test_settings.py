@@ -1,11 +1,10 @@
 """The stack's settings: what the user sets wins, and a bad value is named."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from cli.local.settings import BadSettingError, StackSettings, read_settings, running_settings
+from cli.local.settings import BadSettingError, StackSettings, read_settings
 
 MODEL = {"EVENFLOW_EXECUTOR_MODEL": "org/Some-Model"}
 
@@ -68,21 +67,21 @@ def test_the_users_own_service_settings_win_and_new_ones_win_over_them() -> None
     assert changed.base_url.endswith(":9000")
 
 
-def test_whoever_looks_for_the_running_stack_finds_what_it_was_started_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"EVENFLOW_STATE_DIR": "/s", "XDG_STATE_HOME": "/x"}, "/s/some-model"),
+        ({"XDG_STATE_HOME": "/x"}, "/x/evenflow/some-model"),
+    ],
+)
+def test_a_stack_has_a_folder_of_its_models_name_below_the_users_state(
+    environ: dict[str, str], folder: str
 ) -> None:
-    monkeypatch.setenv("EVENFLOW_RUN_DIR", str(tmp_path))
-    started = read(EVENFLOW_RUN_DIR=str(tmp_path), EVENFLOW_GATEWAY_HTTP_PORT="9000")
-    wanted = {k: v for k, v in started.environment().items() if k.startswith("EVENFLOW_")}
-    started.state_file.write_text(json.dumps(wanted))
+    assert str(read(**environ).run_dir) == folder
 
-    found = running_settings()
 
-    assert (found.base_url, found.model, found.run_dir) == (
-        "http://127.0.0.1:9000",
-        "org/Some-Model",
-        tmp_path,
-    )
+def test_a_name_of_the_users_is_the_folders() -> None:
+    assert read(EVENFLOW_STATE_DIR="/s").having({}, name="mine").run_dir == Path("/s/mine")
 
 
 @pytest.mark.parametrize("text", ["", "zero", "0", "65536", "-1"])

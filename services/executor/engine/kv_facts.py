@@ -1,0 +1,49 @@
+"""How an engine keeps KV, in words and numbers for people."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.control.options import ControllerOptions
+from services.executor.kv_options import CONFIG_KEY, layers_per_group
+from services.executor.types import KVFacts
+from services.placement.link_ratio import link_ratio
+from services.placement.presets import PRESETS, with_axes
+
+STOCK = "vllm"  # what acts without layer-wise KV
+
+
+def kv_facts(vllm_config: Any, told: Mapping[str, float]) -> KVFacts:
+    """Return what is known of an engine's KV; `told`: what its process says of layer-wise KV."""
+    is_layerwise = CONFIG_KEY in (vllm_config.additional_config or {})
+    options = ControllerOptions.of(vllm_config)
+    policy = options.policy if is_layerwise else STOCK
+    preset = with_axes(policy, options.parameters) if is_layerwise else PRESETS[STOCK]
+    deposit = options.parameters.deposit if is_layerwise else None
+    num_pool_tokens = _num_pool_tokens(vllm_config)
+    return KVFacts(
+        num_pool_tokens=num_pool_tokens,
+        num_host_tokens=int(told.get("num_host_tokens", 0)),
+        token_bytes=int(told.get("token_bytes", 0)),
+        link_bytes_per_s=told.get("link_bytes_per_s", 0.0),
+        step_s=told.get("step_s", 0.0),
+        link_ratio=link_ratio(
+            link_bytes_per_s=told["link_bytes_per_s"],
+            step_s=told["step_s"],
+            pool_bytes=num_pool_tokens * told["token_bytes"],
+        )
+        if told
+        else 0.0,
+        is_layerwise=is_layerwise,
+        policy=policy,
+        run_policy=preset.run.value,
+        placement_policy=preset.placement.value,
+        plans_with_deposit=preset.deposit if deposit is None else deposit,
+    )
+
+
+def _num_pool_tokens(vllm_config: Any) -> int:
+    cache, model = vllm_config.cache_config, vllm_config.model_config
+    num_layers = model.get_total_num_hidden_layers()
+    num_stages = vllm_config.parallel_config.pipeline_parallel_size
+    groups_per_stage = -(-num_layers // (num_stages * layers_per_group(vllm_config)))
+    return int(cache.num_gpu_blocks // groups_per_stage * cache.block_size)
