@@ -63,12 +63,14 @@ def check_length(num_tokens: int, max_model_len: int) -> None:
 
 
 def fits_context(request: GenerationRequest, max_model_len: int) -> bool:
-    """Say whether a request may fit into `max_model_len` tokens, as far as that is known here."""
+    """Say whether a request may fit into `max_model_len` tokens, answer and all, as far as that is
+    known here.
+    """
     try:
         check_context(request, max_model_len)
     except ContextLengthError:
         return False
-    return True
+    return (request.sampling.max_tokens or 0) <= max_model_len
 
 
 def checked_conversation(turns: Sequence[ChatMessage], options: ConversationOptions) -> ChatPrompt:

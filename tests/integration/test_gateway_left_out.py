@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fake_executor import MODEL, FakeExecutor
-from tests.gateways import Client, gateway_for
+from tests.gateways import JSON, Client, gateway_for
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -210,7 +210,7 @@ async def test_half_a_character_is_replaced(client, executor, sent: bytes, read:
     turn = b'{"role": "user", "content": "a' + sent + b'b"}'
     content = b'{"model": "%b", "messages": [%b]}' % (MODEL.encode(), turn)
 
-    response = await client.http.post(CHAT, content=content)
+    response = await client.http.post(CHAT, content=content, headers=JSON)
 
     assert response.status_code == 200, response.text
     assert executor.submits[-1].chat.messages[0].content == f"a{read}b"

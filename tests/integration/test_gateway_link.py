@@ -264,7 +264,7 @@ TOO_LONG = pb.Rejected(code=pb.REJECT_CODE_CONTEXT_LENGTH, field="prompt", messa
         pytest.param(500, (), 200, [0, 1], id="known-at-the-gateway"),
         pytest.param(None, (0,), 200, [1, 1], id="counted-by-the-executor"),
         pytest.param(None, (0, 1), 400, [1, 1], id="too-long-for-all"),
-        pytest.param(9_001, (), 400, [0, 0], id="known-to-be-too-long-for-all"),
+        pytest.param(9_001, (), 200, [0, 1], id="cut-by-the-longest"),
     ],
 )
 async def test_what_is_too_long_for_one_executor_goes_to_a_longer_one(

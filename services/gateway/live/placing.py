@@ -16,7 +16,7 @@ from services.gateway.executors.routing import Candidate, choose_executor
 from services.gateway.live.generation import Generation
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
-from services.gateway.types import RequestId, ServedModel
+from services.gateway.types import GenerationRequest, RequestId, ServedModel
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit import rpc
 from services.kit.errors import DeadlineError, OverloadedError, ServiceError, UnavailableError
@@ -100,11 +100,7 @@ class Placing:
         """
         request = answers[0].generation.request
         model, conversation = request.model, conversation_of(request)
-        tried = {
-            candidate.address
-            for candidate in self._candidates()
-            if not fits_context(request, candidate.max_model_len)
-        }
+        tried = self._too_short(request)
         refusal: ServiceError | None = None
         num_lost = 0
         while True:
@@ -132,6 +128,18 @@ class Placing:
                     live.generation.reset()
             else:
                 return
+
+    def _too_short(self, request: GenerationRequest) -> set[str]:
+        """Return the executors whose context a request does not fit; the longest ones are tried
+        all the same, and cut its answer to what they have.
+        """
+        able = [c for c in self._candidates() if request.model in c.models]
+        longest = max((c.max_model_len for c in able), default=0)
+        return {
+            c.address
+            for c in able
+            if c.max_model_len < longest and not fits_context(request, c.max_model_len)
+        }
 
     def _choose(self, model: str, tried: set[str], conversation: bytes = b"") -> Candidate:
         turn = next(self._turns)

@@ -21,6 +21,7 @@ def make_options(**overrides: Any) -> ChatOptions:
     fields: dict[str, Any] = {
         "rate": 12.0,
         "url": None,
+        "name": None,
         "model": None,
         "system": "",
         "max_tokens": 400,

@@ -220,7 +220,7 @@ def test_a_strict_client_hears_of_it(stated: Any) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_tool"}]}]},
             "input[0].message.content",
@@ -265,7 +265,7 @@ def test_items_that_only_the_api_s_own_servers_have_are_left_out_and_named(kind:
 
 def test_where_nothing_may_be_left_out_such_items_are_refused_by_their_type() -> None:
     with pytest.raises(InvalidRequestError, match=r"input\[0\].*item_reference.*store: false"):
-        ask(input=[REFERENCE, AGAIN])
+        ask(input=[REFERENCE, AGAIN], evenflow={"strict": True})
 
 
 def test_an_input_of_which_nothing_is_left_is_refused() -> None:
