@@ -64,9 +64,12 @@ class Rank:
 
 @pytest.fixture
 def rank() -> Iterator[Rank]:
+    gc.collect()
+    gc.freeze()  # what other tests left is not looked through again and again
     rank = Rank()
     yield rank
     rank.engine.close()
+    gc.unfreeze()
 
 
 def num_kept() -> Counter[str]:
