@@ -150,7 +150,7 @@ async def test_what_is_beside_generation_is_called_too(call, hello) -> None:
 
 async def test_a_refusal_is_of_the_type_that_is_described(call, hello) -> None:
     unknown = await call("chat_completions", **hello["chat_completions"] | {"model": "no-such"})
-    faulty = await call("messages", **hello["messages"] | {"max_tokens": 10**6})
+    faulty = await call("messages", **hello["messages"] | {"temperature": 9.0})
 
     assert unknown.error.code == "model_not_found"
     assert faulty.error.type_ == "invalid_request_error"
