@@ -21,8 +21,6 @@ class KVFigures:
     h2d_busy_s: float  # copies under way
     d2h_bytes: float
     stall_s: float  # layers waited for copies
-    num_resident: int  # layer groups of live requests
-    num_offloaded: int
 
 
 def read_figures(settings: StackSettings) -> KVFigures:
@@ -44,6 +42,4 @@ def read_figures(settings: StackSettings) -> KVFigures:
         h2d_busy_s=values["h2d_busy_s_total"],
         d2h_bytes=values["d2h_bytes_total"],
         stall_s=values["step_stall_s_sum"],
-        num_resident=int(values["num_resident_groups"]),
-        num_offloaded=int(values["num_offloaded_groups"]),
     )
