@@ -177,7 +177,7 @@ class Preparation:
         if grammar is None:
             return
         try:
-            await self._grammars.check(*grammar, tenant=submission.tenant)
+            await self._grammars.check(*grammar, tenant=submission.fair_key)
         except GrammarError as error:
             raise _rejected(_blamed(error, submission, parsed), error) from None
         except GrammarsBusyError as error:
