@@ -9,6 +9,7 @@ from bench.document import Benchmark, measure_named
 MODULES = {
     "streams": "streams",
     "half-open": "half_open",
+    "large-chats": "large_chats",
     "tracker": "tracker_reports",
     "vllm": "vllm_server",
 }

@@ -112,6 +112,7 @@ def _submission(submit: pb.Submit) -> Submission:
         priority=submit.priority,
         trace=_trace(submit.trace_context),
         cache_salt=submit.cache_salt,
+        fair_key=submit.fair_key,
     )
 
 
@@ -226,6 +227,7 @@ def tokenize_from_proto(
         add_special_tokens=not request.omits_special_tokens,
         add_generation_prompt=not request.omits_generation_prompt,
         with_texts=request.with_texts,
+        fair_key=request.fair_key,
     )
     match request.WhichOneof("input"):
         case "text":

@@ -73,11 +73,7 @@ class Submission:
     priority: int = 0  # lower is served first
     trace: TraceContext | None = None  # that it belongs to
     cache_salt: str = ""  # only requests with the same one share cached prefixes
-
-    @property
-    def tenant(self) -> str:
-        """Return whose it is: what the salt begins with, before a line end; empty: not known."""
-        return self.cache_salt.partition("\n")[0]
+    fair_key: str = ""  # the client among which preparation is shared; empty: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Protobuf <-> domain: the public gRPC API, the step stream and the tracker's registration."""
 
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from evenflow.executor.v1 import executor_pb2
 from evenflow.gateway.v1 import gateway_pb2 as pb
@@ -83,6 +84,14 @@ def chat_from_proto(
     )
 
 
+def host_from_peer(peer: str) -> str:
+    """Return the address in what gRPC calls a client, as at HTTP's edge; empty: it has none."""
+    family, _, place = peer.partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return ""
+    return unquote(place).rpartition(":")[0].strip("[]")
+
+
 def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
     own = service_level_from_proto(level, path="service_level")
     check_service_level(own, {name: f"service_level.{name}" for name in BOUNDS})
@@ -138,6 +147,7 @@ def submit_to_proto(
         returns_prompt_ids=request.returns_prompt_ids,
         priority=request.priority,
         cache_salt=request.shared_cache,
+        fair_key=request.fair_key,
     )
     if request.service_level != NO_SERVICE_LEVEL:
         submit.service_level.CopyFrom(service_level_to_proto(request.service_level))
@@ -181,6 +191,7 @@ def tokenize_to_proto(
         omits_special_tokens=not options.add_special_tokens,
         omits_generation_prompt=not options.add_generation_prompt,
         with_texts=options.with_texts,
+        fair_key=options.fair_key,
     )
     match prompt:
         case TextPrompt(text):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway import convert
+from services.gateway.access.api_keys import bind_address
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.types import Finish, GenerationRequest, RequestId, Token
 from services.generation.logprobs import EchoedPrompt
@@ -78,6 +79,7 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
         """
         await context.send_initial_metadata(((REQUEST_ID_KEY, request.request_id),))
         bind_parent(context_from(_text_metadata(context)))
+        bind_address(convert.host_from_peer(context.peer()))
         async with self._dispatcher.generate(request) as generation:
             # A cancelled call does not close this generator before it is collected.
             context.add_done_callback(lambda _: self._dispatcher.drop(generation))  # type: ignore[arg-type]

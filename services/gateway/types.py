@@ -58,6 +58,7 @@ class GenerationRequest:
     priority: int = 0  # lower is served first
     tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
     cache_salt: str = ""  # nor do a tenant's requests with different ones
+    fair_key: str = ""  # the client among which preparation is shared; empty: not known
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
 
     @property

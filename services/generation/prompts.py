@@ -33,11 +33,12 @@ Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeOptions:
-    """How text or a conversation becomes token ids."""
+    """How text or a conversation becomes token ids, and for whom."""
 
     add_special_tokens: bool = True  # of text only
     add_generation_prompt: bool = True  # of a conversation only
     with_texts: bool = False
+    fair_key: str = ""  # the client among which the work is shared; empty: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

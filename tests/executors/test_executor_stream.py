@@ -533,6 +533,25 @@ async def test_what_cannot_be_served_is_refused(
     assert answer.rejected.message
 
 
+async def test_a_conversation_that_cannot_fit_is_refused_before_anything_is_done_for_it(
+    gateway: GatewayStream,
+) -> None:
+    """Its own characters are named, not the template's too, and what else is wrong is not seen."""
+    turns = [gen.ChatMessage(role="user", content="x" * 900_000)]
+    options = gen.ConversationOptions(template_variables='{"no_such": 1}')
+    answer = await gateway.ask("long", chat=pb.Chat(messages=turns, options=options))
+    counted = await gateway.stub.Tokenize(
+        pb.TokenizeRequest(model=MODEL, chat=pb.Chat(messages=turns))
+    )
+
+    assert answer.reject_code == "CONTEXT_LENGTH"
+    assert answer.rejected is not None
+    assert "contains 900000 characters" in answer.rejected.message
+    assert answer.rejected.overflow.num_prompt_tokens == 0
+    assert answer.rejected.overflow.max_model_len == MAX_MODEL_LEN
+    assert len(counted.ids) > MAX_MODEL_LEN
+
+
 async def test_a_live_id_is_refused_and_its_request_goes_on(gateway: GatewayStream) -> None:
     answer = await gateway.submit("twice", text=PROMPT, sampling=LONG)
     await gateway.ask("twice", text=PROMPT, sampling=LONG)

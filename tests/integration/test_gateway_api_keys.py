@@ -324,6 +324,31 @@ async def test_tenants_may_give_requests_the_same_name(
     assert undisturbed[-1].finish.reason == gen.FINISH_REASON_STOP
 
 
+async def test_preparation_is_shared_among_keys_whatever_their_salts(
+    client: Client, executor: FakeExecutor
+) -> None:
+    assert [answer async for answer in chat(client, CAROL)]
+    salted = chat_body(cache_salt="salt")
+    await client.http.post(URL, json=salted, headers=bearer(ALICE))
+    tokens = {"model": MODEL, "prompt": "Hi."}
+    await client.http.post("/tokenize", json=tokens, headers=bearer(ALICE))
+
+    assert [submit.fair_key for submit in executor.submits] == ["carol", "alice"]
+    assert [request.fair_key for request in executor.tokenized] == ["alice"]
+
+
+async def test_without_keys_preparation_is_shared_among_addresses(executor: FakeExecutor) -> None:
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        assert [answer async for answer in chat(client)]
+        await client.http.post(URL, json=chat_body())
+        await client.http.post("/tokenize", json={"model": MODEL, "prompt": "Hi."})
+
+    assert [submit.fair_key for submit in executor.submits] == ["127.0.0.1"] * 2
+    assert [submit.cache_salt for submit in executor.submits] == [""] * 2
+    assert [request.fair_key for request in executor.tokenized] == ["127.0.0.1"]
+
+
 async def test_a_key_whose_limits_change_still_cancels_what_it_has_asked_for(
     client: Client, executor: FakeExecutor, tmp_path: Path
 ) -> None:

@@ -136,6 +136,8 @@ def test_prompts_render_without_a_serving_layer() -> None:
         "self", "conversations", "chat_params",
     ]  # fmt: skip
     assert "chat_template_kwargs" in parameters(ChatParams)
+    workers = "pool_workers = config.model_config.renderer_num_workers"
+    assert workers in source(BaseRenderer.__init__)
     error = VLLMValidationError("too long", parameter="input_tokens", value=3)
     assert isinstance(error, VLLMClientError)
     assert (error.args[0], error.parameter) == ("too long", "input_tokens")
@@ -209,6 +211,7 @@ def test_text_and_token_ids_are_converted_without_a_serving_layer() -> None:
     assert {"max_total_tokens", "add_special_tokens", "needs_detokenization"} <= names
     for name in ("default_cmpl_tok_params", "default_chat_tok_params"):
         assert hasattr(BaseRenderer, name)
+    assert parameters(TokenizeParams.apply_pre_tokenization) == ["self", "tokenizer", "prompt"]
 
 
 def test_stat_loggers_get_the_figures_that_we_show() -> None:

@@ -17,6 +17,7 @@ from services.executor.kv_options import (
     check_uncached_supported,
     max_num_active_seqs,
 )
+from services.executor.prompts.prompt_renderer import NUM_WORKERS
 from services.executor.settings import ExecutorSettings
 from services.executor.sizing import block_size_for_copies
 from services.placement.presets import RunPolicy, with_axes
@@ -70,6 +71,7 @@ PASSED_ON = (
 def make_config(settings: ExecutorSettings) -> VllmConfig:
     """Return the engine's configuration. Reads the model's files; ValueError if they do not fit."""
     options: dict[str, Any] = {name: getattr(settings, name) for name in PASSED_ON}
+    options["renderer_num_workers"] = NUM_WORKERS
     if settings.max_model_len == "auto":
         options["max_model_len"] = FIT_TO_POOL
     if current_platform.is_cpu() and options["kv_cache_memory_bytes"] is None:

@@ -85,8 +85,11 @@ class Preparation:
         submission = submissions[0]
         if submission.priority and self._schedules_in_order:
             raise RejectedError(NO_PRIORITIES)
+        self._renderer.check_length(submission.prompt)
         parsed = await self._parsed(submission.prompt, submission.sampling)
-        rendered = await self._renderer.render(submission.prompt, with_text=submission.echo)
+        rendered = await self._renderer.render(
+            submission.prompt, with_text=submission.echo, fair_key=submission.fair_key
+        )
         num_prompt_tokens = len(rendered["prompt_token_ids"])
         check_num_answers(len(submissions), num_prompt_tokens)
         max_tokens = resolve_max_tokens(
@@ -177,7 +180,7 @@ class Preparation:
         if grammar is None:
             return
         try:
-            await self._grammars.check(*grammar, tenant=submission.tenant)
+            await self._grammars.check(*grammar, tenant=submission.fair_key)
         except GrammarError as error:
             raise _rejected(_blamed(error, submission, parsed), error) from None
         except GrammarsBusyError as error:

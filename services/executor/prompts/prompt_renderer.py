@@ -1,9 +1,11 @@
 """Text and conversations to token ids, by vLLM's own renderer, off the event loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from vllm import TextPrompt as VLLMTextPrompt
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.renderers import BaseRenderer
 from vllm.renderers.params import TokenizeParams
@@ -11,7 +13,10 @@ from vllm.renderers.params import TokenizeParams
 from services.executor.prompts.chat_template import chat_params, messages_of
 from services.executor.types import PromptOverflow, RejectCode, RejectedError, Rejection
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenizeOptions, TokenPrompt
+from services.kit.fair_turns import FairTurns
 
+NUM_WORKERS = 2  # threads of vLLM's renderer: one for small prompts, one for all others
+SMALL_PROMPT = 64 << 10  # characters, or token ids
 # Names that vLLM gives to the prompt when it does not fit the context.
 CONTEXT_PARAMETERS = ("input_tokens", "input_text")
 DECODE_PARAMS = TokenizeParams(max_total_tokens=None, needs_detokenization=True)
@@ -22,20 +27,68 @@ def prompt_field(prompt: Prompt) -> str:
     return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
 
 
+def sure_text(prompt: TextPrompt | ChatPrompt) -> str:
+    """Return text that is in the rendered prompt for sure. Templates trim turns, and may leave out
+    thoughts, calls and what the model said before.
+    """
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    return "".join(turn.content.strip() for turn in prompt.messages if turn.role != "assistant")
+
+
+def size_of(prompt: Prompt) -> int:
+    """Return about how many characters, or token ids, there are to prepare."""
+    match prompt:
+        case TextPrompt(text):
+            return len(text)
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case ChatPrompt(messages, options):
+            texts = [text for turn in messages for text in (turn.content, turn.reasoning)]
+            texts += [call.arguments for turn in messages for call in turn.tool_calls]
+            texts += [tool.parameters for tool in options.tools]
+            return sum(map(len, texts))
+
+
 class PromptRenderer:
-    """Renders one prompt at a time; prompts of other requests render meanwhile."""
+    """Renders small prompts one at a time, and beside them large ones, in turns that clients share.
+    Only what is to begin at once is handed to vLLM, which counts the time from then.
+    """
 
     def __init__(self, renderer: BaseRenderer) -> None:
         self._renderer = renderer
         self._max_model_len = renderer.model_config.max_model_len
+        self._small = FairTurns()
+        self._large = FairTurns()
 
-    async def render(self, prompt: Prompt, *, with_text: bool = False) -> Any:
+    def check_length(self, prompt: Prompt) -> None:
+        """Raise `RejectedError` if a prompt's characters alone are too many for the context, in
+        vLLM's words, before anything is done for it.
+        """
+        if isinstance(prompt, TokenPrompt):
+            return
+        how = self._renderer.default_cmpl_tok_params
+        text = VLLMTextPrompt(prompt=sure_text(prompt))
+        try:
+            how.apply_pre_tokenization(self._renderer.tokenizer, text)
+        except VLLMValidationError as error:
+            raise RejectedError(rejection_of(error, prompt, self._max_model_len)) from error
+
+    async def render(self, prompt: Prompt, *, with_text: bool = False, fair_key: str = "") -> Any:
         """Return vLLM's `EngineInput`, tokenised; `with_text` with the text of token ids too.
 
         Raises `RejectedError`.
         """
+        return await self._in_turn(partial(self._render, prompt, with_text), prompt, fair_key)
+
+    async def _in_turn(
+        self, work: Callable[[], Coroutine[Any, Any, Any]], prompt: Prompt, fair_key: str
+    ) -> Any:
+        """Return what `work` makes of `prompt`; faults that vLLM finds as `RejectedError`."""
+        size = size_of(prompt)
+        turns = self._small if size < SMALL_PROMPT else self._large
         try:
-            return await self._render(prompt, with_text)
+            return await turns.run(work, key=fair_key, size=size)
         except (VLLMClientError, ValueError, TypeError) as error:
             raise RejectedError(rejection_of(error, prompt, self._max_model_len)) from error
 
@@ -58,10 +111,8 @@ class PromptRenderer:
         self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> tuple[int, ...]:
         """Return the token ids of a prompt of any length. Raises `RejectedError`."""
-        try:
-            return tuple((await self._tokenize(prompt, options))["prompt_token_ids"])
-        except (VLLMClientError, ValueError, TypeError) as error:
-            raise RejectedError(rejection_of(error, prompt, self._max_model_len)) from error
+        work = partial(self._tokenize, prompt, options)
+        return tuple((await self._in_turn(work, prompt, options.fair_key))["prompt_token_ids"])
 
     async def _tokenize(self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions) -> Any:
         renderer = self._renderer

@@ -155,3 +155,19 @@ def bind_caller(key: ApiKey | None) -> None:
 def current_caller() -> ApiKey | None:
     """Return whose work this task does; None where no keys are asked for."""
     return _caller.get()
+
+
+_address: ContextVar[str] = ContextVar("address", default="")
+
+
+def bind_address(host: str) -> None:
+    """Make the rest of this task's work that of a client at `host`; empty: not known."""
+    _address.set(host)
+
+
+def fair_key() -> str:
+    """Return among which clients this task's work is shared: the caller's name where keys are asked
+    for, else the client's address; empty: not known.
+    """
+    caller = current_caller()
+    return caller.name if caller else _address.get()

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -14,12 +15,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.gateway.access.api_keys import fair_key
 from services.gateway.errors import BodyTooLargeError
 from services.gateway.http.body_coding import check_media_type, decoded
 from services.gateway.http.faults import ANTHROPIC_PATH
 from services.gateway.metrics import HTTP_SECONDS
 from services.gateway.openai.characters import whole_characters
 from services.kit.errors import InvalidRequestError
+from services.kit.fair_turns import FairTurns
 from services.kit.rpc import (
     REQUEST_ID_KEY,
     VALID_REQUEST_ID,
@@ -245,14 +248,14 @@ class LargeBodies:
     """Has large bodies read off the event loop: no token goes out while one is read on it."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()  # threads take turns with the loop: one of them is enough
+        self._turns = FairTurns()  # threads take turns with the loop: one of them is enough
 
     async def read(self, body: bytearray, checked: Callable[[], T]) -> T:
         """Return what `checked` makes of `body`, or raise what it raises."""
         if len(body) < LARGE_BODY_BYTES:
             return checked()
-        async with self._turn:
-            return await asyncio.to_thread(checked)
+        work = partial(asyncio.to_thread, checked)
+        return await self._turns.run(work, key=fair_key(), size=len(body))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

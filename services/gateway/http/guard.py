@@ -9,7 +9,7 @@ from grpc import aio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.access.api_keys import SCHEME, ApiKeys, bind_caller
+from services.gateway.access.api_keys import SCHEME, ApiKeys, bind_address, bind_caller
 from services.gateway.access.hosts import ANY_HOST, Hosts
 from services.gateway.errors import HostNotAllowedError
 from services.gateway.http.faults import error_response
@@ -33,6 +33,7 @@ class HttpGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            bind_address((scope.get("client") or ("",))[0])
             try:
                 self._check(Headers(scope=scope))
             except ServiceError as error:

@@ -10,7 +10,7 @@ from itertools import groupby
 import structlog
 
 from services.gateway import metrics
-from services.gateway.access.api_keys import current_caller
+from services.gateway.access.api_keys import current_caller, fair_key
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.terms import SloFloors
 from services.gateway.checks import check_context, check_length
@@ -155,6 +155,7 @@ class Dispatcher:
         if isinstance(prompt, TextPrompt):
             self._check_length(model, num_tokens)
         with self._aside(num_tokens):
+            options = replace(options, fair_key=fair_key())
             return await self.placing.tokenize(model, prompt, options)
 
     async def detokenize(self, model: str, ids: Sequence[int]) -> str:
@@ -312,7 +313,8 @@ class Dispatcher:
         # tracker know each request by an id of its own.
         own_id = RequestId(own_request_id(request.request_id))
         caller = current_caller()
-        request = replace(request, request_id=own_id, tenant=caller.name if caller else "")
+        tenant = caller.name if caller else ""
+        request = replace(request, request_id=own_id, tenant=tenant, fair_key=fair_key())
         generation = Generation(
             request,
             pacer=self._pacer,

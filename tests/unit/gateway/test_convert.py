@@ -127,3 +127,16 @@ def test_a_finish_reason_of_a_later_version_is_a_normal_end() -> None:
     )
 
     assert convert.ending_from_proto(ending) == (FinishReason.STOP, 0, 4, "END")
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:192.0.2.7:4711", "192.0.2.7"),
+        ("ipv6:%5B2001:db8::7%5D:4711", "2001:db8::7"),
+        ("unix:", ""),
+        ("unix:/run/evenflow.sock", ""),
+    ],
+)
+def test_a_grpc_client_s_address_is_as_http_s_edge_says_it(peer: str, host: str) -> None:
+    assert convert.host_from_peer(peer) == host

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from services.gateway.access.api_keys import bind_address
 from services.gateway.http.edge import LARGE_BODY_BYTES, LargeBodies
 from services.gateway.live.side_by_side import side_by_side
 
@@ -60,3 +61,21 @@ async def test_large_bodies_are_read_off_the_loop_one_at_a_time() -> None:
 
     assert all(thread != loop_thread and seen == 1 for thread, seen in got)
     assert small_thread == loop_thread
+
+
+async def test_a_large_body_waits_for_one_of_each_other_client_at_most() -> None:
+    bodies, order = LargeBodies(), []
+    may_end = threading.Event()
+
+    async def read(client: str) -> None:
+        bind_address(client)
+        size = bytearray(LARGE_BODY_BYTES)
+        await bodies.read(size, lambda: (may_end.wait(), order.append(client)))
+
+    reading = [asyncio.create_task(read(client)) for client in ("a", "a", "a", "b")]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.gather(*reading)
+
+    assert order == ["a", "a", "b", "a"]
