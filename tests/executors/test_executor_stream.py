@@ -282,6 +282,28 @@ async def test_a_required_call_is_made_without_a_parser(gateway: GatewayStream) 
     assert (answer.text, answer.finish_reason) == ("", "TOOL_CALLS")
 
 
+async def test_what_is_not_kept_to_is_named_with_its_place(gateway: GatewayStream) -> None:
+    schema = '{"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)."}}}'
+    form = gen.StructuredOutputs(json_schema=schema)
+    unkept = await gateway.ask("unkept", text=PROMPT, sampling={"structured_outputs": form})
+    chat = pb.Chat(
+        messages=[gen.ChatMessage(role="user", content="Rain?")],
+        options=gen.ConversationOptions(
+            tools=[gen.Tool(name="weather", parameters=schema)],
+            tool_choice=gen.TOOL_CHOICE_REQUIRED,
+        ),
+    )
+    call = await gateway.ask("unkept call", chat=chat)
+    no_schema = gen.StructuredOutputs(json_schema='{"type": "no such type"}')
+    unknown = await gateway.ask("unknown", text=PROMPT, sampling={"structured_outputs": no_schema})
+
+    assert [answer.rejected and answer.rejected.message for answer in (unkept, call, unknown)] == [
+        "response_format: properties.a.pattern: a lookahead is not kept to",
+        "tools: weather.properties.a.pattern: a lookahead is not kept to",
+        'response_format: Unsupported type "no such type"',
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [

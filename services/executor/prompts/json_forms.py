@@ -1,7 +1,7 @@
 """Forms in JSON as the engine's grammars keep to them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,18 @@ def without_annotations(form: StructuredOutputsParams | None) -> StructuredOutpu
     schema = _schema_of(form)
     simplify(schema)
     return replace(form, json=json.dumps(schema))
+
+
+def fault_of_tools(tools: Iterable[Any]) -> str:
+    """Return what calls of vLLM's tools cannot keep to, with the tool's name; empty: nothing."""
+    for function in (tool.function for tool in tools if tool.function.strict):
+        schema = json.loads(json.dumps(function.parameters))
+        simplify(schema)
+        try:
+            check_schema(schema)
+        except ValueError as error:
+            return f"{function.name}.{error}"
+    return ""
 
 
 def _tag_of(form: StructuredOutputsParams) -> dict[str, Any]:

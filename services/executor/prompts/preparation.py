@@ -16,7 +16,7 @@ from services.executor.prompts.chat_template import check_variables
 from services.executor.prompts.context_length import check_num_answers, resolve_max_tokens
 from services.executor.prompts.grammar_check import GrammarCheck, GrammarError, GrammarsBusyError
 from services.executor.prompts.grammar_process import message_of
-from services.executor.prompts.json_forms import kept_form, without_annotations
+from services.executor.prompts.json_forms import fault_of_tools, kept_form, without_annotations
 from services.executor.prompts.prompt_renderer import PromptRenderer, rejection_of
 from services.executor.prompts.sampling import (
     blamed_parameter,
@@ -187,7 +187,9 @@ class Preparation:
         try:
             sampling.structured_outputs = await asyncio.to_thread(keep)
         except (VLLMClientError, ValueError) as error:
-            raise _rejected(_blamed(error, submission, parsed), error) from error
+            tools = parsed.request.tools if parsed and parsed.has_form_of_tools else None
+            fault = fault_of_tools(tools or ())
+            raise _rejected(_blamed(error, submission, parsed), fault or error) from error
 
     async def _check_grammar(
         self, submission: Submission, sampling: Any, parsed: ParsedChat | None

@@ -13,7 +13,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
 from vllm.v1.structured_output.backend_xgrammar import STRING_SUPPORTED_FORMATS
 
-from services.executor.prompts.json_forms import kept_form, without_annotations
+from services.executor.prompts.json_forms import fault_of_tools, kept_form, without_annotations
 from services.executor.prompts.json_schema.walk import KNOWN_FORMATS
 from services.executor.prompts.sampling import grammar_of
 from tests.byte_tokenizer import describe_tokenizer
@@ -99,6 +99,25 @@ def test_what_is_no_json_is_left_as_it_is() -> None:
 def test_what_a_schema_cannot_have_is_named_in_each_form(form: StructuredOutputsParams) -> None:
     with pytest.raises(ValueError, match=r"^properties\.a\.not: is not kept to$"):
         kept_form(form, is_compact=False)
+
+
+def test_what_a_call_cannot_keep_to_is_named_with_its_tool() -> None:
+    kept, free, bad = (
+        ChatCompletionToolsParam.model_validate(
+            {
+                "type": "function",
+                "function": {"name": name, "strict": strict, "parameters": {"not": {}, **schema}},
+            }
+        )
+        for name, strict, schema in (
+            ("kept", True, {"not": False}),
+            ("free", False, {}),
+            ("bad", True, {}),
+        )
+    )
+
+    assert fault_of_tools([kept, free, bad]) == "bad.not: is not kept to"
+    assert fault_of_tools([kept, free]) == ""
 
 
 def test_the_form_of_any_object_needs_no_check_and_others_do() -> None:
