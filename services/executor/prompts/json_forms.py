@@ -14,10 +14,10 @@ MAX_WHITESPACE = 1  # characters between two parts: a model may write nothing el
 
 
 def kept_form(form: StructuredOutputsParams, *, is_compact: bool) -> StructuredOutputsParams:
-    """Return a form with few white space between parts, as only a structural tag can say it, and
-    without annotations that a grammar cannot keep to. ValueError names what would not be kept to.
+    """Return a form with little white space between parts, which only vLLM's structural tags can
+    ask for, and without annotations. ValueError names what a grammar would not keep to.
 
-    `is_compact`: the engine lets forms in JSON have none, but for the arguments of calls.
+    `is_compact`: the engine lets forms in JSON have no white space, and asks for no tag.
     """
     if form.json is None and not form.json_object and form.structural_tag is None:
         return form

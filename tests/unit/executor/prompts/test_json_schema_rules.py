@@ -315,6 +315,24 @@ def test_formats_that_are_no_grammars_are_left_out(name: str) -> None:
     assert schema == {"type": "object", "properties": {"format": {"type": "string"}}}
 
 
+@pytest.mark.parametrize(
+    ("pattern", "fault"),
+    [
+        ("a(?<=a)", "pattern: a lookbehind is not kept to"),
+        ("a(?<!a)", "pattern: a lookbehind is not kept to"),
+        (r"\\(?=a)", "pattern: a lookahead is not kept to"),
+        (r"[\]](?!a)", "pattern: a lookahead is not kept to"),
+        (r"\(?=a", ""),
+        (r"[\](?=[(?!]", ""),
+        ("(?:a)(?<name>b)", ""),
+        ("[" * 60_000, ""),  # at once: in steps that grow with its length alone
+        ("[\\" * 30_000, ""),
+    ],
+)
+def test_only_what_looks_around_is_taken_for_it(pattern: str, fault: str) -> None:
+    assert fault_of({"type": "string", "pattern": pattern}) == fault
+
+
 def test_schemas_that_refer_to_one_another_without_end_are_looked_at_once() -> None:
     many = [{"$ref": f"#/$defs/{n}"} for n in range(100)]
     ring = {str(n): {"anyOf": many} for n in range(100)}
