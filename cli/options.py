@@ -17,6 +17,7 @@ from vllm.utils.argparse_utils import human_readable_int
 from cli.local.settings import NOT_IN_NAMES, BadSettingError
 from cli.parser import NearestNameParser
 from services.executor.engine.options import OURS as NOT_THE_USERS
+from services.executor.engine.options import check_grammar_backend
 from services.executor.settings import ExecutorSettings
 from services.placement.presets import ENGINE_PRESETS
 
@@ -61,6 +62,10 @@ def read_options(arguments: Sequence[str], environ: Mapping[str, str]) -> ServeO
         raise BadSettingError("name a model: `evenflow serve MODEL`")
     if taken := sorted(NOT_THE_USERS.intersection(given)):
         raise BadSettingError(f"--{taken[0].replace('_', '-')}: Evenflow sets it itself")
+    try:
+        check_grammar_backend(given)
+    except ValueError as error:
+        raise BadSettingError(f"--{str(error).replace('_', '-')}") from None
     ports = {PORTS[name]: given.pop(name) for name in PORTS if name in given}
     redis_url, detach = given.pop("redis_url", None), given.pop("detach", False)
     name = given.pop("name", None)

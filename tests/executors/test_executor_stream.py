@@ -148,9 +148,14 @@ async def test_the_seed_that_vllm_takes_for_none_is_a_seed(gateway: GatewayStrea
 
 FORMS: dict[str, tuple[gen.StructuredOutputs, Callable[[str], object]]] = {
     "schema": (
-        # No object: this model would fill one with blanks, which JSON allows without end.
         gen.StructuredOutputs(json_schema='{"enum": ["red", 42, null]}'),
         lambda text: json.loads(text) in ("red", 42, None),
+    ),
+    "parts": (  # between which JSON allows white space without end, and this model writes it
+        gen.StructuredOutputs(
+            json_schema='{"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3}'
+        ),
+        lambda text: len(json.loads(text)) == 3 and "  " not in text,
     ),
     "regex": (
         gen.StructuredOutputs(regex="(ab){3}c"),
@@ -205,7 +210,7 @@ async def test_an_untrained_model_writes_json_when_it_must(gateway: GatewayStrea
         ),
         # Taken by another library than the one that the engine uses.
         (
-            gen.StructuredOutputs(json_schema='{"type": "integer", "multipleOf": 3}'),
+            gen.StructuredOutputs(json_schema='{"type": "number", "multipleOf": 3}'),
             "response_format",
         ),
     ],
@@ -238,16 +243,11 @@ TOOLS = [gen.Tool(name="weather", description="Tell it.", parameters=UNITS), gen
 
 
 async def ask_with_tools(gateway: GatewayStream, name: str, **options: Any) -> Answer:
-    """Ask for calls, of a model that writes no blanks: it would write nothing else."""
-    texts = await gateway.stub.Tokenize(
-        pb.TokenizeRequest(model=MODEL, text=" \n\t\r  \n\n    ", with_texts=True)
-    )
-    blanks = {id: -100.0 for id in texts.ids[1:]}
     chat = pb.Chat(
         messages=[gen.ChatMessage(role="user", content="Rain?")],
         options=gen.ConversationOptions(tools=TOOLS, **options),
     )
-    sampling = {"temperature": 1, "seed": 3, "max_tokens": 400, "logit_bias": blanks}
+    sampling = {"temperature": 1, "seed": 3, "max_tokens": 400}
     return await gateway.ask(name, chat=chat, sampling=sampling)
 
 
@@ -280,6 +280,28 @@ async def test_a_required_call_is_made_without_a_parser(gateway: GatewayStream) 
     assert name in ("weather", "noop")
     assert isinstance(arguments, dict)
     assert (answer.text, answer.finish_reason) == ("", "TOOL_CALLS")
+
+
+async def test_what_is_not_kept_to_is_named_with_its_place(gateway: GatewayStream) -> None:
+    schema = '{"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)."}}}'
+    form = gen.StructuredOutputs(json_schema=schema)
+    unkept = await gateway.ask("unkept", text=PROMPT, sampling={"structured_outputs": form})
+    chat = pb.Chat(
+        messages=[gen.ChatMessage(role="user", content="Rain?")],
+        options=gen.ConversationOptions(
+            tools=[gen.Tool(name="weather", parameters=schema)],
+            tool_choice=gen.TOOL_CHOICE_REQUIRED,
+        ),
+    )
+    call = await gateway.ask("unkept call", chat=chat)
+    no_schema = gen.StructuredOutputs(json_schema='{"type": "no such type"}')
+    unknown = await gateway.ask("unknown", text=PROMPT, sampling={"structured_outputs": no_schema})
+
+    assert [answer.rejected and answer.rejected.message for answer in (unkept, call, unknown)] == [
+        "response_format: properties.a.pattern: a lookahead is not kept to",
+        "tools: weather.properties.a.pattern: a lookahead is not kept to",
+        'response_format: Unsupported type "no such type"',
+    ]
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,17 @@ def config() -> Any:
     return make_config(make_settings(kv_layers_per_group=2, kv_host_memory_bytes=1 << 20))
 
 
+def test_what_is_asked_of_forms_is_added_to_what_evenflow_needs() -> None:
+    asked = '{"backend": "xgrammar", "disable_any_whitespace": true}'
+    config = make_config(
+        make_settings(reasoning_parser="qwen3", engine_args=("--structured-outputs-config", asked))
+    ).structured_outputs_config
+
+    assert (config.backend, config.disable_any_whitespace) == ("xgrammar", True)
+    assert config.reasoning_parser == "qwen3"
+    assert make_config(make_settings()).structured_outputs_config.backend == "xgrammar"
+
+
 def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
     options = KVOptions.of(config)
 

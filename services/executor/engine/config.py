@@ -1,5 +1,6 @@
 """Settings to vLLM's own configuration."""
 
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -10,7 +11,7 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache
 
 from services.control.options import ControllerOptions
 from services.control.room.capacity_guard import PLANNED_SPARE_FRAC
-from services.executor.engine.options import read_engine_options
+from services.executor.engine.options import GRAMMAR_BACKEND, read_engine_options
 from services.executor.kv_options import (
     KVOptions,
     check_supported,
@@ -29,9 +30,6 @@ log = structlog.get_logger()
 CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default is a share of all memory of the machine
 # The same as PLANNED_SPARE_FRAC where the capacity guard decides alone, before every step.
 LONE_SPARE_FRAC = 0.1
-# Left to itself vLLM checks a form with the first library that takes it, and compiles it with the
-# one that the engine's first form was for.
-GRAMMAR_BACKEND = "xgrammar"
 FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
 CPU_WORKER = "services.executor.plugin.cpu_worker.EvenflowCPUWorker"
 CPU_EXECUTOR = "services.executor.plugin.cpu_executor.SleepingMultiprocExecutor"
@@ -80,10 +78,12 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["worker_cls"] = CPU_WORKER
     if settings.uses_layerwise_kv:
         options.update(_layerwise_args(settings))
-    options["structured_outputs_config"] = StructuredOutputsConfig(
-        backend=GRAMMAR_BACKEND, reasoning_parser=settings.reasoning_parser
-    )
     options.update(_further_options(settings))
+    options["structured_outputs_config"] = replace(
+        options.get("structured_outputs_config", StructuredOutputsConfig()),
+        backend=GRAMMAR_BACKEND,
+        reasoning_parser=settings.reasoning_parser,
+    )
     if settings.lora_modules:
         options.update(_adapter_args(len(settings.lora_modules), options.get("max_loras")))
     args = AsyncEngineArgs(
@@ -156,6 +156,9 @@ def _further_options(settings: ExecutorSettings) -> dict[str, Any]:
     given = read_engine_options(settings.engine_args)
     if twice := sorted(given.keys() & ExecutorSettings.model_fields.keys()):
         raise ValueError(f"engine_args: {', '.join(twice)} has a setting of its own")
+    forms = given.get("structured_outputs_config")
+    if forms is not None and forms.reasoning_parser:
+        raise ValueError("engine_args: reasoning_parser has a setting of its own")
     return given
 
 

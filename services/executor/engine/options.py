@@ -1,7 +1,7 @@
 """vLLM's engine options as its own parser reads them, for those that no setting of ours names."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -13,10 +13,12 @@ OURS = frozenset(
         "additional_config",
         "kv_transfer_config",
         "scheduler_cls",
-        "structured_outputs_config",
         "worker_cls",
     )
 )
+# Left to itself vLLM checks a form with the first library that takes it, and compiles it with the
+# one that the engine's first form was for.
+GRAMMAR_BACKEND = "xgrammar"
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
@@ -37,4 +39,12 @@ def read_engine_options(arguments: Sequence[str]) -> dict[str, Any]:
     given: dict[str, Any] = vars(parser.parse_args(list(arguments)))
     if taken := sorted(OURS.intersection(given)):
         raise ValueError(f"{', '.join(taken)}: set by Evenflow itself")
+    check_grammar_backend(given)
     return given
+
+
+def check_grammar_backend(given: Mapping[str, Any]) -> None:
+    """Raise ValueError if the given options ask for another library for forms than ours."""
+    forms = given.get("structured_outputs_config")
+    if forms is not None and forms.backend not in ("auto", GRAMMAR_BACKEND):
+        raise ValueError(f"structured_outputs_config: the backend must be {GRAMMAR_BACKEND}")

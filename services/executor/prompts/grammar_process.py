@@ -29,7 +29,7 @@ def fault_of(compiler: xgr.GrammarCompiler, kind: str, text: str) -> str:
         compiled = _compile(compiler, kind, text)
         matcher = xgr.GrammarMatcher(compiled)
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
-        return _SOURCE_PLACE.sub("", str(error)).strip() or repr(error)
+        return message_of(error)
     if compiled.memory_size_bytes > MAX_COMPILED_BYTES:
         return TOO_LARGE
     mask = xgr.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
@@ -37,10 +37,16 @@ def fault_of(compiler: xgr.GrammarCompiler, kind: str, text: str) -> str:
     return NO_ANSWER if is_restricted and not mask.any() else ""
 
 
+def message_of(error: Exception) -> str:
+    """Return what xgrammar says, without its place in xgrammar's source."""
+    return _SOURCE_PLACE.sub("", str(error)).strip() or repr(error)
+
+
 def _compile(compiler: xgr.GrammarCompiler, kind: str, text: str) -> xgr.CompiledGrammar:
     match kind:
         case "json":
-            return compiler.compile_json_schema(text)
+            # Of this kind where all white space is disabled; else it is a structural tag.
+            return compiler.compile_json_schema(text, any_whitespace=False, separators=(",", ":"))
         case "regex":
             return compiler.compile_regex(text)
         case "grammar":

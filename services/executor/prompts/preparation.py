@@ -15,6 +15,8 @@ from services.executor.prompts.chat_parsers import ChatParsers, ParsedChat
 from services.executor.prompts.chat_template import check_variables
 from services.executor.prompts.context_length import check_num_answers, resolve_max_tokens
 from services.executor.prompts.grammar_check import GrammarCheck, GrammarError, GrammarsBusyError
+from services.executor.prompts.grammar_process import message_of
+from services.executor.prompts.json_forms import fault_of_tools, kept_form, without_annotations
 from services.executor.prompts.prompt_renderer import PromptRenderer, rejection_of
 from services.executor.prompts.sampling import (
     blamed_parameter,
@@ -142,7 +144,8 @@ class Preparation:
     def _prepare_parsing(self, chat: ChatPrompt, sampling: SamplingParams) -> ParsedChat | None:
         try:
             check_variables(chat.options, self._llm.model_config, self._tokenizer)
-            return self._parsers.prepare(chat, to_vllm_outputs(sampling.structured_outputs))
+            form = to_vllm_outputs(sampling.structured_outputs)
+            return self._parsers.prepare(chat, without_annotations(form))
         except (VLLMClientError, ValueError, TypeError) as error:
             raise _rejected("tools" if chat.options.tools else "messages", error) from error
 
@@ -159,6 +162,7 @@ class Preparation:
             sampling = to_vllm_sampling(submission, max_tokens)
             if parsed is not None:
                 parsed.apply(sampling)
+            await self._keep_form(submission, sampling, parsed)
             return await self._llm.input_processor.process_inputs_async(
                 submission.request_id,
                 rendered,
@@ -170,7 +174,25 @@ class Preparation:
         except (VLLMClientError, ValueError) as error:
             rejection = rejection_of(error, submission.prompt, self._llm.model_config.max_model_len)
             field = _blamed(error, submission, parsed) or rejection.field
+            if isinstance(error.__cause__, RuntimeError):  # xgrammar's, which vLLM does not tell
+                raise _rejected(field, message_of(error.__cause__)) from error
             raise RejectedError(replace(rejection, field=field)) from error
+
+    async def _keep_form(
+        self, submission: Submission, sampling: Any, parsed: ParsedChat | None
+    ) -> None:
+        """Have the engine keep to a form in JSON. Raises RejectedError naming what it cannot."""
+        form = sampling.structured_outputs
+        if form is None:
+            return
+        forms = self._llm.vllm_config.structured_outputs_config
+        keep = partial(kept_form, form, is_compact=forms.disable_any_whitespace)
+        try:
+            sampling.structured_outputs = await asyncio.to_thread(keep)
+        except (VLLMClientError, ValueError) as error:
+            tools = parsed.request.tools if parsed and parsed.has_form_of_tools else None
+            fault = fault_of_tools(tools or ())
+            raise _rejected(_blamed(error, submission, parsed), fault or error) from error
 
     async def _check_grammar(
         self, submission: Submission, sampling: Any, parsed: ParsedChat | None
@@ -197,7 +219,7 @@ class Preparation:
         return policy != "priority"
 
 
-def _rejected(field: str, error: Exception) -> RejectedError:
+def _rejected(field: str, error: Exception | str) -> RejectedError:
     code = RejectCode.INVALID_ARGUMENT
     return RejectedError(Rejection(code=code, field=field, message=f"{field}: {error}"))
 

@@ -12,6 +12,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
+from services.executor.prompts.json_forms import ANY_OBJECT_TAG
 from services.executor.request_tag import to_extra_args
 from services.executor.types import Submission
 from services.generation.sampling_params import (
@@ -103,12 +104,13 @@ def blamed_parameter(error: Exception, sampling: SamplingParams) -> str:
 
 def grammar_of(sampling: VllmSamplingParams) -> tuple[str, str] | None:
     """Return the kind and the text of the grammar that checked parameters make the engine compile;
-    None for none, and for the one that is always the same.
+    None for none, and for those of any object, which are always the same.
     """
     if sampling.structured_outputs is None:
         return None
     kind, text = get_structured_output_key(sampling.structured_outputs)
-    return None if kind is StructuredOutputOptions.JSON_OBJECT else (kind.name.lower(), text)
+    is_any_object = kind is StructuredOutputOptions.JSON_OBJECT or text == ANY_OBJECT_TAG
+    return None if is_any_object else (kind.name.lower(), text)
 
 
 def describe_tokenizer(config: Any, tokenizer: Any) -> str:

@@ -133,6 +133,10 @@ def test_what_cannot_be_read_ends_with_its_name(
         ((), "name a model"),
         (("m", "--scheduler-cls", "x.Y"), "--scheduler-cls"),
         (("m", "--served-model-name", "a", "b"), "--served-model-name"),
+        (
+            ("m", "--structured-outputs-config.backend", "guidance"),
+            "--structured-outputs-config: the backend must be xgrammar",
+        ),
     ],
 )
 def test_what_evenflow_cannot_do_is_refused_by_name(arguments: tuple[str, ...], named: str) -> None:
@@ -143,5 +147,7 @@ def test_what_evenflow_cannot_do_is_refused_by_name(arguments: tuple[str, ...], 
 def test_the_executor_refuses_options_that_are_not_the_users_or_unknown() -> None:
     with pytest.raises(ValueError, match="worker_cls: set by Evenflow"):
         read_engine_options(["--worker-cls", "x.Y"])
+    with pytest.raises(ValueError, match="structured_outputs_config: the backend must be xgrammar"):
+        read_engine_options(["--structured-outputs-config", '{"backend": "outlines"}'])
     with pytest.raises(ValueError, match="--nonsense"):
         read_engine_options(["--nonsense", "1"])
