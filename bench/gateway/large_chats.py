@@ -36,7 +36,9 @@ CASES = (
 def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "executor.log"
-        executor = ExecutorProcess(log, MODEL=MODEL_DIRECTORY, SERVED_MODEL_NAME=MODEL)
+        executor = ExecutorProcess(
+            log, MODEL=MODEL_DIRECTORY, SERVED_MODEL_NAME=MODEL, KV_CACHE_MEMORY_BYTES=1 << 30
+        )
         with executor.serving():
             return _measured(executor)
 
