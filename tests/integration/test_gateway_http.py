@@ -168,6 +168,7 @@ async def test_every_parameter_reaches_the_executor(client, executor) -> None:
         executor_pb2.Submit(
             request_id=executor.submits[0].request_id,  # nobody else's
             generation=1,
+            fair_key="127.0.0.1",
             model=MODEL,
             chat=executor_pb2.Chat(
                 messages=[

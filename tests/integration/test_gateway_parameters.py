@@ -443,7 +443,9 @@ async def test_text_and_conversations_become_tokens(client, executor) -> None:
     assert chat.json()["token_strs"] == ["x", "y"]
     assert back.json() == {"prompt": "ab"}
     assert executor.tokenized == [
-        executor_pb2.TokenizeRequest(model=MODEL, text="ab", omits_special_tokens=True),
+        executor_pb2.TokenizeRequest(
+            model=MODEL, text="ab", omits_special_tokens=True, fair_key="127.0.0.1"
+        ),
         executor_pb2.TokenizeRequest(
             model=MODEL,
             chat=executor_pb2.Chat(
@@ -454,6 +456,7 @@ async def test_text_and_conversations_become_tokens(client, executor) -> None:
             ),
             omits_generation_prompt=True,
             with_texts=True,
+            fair_key="127.0.0.1",
         ),
     ]
 
