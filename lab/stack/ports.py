@@ -2,9 +2,10 @@
 
 import fcntl
 import os
-import socket
 import tempfile
 from pathlib import Path
+
+from cli.local.preflight import is_free
 
 # Below what Linux gives to outgoing connections, so that none of those sits on a port by the time
 # its server binds it.
@@ -23,18 +24,8 @@ def free_port() -> int:
         last = int(file.read() or PORTS[0])
         for step in range(1, len(PORTS) + 1):
             port = PORTS[(last - PORTS.start + step) % len(PORTS)]
-            if _is_free(port):
+            if is_free(port):
                 file.truncate(0)
                 file.write(str(port))
                 return port
     raise OSError(f"no free port in {PORTS}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
