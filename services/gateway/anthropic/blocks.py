@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo
 
+from services.gateway.left_out.members import Part
+from services.gateway.left_out.stand_ins import stand_in
 from services.gateway.openai import rules
 from services.gateway.openai.fields import OrText
-from services.gateway.openai.members import Part
-from services.gateway.openai.stand_ins import stand_in
 from services.generation.conversation import ChatMessage, ToolCall
 from services.kit.errors import InvalidRequestError
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from services.gateway.anthropic.blocks import TextBlocks, Turn
+from services.gateway.left_out.members import LenientBody, Part
 from services.gateway.openai import rules
 from services.gateway.openai.fields import TemplateVariables
 from services.gateway.openai.lenient import GeneratingBody, OtherTool
-from services.gateway.openai.members import LenientBody, Part
 from services.gateway.openai.tools import ReasoningEffort, json_text
 from services.generation import sampling_params as limits
 from services.generation.conversation import VALID_TOOL_NAME, Tool

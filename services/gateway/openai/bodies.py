@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from services.gateway import types
 from services.gateway.checks import checked_conversation
+from services.gateway.left_out.members import LenientBody, StrictBody
 from services.gateway.openai import rules
 from services.gateway.openai.fields import (
     AllowedTokenIds,
@@ -31,7 +32,6 @@ from services.gateway.openai.fields import (
     Text,
     TokenId,
 )
-from services.gateway.openai.members import LenientBody, StrictBody
 from services.gateway.openai.tools import (
     ChosenTool,
     Message,

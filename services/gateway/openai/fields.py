@@ -17,9 +17,9 @@ from pydantic_core import CoreSchema
 
 from services.gateway import types
 from services.gateway.checks import MAX_RATE_TPS, MAX_SLO_S, MIN_RATE_TPS, MIN_SLO_S
+from services.gateway.left_out.members import LenientBody, StrictBody, ignored, note
+from services.gateway.left_out.stand_ins import joined, stand_in
 from services.gateway.openai import rules
-from services.gateway.openai.members import LenientBody, StrictBody, ignored, note
-from services.gateway.openai.stand_ins import joined, stand_in
 from services.generation import sampling_params as limits
 from services.generation.conversation import RESERVED_VARIABLES
 from services.generation.prompts import Prompt, TextPrompt, TokenPrompt

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
+from services.gateway.left_out.characters import whole_json
+from services.gateway.left_out.members import LenientBody, StrictBody, ignored, note
 from services.gateway.openai import rules
-from services.gateway.openai.characters import whole_json
 from services.gateway.openai.fields import Text
-from services.gateway.openai.members import LenientBody, StrictBody, ignored, note
 from services.gateway.types import ROLES
 from services.generation.conversation import (
     REASONING_EFFORTS,

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
+from services.gateway.left_out.members import LenientBody, Part
 from services.gateway.openai.fields import NumLogprobs
 from services.gateway.openai.lenient import GeneratingBody, OtherTool
-from services.gateway.openai.members import LenientBody, Part
 from services.gateway.openai.tools import NamedFunction, ReasoningEffort, json_text
 from services.gateway.responses_api.items import Input
 from services.generation import sampling_params as limits

@@ -16,9 +16,9 @@ from pydantic import (
     model_validator,
 )
 
+from services.gateway.left_out.members import Part, ignored, note
+from services.gateway.left_out.stand_ins import joined, stand_in
 from services.gateway.openai.fields import OrText
-from services.gateway.openai.members import Part, ignored, note
-from services.gateway.openai.stand_ins import joined, stand_in
 from services.gateway.openai.tools import object_text
 from services.generation.conversation import ChatMessage, ToolCall
 
