@@ -152,7 +152,10 @@ def rejection_of(error: Exception, prompt: Prompt, max_model_len: int) -> Reject
     parameter = getattr(error, "parameter", None)
     message = error.args[0] if isinstance(error, VLLMValidationError) else str(error)
     if parameter in CONTEXT_PARAMETERS:
-        num_tokens = getattr(error, "value", 0) if parameter == "input_tokens" else 0
+        num_told = getattr(error, "value", 0) if parameter == "input_tokens" else 0
+        # Tokenizers stop there: vLLM tells of "at least" so many.
+        is_cut = num_told == max_model_len + 1 and not isinstance(prompt, TokenPrompt)
+        num_tokens = 0 if is_cut else num_told
         return Rejection(
             code=RejectCode.CONTEXT_LENGTH,
             field=prompt_field(prompt),
