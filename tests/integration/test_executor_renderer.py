@@ -1,4 +1,4 @@
-"""vLLM's own renderer, without an engine: off the event loop, and what it counts of long prompts."""
+"""vLLM's own renderer, without an engine: off the event loop, and what it counts of prompts."""
 
 import asyncio
 import threading
@@ -85,7 +85,7 @@ def watched(tokenizer: Any, watch: LoopWatch) -> None:
         (lambda r: r.render(TokenPrompt((5, 6)), with_text=True), ["decoding"]),
         (lambda r: r.tokenize(TextPrompt("Hi"), TokenizeOptions()), ["tokenising"]),
         (lambda r: r.tokenize(chat("Hi"), TokenizeOptions()), ["rendering"]),
-        (lambda r: r.detokenize((5, 6)), ["decoding"]),
+        (lambda r: r.detokenize((5, 6), fair_key=""), ["decoding"]),
     ],
 )
 async def test_the_event_loop_turns_while_a_prompt_is_rendered(

@@ -100,7 +100,7 @@ class PromptRenderer:
                 ids = {"prompt_token_ids": list(prompt.token_ids)}
                 (rendered,) = await self._renderer.render_cmpl_async([ids])
                 if with_text:
-                    rendered["prompt"] = await self.detokenize(prompt.token_ids)
+                    rendered["prompt"] = await self.text_of(prompt.token_ids)
             case ChatPrompt():
                 _, (rendered,) = await self._renderer.render_chat_async(
                     [messages_of(prompt)], chat_params(prompt.options)
@@ -137,8 +137,13 @@ class PromptRenderer:
         """Return each id's entry in the vocabulary."""
         return tuple(self._renderer.get_tokenizer().convert_ids_to_tokens(list(ids)))
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids that the vocabulary has."""
+    async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str:
+        """Return the text of token ids that the vocabulary has, in the turn of `fair_key`."""
+        prompt = TokenPrompt(tuple(ids))
+        return str(await self._in_turn(partial(self.text_of, ids), prompt, fair_key))
+
+    async def text_of(self, ids: Sequence[int]) -> str:
+        """Return the same at once, as part of work that has its turn."""
         prompt = {"prompt_token_ids": list(ids)}
         decoded = await self._renderer.tokenize_prompt_async(prompt, DECODE_PARAMS)
         return str(decoded["prompt"])
