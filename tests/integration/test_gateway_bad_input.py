@@ -100,7 +100,7 @@ SHARED: list[tuple[dict[str, object], str]] = [
     ({"model": None}, "model"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
-    ({"max_tokens": 2**31}, "max_tokens"),
+    ({"max_tokens": 2**31 + 0.5}, "max_tokens"),
     ({"max_tokens": "9"}, "max_tokens"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from services.gateway.anthropic.blocks import TextBlocks, Turn
 from services.gateway.left_out.members import LenientBody, Part
 from services.gateway.openai import rules
-from services.gateway.openai.fields import TemplateVariables
+from services.gateway.openai.fields import MaxTokens, TemplateVariables
 from services.gateway.openai.lenient import GeneratingBody, OtherTool
 from services.gateway.openai.tools import ReasoningEffort, json_text
 from services.generation import sampling_params as limits
@@ -101,7 +101,7 @@ class MessagesBody(CountTokensBody, GeneratingBody):
         )
     )
 
-    max_tokens: int = Field(ge=1, le=limits.MAX_TOKENS)
+    max_tokens: MaxTokens
     stop_sequences: list[StopSequence] = Field(
         default_factory=list, max_length=limits.MAX_STOP_STRINGS
     )

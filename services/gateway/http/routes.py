@@ -164,6 +164,7 @@ class ApiRoutes:
             head,
             includes_usage=body.includes_usage,
             counts_each_event=body.counts_each_event,
+            limit_name=body.limit_name,
         )
         return self._answers(requests, form)
 

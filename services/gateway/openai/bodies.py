@@ -20,6 +20,8 @@ from services.gateway.openai import rules
 from services.gateway.openai.fields import (
     AllowedTokenIds,
     BadWords,
+    MaxTokens,
+    MaxTokensOrNone,
     NumLogprobs,
     Prompts,
     ResponseFormat,
@@ -40,7 +42,6 @@ from services.gateway.openai.tools import (
     json_text,
     tool_options,
 )
-from services.generation import sampling_params as limits
 from services.generation.conversation import (
     DEFAULT_OPTIONS,
     ConversationOptions,
@@ -110,7 +111,7 @@ class RequestBody(LenientBody, SampledBody):
     refused = REFUSED
     neutral = NEUTRAL_VALUES
 
-    max_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
+    max_tokens: MaxTokens | None = None
     n: int = Field(default=1, ge=1, le=types.MAX_ANSWERS)
     stop: Stop = Field(default_factory=tuple)
     bad_words: BadWords = Field(default_factory=list)
@@ -152,6 +153,11 @@ class RequestBody(LenientBody, SampledBody):
     @property
     def answers_a_conversation(self) -> bool:
         return False
+
+    @property
+    def limit_name(self) -> str:
+        """Return what the client calls the limit of an answer's tokens."""
+        return "max_tokens"
 
     def max_output_tokens(self) -> int | None:
         """Return the stated limit. Raises InvalidRequestError if two limits are stated."""
@@ -206,7 +212,7 @@ class ChatCompletionBody(RequestBody):
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
 
@@ -217,6 +223,10 @@ class ChatCompletionBody(RequestBody):
     @property
     def tells_token_ids(self) -> bool:
         return self.return_token_ids and self.include_reasoning  # reasoning could be read off them
+
+    @property
+    def limit_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def max_output_tokens(self) -> int | None:
         if self.max_tokens is not None and self.max_completion_tokens is not None:
@@ -275,7 +285,7 @@ class CompletionBody(RequestBody):
     )
 
     prompt: Prompts
-    max_tokens: int | None = Field(default=None, ge=0, le=limits.MAX_TOKENS)
+    max_tokens: MaxTokensOrNone | None = None
     logprobs: NumLogprobs | None = None
     echo: bool = False
 

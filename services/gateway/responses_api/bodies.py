@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from services.gateway.left_out.members import LenientBody, Part
-from services.gateway.openai.fields import NumLogprobs
+from services.gateway.openai.fields import MaxTokens, NumLogprobs
 from services.gateway.openai.lenient import GeneratingBody, OtherTool
 from services.gateway.openai.tools import NamedFunction, ReasoningEffort, json_text
 from services.gateway.responses_api.items import Input
-from services.generation import sampling_params as limits
 from services.generation.conversation import ToolChoice
 from services.generation.sampling_params import AnswerForm, StructuredOutputs
 
@@ -118,7 +117,7 @@ class ResponsesBody(GeneratingBody):
 
     input: Input
     instructions: str = ""
-    max_output_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
+    max_output_tokens: MaxTokens | None = None
     tools: list[AnyTool] = Field(default_factory=list)
     tool_choice: ChosenTools = Field(default_factory=lambda: Choice(choice=ToolChoice.AUTO))
     parallel_tool_calls: bool = True
