@@ -137,7 +137,7 @@ CHAT_ONLY: list[tuple[dict[str, object], str]] = [
         "tools[0].function.parameters",
     ),
     ({"tools": [FUNCTION, FUNCTION]}, "tools"),
-    ({"tools": [FUNCTION] * 129}, "tools"),
+    ({"tools": [FUNCTION] * 4_097}, "tools"),
     ({"tool_choice": FUNCTION}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": "any"}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function"}}, "tool_choice"),

@@ -26,15 +26,14 @@ from services.gateway.left_out.template_variables import without_unread
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.bodies import (
-    BodyT,
     ChatCompletionBody,
     CompletionBody,
     DetokenizeBody,
     RequestBody,
     TokenizeBody,
-    parse_body,
 )
 from services.gateway.openai.lenient import GeneratingBody
+from services.gateway.openai.parsing import BodyT, parse_body
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.openai.responses import AnswerHead, AnswerKind, ChatForm, model_entry
 from services.gateway.responses_api.bodies import ResponsesBody

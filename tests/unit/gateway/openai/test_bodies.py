@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody, parse_body
+from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody
+from services.gateway.openai.parsing import parse_body
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.conversation import ChatMessage
