@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from evenflow.executor.v1 import executor_pb2 as pb
 from services.executor.engine.collector import DeltaSink
 from services.executor.observation import EngineObservation, RequestObservation
+from services.executor.servicer import ExecutorServicer
 from services.executor.serving.accounts import Accounts
 from services.executor.serving.front import Front
 from services.executor.serving.session import Session
@@ -64,6 +66,7 @@ class FakeEngine:
     delivered: dict[str, int] = field(default_factory=dict)
     holds: list[tuple[str, bool]] = field(default_factory=list)
     num_prepared: int = 0
+    turns: list[str] = field(default_factory=list)  # keys of those that detokenised
 
     async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]:
         prompt = submissions[0].prompt
@@ -128,6 +131,7 @@ class FakeEngine:
         return Tokenization(ids=tuple(map(ord, prompt.text)), max_model_len=8)
 
     async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str:
+        self.turns.append(fair_key)
         return "".join(map(chr, ids))
 
     def model_info(self, model_id: str) -> ModelInfo:
@@ -656,6 +660,16 @@ async def test_a_front_tokenises_for_its_model_alone(front: Front) -> None:
         await front.tokenize("other", prompt, options)
     with pytest.raises(NotFoundError):
         await front.detokenize("other", [1], fair_key="")
+
+
+async def test_tokens_become_text_in_the_turn_of_their_client(
+    front: Front, engine: FakeEngine
+) -> None:
+    servicer = ExecutorServicer(front, executor_id="e")
+    request = pb.DetokenizeRequest(model="m", ids=[104], fair_key="alice")
+
+    assert (await servicer.Detokenize(request, None)).text == "h"
+    assert engine.turns == ["alice"]
 
 
 async def test_what_the_engine_cannot_tokenise_names_its_field(front: Front) -> None:
