@@ -195,6 +195,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.submits: list[pb.Submit] = []  # one for each answer
         self.num_answers: list[int] = []  # of each message that submits
         self.tokenized: list[pb.TokenizeRequest] = []
+        self.detokenized: list[pb.DetokenizeRequest] = []
         self.aborted: list[str] = []
         self.delivered: dict[str, int] = {}
         self.delivered_messages: list[pb.Delivered] = []
@@ -272,6 +273,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     async def Detokenize(  # noqa: N802
         self, request: pb.DetokenizeRequest, context: aio.ServicerContext
     ) -> pb.DetokenizeResponse:
+        self.detokenized.append(request)
         text = "".join(chr(id) if id < FIRST_SURROGATE else "?" for id in request.ids)
         return pb.DetokenizeResponse(text=text)
 

@@ -56,7 +56,8 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: Context
     ) -> pb.DetokenizeResponse:
-        return pb.DetokenizeResponse(text=await self._front.detokenize(request.model, request.ids))
+        text = await self._front.detokenize(request.model, request.ids, fair_key=request.fair_key)
+        return pb.DetokenizeResponse(text=text)
 
     async def WatchRequests(
         self, request: pb.WatchRequestsRequest, context: Context

@@ -107,7 +107,7 @@ class RejectCode(Enum):
 class PromptOverflow:
     """A prompt that leaves nothing of the context."""
 
-    num_prompt_tokens: int  # 0: not counted, its characters alone are too many
+    num_prompt_tokens: int  # 0: not counted to its end
     max_model_len: int
 
 

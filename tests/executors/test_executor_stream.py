@@ -649,20 +649,6 @@ async def test_answers_come_also_after_the_gateway_has_said_its_last(
     assert answer.finish_reason == "LENGTH"
 
 
-async def test_long_prompts_do_not_hold_up_the_frames_of_others(gateway: GatewayStream) -> None:
-    """Rendered off the loop: while 3 prompts of 1 MB render, the running request goes on."""
-    running = await gateway.submit("running", text=PROMPT, sampling=LONG)
-    await gateway.wait(running.started)
-    num_before = len(running.ids)
-    huge = [await gateway.submit(f"huge{i}", chat="word " * 200_000) for i in range(3)]
-    for answer in huge:
-        await gateway.wait(answer.done)
-
-    assert {answer.reject_code for answer in huge} == {"CONTEXT_LENGTH"}
-    assert len(running.ids) > num_before
-    await gateway.abort(running, "running")
-
-
 @pytest.mark.parametrize(
     "messages",
     [

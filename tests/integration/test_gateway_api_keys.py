@@ -332,9 +332,12 @@ async def test_preparation_is_shared_among_keys_whatever_their_salts(
     await client.http.post(URL, json=salted, headers=bearer(ALICE))
     tokens = {"model": MODEL, "prompt": "Hi."}
     await client.http.post("/tokenize", json=tokens, headers=bearer(ALICE))
+    ids = {"model": MODEL, "tokens": [97]}
+    await client.http.post("/detokenize", json=ids, headers=bearer(CAROL))
 
     assert [submit.fair_key for submit in executor.submits] == ["carol", "alice"]
     assert [request.fair_key for request in executor.tokenized] == ["alice"]
+    assert [request.fair_key for request in executor.detokenized] == ["carol"]
 
 
 async def test_without_keys_preparation_is_shared_among_addresses(executor: FakeExecutor) -> None:

@@ -11,7 +11,7 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from tests.client_bodies import CHAT, COMPLETIONS, SENT, Sent
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script
-from tests.gateways import Client, chat_body, gateway_for
+from tests.gateways import JSON, Client, chat_body, gateway_for
 
 IGNORED = "x-evenflow-ignored"
 
@@ -68,6 +68,7 @@ INPUT_OF: dict[str, dict[str, Any]] = {
     ("path", "name"),
     [
         (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
         (COMPLETIONS, "max_tokens"),
         ("/v1/responses", "max_output_tokens"),
         ("/v1/messages", "max_tokens"),
@@ -85,6 +86,30 @@ async def test_an_answer_longer_than_the_context_leaves_is_cut_to_it(
     assert (cut.status_code, whole.status_code) == (200, 200)
     assert cut.headers["x-evenflow-clipped"] == f"{name}={num_left}"
     assert "x-evenflow-clipped" not in whole.headers
+
+
+@pytest.mark.parametrize("number", ["2147483648", "1e300", "1" + "0" * 400], ids=len)
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (COMPLETIONS, "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+    ],
+)
+async def test_no_number_of_tokens_is_too_large_to_be_cut(
+    client, executor, path: str, name: str, number: str
+) -> None:
+    body = json.dumps(INPUT_OF[path] | {"model": MODEL, name: 0}).replace(": 0", f": {number}")
+
+    cut = await client.http.post(path, content=body, headers=JSON)
+
+    assert cut.status_code == 200, cut.text
+    num_left = executor.max_model_len - NUM_PROMPT_TOKENS
+    assert cut.headers["x-evenflow-clipped"] == f"{name}={num_left}"
+    assert [submit.sampling.max_tokens for submit in executor.submits] == [2**31 - 1]
 
 
 async def test_a_call_over_grpc_learns_what_its_answer_was_cut_to(client, executor) -> None:

@@ -285,19 +285,6 @@ async def test_a_prompt_that_is_too_long_is_told_in_the_api_s_own_words(
     assert chat.json()["error"]["message"].startswith("This model's maximum context length")
 
 
-async def test_names_of_128_characters_and_more_than_128_tools_are_taken(client, executor) -> None:
-    tools = [TOOL | {"name": f"mcp__{k:0>123}"} for k in range(300)]
-    choice = {"type": "tool", "name": tools[299]["name"]}
-    body = {"model": MODEL, "max_tokens": 9, "messages": MESSAGES, "tools": tools}
-
-    response = await client.http.post("/v1/messages", json=body | {"tool_choice": choice})
-
-    assert response.status_code == 200, response.text
-    options = executor.submits[0].chat.options
-    assert [len(tool.name) for tool in options.tools] == [128] * 300
-    assert options.named_tool == choice["name"]
-
-
 async def test_a_conversation_of_many_contexts_is_counted(client) -> None:
     long: Any = [{"role": "user", "content": "word " * 100_000}]
 

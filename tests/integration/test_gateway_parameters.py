@@ -58,7 +58,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"const": None}}}
 
 
 @pytest.mark.parametrize(
-    ("text", "status"), [("4.0", 200), ("4e0", 200), ("4.5", 400), ("1e300", 400)]
+    ("text", "status"), [("4.0", 200), ("4e0", 200), ("4.5", 400), ("1e10", 200)]
 )
 async def test_a_whole_number_is_an_integer_however_it_is_written(
     client, executor, text, status
@@ -68,7 +68,8 @@ async def test_a_whole_number_is_an_integer_however_it_is_written(
     answer = await client.http.post("/v1/chat/completions", content=body, headers=JSON)
 
     assert answer.status_code == status
-    assert [submit.sampling.max_tokens for submit in executor.submits] == [4] * (status == 200)
+    taken = [min(int(float(text)), 2**31 - 1)] if status == 200 else []
+    assert [submit.sampling.max_tokens for submit in executor.submits] == taken
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Tools and reasoning, from the clients of both edges to the executor and back."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -157,3 +158,49 @@ async def test_grpc_clients_get_calls_and_thoughts_token_by_token(client, callin
     ]
     assert responses[-1].finish.reason == gen.FINISH_REASON_TOOL_CALLS
     assert responses[-1].finish.usage.num_reasoning_tokens == 2
+
+
+def chat_tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def response_tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "name": name}
+
+
+def message_tool(name: str) -> dict[str, Any]:
+    return {"name": name, "input_schema": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "tool", "asked", "name_field"),
+    [
+        ("/v1/chat/completions", chat_tool, {"messages": MESSAGES}, "tools[0].function.name"),
+        ("/tokenize", chat_tool, {"messages": MESSAGES}, "tools[0].function.name"),
+        ("/v1/responses", response_tool, {"input": "Hi"}, "tools[0].name"),
+        ("/v1/messages", message_tool, {"messages": MESSAGES, "max_tokens": 9}, "tools[0].name"),
+        ("/v1/messages/count_tokens", message_tool, {"messages": MESSAGES}, "tools[0].name"),
+    ],
+)
+async def test_all_apis_take_as_many_tools_with_names_as_long(
+    client: Client,
+    executor: FakeExecutor,
+    path: str,
+    tool: Callable[[str], dict[str, Any]],
+    asked: dict[str, Any],
+    name_field: str,
+) -> None:
+    async def ask(*tools: dict[str, Any]) -> httpx.Response:
+        return await client.http.post(path, json={"model": MODEL, **asked, "tools": tools})
+
+    tools = [tool(f"{k:0>128}") for k in range(4_096)]
+    most = await ask(*tools)
+    too_many = await ask(*tools, tool("f"))
+    too_long = await ask(tool("f" * 129))
+
+    assert (most.status_code, too_many.status_code, too_long.status_code) == (200, 400, 400)
+    (taken,) = [*executor.submits, *executor.tokenized]
+    assert [len(one.name) for one in taken.chat.options.tools] == [128] * 4_096
+    told = too_many.json()["error"]["message"]
+    assert told == "tools: must have at most 4096 items, not 4097"
+    assert too_long.json()["error"]["message"].startswith(f"{name_field}: must match")

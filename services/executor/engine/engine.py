@@ -148,14 +148,14 @@ class Engine:
             max_model_len=self._llm.model_config.max_model_len,
         )
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str:
         """Return the text of token ids. Raises `RejectedError` if the vocabulary lacks one."""
         size = self._llm.model_config.get_vocab_size()
         if not all(0 <= id < size for id in ids):
             message = f"tokens: must be in [0, {size})"
             code = RejectCode.INVALID_ARGUMENT
             raise RejectedError(Rejection(code=code, field="tokens", message=message))
-        return await self._renderer.detokenize(ids)
+        return await self._renderer.detokenize(ids, fair_key=fair_key)
 
     async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None:
         """Start generating. `sink` gets every step's delta, inside the output loop; the last one

@@ -154,7 +154,7 @@ class Preparation:
 
     async def _first_token(self, rendered: Any) -> str:
         """Return the text of a prompt's first token; empty for one that the tokeniser put there."""
-        text = await self._renderer.detokenize(rendered["prompt_token_ids"][:1])
+        text = await self._renderer.text_of(rendered["prompt_token_ids"][:1])
         return text if rendered["prompt"].startswith(text) else ""
 
     async def _process(

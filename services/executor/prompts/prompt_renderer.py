@@ -100,7 +100,7 @@ class PromptRenderer:
                 ids = {"prompt_token_ids": list(prompt.token_ids)}
                 (rendered,) = await self._renderer.render_cmpl_async([ids])
                 if with_text:
-                    rendered["prompt"] = await self.detokenize(prompt.token_ids)
+                    rendered["prompt"] = await self.text_of(prompt.token_ids)
             case ChatPrompt():
                 _, (rendered,) = await self._renderer.render_chat_async(
                     [messages_of(prompt)], chat_params(prompt.options)
@@ -137,8 +137,13 @@ class PromptRenderer:
         """Return each id's entry in the vocabulary."""
         return tuple(self._renderer.get_tokenizer().convert_ids_to_tokens(list(ids)))
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids that the vocabulary has."""
+    async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str:
+        """Return the text of token ids that the vocabulary has, in the turn of `fair_key`."""
+        prompt = TokenPrompt(tuple(ids))
+        return str(await self._in_turn(partial(self.text_of, ids), prompt, fair_key))
+
+    async def text_of(self, ids: Sequence[int]) -> str:
+        """Return the same at once, as part of work that has its turn."""
         prompt = {"prompt_token_ids": list(ids)}
         decoded = await self._renderer.tokenize_prompt_async(prompt, DECODE_PARAMS)
         return str(decoded["prompt"])
@@ -152,7 +157,10 @@ def rejection_of(error: Exception, prompt: Prompt, max_model_len: int) -> Reject
     parameter = getattr(error, "parameter", None)
     message = error.args[0] if isinstance(error, VLLMValidationError) else str(error)
     if parameter in CONTEXT_PARAMETERS:
-        num_tokens = getattr(error, "value", 0) if parameter == "input_tokens" else 0
+        num_told = getattr(error, "value", 0) if parameter == "input_tokens" else 0
+        # Tokenizers stop there: vLLM tells of "at least" so many.
+        is_cut = num_told == max_model_len + 1 and not isinstance(prompt, TokenPrompt)
+        num_tokens = 0 if is_cut else num_told
         return Rejection(
             code=RejectCode.CONTEXT_LENGTH,
             field=prompt_field(prompt),

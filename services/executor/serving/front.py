@@ -36,7 +36,7 @@ class ServedEngine(GenerationEngine, Protocol):
     async def tokenize(
         self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> Tokenization: ...
-    async def detokenize(self, ids: Sequence[int]) -> str: ...
+    async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str: ...
     async def observe(self) -> EngineObservation: ...
     def model_info(self, model_id: str) -> ModelInfo: ...
 
@@ -111,11 +111,11 @@ class Front:
         with _rejections_raised():
             return await self.engine.tokenize(prompt, options)
 
-    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+    async def detokenize(self, model: str, ids: Sequence[int], *, fair_key: str) -> str:
         """Return the text of tokens. Raises as `tokenize` does."""
         self._check_model(model)
         with _rejections_raised():
-            return await self.engine.detokenize(ids)
+            return await self.engine.detokenize(ids, fair_key=fair_key)
 
     def _check_model(self, model: str) -> None:
         if model not in self._served:

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo
 
+from services.gateway.left_out.members import Part
+from services.gateway.left_out.stand_ins import stand_in
 from services.gateway.openai import rules
 from services.gateway.openai.fields import OrText
-from services.gateway.openai.members import Part
-from services.gateway.openai.stand_ins import stand_in
+from services.gateway.openai.parsing import by_kind, kind
 from services.generation.conversation import ChatMessage, ToolCall
 from services.kit.errors import InvalidRequestError
 
@@ -82,22 +83,20 @@ Block: TypeAlias = (
 )
 
 
-def _block_type(value: object) -> Any:
-    return value.get("type") if isinstance(value, dict) else None
+def _block_kind(value: object) -> str | None:
+    kind_of_block = value.get("type") if isinstance(value, dict) else None
+    return kind_of_block if isinstance(kind_of_block, str) else None
 
 
 AnyBlock = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")],
-    Discriminator(
-        _block_type,
-        custom_error_type="block_type",
-        custom_error_message=(
-            "type must be text, tool_use, tool_result, thinking or redacted_thinking"
-        ),
+    Annotated[TextBlock, kind("text")]
+    | Annotated[ThinkingBlock, kind("thinking")]
+    | Annotated[RedactedThinkingBlock, kind("redacted_thinking")]
+    | Annotated[ToolUseBlock, kind("tool_use")]
+    | Annotated[ToolResultBlock, kind("tool_result")],
+    by_kind(
+        _block_kind,
+        fault="type must be text, tool_use, tool_result, thinking or redacted_thinking",
     ),
 ]
 Blocks = Annotated[list[AnyBlock], BeforeValidator(_as_blocks), OrText()]

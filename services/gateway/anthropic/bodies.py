@@ -2,16 +2,17 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Field
 
 from services.gateway.anthropic.blocks import TextBlocks, Turn
+from services.gateway.left_out.members import LenientBody, Part
 from services.gateway.openai import rules
-from services.gateway.openai.fields import TemplateVariables
+from services.gateway.openai.fields import MaxTokens, TemplateVariables
 from services.gateway.openai.lenient import GeneratingBody, OtherTool
-from services.gateway.openai.members import LenientBody, Part
-from services.gateway.openai.tools import ReasoningEffort, json_text
+from services.gateway.openai.parsing import by_kind, kind
+from services.gateway.openai.tools import ReasoningEffort, ToolName, json_text
 from services.generation import sampling_params as limits
-from services.generation.conversation import VALID_TOOL_NAME, Tool
+from services.generation.conversation import MAX_TOOLS, Tool
 from services.generation.sampling_params import AnswerForm, StructuredOutputs
 
 StopSequence = Annotated[str, Field(min_length=1)]
@@ -19,7 +20,7 @@ StopSequence = Annotated[str, Field(min_length=1)]
 
 class OwnTool(Part):
     type: Literal["custom"] = "custom"
-    name: str = Field(pattern=f"^{VALID_TOOL_NAME.pattern}$")
+    name: ToolName
     description: str = ""
     input_schema: dict[str, Any]
     strict: bool = False
@@ -33,14 +34,14 @@ class OwnTool(Part):
         )
 
 
-def _tool_type(value: object) -> str:
+def _tool_kind(value: object) -> str:
     is_own = isinstance(value, dict) and (value.get("type") or "custom") == "custom"
     return "custom" if is_own else "other"
 
 
 AnyTool = Annotated[
-    Annotated[OwnTool, Tag("custom")] | Annotated[OtherTool, Tag("other")],
-    Discriminator(_tool_type),
+    Annotated[OwnTool, kind("custom")] | Annotated[OtherTool, kind("other")],
+    by_kind(_tool_kind),
 ]
 
 
@@ -79,7 +80,7 @@ class CountTokensBody(LenientBody):
     model: str = Field(min_length=1)
     messages: list[Turn] = Field(min_length=1)
     system: TextBlocks = Field(default_factory=list)
-    tools: list[AnyTool] = Field(default_factory=list)
+    tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ToolChoiceBody = ToolChoiceBody(type="auto")
     thinking: ThinkingBody = ThinkingBody(type="adaptive")
     output_config: OutputConfig = OutputConfig()
@@ -101,7 +102,7 @@ class MessagesBody(CountTokensBody, GeneratingBody):
         )
     )
 
-    max_tokens: int = Field(ge=1, le=limits.MAX_TOKENS)
+    max_tokens: MaxTokens
     stop_sequences: list[StopSequence] = Field(
         default_factory=list, max_length=limits.MAX_STOP_STRINGS
     )

@@ -27,6 +27,8 @@ _DELTA = {
 class MessageForm:
     """One message, in the form that its client asked for."""
 
+    limit_name = "max_tokens"
+
     def __init__(self, head: MessageHead) -> None:
         self._head = head
 

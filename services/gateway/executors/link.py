@@ -149,10 +149,10 @@ class ExecutorLink:
         with _errors_about("messages" if isinstance(prompt, ChatPrompt) else "prompt"):
             return convert.tokenization_from_proto(await session.stub.Tokenize(request))
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str:
         """Have the executor turn tokens into text. Raises as `tokenize` does."""
         session = self._connected()
-        request = pb.DetokenizeRequest(model=session.info.model, ids=ids)
+        request = pb.DetokenizeRequest(model=session.info.model, ids=ids, fair_key=fair_key)
         with _errors_about("tokens"):
             return (await session.stub.Detokenize(request)).text
 

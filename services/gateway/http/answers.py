@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.errors import CancelledRequestError
 from services.gateway.http.edge import CLIPPED_PARAMETERS, while_connected
 from services.gateway.http.event_stream import EventStream
-from services.gateway.http.faults import own_name
 from services.gateway.http.protocol import BODY
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.generation import Generation
@@ -50,6 +49,10 @@ class AnswerWriter(Protocol):
 class Form(Protocol):
     """How an API writes the answers to one HTTP request."""
 
+    @property
+    def limit_name(self) -> str:
+        """Return what the client calls the limit of an answer's tokens."""
+
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """Return the body that has all answers."""
 
@@ -82,6 +85,12 @@ class _Answers(Response):
     @abstractmethod
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
+    def _note_clipped(self, scope: Scope, generations: Sequence[Generation]) -> None:
+        """Have the header say to what `max_tokens` was cut: of several prompts, the least."""
+        clipped = [g.clipped_max_tokens for g in generations if g.clipped_max_tokens is not None]
+        if clipped:
+            scope[CLIPPED_PARAMETERS] = {self._form.limit_name: min(clipped)}
+
 
 class WholeAnswers(_Answers):
     """One JSON body at the end. A token counts as delivered when it is taken for the body, so
@@ -91,7 +100,7 @@ class WholeAnswers(_Answers):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = _WholeSize()
         async with self._dispatcher.generate_all(self._requests) as generations:
-            _note_clipped(scope, generations)
+            self._note_clipped(scope, generations)
             answers = await side_by_side([self._collected(g, size) for g in generations])
         if size.num_entries < LARGE_WHOLE_ENTRIES:
             body = encode_json(self._form.whole(answers))
@@ -147,7 +156,7 @@ class StreamedAnswers(_Answers):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._dispatcher.generate_all(self._requests) as generations:
-            _note_clipped(scope, generations)
+            self._note_clipped(scope, generations)
             stream = EventStream(send, scope[BODY])
             await stream.start()
             async with stream.kept_alive(self._keepalive_s):
@@ -201,13 +210,6 @@ class _AnswerEvents:
             self._stream.write(self._chunks.prompt(prompt))
         if events := self._chunks.tokens(tokens, as_one=as_one):
             self._stream.write(events)
-
-
-def _note_clipped(scope: Scope, generations: Sequence[Generation]) -> None:
-    """Have the header say to what `max_tokens` was cut: of several prompts, the least."""
-    clipped = [g.clipped_max_tokens for g in generations if g.clipped_max_tokens is not None]
-    if clipped:
-        scope[CLIPPED_PARAMETERS] = {own_name("max_tokens", scope["path"]): min(clipped)}
 
 
 def _uncancelled(generation: Generation) -> Finish:

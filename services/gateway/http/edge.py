@@ -19,8 +19,8 @@ from services.gateway.access.api_keys import fair_key
 from services.gateway.errors import BodyTooLargeError
 from services.gateway.http.body_coding import check_media_type, decoded
 from services.gateway.http.faults import ANTHROPIC_PATH
+from services.gateway.left_out.characters import whole_characters
 from services.gateway.metrics import HTTP_SECONDS
-from services.gateway.openai.characters import whole_characters
 from services.kit.errors import InvalidRequestError
 from services.kit.fair_turns import FairTurns
 from services.kit.rpc import (

@@ -31,8 +31,8 @@ from services.gateway.openai.bodies import (
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
-    parse_body,
 )
+from services.gateway.openai.parsing import parse_body
 from services.gateway.openai.requests import HEADER_BY_BOUND, MAX_PARENT_ID_LENGTH
 from services.gateway.openai.responses import (
     Answer,

@@ -22,21 +22,20 @@ from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_j
 from services.gateway.http.faults import error_response, own_name, status_response
 from services.gateway.http.operations import INDEX, openapi_document
 from services.gateway.http.protocol import SAFE_METHODS
+from services.gateway.left_out.template_variables import without_unread
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.bodies import (
-    BodyT,
     ChatCompletionBody,
     CompletionBody,
     DetokenizeBody,
     RequestBody,
     TokenizeBody,
-    parse_body,
 )
 from services.gateway.openai.lenient import GeneratingBody
+from services.gateway.openai.parsing import BodyT, parse_body
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.openai.responses import AnswerHead, AnswerKind, ChatForm, model_entry
-from services.gateway.openai.template_variables import without_unread
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
 from services.gateway.responses_api.objects import response_head
@@ -164,6 +163,7 @@ class ApiRoutes:
             head,
             includes_usage=body.includes_usage,
             counts_each_event=body.counts_each_event,
+            limit_name=body.limit_name,
         )
         return self._answers(requests, form)
 

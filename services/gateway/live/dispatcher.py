@@ -162,7 +162,7 @@ class Dispatcher:
         """Return the text of tokens. Raises as `tokenize` does."""
         self._check_length(model, len(ids))
         with self._aside(len(ids)):
-            return await self.placing.detokenize(model, ids)
+            return await self.placing.detokenize(model, ids, fair_key=fair_key())
 
     @contextmanager
     def _aside(self, num_tokens: int) -> Iterator[None]:

@@ -210,6 +210,7 @@ class Placing:
         """
         return await self._links[self._choose(model, set()).address].tokenize(prompt, options)
 
-    async def detokenize(self, model: str, ids: Sequence[int]) -> str:
+    async def detokenize(self, model: str, ids: Sequence[int], *, fair_key: str) -> str:
         """Return the text of tokens. Raises as `tokenize` does."""
-        return await self._links[self._choose(model, set()).address].detokenize(ids)
+        link = self._links[self._choose(model, set()).address]
+        return await link.detokenize(ids, fair_key=fair_key)

@@ -4,21 +4,23 @@ A parameter that is not listed here is left out, and its name told, or refused b
 answer would depend on it; a null is the same as an absent one.
 """
 
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from services.gateway import types
 from services.gateway.checks import checked_conversation
+from services.gateway.left_out.members import LenientBody, StrictBody, ignored, note
 from services.gateway.openai import rules
 from services.gateway.openai.fields import (
     AllowedTokenIds,
     BadWords,
+    MaxTokens,
+    MaxTokensOrNone,
     NumLogprobs,
     Prompts,
     ResponseFormat,
@@ -31,7 +33,6 @@ from services.gateway.openai.fields import (
     Text,
     TokenId,
 )
-from services.gateway.openai.members import LenientBody, StrictBody
 from services.gateway.openai.tools import (
     ChosenTool,
     Message,
@@ -40,7 +41,6 @@ from services.gateway.openai.tools import (
     json_text,
     tool_options,
 )
-from services.generation import sampling_params as limits
 from services.generation.conversation import (
     DEFAULT_OPTIONS,
     ConversationOptions,
@@ -94,14 +94,6 @@ NEUTRAL_VALUES: Mapping[str, Any] = MappingProxyType(
         "use_beam_search": False,
     }
 )
-# Why what vLLM's server takes is refused, and what to ask for instead.
-REASONS: Mapping[str, str] = MappingProxyType(
-    {
-        "prompt_logprobs": "not supported: ask /v1/completions for echo with logprobs",
-        "truncate_prompt_tokens": "not supported: no prompt is cut unseen; /tokenize counts its "
-        "tokens",
-    }
-)
 
 
 class RequestBody(LenientBody, SampledBody):
@@ -110,7 +102,7 @@ class RequestBody(LenientBody, SampledBody):
     refused = REFUSED
     neutral = NEUTRAL_VALUES
 
-    max_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
+    max_tokens: MaxTokens | None = None
     n: int = Field(default=1, ge=1, le=types.MAX_ANSWERS)
     stop: Stop = Field(default_factory=tuple)
     bad_words: BadWords = Field(default_factory=list)
@@ -123,6 +115,17 @@ class RequestBody(LenientBody, SampledBody):
     structured_outputs: StructuredOutputsBody | None = None
     stream_options: StreamOptions | None = None
     evenflow: ServiceLevelBody = ServiceLevelBody()
+
+    @field_validator("stream_options")
+    @classmethod
+    def _leave_out(cls, options: StreamOptions | None, info: ValidationInfo) -> object:
+        """Name options of no stream: they have no effect."""
+        if options is not None and not info.data.get("stream"):
+            names = ignored(info)
+            if names is None:
+                raise ValueError("only allowed with stream")
+            note(names, "", "stream_options")
+        return options
 
     @property
     def includes_usage(self) -> bool:
@@ -152,6 +155,11 @@ class RequestBody(LenientBody, SampledBody):
     @property
     def answers_a_conversation(self) -> bool:
         return False
+
+    @property
+    def limit_name(self) -> str:
+        """Return what the client calls the limit of an answer's tokens."""
+        return "max_tokens"
 
     def max_output_tokens(self) -> int | None:
         """Return the stated limit. Raises InvalidRequestError if two limits are stated."""
@@ -206,7 +214,7 @@ class ChatCompletionBody(RequestBody):
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
     top_logprobs: NumLogprobs | None = None
 
@@ -217,6 +225,10 @@ class ChatCompletionBody(RequestBody):
     @property
     def tells_token_ids(self) -> bool:
         return self.return_token_ids and self.include_reasoning  # reasoning could be read off them
+
+    @property
+    def limit_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def max_output_tokens(self) -> int | None:
         if self.max_tokens is not None and self.max_completion_tokens is not None:
@@ -275,7 +287,7 @@ class CompletionBody(RequestBody):
     )
 
     prompt: Prompts
-    max_tokens: int | None = Field(default=None, ge=0, le=limits.MAX_TOKENS)
+    max_tokens: MaxTokensOrNone | None = None
     logprobs: NumLogprobs | None = None
     echo: bool = False
 
@@ -344,65 +356,3 @@ def conversation(
 ) -> ChatPrompt:
     """Return a checked conversation. Raises InvalidRequestError naming the message at fault."""
     return checked_conversation([message.to_turn() for message in messages], options)
-
-
-_SUBJECT = re.compile(r"^[A-Z]\w* should ")  # "Input should be", "List should have"
-_PLAIN_WORDS = (
-    (re.compile(r"an? valid dictionary( or instance of \w+)?"), "an object"),
-    (re.compile(r"a valid (?=[aeiou])"), "an "),
-    (re.compile(r"a valid "), "a "),
-    (re.compile(r" after validation"), ""),
-)
-
-BodyT = TypeVar("BodyT", bound=StrictBody)
-
-
-def parse_body(body_class: type[BodyT], body: object, ignored: set[str] | None = None) -> BodyT:
-    """Check a decoded JSON body. Raises InvalidRequestError naming the parameter at fault.
-
-    What has no effect is left out and its name added to `ignored`, unless the body asks for
-    `evenflow.strict`: then it is at fault.
-    """
-    if not isinstance(body, dict):
-        raise InvalidRequestError("the body must be a JSON object")
-    names = set() if ignored is None else ignored
-    try:
-        parsed = body_class.model_validate(body, context=None if _is_strict(body) else names)
-    except ValidationError as error:
-        raise _named_fault(error) from None
-    except RecursionError:
-        raise InvalidRequestError("the body is nested too deeply") from None
-    if isinstance(parsed, RequestBody) and parsed.stream_options and not parsed.stream:
-        if parsed.evenflow.strict:
-            raise InvalidRequestError(
-                "stream_options: only allowed with stream", field="stream_options"
-            )
-        names.add("stream_options")
-    return parsed
-
-
-def _is_strict(body: dict[str, Any]) -> bool:
-    extension = body.get("evenflow")
-    return isinstance(extension, dict) and extension.get("strict") is True
-
-
-def _named_fault(error: ValidationError) -> InvalidRequestError:
-    """Turn the first fault that pydantic found into an error that names the parameter."""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ""
-    for part in fault["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    if fault["type"] == "extra_forbidden":
-        reason = REASONS.get(path, "this parameter is not supported")
-        return InvalidRequestError(f"{path}: {reason}", field=path)
-    if fault["type"] == "missing":
-        return InvalidRequestError(f"{path}: required", field=path)
-    return InvalidRequestError(f"{path}: {_reason(fault['msg'])}", field=path)
-
-
-def _reason(message: str) -> str:
-    """Return pydantic's message as a rule for a parameter: what it must be, or have."""
-    rule = _SUBJECT.sub("must ", message.removeprefix("Value error, "))
-    for theirs, ours in _PLAIN_WORDS:
-        rule = theirs.sub(ours, rule)
-    return rule

@@ -17,9 +17,9 @@ from pydantic_core import CoreSchema
 
 from services.gateway import types
 from services.gateway.checks import MAX_RATE_TPS, MAX_SLO_S, MIN_RATE_TPS, MIN_SLO_S
+from services.gateway.left_out.members import LenientBody, StrictBody, ignored, note
+from services.gateway.left_out.stand_ins import joined, stand_in
 from services.gateway.openai import rules
-from services.gateway.openai.members import LenientBody, StrictBody, ignored, note
-from services.gateway.openai.stand_ins import joined, stand_in
 from services.generation import sampling_params as limits
 from services.generation.conversation import RESERVED_VARIABLES
 from services.generation.prompts import Prompt, TextPrompt, TokenPrompt
@@ -107,6 +107,12 @@ def _prompt(value: object) -> Prompt:
     )
 
 
+def _at_most_max_tokens(value: object) -> object:
+    """Lower a whole number that no context is as long as: the context's own limit cuts it again."""
+    is_huge = isinstance(value, int | float) and value > limits.MAX_TOKENS and value % 1 == 0
+    return limits.MAX_TOKENS if is_huge else value
+
+
 def _token_biases(value: object) -> object:
     """Take the ids, which JSON writes as strings, for numbers."""
     if not isinstance(value, dict) or len(value) > limits.MAX_BIASED_TOKENS:
@@ -171,6 +177,8 @@ def _bound_schema(low: float, high: float) -> WithJsonSchema:
 Stop = Annotated[tuple[str, ...], BeforeValidator(_stop_strings), WithJsonSchema(_STRINGS_SCHEMA)]
 Text = Annotated[str, BeforeValidator(_joined_text), WithJsonSchema(_TEXT_SCHEMA)]
 Prompts = Annotated[Any, BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+MaxTokens = Annotated[int, Field(ge=1), BeforeValidator(_at_most_max_tokens)]
+MaxTokensOrNone = Annotated[int, Field(ge=0), BeforeValidator(_at_most_max_tokens)]
 TokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)]
 TokenBiases = Annotated[Any, BeforeValidator(_token_biases), WithJsonSchema(_BIAS_SCHEMA)]

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from pydantic import Field, ValidationInfo, model_validator
 
+from services.gateway.left_out.members import LenientBody, Part, ignored, note
 from services.gateway.openai.fields import SampledBody, ServiceLevelBody, TemplateVariables
-from services.gateway.openai.members import LenientBody, Part, ignored, note
 from services.gateway.openai.requests import service_level
 from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.prompts import ChatPrompt

@@ -327,6 +327,7 @@ class ChatForm:
     head: AnswerHead
     includes_usage: bool = False  # in a stream, before it ends
     counts_each_event: bool = False  # an answer's own tokens so far, in each of its events
+    limit_name: str = "max_tokens"
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         if self.head.is_prompt_only:

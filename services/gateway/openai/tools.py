@@ -6,13 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
+from services.gateway.left_out.characters import whole_json
+from services.gateway.left_out.members import LenientBody, StrictBody, ignored, note
 from services.gateway.openai import rules
-from services.gateway.openai.characters import whole_json
 from services.gateway.openai.fields import Text
-from services.gateway.openai.members import LenientBody, StrictBody, ignored, note
 from services.gateway.types import ROLES
 from services.generation.conversation import (
+    MAX_TOOLS,
     REASONING_EFFORTS,
+    VALID_TOOL_NAME,
     ChatMessage,
     ConversationOptions,
     Tool,
@@ -22,8 +24,7 @@ from services.generation.conversation import (
 )
 from services.kit.errors import InvalidRequestError
 
-MAX_CHAT_TOOLS = 128  # as OpenAI has it
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]  # as OpenAI has it
+ToolName = Annotated[str, Field(pattern=f"^{VALID_TOOL_NAME.pattern}$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 assert ReasoningEffort.__args__ == REASONING_EFFORTS  # type: ignore[attr-defined]
 
@@ -148,7 +149,7 @@ class ToolBody(LenientBody):
     function: FunctionBody
 
 
-Tools = Annotated[list[ToolBody], Field(min_length=1, max_length=MAX_CHAT_TOOLS)]
+Tools = Annotated[list[ToolBody], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 def tool_options(tools: Sequence[ToolBody] | None) -> ConversationOptions:

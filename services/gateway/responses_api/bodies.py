@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from services.gateway.openai.fields import NumLogprobs
+from services.gateway.left_out.members import LenientBody, Part
+from services.gateway.openai.fields import MaxTokens, NumLogprobs
 from services.gateway.openai.lenient import GeneratingBody, OtherTool
-from services.gateway.openai.members import LenientBody, Part
+from services.gateway.openai.parsing import by_kind, kind
 from services.gateway.openai.tools import NamedFunction, ReasoningEffort, json_text
 from services.gateway.responses_api.items import Input
-from services.generation import sampling_params as limits
-from services.generation.conversation import ToolChoice
+from services.generation.conversation import MAX_TOOLS, ToolChoice
 from services.generation.sampling_params import AnswerForm, StructuredOutputs
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
@@ -21,14 +21,14 @@ class FunctionTool(NamedFunction, Part):
     type: Literal["function"]
 
 
-def _tool_type(value: object) -> str:
+def _tool_kind(value: object) -> str:
     is_function = isinstance(value, dict) and value.get("type") == "function"
     return "function" if is_function else "other"
 
 
 AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
-    Discriminator(_tool_type),
+    Annotated[FunctionTool, kind("function")] | Annotated[OtherTool, kind("other")],
+    by_kind(_tool_kind),
 ]
 
 
@@ -118,8 +118,8 @@ class ResponsesBody(GeneratingBody):
 
     input: Input
     instructions: str = ""
-    max_output_tokens: int | None = Field(default=None, ge=1, le=limits.MAX_TOKENS)
-    tools: list[AnyTool] = Field(default_factory=list)
+    max_output_tokens: MaxTokens | None = None
+    tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ChosenTools = Field(default_factory=lambda: Choice(choice=ToolChoice.AUTO))
     parallel_tool_calls: bool = True
     text: TextBody = TextBody()

@@ -21,6 +21,8 @@ _DELTA = {
 class ResponseForm:
     """One response, in the form that its client asked for."""
 
+    limit_name = "max_output_tokens"
+
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
         self._writer = ResponseWriter(head)

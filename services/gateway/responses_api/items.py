@@ -3,26 +3,26 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    Discriminator,
     Field,
-    Tag,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
 
+from services.gateway.left_out.members import Part, ignored, note
+from services.gateway.left_out.stand_ins import joined, stand_in
 from services.gateway.openai.fields import OrText
-from services.gateway.openai.members import Part, ignored, note
-from services.gateway.openai.stand_ins import joined, stand_in
+from services.gateway.openai.parsing import by_kind, kind
 from services.gateway.openai.tools import object_text
 from services.generation.conversation import ChatMessage, ToolCall
 
 PLACE = "input."
+REFERENCE = "item_reference"  # to what the API's own servers keep
 _TEXT_MEMBER = {
     "input_text": "text",
     "output_text": "text",
@@ -141,7 +141,7 @@ class OtherItem(Part):
     out.
     """
 
-    type: Name
+    type: Name = REFERENCE
 
     @model_validator(mode="after")
     def _leave_out(self, info: ValidationInfo) -> "OtherItem":
@@ -165,13 +165,15 @@ Item: TypeAlias = (
 )
 
 
-def _item_type(value: object) -> Any:
+def _item_kind(value: object) -> str | None:
+    """Return of which kind an item is; without a type it is a message, or else only an id."""
     if not isinstance(value, dict):
         return None
-    kind = value.get("type") or "message"
-    if kind == "custom_tool_call_output":
+    is_reference = value.get("role") is None and value.get("id") is not None
+    stated = value.get("type") or (REFERENCE if is_reference else "message")
+    if stated == "custom_tool_call_output":
         return "function_call_output"
-    return kind if isinstance(kind, str) and kind in _ITEMS else "other"
+    return stated if isinstance(stated, str) and stated in _ITEMS else "other"
 
 
 def _as_items(value: object) -> object:
@@ -180,17 +182,13 @@ def _as_items(value: object) -> object:
 
 
 AnyItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[CustomCallItem, Tag("custom_tool_call")]
-    | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[OtherItem, Tag("other")],
-    Discriminator(
-        _item_type,
-        custom_error_type="item_type",
-        custom_error_message="must be an object",
-    ),
+    Annotated[MessageItem, kind("message")]
+    | Annotated[CallItem, kind("function_call")]
+    | Annotated[CustomCallItem, kind("custom_tool_call")]
+    | Annotated[CallOutputItem, kind("function_call_output")]
+    | Annotated[ReasoningItem, kind("reasoning")]
+    | Annotated[OtherItem, kind("other")],
+    by_kind(_item_kind, fault="must be an object"),
 ]
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from services.gateway.anthropic.bodies import MessagesBody
 from services.gateway.openai.bodies import REFUSED as REFUSED_NAMES
-from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody, parse_body
+from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody
+from services.gateway.openai.parsing import parse_body
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.kit.errors import InvalidRequestError
 

@@ -33,9 +33,14 @@ class HeldRenderer:
         self.may_end = asyncio.Event()
 
     async def render_cmpl_async(self, prompts: list[Any], how: Any = None) -> list[Any]:
-        self.begun.append(prompts[0]["prompt"][:2])
+        self.begun.append(prompts[0].get("prompt", "ids")[:2])
         await self.may_end.wait()
         return [{"prompt_token_ids": [1]}]
+
+    async def tokenize_prompt_async(self, prompt: Any, how: Any) -> Any:
+        self.begun.append(f"d{prompt['prompt_token_ids'][0]}")
+        await self.may_end.wait()
+        return prompt | {"prompt": "text"}
 
 
 @pytest.fixture
@@ -118,12 +123,25 @@ async def test_small_prompts_go_beside_large_ones_which_clients_share(
         renderer.render(large("a1"), fair_key="a"),
         renderer.tokenize(large("a2"), TokenizeOptions(fair_key="a")),
         renderer.render(large("a3"), fair_key="a"),
+        renderer.detokenize((4,) * SMALL_PROMPT, fair_key="a"),
         renderer.render(large("b1"), fair_key="b"),
         renderer.render(TextPrompt("s1" + "x" * (SMALL_PROMPT - 3)), fair_key="c"),
         renderer.tokenize(TextPrompt("s2"), TokenizeOptions()),
+        renderer.detokenize((5,), fair_key="c"),
     )
     assert held.begun == ["a1", "s1"]  # nothing else is handed to vLLM, whose clock runs
     held.may_end.set()
     await asyncio.gather(*tasks)
 
-    assert [name for name in held.begun if name[0] != "s"] == ["a1", "a2", "b1", "a3"]
+    assert [name for name in held.begun if name in ("s1", "s2", "d5")] == ["s1", "s2", "d5"]
+    large_ones = [name for name in held.begun if name in ("a1", "a2", "a3", "b1", "d4")]
+    assert large_ones == ["a1", "a2", "b1", "a3", "d4"]
+
+
+async def test_what_a_prompt_s_own_ids_say_is_part_of_its_turn(
+    renderer: PromptRenderer, held: HeldRenderer
+) -> None:
+    (task,) = await begin(renderer.render(TokenPrompt((6,)), with_text=True, fair_key="a"))
+    held.may_end.set()
+
+    assert (await task)["prompt"] == "text"

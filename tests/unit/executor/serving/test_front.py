@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from evenflow.executor.v1 import executor_pb2 as pb
 from services.executor.engine.collector import DeltaSink
 from services.executor.observation import EngineObservation, RequestObservation
+from services.executor.servicer import ExecutorServicer
 from services.executor.serving.accounts import Accounts
 from services.executor.serving.front import Front
 from services.executor.serving.session import Session
@@ -64,6 +66,7 @@ class FakeEngine:
     delivered: dict[str, int] = field(default_factory=dict)
     holds: list[tuple[str, bool]] = field(default_factory=list)
     num_prepared: int = 0
+    turns: list[str] = field(default_factory=list)  # keys of those that detokenised
 
     async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]:
         prompt = submissions[0].prompt
@@ -127,7 +130,8 @@ class FakeEngine:
             raise RejectedError(TOO_LONG)
         return Tokenization(ids=tuple(map(ord, prompt.text)), max_model_len=8)
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str:
+        self.turns.append(fair_key)
         return "".join(map(chr, ids))
 
     def model_info(self, model_id: str) -> ModelInfo:
@@ -286,9 +290,9 @@ async def test_requests_name_the_model_or_an_adapter_of_it(engine: FakeEngine) -
     front.close_session(session)
 
     assert (list(frame.accepted), [id for id, _ in frame.rejected]) == (["m", "tuned"], ["other"])
-    assert await front.detokenize("tuned", [97]) == "a"
+    assert await front.detokenize("tuned", [97], fair_key="") == "a"
     with pytest.raises(NotFoundError):
-        await front.detokenize("other", [97])
+        await front.detokenize("other", [97], fair_key="")
 
 
 async def test_abort_ends_a_request_as_cancelled(session: Session, engine: FakeEngine) -> None:
@@ -651,11 +655,21 @@ async def test_a_front_tokenises_for_its_model_alone(front: Front) -> None:
     prompt, options = TextPrompt(text="hi"), TokenizeOptions()
 
     assert (await front.tokenize("m", prompt, options)).ids == (104, 105)
-    assert await front.detokenize("m", [104]) == "h"
+    assert await front.detokenize("m", [104], fair_key="") == "h"
     with pytest.raises(NotFoundError):
         await front.tokenize("other", prompt, options)
     with pytest.raises(NotFoundError):
-        await front.detokenize("other", [1])
+        await front.detokenize("other", [1], fair_key="")
+
+
+async def test_tokens_become_text_in_the_turn_of_their_client(
+    front: Front, engine: FakeEngine
+) -> None:
+    servicer = ExecutorServicer(front, executor_id="e")
+    request = pb.DetokenizeRequest(model="m", ids=[104], fair_key="alice")
+
+    assert (await servicer.Detokenize(request, None)).text == "h"
+    assert engine.turns == ["alice"]
 
 
 async def test_what_the_engine_cannot_tokenise_names_its_field(front: Front) -> None:
@@ -667,7 +681,7 @@ async def test_what_the_engine_cannot_tokenise_names_its_field(front: Front) -> 
 
 async def test_a_front_without_an_engine_tokenises_nothing() -> None:
     with pytest.raises(UnavailableError):
-        await Front(model_id="m", max_num_reqs=1).detokenize("m", [1])
+        await Front(model_id="m", max_num_reqs=1).detokenize("m", [1], fair_key="")
 
 
 async def test_a_hold_reaches_the_engine_under_its_own_id(

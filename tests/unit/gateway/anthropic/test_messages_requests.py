@@ -7,7 +7,7 @@ import pytest
 
 from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from services.gateway.anthropic.requests import to_generation_request, to_prompt
-from services.gateway.openai.bodies import parse_body
+from services.gateway.openai.parsing import parse_body
 from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.conversation import (
     ChatMessage,
@@ -216,6 +216,35 @@ def test_counting_takes_the_conversation_that_a_message_is_the_answer_to() -> No
             },
             "messages[0].content",
         ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]},
+                    HI,
+                ]
+            },
+            "messages[0].content[0].id",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "tool_use_id": "c",
+                                "content": [{"type": "text", "text": 5}],
+                            }
+                        ],
+                    }
+                ]
+            },
+            "messages[0].content[0].content[0].text",
+        ),
+        ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [TOOL, {"type": "bash"}], "evenflow": {"strict": True}}, "tools[1]"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

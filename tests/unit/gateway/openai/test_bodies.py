@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody, parse_body
+from services.gateway.openai.bodies import ChatCompletionBody, CompletionBody
+from services.gateway.openai.parsing import parse_body
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.conversation import ChatMessage
@@ -278,7 +279,8 @@ def test_text_parts_form_one_text() -> None:
         ("top_p", float("nan")),
         ("max_tokens", 0),
         ("max_tokens", 1.5),
-        ("max_tokens", 2**31),
+        ("max_tokens", 2**31 + 0.5),
+        ("max_tokens", float("inf")),
         ("max_tokens", True),
         ("seed", 2**63),
         ("seed", -(2**63) - 1),

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.openai.bodies import ChatCompletionBody, parse_body
+from services.gateway.openai.bodies import ChatCompletionBody
 from services.gateway.openai.messages import delta, message
+from services.gateway.openai.parsing import parse_body
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.openai.responses import AnswerHead, AnswerKind, ChunkWriter
 from services.gateway.types import RequestId, Token

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.openai.bodies import parse_body
+from services.gateway.openai.parsing import parse_body
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.requests import to_generation_request
 from services.gateway.types import Delivery, GenerationRequest, RequestId
@@ -195,6 +195,7 @@ def test_what_is_not_known_is_left_out_and_named() -> None:
         "user",
         "text.verbosity",
         "reasoning.summary",
+        "other",
     }
 
 
@@ -223,12 +224,14 @@ def test_a_strict_client_hears_of_it(stated: Any) -> None:
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_tool"}]}]},
-            "input[0].message.content",
+            "input[0].content",
         ),
         (
             {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": 1}]},
-            "input[0].function_call.arguments",
+            "input[0].arguments",
         ),
+        ({"input": [{"type": "message", "message": {}}]}, "input[0].role"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name"),
     ],
 )
 def test_a_fault_is_named(stated: Any, field: str) -> None:
@@ -263,8 +266,30 @@ def test_items_that_only_the_api_s_own_servers_have_are_left_out_and_named(kind:
     assert ignored == {f"input.{kind}"}
 
 
+@pytest.mark.parametrize("kind", ["\x01", "a\r\nb", "\N{SNOWMAN}", "a" * 65])
+def test_what_is_of_a_type_that_no_header_can_have_is_named_other(kind: str) -> None:
+    ignored: set[str] = set()
+
+    request = ask(input=[{"type": kind}, AGAIN], tools=[{"type": kind}], ignored=ignored)
+
+    assert turns(request) == (ChatMessage(role="user", content="again"),)
+    assert ignored == {"input.other", "tools.other"}
+
+
+@pytest.mark.parametrize("item", [{"id": "msg_1"}, {"id": "msg_1", "type": None, "role": None}])
+def test_an_item_that_is_nothing_but_an_id_is_a_reference(item: dict[str, Any]) -> None:
+    ignored: set[str] = set()
+
+    request = ask(input=[item, AGAIN], ignored=ignored)
+
+    assert turns(request) == (ChatMessage(role="user", content="again"),)
+    assert ignored == {"input.item_reference"}
+
+
 def test_where_nothing_may_be_left_out_such_items_are_refused_by_their_type() -> None:
-    with pytest.raises(InvalidRequestError, match=r"input\[0\].*item_reference.*store: false"):
+    with pytest.raises(
+        InvalidRequestError, match=r"^input\[0\]: type item_reference .*store: false"
+    ):
         ask(input=[REFERENCE, AGAIN], evenflow={"strict": True})
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection
 from dataclasses import replace
 
-from services.gateway.openai.members import note
+from services.gateway.left_out.members import note
 from services.generation.conversation import EFFORT_VARIABLES, ConversationOptions
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
 
 VALID_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a member that is told to be left out
+OTHER = "other"  # what is left out, by any other name
 MAX_NAMES = 32  # told of one body
 
 
@@ -65,9 +66,11 @@ def ignored(info: ValidationInfo) -> set[str] | None:
 
 
 def note(names: set[str], place: str, name: str) -> None:
-    """Add what is left out to the names that the client is told, if a header may have it."""
-    if VALID_NAME.fullmatch(name) and len(names) < MAX_NAMES:
-        names.add(f"{place}{name}")
+    """Add what is left out to the names that the client is told; it is `OTHER` if no header may
+    have it.
+    """
+    if len(names) < MAX_NAMES:
+        names.add(place + (name if VALID_NAME.fullmatch(name) else OTHER))
 
 
 def _is_same(value: object, other: object) -> bool:

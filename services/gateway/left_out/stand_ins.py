@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationInfo
 
-from services.gateway.openai.members import ignored, note
+from services.gateway.left_out.members import ignored, note
 
 # By the type of a part, in all APIs: what it is called.
 MEDIA: Mapping[str, str] = MappingProxyType(
