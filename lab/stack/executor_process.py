@@ -49,6 +49,7 @@ class ExecutorProcess:
             "TRACKER": "",
             "PLANNER_ADDRESS": f"127.0.0.1:{free_port()}",  # nobody's
             "GRAMMAR_TIMEOUT_S": 60,
+            "GRAMMAR_WAIT_S": 280,
             **ENGINE_SETTINGS,
             **settings,
         }

@@ -125,6 +125,7 @@ class Stack:
             "EXECUTOR_LAYERWISE_KV": "true",  # so that the planner is asked
             "EXECUTOR_KV_HOST_MEMORY_BYTES": 64 << 20,
             "EXECUTOR_GRAMMAR_TIMEOUT_S": 60,
+            "EXECUTOR_GRAMMAR_WAIT_S": 280,
             "EXECUTOR_KV_MAX_PAUSE_S": 3_600,
             "EXECUTOR_DRAIN_TIMEOUT_S": 1_800,
             "GATEWAY_DRAIN_TIMEOUT_S": 300,

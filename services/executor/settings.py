@@ -84,7 +84,11 @@ class ExecutorSettings(ServiceSettings):
     max_num_queued_reqs: int = Field(default=1024, ge=1)  # live requests; more are refused
     # Who is served first: who came first, or whose request has the lower `priority`.
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    grammar_timeout_s: float = Field(default=5.0, gt=0, le=60)  # to compile a structured output
+    # Of a processor, to compile the form of an answer.
+    grammar_timeout_s: float = Field(default=5.0, gt=0, le=60)
+    # By the clock, until a request is refused whose form could not be compiled yet; below the
+    # gateways' `submit_timeout_s`.
+    grammar_wait_s: float = Field(default=20.0, gt=0)
     # How the model writes calls of functions and what it thinks: names of vLLM's parsers; empty:
     # neither is told from text.
     tool_call_parser: str = ""

@@ -100,6 +100,7 @@ class RejectCode(Enum):
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
+    BUSY = "busy"  # with the forms of other answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from services.gateway.errors import (
     ContextLengthError,
     DuplicateRequestError,
     EngineFailedError,
+    FormsBusyError,
     GenerationFailedError,
     UnknownModelError,
 )
@@ -280,6 +281,8 @@ def rejection_from_proto(rejected: executor_pb2.Rejected) -> ServiceError:
             return OverloadedError(message)
         case executor_pb2.REJECT_CODE_UNAVAILABLE:
             return UnavailableError(message)
+        case executor_pb2.REJECT_CODE_BUSY:
+            return FormsBusyError(message)
     return GenerationFailedError(message)
 
 

@@ -121,6 +121,12 @@ class EngineFailedError(UnavailableError):
     reason = "ENGINE_FAILED"
 
 
+class FormsBusyError(UnavailableError):
+    """The executor did not get to compile the form of the answer in time; others would not."""
+
+    reason = "FORMS_BUSY"
+
+
 class GenerationFailedError(ServiceError):
     """The engine gave up on a request, and would again."""
 

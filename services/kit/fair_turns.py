@@ -53,6 +53,13 @@ class FairTurns:
         task.add_done_callback(self._end)
         return await asyncio.shield(task)
 
+    async def close(self) -> None:
+        """Break off the work that has begun. No other may wait for its turn."""
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
     async def _turn(self, key: str, size: int) -> None:
         """Wait for a turn, and leave no trace if cancelled."""
         if self._num_free:

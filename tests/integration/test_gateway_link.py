@@ -303,6 +303,25 @@ async def test_an_unavailable_executor_passes_the_request_to_the_next(pair) -> N
     assert 0 < first.submits[0].generation < second.submits[0].generation
 
 
+async def test_a_form_that_one_executor_is_too_busy_to_compile_goes_to_no_other(pair) -> None:
+    first, second, client = pair
+    busy = pb.Rejected(code=pb.REJECT_CODE_BUSY, message="too many forms wait")
+    first.script = second.script = Script(reject=busy)
+    stub = pb_gateway_grpc.GatewayServiceStub(client.channel)
+
+    answer = await client.http.post("/v1/chat/completions", json=chat_body())
+    assert (len(first.submits), len(second.submits)) == (1, 0)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in stub.Generate(pb_gateway.GenerateRequest(model=MODEL, text="Hi")):
+            pass
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    error = answer.json()["error"]
+    assert (error["message"], error["code"]) == ("too many forms wait", "forms_busy")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(first.submits) + len(second.submits) == 2
+
+
 async def test_an_executor_that_dies_before_accepting_passes_the_request_to_the_next(pair) -> None:
     first, second, client = pair
     first.script.accepting.clear()

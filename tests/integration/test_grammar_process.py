@@ -1,15 +1,21 @@
-"""Grammars are compiled apart from the engine, once each, and in bounded time."""
+"""Grammars are compiled apart from the engine, and by what they take of a processor."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
+import psutil
 import pytest
 import pytest_asyncio
 
-from services.executor.prompts import grammar_check, grammar_compiler
+from services.executor.prompts import grammar_compiler
 from services.executor.prompts.grammar_check import GrammarCheck, GrammarError
-from services.executor.prompts.grammar_compiler import DEADLY, TOO_COMPLEX, GrammarCompiler
+from services.executor.prompts.grammar_compiler import (
+    DEADLY,
+    TOO_COMPLEX,
+    GrammarCompiler,
+    NoVerdictError,
+)
 from tests.byte_tokenizer import describe_tokenizer
 from tests.gateways import until
 
@@ -28,118 +34,150 @@ ENDLESS = (
 )
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def check() -> AsyncIterator[GrammarCheck]:
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """Let processes start on the slowest machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grammar_compiler, "START_TIMEOUT_S", LONG_S)
-        patch.setattr(grammar_check, "MAX_WAIT_S", LONG_S)
-        check = GrammarCheck(describe_tokenizer, timeout_s=LONG_S)
-        yield check
-        await check.close()
+        yield
 
 
-def compiler_of(check: GrammarCheck) -> GrammarCompiler:
-    """Return the one whose turn is next."""
-    return check._idle[-1]
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def compiler() -> AsyncIterator[GrammarCompiler]:
+    compiler = GrammarCompiler(describe_tokenizer)
+    yield compiler
+    await compiler.close()
+
+
+def processes() -> list[psutil.Process]:
+    """Return those that compile, without their forks."""
+    module = "services.executor.prompts.grammar_process"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child for child in psutil.Process().children() if module in child.cmdline()]
+    return []
+
+
+def has_ended(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+async def process_of(compiler: GrammarCompiler) -> psutil.Process:
+    """Return the process of the one compiler that there is, started and idle."""
+    assert await compiler.fault("regex", "a", cpu_s=LONG_S) == ""
+    (process,) = processes()
+    return process
+
+
+async def next_fork(*earlier: psutil.Process) -> psutil.Process:
+    """Return a fork that is none of the `earlier` ones, once there is one."""
+
+    def forks() -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found = [fork for process in processes() for fork in process.children()]
+            return [fork for fork in found if fork not in earlier]
+        return []
+
+    await until(lambda: bool(forks()))
+    return forks()[0]
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_one_process_serves_a_tenant_and_each_form_is_compiled_once(
-    check: GrammarCheck,
+async def test_a_form_that_takes_too_much_of_a_processor_is_given_up_and_the_next_compiled(
+    compiler: GrammarCompiler,
 ) -> None:
-    forms = [f"a{{{k}}}" for k in range(1, 9)]
-    await asyncio.gather(*(check.check("regex", form, tenant="alice") for form in forms))
-    assert [compiler._process is None for compiler in check._compilers] == [True, False]
-    with pytest.raises(GrammarError, match=NO_ANSWER):
-        await check.check("grammar", "root ::= root")
-    process = compiler_of(check)._process
-    assert process is not None
+    process = await process_of(compiler)
+
+    assert await compiler.fault("grammar", ENDLESS, cpu_s=SHORT_S) == TOO_COMPLEX
+    assert await compiler.fault("grammar", "root ::= root", cpu_s=LONG_S) == NO_ANSWER
+    assert await compiler.fault("regex", "b", cpu_s=LONG_S) == ""
+    assert await process_of(compiler) == process  # its fork alone was ended
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_process_that_stands_still_gives_no_verdict(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await process_of(compiler)
+    process.suspend()
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_compiler, "START_TIMEOUT_S", SHORT_S)
+        with pytest.raises(NoVerdictError):
+            await compiler.fault("regex", "c", cpu_s=SHORT_S / grammar_compiler.MAX_SLOWDOWN)
+    await until(lambda: has_ended(process))
+
+    assert await compiler.fault("regex", "c", cpu_s=LONG_S) == ""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_form_that_two_forks_died_of_is_asked_of_no_third(
+    compiler: GrammarCompiler,
+) -> None:
+    process = await process_of(compiler)
+    asking = asyncio.create_task(compiler.fault("grammar", ENDLESS, cpu_s=LONG_S))
+    first = await next_fork()
+    first.kill()
+    (await next_fork(first)).kill()
+
+    assert await asking == DEADLY
+    assert await process_of(compiler) == process
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_form_is_asked_of_a_second_process_and_not_to_blame_for_the_end_of_that(
+    compiler: GrammarCompiler,
+) -> None:
+    process = await process_of(compiler)
     process.kill()
-    await process.wait()
+    await until(lambda: has_ended(process))
+    asking = asyncio.create_task(compiler.fault("grammar", ENDLESS, cpu_s=LONG_S))
+    fork = await next_fork()
+    second = fork.parent()
+    assert second is not None
+    second.kill()
 
-    await check.check("regex", "a{1}")  # nobody is there to be asked
-    with pytest.raises(GrammarError, match=NO_ANSWER):
-        await check.check("grammar", "root ::= root")
-    await check.check("regex", "b")  # by a new process
-    assert compiler_of(check)._process is not process
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_form_that_two_processes_died_of_is_asked_of_no_third(
-    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-
-    async def die(process: object, question: object, timeout_s: float) -> str:
-        asked.append(question)
-        raise EOFError
-
-    await check.check("regex", "g")
-    with monkeypatch.context() as patch:
-        patch.setattr(compiler_of(check), "_ask", die)
-        for _ in range(3):
-            with pytest.raises(GrammarError, match=DEADLY):
-                await check.check("regex", "h")
-
-    assert asked == [["regex", "h"]] * 2
+    with pytest.raises(NoVerdictError):
+        await asking
+    await until(lambda: has_ended(fork))
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_form_without_end_is_given_up_and_the_next_one_is_compiled(
-    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await check.check("regex", "e")
-    first = compiler_of(check)._process
-
-    with monkeypatch.context() as patch:
-        patch.setattr(compiler_of(check), "_timeout_s", SHORT_S)
-        with pytest.raises(GrammarError, match=TOO_COMPLEX):
-            await check.check("grammar", ENDLESS)
-    assert first is not None
-    await first.wait()
-    with pytest.raises(GrammarError, match=TOO_COMPLEX):
-        await check.check("grammar", ENDLESS)  # for which no process was started
-    assert compiler_of(check)._process is None
-    await check.check("regex", "f")
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_client_that_leaves_does_not_shift_the_answers(check: GrammarCheck) -> None:
-    await check.check("regex", "c")
-    leaving = asyncio.create_task(check.check("grammar", 'root ::= root "z"'))
-    await asyncio.sleep(0)  # the question is on its way
+async def test_what_is_broken_off_does_not_shift_the_answers(compiler: GrammarCompiler) -> None:
+    await process_of(compiler)
+    leaving = asyncio.create_task(compiler.fault("grammar", ENDLESS, cpu_s=LONG_S))
+    fork = await next_fork()
     leaving.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
+    with pytest.raises(asyncio.CancelledError):
         await leaving
 
-    await check.check("regex", "d")
+    assert await compiler.fault("regex", "d", cpu_s=LONG_S) == ""
+    assert await compiler.fault("grammar", "root ::= root", cpu_s=LONG_S) == NO_ANSWER
+    await until(lambda: has_ended(fork))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_process_that_does_not_start_gives_no_verdict() -> None:
+    compiler = GrammarCompiler(lambda: "no tokeniser")
+
+    with pytest.raises(NoVerdictError):
+        await compiler.fault("regex", "a", cpu_s=LONG_S)
+    await compiler.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_processes_end_with_the_check_that_they_work_for() -> None:
+    check = GrammarCheck(
+        lambda: GrammarCompiler(describe_tokenizer), cpu_s=LONG_S, max_wait_s=LONG_S
+    )
+    before = processes()
+    await check.check("regex", "a")
     with pytest.raises(GrammarError, match=NO_ANSWER):
         await check.check("grammar", "root ::= root")
+    asking = asyncio.create_task(check.check("grammar", ENDLESS))
+    await until(lambda: len(processes()) == len(before) + 2)  # the slow one starts
+    await check.close()
 
-
-async def test_a_tenants_forms_keep_no_other_tenants_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun: list[str] = []
-    gates = {text: asyncio.Event() for text in "abcd"}
-
-    async def fault(compiler: GrammarCompiler, kind: str, text: str) -> str:
-        begun.append(text)
-        await gates[text].wait()
-        return ""
-
-    monkeypatch.setattr(GrammarCompiler, "fault", fault)
-    check = GrammarCheck(describe_tokenizer, timeout_s=LONG_S)
-    asked = [("a", "alice"), ("b", "alice"), ("c", "bob"), ("d", "carol")]
-    async with asyncio.TaskGroup() as checks:
-        for text, tenant in asked:
-            checks.create_task(check.check("regex", text, tenant=tenant))
-        await until(lambda: len(begun) == 2)
-        assert begun == ["a", "c"]  # one of alice's; then both processes are busy
-        gates["c"].set()
-        await until(lambda: len(begun) == 3)
-        assert begun[2] == "d"
-        for gate in gates.values():
-            gate.set()
-
-    assert begun == ["a", "c", "d", "b"]
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await until(lambda: processes() == before)

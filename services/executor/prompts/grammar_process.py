@@ -1,7 +1,9 @@
 """Compiles grammars for `GrammarCheck`, in a process of its own that can be ended.
 
-Reads a line of JSON for each: first xgrammar's description of the tokeniser, then `[kind, text]`,
-kind being a name of vLLM's. Writes a line of JSON for each grammar: what is wrong with it, or "".
+Reads a line of JSON for each: first xgrammar's description of the tokeniser, then `[kind, text,
+cpu_s]`, kind being a name of vLLM's. Writes a line of JSON for each: what is wrong with the
+grammar, or ""; a number, as `subprocess` has them, if a fork ended without an answer: -SIGPROF
+after `cpu_s` seconds of a processor.
 """
 
 import ctypes
@@ -11,13 +13,19 @@ import re
 import resource
 import signal
 import sys
+import traceback
+from typing import NoReturn
 
 import xgrammar as xgr
+
+from services.kit.errors import shortened
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 NICENESS = 5  # the engine goes first
 MAX_ADDED_BYTES = 1 << 30  # address space beyond what the libraries take
 MAX_COMPILED_BYTES = 64 << 20  # which the engine keeps
+# End a fork at once: xgrammar's own handlers write traces, which takes seconds or hangs.
+DEADLY_SIGNALS = (signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
 TOO_LARGE = "takes too much memory"
 NO_ANSWER = "no answer can have this form"
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # that xgrammar puts before its messages
@@ -72,14 +80,48 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
-def main() -> None:
+def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _answer_of_fork(compiler: xgr.GrammarCompiler, kind: str, text: str, cpu_s: float) -> str | int:
+    """Return what a fork of this process says, or how it ended. The imports are done."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        _answer(writer, compiler, kind, text, cpu_s)
+    os.close(writer)
+    with open(reader) as answer:
+        said = answer.read()
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) or said
+
+
+def _answer(
+    writer: int, compiler: xgr.GrammarCompiler, kind: str, text: str, cpu_s: float
+) -> NoReturn:
+    """Write a grammar's fault, if it is known after `cpu_s` seconds of a processor, and exit."""
+    try:
+        _die_with_parent()
+        for number in DEADLY_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        with open(writer, "w") as answer:
+            answer.write(shortened(fault_of(compiler, kind, text)))
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - the code of the parent must not go on in the fork
+        traceback.print_exc()
+        os._exit(1)
+
+
+def main() -> None:
+    _die_with_parent()
     os.nice(NICENESS)
     compiler = make_compiler(json.loads(sys.stdin.readline()))
     _limit_memory()
     print(json.dumps(""), flush=True)
     for line in sys.stdin:
-        print(json.dumps(fault_of(compiler, *json.loads(line))), flush=True)
+        print(json.dumps(_answer_of_fork(compiler, *json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from services.executor.prompts.chat_parsers import ChatParsers, ParsedChat
 from services.executor.prompts.chat_template import check_variables
 from services.executor.prompts.context_length import check_num_answers, resolve_max_tokens
 from services.executor.prompts.grammar_check import GrammarCheck, GrammarError, GrammarsBusyError
+from services.executor.prompts.grammar_compiler import GrammarCompiler
 from services.executor.prompts.grammar_process import message_of
 from services.executor.prompts.json_forms import fault_of_tools, kept_form, without_annotations
 from services.executor.prompts.prompt_renderer import PromptRenderer, rejection_of
@@ -65,9 +66,11 @@ class Preparation:
             tool_calls=settings.tool_call_parser or None,
             reasoning=settings.reasoning_parser or None,
         )
+        describe = partial(describe_tokenizer, llm.vllm_config, self._tokenizer)
         self._grammars = GrammarCheck(
-            partial(describe_tokenizer, llm.vllm_config, self._tokenizer),
-            timeout_s=settings.grammar_timeout_s,
+            partial(GrammarCompiler, describe),
+            cpu_s=settings.grammar_timeout_s,
+            max_wait_s=settings.grammar_wait_s,
         )
 
     async def open(self) -> None:
@@ -202,11 +205,11 @@ class Preparation:
         if grammar is None:
             return
         try:
-            await self._grammars.check(*grammar, tenant=submission.fair_key)
+            await self._grammars.check(*grammar, fair_key=submission.fair_key)
         except GrammarError as error:
             raise _rejected(_blamed(error, submission, parsed), error) from None
         except GrammarsBusyError as error:
-            raise RejectedError(Rejection(code=RejectCode.OVERLOADED, message=str(error))) from None
+            raise RejectedError(Rejection(code=RejectCode.BUSY, message=str(error))) from None
 
     def _trace_headers(self, submission: Submission) -> dict[str, str] | None:
         """Return what vLLM's span of the request belongs to; None if vLLM makes none."""

@@ -9,7 +9,12 @@ import structlog
 
 from services.gateway import convert, metrics
 from services.gateway.checks import fits_context
-from services.gateway.errors import ContextLengthError, LinkBrokenError, UnknownModelError
+from services.gateway.errors import (
+    ContextLengthError,
+    FormsBusyError,
+    LinkBrokenError,
+    UnknownModelError,
+)
 from services.gateway.executors.affinity import conversation_of
 from services.gateway.executors.link import Asked, ExecutorLink
 from services.gateway.executors.routing import Candidate, choose_executor
@@ -95,8 +100,8 @@ class Placing:
     ) -> None:
         """Find an executor that takes all answers to a prompt and has a context for it; one that is
         unavailable, full or silent leads to the next, one whose context is too short to a longer
-        one. The last one's refusal counts. A request that two executors were lost over may be what
-        they were lost to: it goes to no third one.
+        one. The last one's refusal counts. A request goes to no other executor when its form was
+        not compiled in time, and to no third when two were lost: it may be what they were lost to.
         """
         request = answers[0].generation.request
         model, conversation = request.model, conversation_of(request)
@@ -111,6 +116,8 @@ class Placing:
             tried.add(chosen.address)
             try:
                 await self._submit(self._links[chosen.address], answers)
+            except FormsBusyError:
+                raise  # all others would have the same form to compile
             except (UnavailableError, OverloadedError, DeadlineError, ContextLengthError) as error:
                 num_lost += isinstance(error, LinkBrokenError)
                 is_late = not rpc.timeout_s(self._submit_timeout_s)

@@ -176,3 +176,14 @@ async def test_work_that_fails_says_so_and_gives_its_turn_back() -> None:
     with pytest.raises(KeyError):
         await turns.run(fail, key="a", size=1)
     assert await turns.run(succeed, key="a", size=1) == 7
+
+
+async def test_closing_breaks_off_what_has_begun() -> None:
+    bench = Bench()
+    begun = bench.ask("a", 1)
+    await settled()
+    await bench.turns.close()
+
+    with pytest.raises(asyncio.CancelledError):
+        await begun
+    await bench.turns.close()  # there is nothing left
