@@ -30,7 +30,8 @@ ENGINE = {
     "MAX_MODEL_LEN": 212_992,
     "ENGINE_ARGS": '["--hf-overrides", "{\\"max_position_embeddings\\": 212992}"]',
     "KV_CACHE_MEMORY_BYTES": 5 << 30,
-    "GRAMMAR_TIMEOUT_S": 5,
+    "GRAMMAR_TIMEOUT_S": 5,  # this one and the next: as by default
+    "GRAMMAR_WAIT_S": 20,
 }
 SAME, ANOTHER = heavy_requests.ADDRESS, "127.0.0.2"
 NUM_REPEATS = 3
