@@ -17,7 +17,7 @@ import httpx
 from bench.document import Benchmark, Row
 from bench.gateway import heavy_requests
 from bench.gateway.heavy_requests import CHAT, Edge, Send, small_form
-from bench.gateway.processes import ROOT, running, wait_until
+from bench.gateway.processes import ROOT, cpu_s, running, tree, wait_until
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.ports import free_port
 
@@ -38,7 +38,9 @@ NUM_REPEATS = 3
 NUM_SMALL = 6  # of each kind, as long as a heavy request is there
 PAUSE_S = 0.5
 MAX_RATIO = 3.0
-CASES: tuple[tuple[str, Send | None, str], ...] = (
+IDLE_CPU_S = 0.2  # of all processes of an executor, in a second without requests
+Case = tuple[str, Send | None, str]
+CASES: tuple[Case, ...] = (
     ("nothing", None, ANOTHER),
     ("30 chats of 1 MB of another client", heavy_requests.chats, ANOTHER),
     ("30 chats of 1 MB of the same client", heavy_requests.chats, SAME),
@@ -56,7 +58,21 @@ def measure() -> list[Row]:
         executor = ExecutorProcess(Path(directory) / "executor.log", **ENGINE)
         with executor.serving(), _gateway(executor.address) as edge:
             asyncio.run(_case(edge, *CASES[0]))  # processes start, memory is touched
-            return [asyncio.run(_case(edge, *case)) for _ in range(NUM_REPEATS) for case in CASES]
+            return [
+                _settled_case(executor, edge, case) for _ in range(NUM_REPEATS) for case in CASES
+            ]
+
+
+def _settled_case(executor: ExecutorProcess, edge: Edge, case: Case) -> Row:
+    """Measure a case once the executor has done what earlier ones have left: prompts whose
+    requests were given up on are rendered to their ends.
+    """
+    processes = tree(executor.process.pid)
+    while True:
+        before_s = cpu_s(processes)
+        time.sleep(1.0)
+        if cpu_s(processes) - before_s < IDLE_CPU_S:
+            return asyncio.run(_case(edge, *case))
 
 
 @contextmanager
