@@ -13,11 +13,12 @@ from pathlib import Path
 from statistics import median
 
 import httpx
+import psutil
 
 from bench.document import Benchmark, Row
 from bench.gateway import heavy_requests
 from bench.gateway.heavy_requests import CHAT, Edge, Send, small_form
-from bench.gateway.processes import ROOT, cpu_s, running, tree, wait_until
+from bench.gateway.processes import ROOT, cpu_s, running, wait_until
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.ports import free_port
 
@@ -38,7 +39,7 @@ NUM_REPEATS = 3
 NUM_SMALL = 6  # of each kind, as long as a heavy request is there
 PAUSE_S = 0.5
 MAX_RATIO = 3.0
-IDLE_CPU_S = 0.2  # of all processes of an executor, in a second without requests
+IDLE_CPU_S = 0.2  # of an executor and its engine, in a second without requests
 Case = tuple[str, Send | None, str]
 CASES: tuple[Case, ...] = (
     ("nothing", None, ANOTHER),
@@ -67,7 +68,7 @@ def _settled_case(executor: ExecutorProcess, edge: Edge, case: Case) -> Row:
     """Measure a case once the executor has done what earlier ones have left: prompts whose
     requests were given up on are rendered to their ends.
     """
-    processes = tree(executor.process.pid)
+    processes = [psutil.Process(executor.process.pid), *executor.engine_processes()]
     while True:
         before_s = cpu_s(processes)
         time.sleep(1.0)
