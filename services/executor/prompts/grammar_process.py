@@ -22,6 +22,7 @@ from services.kit.errors import shortened
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 NICENESS = 5  # the engine goes first
+BRIEF_S = 0.1  # a form that may take no longer goes beside it
 MAX_ADDED_BYTES = 1 << 30  # address space beyond what the libraries take
 MAX_COMPILED_BYTES = 64 << 20  # which the engine keeps
 # End a fork at once: xgrammar's own handlers write traces, which takes seconds or hangs.
@@ -105,6 +106,7 @@ def _answer(
         _die_with_parent()
         for number in DEADLY_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        os.nice(NICENESS if cpu_s > BRIEF_S else 0)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         with open(writer, "w") as answer:
             answer.write(shortened(fault_of(compiler, kind, text)))
@@ -116,7 +118,6 @@ def _answer(
 
 def main() -> None:
     _die_with_parent()
-    os.nice(NICENESS)
     compiler = make_compiler(json.loads(sys.stdin.readline()))
     _limit_memory()
     print(json.dumps(""), flush=True)

@@ -1,6 +1,7 @@
 """What a scheduler keeps of its requests' readers, and what it shows to somebody who watches."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
@@ -29,6 +30,8 @@ from services.pacing.token_time import Step
 
 engine_calls.install()
 
+NUM_GRAMMAR_THREADS = 4
+
 
 class ReaderStateMixin(VllmScheduler):
     """Over any of vLLM's schedulers: a `RequestRecord` per request, from arrival to end."""
@@ -42,6 +45,9 @@ class ReaderStateMixin(VllmScheduler):
         self.records: dict[str, RequestRecord[RequestKV]] = {}
         self.step_clock = StepClock()
         self._step_times = StepTimes()
+        # vLLM's own are half as many as there are processors: a form waits for a slow one to end.
+        if hasattr(self.structured_output_manager, "executor"):
+            self.structured_output_manager.executor = ThreadPoolExecutor(NUM_GRAMMAR_THREADS)
         end_with_parent()
 
     def add_request(self, request: Request) -> None:

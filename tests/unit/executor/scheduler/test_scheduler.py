@@ -1,5 +1,6 @@
 """What the scheduler does itself, without an engine."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -8,11 +9,12 @@ from vllm.v1.request import RequestStatus
 
 from services.control.measures.step_timing import StepTiming
 from services.executor.scheduler import reader_state
+from services.executor.scheduler.reader_state import NUM_GRAMMAR_THREADS
 from services.executor.scheduler.scheduler import AsyncLayerwiseScheduler
 from services.executor.step_messages import StepFeedback
 from services.pacing.cause import Cause
 from services.placement.layer_placement import LayerPlacement
-from tests.unit.executor.model_free_engine import ModelFreeEngine
+from tests.unit.executor.model_free_engine import ModelFreeEngine, make_scheduler
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -126,3 +128,17 @@ def test_a_controller_s_counts_are_reported_before_its_engine_idles() -> None:
 
     assert stats is not None
     assert stats.data["controller"]["sums"]["num_steps"] > 0
+
+
+def test_a_form_that_is_slow_to_compile_keeps_no_other_waiting() -> None:
+    """vLLM compiles in the manager's `executor`; with two processors it has one thread."""
+    scheduler = make_scheduler()
+    executor = scheduler.structured_output_manager.executor
+    is_last, may_end = threading.Event(), threading.Event()
+
+    slow = [executor.submit(may_end.wait) for _ in range(NUM_GRAMMAR_THREADS - 1)]
+    executor.submit(is_last.set)
+
+    assert is_last.wait(timeout=60)
+    may_end.set()
+    assert all(one.result() for one in slow)
