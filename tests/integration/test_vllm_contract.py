@@ -265,7 +265,6 @@ def test_requests_enter_and_leave_the_scheduler_where_we_watch(scheduler: type) 
         "deliver",
         "observe",
         "hold",
-        "hold_back",
         "loop",
         "controller",
         "control",
