@@ -9,6 +9,7 @@ from services.control.prefix_cache import FoundPrefix
 from services.control.requests.life import EDGES, Hold, State
 from services.pacing.request_buffer import RequestBuffer
 from services.placement.layer_placement import LayerPlacement
+from services.placement.run.reason import Reason
 from services.placement.run.resume import ResumeWay
 
 
@@ -37,6 +38,7 @@ class RequestRecord(Generic[KVT]):
     has_run: bool = False
     run_since_s: float | None = None  # of the first step since it was admitted; None: not yet
     resumed_s: float | None = None  # end of its last hold
+    reason: Reason | None = None  # of the run policy's decision in force; None: it did not see it
     num_parks: int = 0  # times that a run policy sent it to the queue
     stage: Stage = Stage.PREFILL
     way: ResumeWay | None = None  # in which it is being brought back
@@ -79,6 +81,13 @@ class RequestRecord(Generic[KVT]):
     def is_held(self) -> bool:
         """Whether it may not run now."""
         return bool(self.holds) or self.state is State.LEAVING
+
+    @property
+    def why(self) -> Reason:
+        """Return why it runs or waits."""
+        if self.holds:
+            return Reason.READER if Hold.READER in self.holds else Reason.PLAN
+        return self.reason or Reason.QUEUE
 
     @property
     def held_since_s(self) -> float | None:

@@ -187,6 +187,7 @@ class ReaderStateMixin(VllmScheduler):
             interval_s=buffer.interval_s,
             late_cause=buffer.late_cause,
             pace_tail=buffer.service_level.pace_tail,
+            why=record.why,
             residency="".join(residency_of(group).value for group in groups),
         )
 
