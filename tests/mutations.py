@@ -135,7 +135,7 @@ MUTATIONS = (
     Mutation(
         "dropped while it is paused",
         f"{EXECUTOR}/scheduler/shadows.py",
-        " or record.is_held or record.skipped or ",
+        " or record.is_held or record.state.is_skipped or ",
         " or ",
         SHADOWS,
     ),

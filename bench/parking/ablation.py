@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.document import Benchmark, Row
+from lab.engine.orders import held, park, resume
 from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
 
@@ -47,8 +48,8 @@ class Rotation:
 
     def __call__(self, scheduler: Any, num_tokens: int) -> None:
         """Fill free places; take a turn if enough tokens were answered since the last one."""
-        parked = [scheduler.requests[name] for name in scheduler.parked]
-        others = [r for r in scheduler.requests.values() if r.request_id not in scheduler.parked]
+        parked = [scheduler.requests[name] for name in held(scheduler)]
+        others = [r for r in scheduler.requests.values() if r.request_id not in held(scheduler)]
         runs = [r for r in others if r in scheduler.running]
         if (
             num_tokens >= self._next_at
@@ -57,12 +58,12 @@ class Rotation:
         ):
             self._next_at = num_tokens + ROTATE_EVERY
             ahead = max(runs, key=lambda r: r.num_output_tokens)
-            scheduler.park(ahead.request_id)
+            park(scheduler, ahead.request_id)
             others.remove(ahead)
             self.num_parks += 1
         if len(others) < NUM_PLACES and parked:
             behind = min(parked, key=lambda r: r.num_output_tokens)
-            scheduler.resume(behind.request_id)
+            resume(scheduler, behind.request_id)
 
 
 def run_variant(runner: StepRunner, number: int) -> Row:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from bench.document import Benchmark, Row
 from bench.parking.costs import CASE, Drive
+from lab.engine.orders import park, resume
 from services.placement.run.resume import LinkAndStep, ParkedRequest, ResumeWay, cheapest_resume
 
 LINKS_BYTES_PER_S = (2e7, 1e8, 1e9)
@@ -74,13 +75,13 @@ def _delay(
     others = [drive.start(64, num_output=400) for _ in range(num_others)]
     while drive.num_output(name) < 4 or through.is_busy:
         drive.step()
-    scheduler.park(name)
+    park(scheduler, name)
     while scheduler.requests[name] in scheduler.running:
         drive.step()
     scheduler.control.resumes.choose_way = choose
     before = {one: drive.num_output(one) for one in (name, *others)}
     began_s = time.perf_counter()
-    scheduler.resume(name)
+    resume(scheduler, name)
     while drive.num_output(name) < before[name] + WINDOW:
         drive.step()
     elapsed_s = time.perf_counter() - began_s

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, decode_times, median_of
+from lab.engine.orders import park, resume
 from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
 from services.placement.run.resume import ResumeWay
@@ -83,13 +84,13 @@ class Drive:
         while self.num_output(name) < 4 or (mirror and through.is_busy):
             self.step()
         began_s = time.perf_counter()
-        self.scheduler.park(name)
+        park(self.scheduler, name)
         steps = []
         while self.scheduler.requests[name] in self.scheduler.running:
             steps.append(self.step())
         parked_s = time.perf_counter()
         num_before = self.num_output(name)
-        self.scheduler.resume(name)
+        resume(self.scheduler, name)
         while self.num_output(name) == num_before:
             steps.append(self.step())
         resumed_s = time.perf_counter()

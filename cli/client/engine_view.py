@@ -25,6 +25,7 @@ STATES: dict["pb.RequestState.ValueType", tuple[str, str]] = {
     pb.REQUEST_STATE_PAUSED: ("paused", "yellow"),
     pb.REQUEST_STATE_PARKED: ("parked", "magenta"),
 }
+RUNNING = (pb.REQUEST_STATE_PREFILL, pb.REQUEST_STATE_DECODING)
 ENDED = ("read out", "dim")
 UNKNOWN = ("?", "red")
 
@@ -101,7 +102,8 @@ def display_for(out: IO[str] = sys.stdout) -> Display:
 
 def picture(state: EngineState, glyphs: Glyphs) -> RenderableType:
     """Return everything at once, for a terminal of any width."""
-    return Group(_heading(state, glyphs), _table(state.rows, glyphs), _legend(glyphs))
+    rows = state.rows
+    return Group(_heading(state, glyphs), _table(rows, glyphs), *_reasons(rows), _legend(glyphs))
 
 
 def summary_lines(state: EngineState) -> list[str]:
@@ -116,7 +118,7 @@ def summary_lines(state: EngineState) -> list[str]:
     for row in state.rows:
         request = row.request
         lines.append(
-            f"  {name_of_request(request.request_id)}: {_state(row)[0]}, generated "
+            f"  {name_of_request(request.request_id)}: {_state(row)[0]}{_why(row)}, generated "
             f"{request.num_generated_tokens}, delivered {row.num_delivered}, deposit "
             f"{row.num_deposited}, in time {_in_time(row)}"
             + (f", layers {layer_map(request, ASCII)}" if request.residency else "")
@@ -198,6 +200,21 @@ def _legend(glyphs: Glyphs) -> Text:
         f"{glyphs.resident} resident {glyphs.offloaded} offloaded {glyphs.restoring} coming back",
         style="dim",
     )
+
+
+def _reasons(rows: Sequence[Row]) -> list[Text]:
+    """Return a line for each reason why requests do not run."""
+    waiting: dict[str, list[str]] = {}
+    for row in rows:
+        request = row.request
+        if request.why_text and not row.is_ended and request.state not in RUNNING:
+            waiting.setdefault(request.why_text, []).append(name_of_request(request.request_id))
+    return [Text(f"{', '.join(names)}: {why}", "dim") for why, names in waiting.items()]
+
+
+def _why(row: Row) -> str:
+    """Return why a request runs or waits, in brackets; empty if that is not known."""
+    return f" ({row.request.why_text})" if row.request.why_text and not row.is_ended else ""
 
 
 def _state(row: Row) -> tuple[str, str]:

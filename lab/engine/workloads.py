@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lab.engine.orders import Order, held, park, pause, place, resume
 from lab.engine.step_runner import Arrival, Hook, make_prompt
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import LinkAndStep, ParkedRequest, ResumeWay
@@ -140,7 +141,7 @@ def fixed(offloaded: dict[str, frozenset[int]], num_staging: int = 2) -> Hook:
         for request_id, groups in offloaded.items():
             if request_id in scheduler.requests:
                 placement = LayerPlacement(offloaded=groups, num_staging=num_staging)
-                scheduler.place(request_id, placement)
+                place(scheduler, request_id, placement)
 
     return hook
 
@@ -169,8 +170,9 @@ def alternating(distances: Sequence[int], num_groups: int, *, period: int = 25) 
     def hook(scheduler: Any, step: int) -> None:
         if step % period == 0:
             groups = every(distances[step // period % len(distances)], num_groups)
+            placement = LayerPlacement(offloaded=groups, num_staging=2)
             for request in scheduler.running:
-                scheduler.place(request.request_id, LayerPlacement(offloaded=groups, num_staging=2))
+                place(scheduler, request.request_id, placement)
 
     return hook
 
@@ -185,7 +187,8 @@ def churn(seed: int, num_staging: tuple[int, ...] = (1, 2), share: float = 0.8) 
             if rng.random() < share:
                 density = rng.random()
                 groups = frozenset(g for g in range(num_groups) if rng.random() < density)
-                scheduler.place(
+                place(
+                    scheduler,
                     request.request_id,
                     LayerPlacement(offloaded=groups, num_staging=rng.choice(num_staging)),
                 )
@@ -194,19 +197,19 @@ def churn(seed: int, num_staging: tuple[int, ...] = (1, 2), share: float = 0.8) 
 
 
 def holds(
-    seed: int, kinds: tuple[str, ...] = ("pause", "park"), begin: float = 0.15, end: float = 0.3
+    seed: int, kinds: Sequence[Order] = (pause, park), begin: float = 0.15, end: float = 0.3
 ) -> Hook:
     """Before each step, hold requests back at random, and let held ones go."""
     rng = random.Random(seed)
 
     def hook(scheduler: Any, step: int) -> None:
-        held = scheduler.paused | scheduler.parked
+        away = held(scheduler)
         for request_id in list(scheduler.requests):
-            if request_id in held:
+            if request_id in away:
                 if rng.random() < end:
-                    scheduler.resume(request_id)
+                    resume(scheduler, request_id)
             elif rng.random() < begin:
-                getattr(scheduler, rng.choice(kinds))(request_id)
+                rng.choice(kinds)(scheduler, request_id)
 
     return hook
 

@@ -3,7 +3,7 @@
 Nothing here waits: a step without a trigger costs some additions, a step with one a snapshot.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
@@ -11,7 +11,6 @@ from services.control.plans.counts import ControllerCounts
 from services.control.plans.plan_keeper import PlanKeeper
 from services.control.plans.planner import Answer, Planner
 from services.control.requests.request_ledger import RequestLedger
-from services.control.requests.request_record import RequestRecord
 from services.control.seam import EngineSeam, ScheduledStep
 from services.control.step_meter import StepMeter
 from services.control.types import Trigger
@@ -89,13 +88,10 @@ class Controller:
         """Add to the loop's own part of the present step, on the engine's thread."""
         self._own_s += seconds
 
-    def hold(self, record: RequestRecord[Any], *, held: bool) -> None:
-        """Keep a request from running while its reader has stopped; no plan lets it run."""
-        self.note(*self._plans.hold(record, held=held, now_s=self._now_s()))
-
     def before_schedule(self) -> None:
         """Carry out what has come, and end pauses that nobody else ends."""
         begin_s = self._now_s()
+        self.note(*self._plans.look_after_readers(begin_s))
         if self._planner is not None:
             while (answer := self._planner.take()) is not None:
                 self._take(answer, begin_s)

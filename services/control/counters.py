@@ -35,8 +35,9 @@ class Counters:
     num_resumes_load: int = _counter("Requests whose KV was loaded before they ran.")
     num_resumes_recompute: int = _counter("Requests whose KV on the host was computed again.")
     num_resumes_host_resident: int = _counter("Requests that ran with their layers on the host.")
-    num_overdue_holds: int = _counter("Pauses and parks that ended by themselves.")
-    num_unknown_ids: int = _counter("Orders about requests that were gone.")
+    num_overdue_holds: int = _counter(
+        "Requests that ran again though their reader, stopped for too long, did not."
+    )
     # The prefix cache.
     num_prefix_hits_load: int = _counter("Requests whose cached prefix was loaded before they ran.")
     num_prefix_hits_recompute: int = _counter("Requests whose cached prefix was computed again.")

@@ -111,9 +111,19 @@ class RunDirector:
                 record.num_parks += 1
                 self._engine.park(record)
             self._engine.obey(decision)
+            self._note_reasons(snapshot.requests, decision)
         if not self.wants_layers_away:
             for record in self._ledger.records.values():
                 record.floor = None  # all placements are the guard's
+
+    def _note_reasons(self, requests: Iterable[RunRequest], decision: RunDecision) -> None:
+        """Remember why each request runs or waits; count those that are new."""
+        for request in requests:
+            record = self._ledger.records[request.request_id]
+            reason = decision.reason(request.request_id)
+            if reason is not record.reason:
+                record.reason = reason
+                self._controller.counts.reasons[reason.value] += 1
 
     def snapshot(self) -> RunSnapshot:
         """Return what the policy is asked with."""

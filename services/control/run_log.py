@@ -10,6 +10,7 @@ from typing import Any
 from services.control.run_policies import policy_of
 from services.placement.presets import AdmissionPolicy, Preset, RunPolicy
 from services.placement.run.papers.ellm import EllmRules
+from services.placement.run.reason import Reason
 from services.placement.run.resume import ResumeWay
 from services.placement.run.types import (
     RunDecision,
@@ -63,12 +64,13 @@ def snapshot_of(entry: Mapping[str, Any]) -> RunSnapshot:
 def decision_of(entry: Mapping[str, Any]) -> RunDecision:
     """Return what it answered."""
     made = dict(entry["decision"])
-    ways = made.pop("ways")
+    ways, reasons = made.pop("ways"), made.pop("reasons", {})
     return replace(
         RunDecision(**made),
         run=tuple(made["run"]),
         park=frozenset(made["park"]),
         ways=None if ways is None else frozenset(map(ResumeWay, ways)),
+        reasons={name: Reason(reason) for name, reason in reasons.items()},
     )
 
 

@@ -45,8 +45,3 @@ class EngineSeam(Protocol):
         """Return how many requests the next step may serve: not paused, running or waiting."""
 
     def priority(self, record: RequestRecord[Any]) -> int: ...
-
-    def pause(self, record: RequestRecord[Any]) -> None:
-        """Hold a request, if it can be."""
-
-    def resume(self, record: RequestRecord[Any]) -> None: ...

@@ -312,4 +312,6 @@ def _observed_request(request: RequestObservation) -> pb.ObservedRequest:
         pace_tail=request.pace_tail,
         residency=[_RESIDENCIES[letter] for letter in request.residency],
         late_cause=None if request.late_cause is None else CAUSE_TO_PROTO[request.late_cause],
+        why=request.why.value,
+        why_text=request.why.text,
     )

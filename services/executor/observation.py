@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from services.pacing.cause import Cause
+from services.placement.run.reason import Reason
 from services.placement.types import RequestPhase
 
 
@@ -38,6 +39,7 @@ class RequestObservation:
     interval_s: float  # S, between two tokens of the reader; 0: no pace was asked for
     pace_tail: bool = False  # the gateway delivers its deposit at its pace after the end
     late_cause: Cause | None = None  # of most of the late tokens
+    why: Reason = Reason.QUEUE  # it runs, or does not
     residency: str = ""  # a `GroupPlace` value per layer group; empty without layer-wise KV
 
 

@@ -164,6 +164,8 @@ class Engine:
         self._take_in_copies(now_s)
         self._reports.take_in(scheduler.running, now_s)
         self._controller.before_schedule()
+        for request in scheduler.running:
+            request.note_pause(now_s)
         if self.director is not None:
             self.director.before_schedule()
         num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
@@ -181,8 +183,6 @@ class Engine:
         """Tell the controller who was admitted, who was preempted, and who begins to decode."""
         note, preempted = self._controller.note, self.scheduler.preempted
         note(*[Trigger.ADMITTED] * num_admitted, *[Trigger.PREEMPTED] * len(preempted))
-        for request in preempted:
-            request.record.preempted_s = self._seam.now_s
         preempted.clear()
         for turn in turns:
             if not turn.is_decode and not turn.request.num_left_tokens:
@@ -235,8 +235,8 @@ class Engine:
         if not self.scheduler.running and not self.scheduler.waiting:
             self.residency.add(sample_of(self.scheduler, now_s))
             return []
-        holds = [request.record.hold for request in self.scheduler.running]
-        paused_s = [hold.since_s for hold in holds if hold is not None]
+        since_s = (request.record.held_since_s for request in self.scheduler.running)
+        paused_s = [begun_s for begun_s in since_s if begun_s is not None]
         if paused_s and not self._seam.num_runnable():
             return [Woke(time_s=now_s)]  # the controller ends a pause
         ends = [end for lane in (self.d2h, self.h2d) if (end := lane.begin(now_s)) is not None]

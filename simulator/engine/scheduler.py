@@ -16,6 +16,7 @@ from itertools import islice
 from services.control.counters import Counters
 from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column
+from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import (
     MAX_STAGING,
@@ -23,7 +24,7 @@ from services.control.room.capacity_guard import (
     CapacityGuard,
     Need,
 )
-from services.control.room.resumes import Resumes, is_preparing, num_host_tokens
+from services.control.room.resumes import Resumes, num_host_tokens
 from services.placement.blocks import (
     RESIDENT,
     BlockGeometry,
@@ -123,7 +124,7 @@ class Scheduler:
         self._num_left_of_prompts = self.decision.chunk_tokens if self.decision else None
         budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
         for request in list(self.running):
-            if request.is_paused or request.kv.asleep or request not in self.running:
+            if request.record.state is State.PAUSED or request not in self.running:
                 continue
             turn = self._turn(request, budget, now_s) if budget > 0 else None
             if turn is None:
@@ -195,6 +196,10 @@ class Scheduler:
             woken = request.kv.asleep and not request.is_paused
             if woken and request.kv.wake(num_free=self.pool.num_free):
                 self.moves.refresh(request.kv)
+            runs = not (request.is_paused or request.kv.asleep)
+            state = State.RUNNING if runs else State.PAUSED
+            if request.record.state is not state:
+                request.record.enter(state)
 
     def _uncache(self) -> None:
         """Let KV be computed anew that the decision says; what is kept from now on is, too."""
@@ -221,7 +226,7 @@ class Scheduler:
         line: list[SimulatedRequest] = []
         for request in self.line() if self._num_places else ():
             line.append(request)
-            if not is_preparing(request.record):
+            if not request.record.is_prepared:
                 break
         return line
 
@@ -410,6 +415,8 @@ class Scheduler:
         assert len(ids) == len(self.running) + len(self.waiting)
         assert len(self.running) <= self.shape.max_num_seqs
         for request in self.live:
+            assert request.record.state.is_queued == (request in self.waiting)
+            assert request.record.is_prepared <= (request.record.kv is not None)
             assert self.pool.owned.get(request.request_id, 0) == request.kv.num_owned
             assert (request.request_id in self.host.owned) == request.kv.mirrored
             request.kv.check_integrity()

@@ -9,7 +9,6 @@ from services.control.options import ControllerOptions
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import NOTHING, KVView, StateReader, phase_of
-from services.control.room.resumes import is_preparing
 from services.control.run_director import RunPlace, phase_in_queue
 from services.control.types import Links
 from services.placement.blocks import Residency
@@ -90,7 +89,7 @@ class SimulatedSeam:
             yield RunPlace(request, request.record, RunPhase.RUNNING)
         queue = sorted(scheduler.waiting, key=lambda one: (one.priority, one.spec.arrival_s))
         for request in queue:
-            phase = phase_in_queue(request, is_returning=is_preparing(request.record))
+            phase = phase_in_queue(request, is_returning=request.record.is_prepared)
             yield RunPlace(request, request.record, phase)
 
     def num_host_tokens(self, place: RunPlace) -> int:
@@ -143,16 +142,6 @@ class SimulatedSeam:
 
     def priority(self, record: RequestRecord[KVState]) -> int:
         return self._request(record).priority
-
-    # -- orders ------------------------------------------------------------------------------
-
-    def pause(self, record: RequestRecord[KVState]) -> None:
-        request = self._request(record)
-        if request in self._scheduler.running:
-            request.pause(self.now_s)
-
-    def resume(self, record: RequestRecord[KVState]) -> None:
-        self._request(record).resume(self.now_s)
 
 
 def view_of(kv: KVState) -> KVView:

@@ -158,6 +158,7 @@ class CountedMoves:
         self.host.release(request.request_id)
         self.host.give_back(kv.columns)
         request.record.kv = None
+        request.record.put_back()
 
     def num_to_find(self, kv: KVState, groups: Collection[int]) -> int:
         return self.pool.num_to_find([column.key for column in kv.columns], groups)

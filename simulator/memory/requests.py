@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from services.control.requests.request_record import Hold, HoldKind, RequestRecord, Stage
+from services.control.requests.life import Hold
+from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need
 from services.pacing.deposit import next_due_s
 from services.pacing.request_buffer import RequestBuffer
@@ -30,6 +31,7 @@ class SimulatedRequest:
     pauses_s: list[tuple[float, float]] = field(default_factory=list)  # complete ones
     decode_steps_s: list[float] = field(default_factory=list)  # see `Outcome`
     num_preemptions: int = 0
+    _paused_s: float | None = None  # since when, as seen last
 
     @property
     def request_id(self) -> RequestId:
@@ -93,21 +95,20 @@ class SimulatedRequest:
         self.reader.generated(self.num_output_tokens, now_s)
         return True
 
-    def pause(self, now_s: float) -> None:
-        self.record.hold = Hold(HoldKind.PAUSE, now_s)
-
-    def resume(self, now_s: float) -> None:
-        """End the pause; without one this changes nothing."""
-        if self.record.hold is not None:
-            self.pauses_s.append((self.record.hold.since_s, now_s))
-            self.record.hold = None
+    def note_pause(self, now_s: float) -> None:
+        """Take in whether a pause has begun or ended since this was last called."""
+        since_s, self._paused_s = self._paused_s, self.record.held_since_s
+        if since_s is not None and since_s != self._paused_s:
+            self.pauses_s.append((since_s, now_s))
 
     def preempt(self, now_s: float) -> None:
-        """Lose turn and blocks; what has a complete host copy is kept there."""
-        self.resume(now_s)
+        """Lose turn and blocks; what has a complete host copy is kept there. A pause ends."""
+        self.record.release(Hold.PLAN, now_s)
+        self.note_pause(now_s)
         self.kv.cancel_copies()
         self.record.kv = self.kv.parked()
-        self.record.stage, self.num_computed_tokens = Stage.WAITS, 0
+        self.record.preempted()
+        self.num_computed_tokens = 0
         self.num_preemptions += 1
 
 

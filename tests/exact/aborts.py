@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 from lab.engine.step_runner import StepRunner
-from services.control.requests.request_record import HoldKind
+from services.control.requests.life import State
 from services.executor.blocks.residency import RequestKV
 
 STATES = ("paused", "parked", "loading")
@@ -33,9 +33,7 @@ class AbortsByState:
 def state_of(kv: RequestKV) -> str:
     """Return one of `STATES`, or nothing for a request that is in none of them."""
     if any(group.restore is not None and group.restore.under_way for group in kv.groups):
-        return "loading" if kv.waiting else ""
-    if kv.record.hold is None:
-        return ""
-    if kv.record.hold.kind is HoldKind.PARK:
-        return "parked" if kv.is_parked else ""
-    return "paused" if kv.record.hold.kind is HoldKind.PAUSE else ""
+        return "loading" if kv.record.state.is_queued else ""
+    if kv.record.state is State.PAUSED:
+        return "paused"
+    return "parked" if kv.record.holds and kv.is_parked else ""

@@ -19,6 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from lab.engine.orders import held, resume
 from lab.engine.step_runner import (
     Arrival,
     EngineCase,
@@ -129,8 +130,8 @@ def with_rests(hook: Hook) -> Hook:
         if step % REST_PERIOD < REST_PERIOD - REST_LENGTH:
             hook(scheduler, step)
             return
-        for request_id in scheduler.paused | scheduler.parked:
-            scheduler.resume(request_id)
+        for request_id in held(scheduler):
+            resume(scheduler, request_id)
 
     return rest_or_call
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lab.engine.link import h2d_link
+from lab.engine.orders import park
 from lab.engine.step_runner import (
     Arrival,
     EngineCase,
@@ -231,7 +232,7 @@ def test_thirty_resumes_of_each_way(
 
     # A load that waits too long for blocks becomes another way: how many stay is the machine's.
     for seed in range(1, 6):
-        hook = together(churn(seed + 6, share=0.1), holds(seed, ("park",), 0.15))
+        hook = together(churn(seed + 6, share=0.1), holds(seed, (park,), 0.15))
         outcome = runner.run(mixed(), hook=hook)
 
         assert_same_tokens(runner, mixed_outcome, outcome)
@@ -322,7 +323,7 @@ def test_a_parked_request_whose_copies_are_mixed_up_is_noticed(
     monkeypatch.setattr(owner, "park", park_wrongly)
     monkeypatch.setattr(control.resumes, "choose_way", lambda parked, engine: ResumeWay.LOAD)
 
-    outcome = runner.run(mixed(), hook=holds(1, ("park",)), check=False)
+    outcome = runner.run(mixed(), hook=holds(1, (park,)), check=False)
 
     assert first_difference(mixed_outcome, outcome) != {}
 

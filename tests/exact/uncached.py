@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from vllm.v1.request import RequestStatus
 
+from lab.engine.orders import park, pause, resume
 from lab.engine.step_runner import Arrival, EngineCase, Hook, Outcome, StepRunner
 from lab.engine.workloads import together
 from services.control.options import ControllerOptions
-from services.control.requests.request_record import HoldKind
+from services.control.requests.life import State
 from services.control.run_director import Policy, RunDirector
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.types import RunDecision, RunSnapshot
@@ -110,7 +111,7 @@ def deciding(
             found.lengths.add(len(kv.uncached))
             if kv.request_id in output.num_scheduled_tokens:
                 found.with_offloaded[kv.request_id] += bool(kv.offloaded)
-            elif kv.uncached and kv.record.hold and kv.record.hold.kind is HoldKind.PAUSE:
+            elif kv.uncached and kv.record.state is State.PAUSED:
                 found.interrupted["paused"] += 1
         return add_to(output)
 
@@ -140,8 +141,7 @@ def _why_it_ends(request: Any, record: Any) -> str:
     if request.is_finished():
         is_aborted = request.status is RequestStatus.FINISHED_ABORTED
         return "aborted" if is_aborted else "finished"
-    is_parked = record.hold is not None and record.hold.kind is HoldKind.PARK
-    return "parked" if is_parked else "preempted"
+    return "parked" if record.holds else "preempted"
 
 
 class Interruptions:
@@ -169,7 +169,7 @@ class Interruptions:
         before, name = self._now
         if kind != before or name not in names:
             if name in scheduler.requests:
-                scheduler.resume(name)
+                resume(scheduler, name)
             self._away.clear()
             name = names[0] if kind and names else ""
         self._now = (kind, name)
@@ -179,9 +179,9 @@ class Interruptions:
     def _order(self, scheduler: Any, step: int, kind: str, name: str) -> None:
         match kind:
             case "paused":
-                scheduler.pause(name)
+                pause(scheduler, name)
             case "parked":
-                scheduler.park(name)
+                park(scheduler, name)
             case "preempted":
                 self._away.add(name)
             case "aborted":

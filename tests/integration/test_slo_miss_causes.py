@@ -29,6 +29,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from lab.models import exactness_model
+from services.control.requests.life import Hold
 from services.executor.convert import frame_to_proto
 from services.executor.engine.collector import to_delta
 from services.executor.engine.config import make_config
@@ -292,11 +293,11 @@ async def wait_for_copies(one: Way, trouble_s: float) -> None:
 async def be_paused(one: Way, trouble_s: float) -> None:
     end_s = one.world() + trouble_s
     record = one.scheduler.records[one.name]
-    one.scheduler.hold_back(record, held=True)
+    record.hold(Hold.PLAN, one.world())
     add(one.scheduler, "other", num_tokens=1, arrived_s=one.world())  # so that steps go on
     while one.world() < end_s:
         await one.step()
-    one.scheduler.hold_back(record, held=False)
+    record.release(Hold.PLAN, one.world())
 
 
 async def run_too_long_a_step(one: Way, trouble_s: float) -> None:

@@ -21,6 +21,7 @@ class ControllerCounts:
         self.sums: defaultdict[str, float] = defaultdict(float)
         self.triggers: Counter[str] = Counter()
         self.plans: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()  # of the run policy, each time one is new
         self.lateness_s: list[float] = []
         self.lateness_steps: list[int] = []
         self.gauges: dict[str, float] = {}
@@ -75,6 +76,7 @@ class ControllerCounts:
             "sums": dict(self.sums),
             "triggers": dict(self.triggers),
             "plans": dict(self.plans),
+            "reasons": dict(self.reasons),
             "lateness_s": self.lateness_s,
             "lateness_steps": self.lateness_steps,
             "gauges": self.gauges,

@@ -1,11 +1,13 @@
 """Knows what was asked, judges what comes back, and carries it out."""
 
+import math
 from collections import deque
 from typing import Any
 
 from services.control.options import ControllerOptions
 from services.control.plans.counts import ControllerCounts
 from services.control.plans.plan_in_force import Pause, PlanInForce, pauses_to_end
+from services.control.requests.life import Hold, State
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.seam import EngineSeam
@@ -31,6 +33,8 @@ class PlanKeeper:
         self._ledger, self._counts = ledger, counts
         self._questions: deque[Question] = deque(maxlen=NUM_REMEMBERED_QUESTIONS)
         self._in_force: PlanInForce | None = None
+        self._stopped: set[str] = set()  # requests that are held for their readers
+        self._looked_s = -math.inf  # after pauses, last
         self.last_applied_epoch = 0
 
     def asked(self, snapshot: Snapshot, *, step: int, now_s: float) -> None:
@@ -72,31 +76,18 @@ class PlanKeeper:
             record.floor = LayerPlacement(
                 offloaded=frozenset(groups), num_staging=max(1, placement.num_prefetch_buffers)
             )
-        if placement.paused and record.paused_s is None:
-            self._pause(record, now_s)
-        elif not placement.paused and record.paused_s is not None and not record.reader_stopped:
-            return [self._resume(record, now_s)]
+        if not placement.paused:
+            return self._resume(record, now_s)
+        if record.state in (State.RUNNING, State.PAUSED) and not record.holds:
+            record.hold(Hold.PLAN, now_s)
         return []
 
-    def hold(self, record: RequestRecord[Any], *, held: bool, now_s: float) -> list[Trigger]:
-        """Pause a request for as long as its reader has stopped, whatever plans say."""
-        if record.reader_stopped == held:
+    def _resume(self, record: RequestRecord[Any], now_s: float) -> list[Trigger]:
+        """End a plan's pause."""
+        if Hold.PLAN not in record.holds:
             return []
-        record.reader_stopped = held
-        if not held:
-            return [self._resume(record, now_s)]
-        self._pause(record, now_s)
-        return [Trigger.HELD]
-
-    def _pause(self, record: RequestRecord[Any], now_s: float) -> None:
-        self._engine.pause(record)
-        if record.is_held:
-            record.pause_began(now_s)
-
-    def _resume(self, record: RequestRecord[Any], now_s: float) -> Trigger:
-        self._engine.resume(record)
-        record.pause_ended(now_s)
-        return Trigger.RESUMED
+        record.release(Hold.PLAN, now_s)
+        return [Trigger.RESUMED]
 
     def due(self, step: int) -> list[Trigger]:
         """Return what the plan in force asks for at `step`, each once."""
@@ -111,35 +102,49 @@ class PlanKeeper:
             return []
         self._in_force = None
         self._counts.plans["dropped_overdue"] += 1
+        due: list[Trigger] = []
         for record in self._ledger.records.values():
             record.floor = None
-        paused = [record for record in self._ledger.paused() if not record.reader_stopped]
-        return [self._resume(record, now_s) for record in paused]
+            due.extend(self._resume(record, now_s))
+        return due
+
+    def look_after_readers(self, now_s: float) -> list[Trigger]:
+        """Return what there is to ask because readers have stopped, or read again.
+
+        A request whose reader is back runs, whatever the plan in force said before it.
+        """
+        records = self._ledger.records
+        stopped = {name for name, record in records.items() if Hold.READER in record.holds}
+        before, self._stopped = self._stopped, stopped
+        back = [records[name] for name in before - stopped if name in records]
+        for record in back:
+            record.release(Hold.PLAN, now_s)
+        return [Trigger.HELD] * len(stopped - before) + [Trigger.RESUMED] * len(back)
 
     def look_after_pauses(self, now_s: float) -> list[Trigger]:
         """End pauses that have lasted too long; say which ones may end."""
-        parameters = self._options.parameters
-        due: list[Trigger] = []
-        pauses = []
-        for record in self._ledger.paused():
-            if not record.is_held:
-                record.pause_ended(now_s)  # something else has ended it
-                record.reader_stopped = False
-                due.append(Trigger.RESUMED)
-                continue
-            if record.reader_stopped or record.paused_s is None:
-                continue
-            age_s = now_s - record.paused_s
-            priority = self._engine.priority(record)
-            pauses.append(Pause(request_id=record.request_id, age_s=age_s, priority=priority))
-            if age_s >= parameters.min_pause_s and not record.pause_endable_noted:
-                record.pause_endable_noted = True
-                due.append(Trigger.PAUSE_ENDABLE)
-        if pauses:
-            num_running = self._engine.num_runnable()
-            ended = pauses_to_end(
-                pauses, num_running=num_running, max_pause_s=parameters.max_pause_s
-            )
-            records = self._ledger.records
-            due.extend(self._resume(records[request_id], now_s) for request_id in ended)
+        parameters, records = self._options.parameters, self._ledger.records
+        looked_s, self._looked_s = self._looked_s, now_s
+        paused = [one for one in records.values() if one.holds.keys() == {Hold.PLAN}]
+        if not paused:
+            return []
+        due = [
+            Trigger.PAUSE_ENDABLE
+            for since_s in (one.holds[Hold.PLAN] for one in paused)
+            if now_s - since_s >= parameters.min_pause_s > looked_s - since_s
+        ]
+        ended = pauses_to_end(
+            [self._pause_of(record, now_s) for record in paused],
+            num_running=self._engine.num_runnable(),
+            max_pause_s=parameters.max_pause_s,
+        )
+        for request_id in ended:
+            due.extend(self._resume(records[request_id], now_s))
         return due
+
+    def _pause_of(self, record: RequestRecord[Any], now_s: float) -> Pause:
+        return Pause(
+            request_id=record.request_id,
+            age_s=now_s - record.holds[Hold.PLAN],
+            priority=self._engine.priority(record),
+        )

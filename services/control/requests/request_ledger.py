@@ -28,16 +28,11 @@ class RequestLedger:
         self.last_scheduled = tuple(request_ids)
         for request_id in self.last_scheduled:
             record = self.records[request_id]
-            if record.run_since_s is None or record.preempted_s is not None:
+            if record.run_since_s is None:
                 record.run_since_s = now_s
-            record.preempted_s = None
 
     def ended(self, now_s: float, *, num_output_tokens: int | None) -> None:
         """Take in that a request ends; `num_output_tokens`: None if it was aborted."""
         self.last_completion_s = now_s
         if num_output_tokens is not None:
             self.answer_lengths.ended(num_output_tokens)
-
-    def paused(self) -> list[RequestRecord[Any]]:
-        """Return requests in a pause that the controller has ordered."""
-        return [record for record in self.records.values() if record.paused_s is not None]

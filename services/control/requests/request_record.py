@@ -6,30 +6,16 @@ from typing import Generic
 
 from services.control.kv import KVT
 from services.control.prefix_cache import FoundPrefix
+from services.control.requests.life import EDGES, Hold, State
 from services.pacing.request_buffer import RequestBuffer
 from services.placement.layer_placement import LayerPlacement
+from services.placement.run.reason import Reason
 from services.placement.run.resume import ResumeWay
-
-
-class HoldKind(Enum):
-    PAUSE = "pause"  # keeps its place and its blocks, which others may reclaim
-    # Gives its blocks up as soon as their copies are complete, and waits in the queue.
-    PARK = "park"
-    LEAVE = "leave"  # the same at once: what is not copied yet is computed again
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Keeps a request from running."""
-
-    kind: HoldKind
-    since_s: float
 
 
 class Stage(Enum):
     """How far a request is since it was admitted."""
 
-    WAITS = "waits"  # never admitted, or preempted since
     PREFILL = "prefill"
     DECODES = "decodes"  # and its host copy is not complete yet
     MIRRORED = "mirrored"  # its host copy was complete once, or it has none
@@ -45,39 +31,75 @@ class RequestRecord(Generic[KVT]):
     request_id: str
     buffer: RequestBuffer  # its reader's
     arrival_s: float
-    stage: Stage = Stage.WAITS
     first_token_s: float | None = None
-    run_since_s: float | None = None  # admitted, or back; None: it never ran
-    preempted_s: float | None = None  # beginning of the running preemption
-    num_parks: int = 0  # by a run policy
-    # Pauses, as the controller has ordered them.
-    paused_s: float | None = None  # beginning of the running pause
-    resumed_s: float | None = None  # end of the last pause
-    pause_endable_noted: bool = False  # the running pause was reported to have lasted long enough
-    reader_stopped: bool = False  # no plan lets it run
     # Whether it runs.
-    hold: Hold | None = None
-    skipped: bool = False  # the scheduler was told to pass over it
+    state: State = State.WAITING  # changed by `enter` alone
+    holds: dict[Hold, float] = field(default_factory=dict)  # and since when
+    has_run: bool = False
+    run_since_s: float | None = None  # of the first step since it was admitted; None: not yet
+    resumed_s: float | None = None  # end of its last hold
+    reason: Reason | None = None  # of the run policy's decision in force; None: it did not see it
+    num_parks: int = 0  # times that a run policy sent it to the queue
+    stage: Stage = Stage.PREFILL
     way: ResumeWay | None = None  # in which it is being brought back
     # Where its KV is.
     prefix: FoundPrefix = field(default_factory=FoundPrefix)  # cached, while it has no KV
     kv: KVT | None = None  # None: nowhere, neither in the pool nor on the host
-    floor: LayerPlacement | None = None  # by somebody's order; None: all may be in the pool
+    floor: LayerPlacement | None = None  # the plan's; None: all may be in the pool
     num_deposited_tokens: int = 0  # in its reader's hand, when the policy was last asked
     # Copies that went wrong.
     num_losses: int = 0  # of its KV
     num_failed_saves: int = 0  # steps with failed copies to the host
 
+    def enter(self, state: State) -> None:
+        """Go on to another state. AssertionError where no edge leads there."""
+        assert state in EDGES[self.state], f"{self.request_id}: {self.state} to {state}"
+        self.state = state
+        if state is State.RUNNING:
+            self.has_run = True
+
+    def put_back(self) -> None:
+        """Lose what was prepared, if anything was."""
+        if self.is_prepared:
+            self.enter(State.WAITING)
+
+    def preempted(self) -> None:
+        """Go back to the queue."""
+        self.enter(State.WAITING)
+        self.stage, self.run_since_s = Stage.PREFILL, None
+
+    def hold(self, reason: Hold, now_s: float) -> None:
+        """Keep it from running from the next step on; once more for a reason changes nothing."""
+        self.holds.setdefault(reason, now_s)
+
+    def release(self, reason: Hold, now_s: float) -> None:
+        """End a hold; without one this changes nothing."""
+        if self.holds.pop(reason, None) is not None and not self.holds:
+            self.resumed_s = now_s
+
     @property
     def is_held(self) -> bool:
-        return self.hold is not None
+        """Whether it may not run now."""
+        return bool(self.holds) or self.state is State.LEAVING
 
-    def pause_began(self, now_s: float) -> None:
-        """Record the beginning of a pause; during one this changes nothing."""
-        if self.paused_s is None:
-            self.paused_s, self.pause_endable_noted = now_s, False
+    @property
+    def why(self) -> Reason:
+        """Return why it runs or waits."""
+        if self.holds:
+            return Reason.READER if Hold.READER in self.holds else Reason.PLAN
+        return self.reason or Reason.QUEUE
 
-    def pause_ended(self, now_s: float) -> None:
-        """Record the end of a pause; without one this changes nothing."""
-        if self.paused_s is not None:
-            self.paused_s, self.resumed_s = None, now_s
+    @property
+    def held_since_s(self) -> float | None:
+        """Return when the oldest hold began; None without one."""
+        return min(self.holds.values(), default=None)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its KV is in the pool, or on its way there, though it is in the queue."""
+        return self.state is State.LOADING or self.state is State.READY
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it is in the queue, or on its way there, after it has run."""
+        return self.state is State.LEAVING or (self.has_run and self.state.is_queued)

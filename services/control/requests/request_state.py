@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.control.measures.answer_lengths import AnswerLengths
+from services.control.requests.life import Hold
 from services.control.requests.request_record import RequestRecord
 from services.placement.types import EngineShape, RequestId, RequestPhase, RequestState
 
@@ -75,8 +76,8 @@ class StateReader:
         predicted = self._answer_lengths.predict(
             num_output_tokens=num_output, max_tokens=request.max_tokens
         )
+        is_paused = phase is RequestPhase.PAUSED
         low, high = predicted if predicted is not None else (None, None)
-        paused_s = record.paused_s if record.paused_s is not None else now_s
         return RequestState(
             request_id=RequestId(request.request_id),
             phase=phase,
@@ -85,7 +86,7 @@ class StateReader:
             num_computed_tokens=min(request.num_computed_tokens, request.num_tokens),
             num_deposited_tokens=min(record.buffer.num_deposited(now_s), num_output),
             last_release_age_s=_age(record.buffer.last_release_s(now_s), now_s),
-            paused_age_s=now_s - paused_s if phase is RequestPhase.PAUSED else None,
+            paused_age_s=_age(record.held_since_s, now_s) or 0.0 if is_paused else None,
             resumed_age_s=_age(record.resumed_s, now_s),
             slo_tpot_s=level.slo_tpot_s,
             slo_tbt_s=level.slo_tbt_s,
@@ -98,7 +99,7 @@ class StateReader:
             num_prefetch_buffers=kv.num_buffers,
             num_blocks=kv.num_blocks,
             num_host_blocks=kv.num_host_blocks,
-            on_hold=record.reader_stopped,
+            on_hold=Hold.READER in record.holds,
         )
 
 

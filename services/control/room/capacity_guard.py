@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple
 
 from services.control.counters import Counters
 from services.control.kv import KVT
+from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Moves
 from services.placement.blocks import Residency, num_request_blocks
@@ -134,7 +135,7 @@ class CapacityGuard(Generic[KVT]):
             if not kv.mirrored:
                 continue
             num_before = kv.num_owned_when_copied
-            self._moves.sleep(kv)
+            self._sleep(kv)
             now, returning = set(kv.offloaded), set(kv.restoring)
             for group in self._spread:
                 if num_before - kv.num_owned_when_copied >= num_excess:
@@ -146,6 +147,13 @@ class CapacityGuard(Generic[KVT]):
             took |= num_taken > 0
             num_excess -= num_taken
         return took
+
+    def _sleep(self, kv: KVT) -> None:
+        """Take the buffers of a request that does not run."""
+        self._moves.sleep(kv)
+        record = self._records[kv.request_id]
+        if record.state is State.READY:
+            record.enter(State.LOADING)
 
     def _is_all_resident_with_room(self, needs: Sequence[Need[KVT]]) -> bool:
         """Return whether there is nothing to do: the common case, answered without the search."""

@@ -11,6 +11,7 @@ from typing import Generic
 
 from services.control.counters import Counters
 from services.control.kv import KVT
+from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
 from services.control.room.moves import Returns
@@ -94,6 +95,8 @@ class Resumes(Generic[KVT]):
         if way is None or (way is ResumeWay.LOAD and kv.is_parked):  # it was put back
             way, placement = choose(kv)
             record.way = way = self._begin(kv, way, placement, num_slots)
+            if way is not ResumeWay.RECOMPUTE and not record.is_prepared:
+                record.enter(State.LOADING)
         if way is ResumeWay.RECOMPUTE:
             return
         num_left = self._moves.num_free - num_kept_free
@@ -102,7 +105,10 @@ class Resumes(Generic[KVT]):
         if loading.is_complete:
             # A running request that lacks what is kept would take it back, step after step.
             fits = self._moves.num_to_wake(kv) <= num_left
-            self.is_short_of_blocks |= not (fits and self._moves.wake(kv))
+            if fits and self._moves.wake(kv):
+                record.enter(State.READY)
+            else:
+                self.is_short_of_blocks = True
 
     def _begin(
         self, kv: KVT, way: ResumeWay, placement: LayerPlacement, num_slots: int
@@ -127,19 +133,17 @@ class Resumes(Generic[KVT]):
             return False
         record.way = None
         self._moves.put_back(kv)
+        record.put_back()
         return True
 
     def admitted(self, record: RequestRecord[KVT], *, is_new: bool = False) -> None:
-        """Take in that a request runs again, prepared or not; a new one has a cached prefix."""
+        """Take in that a request runs, prepared or not; a new one has a cached prefix."""
+        record.enter(State.RUNNING)
         if record.way is not None:
             self._counters.count_resume(record.way)
             if is_new:
                 self._counters.count_prefix_hit(record.way)
             record.way = None
-
-
-def is_preparing(record: RequestRecord[KVT]) -> bool:
-    return record.way is not None and record.kv is not None
 
 
 def num_host_tokens(record: RequestRecord[KVT]) -> int | None:

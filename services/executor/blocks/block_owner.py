@@ -135,6 +135,7 @@ class BlockOwner:
         """
         self._leave(request)
         request.record.kv = None
+        request.record.put_back()
         del self.kvs[request]
         for index in range(len(request.groups)):
             self.restores.cancel(request, index)
@@ -283,7 +284,7 @@ class BlockOwner:
 
         Nor does anybody begin with cached prefixes.
         """
-        for request in [kv for kv in self.kvs if kv.waiting]:
+        for request in [kv for kv in self.kvs if kv.record.state.is_queued]:
             self.forget(request)
             self.counters.num_dropped_copies += 1
         self.forget_prefixes()

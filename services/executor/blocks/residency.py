@@ -108,7 +108,6 @@ class RequestKV:
     retiring: list[KVCacheBlock] = field(default_factory=list)
     num_tokens: int = 0  # whose KV exists once the steps sent so far have run
     asleep: bool = False  # does not run and has no staging
-    waiting: bool = False  # was preempted, and has not been admitted again
     promise: Promise = field(default_factory=Promise)  # of room on the host
 
     @property
@@ -238,7 +237,7 @@ class RequestKV:
     def is_parked(self) -> bool:
         """Whether it waits, all of it is on the host, and nothing is on its way back."""
         return (
-            self.waiting
+            self.record.state.is_queued
             and self.asleep
             and all(
                 group.offloaded and not group.own and group.restore is None for group in self.groups
@@ -288,7 +287,8 @@ class RequestKV:
     def _check_uncached(self) -> None:
         number = len(self.uncached)
         assert number <= self.num_full_blocks, "an open block is uncached"
-        assert not (self.waiting and self.num_recomputed), "scratch of a request in the queue"
+        runs = not self.record.state.is_queued
+        assert runs or not self.num_recomputed, "scratch of a request in the queue"
         for group in self.groups:
             assert group.num_uncached == number
             assert group.row[:number] == self.uncached, "a row shows no scratch"
@@ -342,7 +342,6 @@ def on_host_only(
         num_tokens=num_blocks * old.block_size,
         first_step=0,
         asleep=True,
-        waiting=True,
         promise=Promise(),
     )
 

@@ -13,7 +13,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from services.control.requests.request_record import Hold, HoldKind, RequestRecord
+from services.control.requests.life import State
+from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.vllm_scheduler import IDLE_WAIT_S, NEVER
@@ -30,14 +31,13 @@ class PlainSchedulerMixin(ReaderStateMixin):
 
     _others_wait = False  # after the step before, for lack of room
 
-    def hold_back(self, record: RequestRecord[RequestKV], *, held: bool) -> None:
-        record.hold = Hold(HoldKind.PAUSE, time.monotonic()) if held else None
-
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         if self._others_wait:
             self._give_way()
         self._stop_and_start()
         output = super().schedule(*args, **kwargs)
+        for request in self._admitted(output):
+            self.records[request.request_id].enter(State.RUNNING)
         self._others_wait = any(not self.records[one.request_id].is_held for one in self.waiting)
         if not output.total_num_scheduled_tokens and any(
             record.is_held for record in self.records.values()
@@ -49,27 +49,30 @@ class PlainSchedulerMixin(ReaderStateMixin):
         """Tell vLLM which running requests to skip in the next step."""
         for request in self.running:
             record = self.records[request.request_id]
-            if record.is_held:
-                record.skipped = True
+            if record.is_held and record.state is State.RUNNING:
+                record.enter(State.PAUSED)
                 request.next_decode_eligible_step = NEVER
-            elif record.skipped and request.num_in_flight_tokens == 0:
-                # Wait for its token in flight: the scheduler would read it from the previous step.
-                record.skipped = False
-                request.next_decode_eligible_step = 0
+            elif not record.is_held and record.state is State.PAUSED:
+                self._start(request, record)
+
+    def _start(self, request: Request, record: RequestRecord[RequestKV]) -> None:
+        # Wait for its token in flight: the scheduler would read it from the previous step.
+        if request.num_in_flight_tokens == 0:
+            record.enter(State.RUNNING)
+            request.next_decode_eligible_step = 0
 
     def _give_way(self) -> None:
         """Preempt the request that has been held longest, if for long."""
         held = [
-            (hold.since_s, request)
+            (since_s, request)
             for request in self.running
-            if (hold := self.records[request.request_id].hold) and not request.num_in_flight_tokens
+            if (since_s := self.records[request.request_id].held_since_s) is not None
+            and not request.num_in_flight_tokens
         ]
         now_s = time.monotonic()
         since_s, request = min(held, key=itemgetter(0), default=(now_s, None))
         if request is None or now_s - since_s < MIN_HELD_S:
             return
-        self.records[request.request_id].skipped = False
-        request.next_decode_eligible_step = 0
         self.running.remove(request)
         self._preempt_request(request, now_s)
 

@@ -10,6 +10,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
 from services.control.measures.step_clock import StepClock
+from services.control.requests.life import Hold
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import phase_of
 from services.executor.blocks.residency import GroupKV, RequestKV
@@ -62,6 +63,18 @@ class ReaderStateMixin(VllmScheduler):
         )
         self.records.setdefault(request.request_id, record)
         super().add_request(request)
+
+    def _admitted(self, output: SchedulerOutput) -> list[Request]:
+        """Return the requests that run now, and did not in the step before."""
+        new = (request.req_id for request in output.scheduled_new_reqs)
+        return [
+            self.requests[name] for name in (*output.scheduled_cached_reqs.resumed_req_ids, *new)
+        ]
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self.records[request.request_id].preempted()
+        request.next_decode_eligible_step = 0  # if it was skipped
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         freed = super()._free_request(request, *args, **kwargs)
@@ -128,15 +141,12 @@ class ReaderStateMixin(VllmScheduler):
 
         Ids of requests that are gone or were never here are ignored.
         """
+        now_s = time.monotonic()
         for request_id, held in holds.items():
             record = self.records.get(request_id)
             if record is not None:
                 record.buffer.on_hold = held
-                self.hold_back(record, held=held)
-
-    def hold_back(self, record: RequestRecord[RequestKV], *, held: bool) -> None:
-        """Keep a live request from running from the next step on, or let it run again."""
-        raise NotImplementedError
+                (record.hold if held else record.release)(Hold.READER, now_s)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -183,6 +193,7 @@ class ReaderStateMixin(VllmScheduler):
             interval_s=buffer.interval_s,
             late_cause=buffer.late_cause,
             pace_tail=buffer.service_level.pace_tail,
+            why=record.why,
             residency="".join(residency_of(group).value for group in groups),
         )
 

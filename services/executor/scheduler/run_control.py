@@ -1,7 +1,7 @@
 """Which requests run: held, parked, and coming back. Between vLLM's scheduler and their blocks."""
 
 import itertools
-import threading
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -10,10 +10,10 @@ from vllm.v1.request import Request
 
 from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column
-from services.control.requests.holds import Holds
-from services.control.requests.request_record import HoldKind, RequestRecord
+from services.control.requests.life import Hold, State
+from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need
-from services.control.room.resumes import Resumes, is_preparing, num_host_tokens
+from services.control.room.resumes import Resumes, num_host_tokens
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers.transfers import Transfers
@@ -29,96 +29,84 @@ class RunControl:
         self,
         scheduler: VllmScheduler,
         transfers: Transfers,
-        holds: Holds,
         resumes: Resumes[RequestKV],
         rates: Callable[[], Rates],
+        *,
+        max_hold_s: float,
     ) -> None:
-        """`rates`: of the moment."""
-        self.holds = holds
+        """`rates`: of the moment; `max_hold_s`: for which a request is held for its reader."""
         self.resumes = resumes
         self._scheduler = scheduler
         self.transfers, self._owner = transfers, transfers.owner
         self._records = transfers.owner.records
         self.guard = resumes.guard
-        self._rates = rates
+        self._rates, self._max_hold_s = rates, max_hold_s
         self.line: Callable[[], Iterable[Request]] = lambda: scheduler.waiting  # who may come in
         self._is_stuck = False
-        self._wake = threading.Event()
-
-    def resume(self, record: RequestRecord[RequestKV]) -> None:
-        """End a hold: the request runs again as soon as there is room."""
-        record.hold = None
-        self._wake.set()
 
     def record_of(self, request: Request) -> RequestRecord[RequestKV]:
         return self._records[request.request_id]
 
     # -- each step --------------------------------------------------------------------------
 
+    def leave(self, record: RequestRecord[RequestKV]) -> None:
+        """Send a running request to the queue as soon as no token of it is in flight.
+
+        What is on the host stays there; the rest of its KV is computed again.
+        """
+        if record.state is State.RUNNING or record.state is State.PAUSED:
+            record.enter(State.LEAVING)
+            self._owner.counters.num_parks += 1
+
     def stop_and_start(self) -> None:
-        """Tell vLLM which running requests to skip, and park those that are ready for it."""
-        self.holds.release_overdue()
+        """Tell vLLM which running requests to skip, and send those to the queue that leave."""
+        self._release_overdue()
         if self._is_stuck and not self._preempt_idle():
             self._put_back_last()
         for request in list(self._scheduler.running):
             record = self.record_of(request)
-            if record.hold is not None:
-                self._stop(request, record, record.hold.kind)
-            elif record.skipped:
+            if record.is_held:
+                self._stop(request, record)
+            elif record.state is State.PAUSED:
                 self._start(request, record)
 
-    def _stop(self, request: Request, record: RequestRecord[RequestKV], kind: HoldKind) -> None:
-        record.skipped, kv = True, record.kv
+    def _release_overdue(self) -> None:
+        """Let requests run whose readers stopped long ago: their gateway may be gone."""
+        now_s = time.monotonic()
+        for record in self._records.values():
+            if now_s - record.holds.get(Hold.READER, math.inf) >= self._max_hold_s:
+                record.release(Hold.READER, now_s)
+                self._owner.counters.num_overdue_holds += 1
+
+    def _stop(self, request: Request, record: RequestRecord[RequestKV]) -> None:
         request.next_decode_eligible_step = NEVER
-        match kind:
-            case HoldKind.PARK:
-                if kv is not None and kv.mirrored:
-                    self._drain(kv)
-                if request.num_in_flight_tokens == 0 and (kv is None or self._is_drained(kv)):
-                    self._preempt(request)
-            case HoldKind.LEAVE if request.num_in_flight_tokens == 0:
-                self._preempt(request)
-                record.hold = None
+        if record.state is State.RUNNING:
+            record.enter(State.PAUSED)
+            self._owner.counters.num_pauses += 1
+        elif record.state is State.LEAVING and request.num_in_flight_tokens == 0:
+            self._preempt(request)
 
     def _start(self, request: Request, record: RequestRecord[RequestKV]) -> None:
         kv = record.kv
         # Wait for its token in flight: the scheduler would read it from the previous step.
         if request.num_in_flight_tokens == 0 and (kv is None or self._owner.staging.take(kv)):
-            record.skipped = False
+            record.enter(State.RUNNING)
             request.next_decode_eligible_step = 0
             self._owner.counters.num_resumes_in_place += 1
-
-    def _drain(self, kv: RequestKV) -> None:
-        """Have all full blocks leave the pool, each as soon as its copy is complete."""
-        resident = [i for i, g in enumerate(kv.groups) if not g.offloaded or g.restore is not None]
-        if resident or not kv.asleep:
-            self._owner.staging.drop(kv)
-            self._owner.offload(kv, resident)
-            self.transfers.write_through.note(kv)
-
-    def _is_drained(self, kv: RequestKV) -> bool:
-        """Whether waiting longer would not save another block."""
-        num_full = kv.num_full_blocks
-        if not kv.mirrored or kv.num_host_blocks >= num_full:
-            return True
-        if any(group.num_host_blocks < group.num_saves_sent for group in kv.groups):
-            return False
-        num_missing = sum(num_full - len(group.host_slots) for group in kv.groups)
-        return not self._owner.host.can_take(kv.promise, num_missing)
 
     def _preempt_idle(self) -> bool:
         """Preempt the youngest request that is skipped: the others lack what it holds.
 
         False if none is skipped.
         """
-        skipped = [r for r in self._scheduler.running if self.record_of(r).skipped]
+        skipped = [r for r in self._scheduler.running if self.record_of(r).state.is_skipped]
         if skipped and skipped[-1].num_in_flight_tokens == 0:
             self._preempt(skipped[-1])
         return bool(skipped)
 
     def _put_back_last(self) -> None:
         """Take back the blocks of the last request in line that has some: those ahead lack them."""
-        preparing = [one for one in map(self.record_of, self._eligible()) if is_preparing(one)]
+        preparing = [one for one in map(self.record_of, self._eligible()) if one.is_prepared]
         for record in reversed(preparing):
             if self.resumes.put_back(record):
                 return
@@ -134,15 +122,9 @@ class RunControl:
             record = self.record_of(request)
             assert record.kv is not None
             is_new = not request.num_preemptions
-            if record.kv.waiting and is_new:
+            if record.state is State.READY and is_new:
                 counters.num_prefix_hit_tokens += len(record.kv.columns) * block_size
-            record.kv.waiting = False
             self.resumes.admitted(record, is_new=is_new)
-
-    def preempted(self, request: Request) -> None:
-        """A running request has gone back to the queue."""
-        self.record_of(request).skipped = False
-        request.next_decode_eligible_step = 0
 
     # -- the queue --------------------------------------------------------------------------
 
@@ -166,7 +148,7 @@ class RunControl:
             return line
         for request in self._eligible():
             line.append(request)
-            if not is_preparing(self.record_of(request)):
+            if not self.record_of(request).is_prepared:
                 break
         return line
 
@@ -241,7 +223,7 @@ class RunControl:
         """Return what the running requests that are not held need, in scheduling order."""
         records, running = self._records, self._scheduler.running
         both = [(request, records[request.request_id]) for request in running]
-        return [need_of(request, record) for request, record in both if record.hold is None]
+        return [need_of(request, record) for request, record in both if not record.is_held]
 
     def needs_in_line(self) -> list[Need[RequestKV]]:
         return [need_of(request, self.record_of(request)) for request in self.next_in_line()]
@@ -249,7 +231,7 @@ class RunControl:
     # -- idle steps -------------------------------------------------------------------------
 
     def after_step(self, *, num_scheduled: int) -> None:
-        """Slow down after a step in which no request ran, if one is held, until a resume.
+        """Slow down after a step in which no request ran, if one is held.
 
         If a request wants to run and no copy is under way that would let it, blocks are missing.
         """
@@ -260,23 +242,23 @@ class RunControl:
             run = [self.record_of(request) for request in running]
             line = [self.record_of(request) for request in self._eligible()]
             wants = bool(line) or not all(record.is_held for record in run)
-            in_the_way = any(one.skipped for one in run) or any(map(is_preparing, line))
+            in_the_way = any(one.state.is_skipped for one in run) or any(
+                one.is_prepared for one in line
+            )
             self._is_stuck = wants and in_the_way
             if any(record.is_held for record in self._records.values()):
-                self._wake.wait(IDLE_WAIT_S)
-        self._wake.clear()
+                time.sleep(IDLE_WAIT_S)
 
     def check_integrity(self) -> None:
-        """Assert that a request that is asleep does not run, and only running ones are skipped."""
+        """Assert that states are true: of the queue that a request is in, and of its KV."""
         running = {request.request_id for request in self._scheduler.running}
         for request_id, record in self._records.items():
-            assert not record.skipped or request_id in running, f"{request_id} does not run"
-            kv = record.kv
-            if kv is None:
-                continue
-            may_run = not (kv.waiting or record.skipped)
-            assert not (kv.asleep and may_run), f"{request_id} is asleep and may run"
-            assert kv.waiting == (request_id not in running), f"{request_id} is in the wrong queue"
+            state, kv = record.state, record.kv
+            assert state.is_queued == (request_id not in running), f"{request_id}: {state}"
+            assert kv is not None or not record.is_prepared, f"{request_id} has no KV: {state}"
+            if kv is not None:
+                may_be_asleep = state.is_skipped or state in (State.WAITING, State.LOADING)
+                assert may_be_asleep or not kv.asleep, f"{request_id} is asleep: {state}"
 
 
 def need_of(request: Request, record: RequestRecord[RequestKV]) -> Need[RequestKV]:

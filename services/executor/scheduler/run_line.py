@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from services.control.requests.request_record import HoldKind, RequestRecord
-from services.control.room.resumes import is_preparing
+from services.control.requests.life import State
+from services.control.requests.request_record import RequestRecord
 from services.control.run_director import RunPlace, phase_in_queue
 from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.run_control import RunControl
@@ -42,14 +42,14 @@ class RunLine:
         """Requests whose reader has stopped are left out: whatever is decided, they do not run."""
         for request in self._scheduler.running:
             record = self._control.record_of(request)
-            phase = RunPhase.PARKED if record.is_held else RunPhase.RUNNING
-            if not _is_paused(record):
+            phase = RunPhase.PARKED if record.state is State.LEAVING else RunPhase.RUNNING
+            if not record.holds:
                 yield RunPlace(request, record, phase)
         waiting = self._scheduler.waiting
         for request in sorted(waiting, key=lambda one: (one.priority, one.arrival_time)):
             record = self._control.record_of(request)
-            phase = phase_in_queue(request, is_returning=is_preparing(record))
-            if not _is_paused(record):
+            phase = phase_in_queue(request, is_returning=record.is_prepared)
+            if not record.holds:
                 yield RunPlace(request, record, phase)
 
     def num_host_tokens(self, place: RunPlace) -> int:
@@ -66,7 +66,7 @@ class RunLine:
     # -- orders ------------------------------------------------------------------------------
 
     def park(self, record: RequestRecord[RequestKV]) -> None:
-        self._control.holds.leave(record)
+        self._control.leave(record)
 
     def obey(self, decision: RunDecision) -> None:
         """Let a decision hold from the next step on."""
@@ -75,10 +75,9 @@ class RunLine:
         self._decision = decision
         self._ranks = {name: number for number, name in enumerate(decision.run)}
         self._control.resumes.allow(decision.allowed_ways)
-        leaving = self._control.holds.ids(HoldKind.LEAVE)
-        for request_id in decision.run:
-            if request_id in leaving:  # it had tokens in flight, and has not left yet
-                self._control.resume(self._control.transfers.owner.records[request_id])
+        for name, record in self._control.transfers.owner.records.items():
+            if record.state is State.LEAVING and name in self._ranks:
+                record.enter(State.PAUSED)  # it had tokens in flight, and has not left yet
         self._control.line = self.line
 
     def line(self) -> "Sequence[Request]":
@@ -114,10 +113,6 @@ class RunLine:
             scheduler.max_num_scheduled_tokens = own_budget
             for request in others:
                 queue.add_request(request)
-
-
-def _is_paused(record: RequestRecord[RequestKV]) -> bool:
-    return record.hold is not None and record.hold.kind is HoldKind.PAUSE
 
 
 def _is_prompt(request: "Request") -> bool:

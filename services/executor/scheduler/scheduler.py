@@ -4,7 +4,6 @@ Named by `scheduler_cls`. Everything that a plan changes is decided here, in the
 and travels with the step, so that all ranks do the same.
 """
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +21,7 @@ from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import Rates, write_budget_blocks
 from services.control.options import ControllerOptions
 from services.control.plans.planner import Planner
-from services.control.requests.holds import Holds
-from services.control.requests.request_record import HoldKind, RequestRecord
+from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
 from services.control.room.resumes import Resumes
 from services.executor.blocks.block_owner import BlockOwner
@@ -44,7 +42,6 @@ from services.executor.sizing import are_slots_ready_at_start, num_host_slots
 from services.executor.step_messages import StepFeedback
 from services.pacing.cause import Cause
 from services.placement.blocks import BlockGeometry
-from services.placement.layer_placement import LayerPlacement
 from services.placement.types import EngineShape
 
 log = structlog.get_logger()
@@ -68,14 +65,10 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             num_blocks=owner.pool.num_gpu_blocks - 1,  # one is vLLM's null block
             num_host_blocks=owner.host.num_ready,
         )
-        holds = Holds(
-            self.records, owner.counters, clock=time.monotonic, max_hold_s=options.max_pause_s
-        )
         self.transfers = Transfers(
             owner,
             num_ranks=config.parallel_config.world_size,
             write_budget=self._write_budget,
-            count_held=holds.count,
         )
         moves = BlockMoves(owner, self.transfers, overlap=options.overlap_load_evict)
         self.capacity_guard = CapacityGuard(
@@ -86,7 +79,9 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             restore_when_free_frac=options.restore_when_free_frac,
         )
         resumes = Resumes(moves, self.capacity_guard, owner.counters, block_bytes=shape.block_bytes)
-        self.control = RunControl(self, self.transfers, holds, resumes, self._rates)
+        self.control = RunControl(
+            self, self.transfers, resumes, self._rates, max_hold_s=options.max_pause_s
+        )
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers))
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._connect(manager)
@@ -191,13 +186,6 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         """Let the capacity guard make room for the next step and the next admission."""
         self.capacity_guard.adjust(self.control.active_needs(), self.control.needs_in_line())
 
-    def _admitted(self, output: SchedulerOutput) -> list[Request]:
-        """Return the requests that run now, and did not in the step before."""
-        new = (request.req_id for request in output.scheduled_new_reqs)
-        return [
-            self.requests[name] for name in (*output.scheduled_cached_reqs.resumed_req_ids, *new)
-        ]
-
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
@@ -267,8 +255,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         begins_anew = drop_stale_output or request.skip_reading_prefix_cache
         with self._coordinator.keeping(None if begins_anew else request.request_id):
             super()._preempt_request(request, timestamp, drop_stale_output)
-        self.control.preempted(request)
-        self.loop.preempted(request)
+        self.loop.preempted()
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Let nobody begin with what was computed until now, nor with what follows from it."""
@@ -279,52 +266,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.loop.ended(request)
         return super()._free_request(request, *args, **kwargs)
 
-    # -- orders -----------------------------------------------------------------------------
-
-    def place(self, request_id: str, placement: LayerPlacement) -> None:
-        """Say where a request's layer groups belong, from the next step on.
-
-        An id that is not known any more is counted and ignored.
-        """
-        if record := self._known(request_id):
-            record.floor = placement
-
-    def pause(self, request_id: str) -> None:
-        """Let a request keep its place, and not run; others may take its blocks meanwhile.
-
-        Like `park` and `resume`: holds from the next step on, idempotent; an id that is not known
-        any more is counted and ignored. A hold ends by itself after `max_pause_s`.
-        """
-        if record := self._known(request_id):
-            self.control.holds.pause(record)
-
-    def park(self, request_id: str) -> None:
-        """Send a request back to the queue with its KV on the host, until `resume`."""
-        if record := self._known(request_id):
-            self.control.holds.park(record)
-
-    def resume(self, request_id: str) -> None:
-        """Let a paused or parked request run again as soon as there is room."""
-        if record := self._known(request_id):
-            self.control.resume(record)
-
-    def _known(self, request_id: str) -> RequestRecord[RequestKV] | None:
-        record = self.records.get(request_id)
-        self.block_owner.counters.num_unknown_ids += record is None
-        return record
-
-    def hold_back(self, record: RequestRecord[RequestKV], *, held: bool) -> None:
-        self.controller.hold(record, held=held)
-
     # -- what others see --------------------------------------------------------------------
-
-    @property
-    def paused(self) -> frozenset[str]:
-        return self.control.holds.ids(HoldKind.PAUSE)
-
-    @property
-    def parked(self) -> frozenset[str]:
-        return self.control.holds.ids(HoldKind.PARK)
 
     @property
     def num_cached_tokens(self) -> int:

@@ -56,7 +56,7 @@ class Shadows:
         """Return how many blocks more of a request a step computes anew."""
         record = self._owner.records[request.request_id]
         kv = record.kv
-        if kv is None or record.is_held or record.skipped or not _may_drop(request):
+        if kv is None or record.is_held or record.state.is_skipped or not _may_drop(request):
             return 0
         before = kv.num_recomputed
         num_most = len(kv.uncached) + max(0, num_left)

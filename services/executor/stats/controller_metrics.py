@@ -25,6 +25,7 @@ GAUGES = {
 LABELLED = {
     "triggers": ("kind", "Reasons to plan anew."),
     "plans": ("result", "Plans asked for, and what became of them."),
+    "reasons": ("reason", "Times that a request's reason to run, wait or leave was a new one."),
 }
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
     "lateness_s": (

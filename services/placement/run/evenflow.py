@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from services.placement.run.promise import Promise, can_take_turns, holds_few, sure_ones
+from services.placement.run.reason import Reason
 from services.placement.run.step_estimate import Steps, compute_s, longest_s
 from services.placement.run.types import (
     IDLE,
@@ -103,9 +104,23 @@ def _beside_large(
             park=frozenset(r.request_id for r in snapshot.requests if r.runs and r is not first),
             offloads=True,
             valid_for_s=rules.period_s,
+            reasons=_reasons_beside(first, snapshot.requests, large),
         )
     decision = _decide(replace(snapshot, requests=tuple(others)), rules)
-    return replace(decision, park=decision.park | {r.request_id for r in large if r.runs})
+    return replace(
+        decision,
+        park=decision.park | {r.request_id for r in large if r.runs},
+        reasons={**decision.reasons, **{r.request_id: Reason.TOO_LARGE for r in large}},
+    )
+
+
+def _reasons_beside(
+    first: RunRequest, requests: Sequence[RunRequest], large: Sequence[RunRequest]
+) -> dict[RequestId, Reason]:
+    """Return why `first` runs alone, and the others wait."""
+    reasons = {r.request_id: Reason.OTHERS_TURN for r in requests}
+    reasons |= {r.request_id: Reason.TOO_LARGE for r in large}
+    return reasons | {first.request_id: Reason.TURN}
 
 
 def in_line(queue: Sequence[RunRequest]) -> list[RunRequest]:
@@ -149,6 +164,7 @@ class _Draft:
         self._new = in_line([r for r in requests if r.phase is RunPhase.NEW])
         self._parks: list[RunRequest] = []
         self._comes: list[RunRequest] = []
+        self._reasons: dict[RunRequest, Reason] = {}  # of those that the rules name
         members = [*self.batch, *self._parked]
         self._sure = sure_ones(snapshot, members)
         self._keeps = self._promise.keeps(members)
@@ -224,6 +240,7 @@ class _Draft:
                 return
             self.batch.remove(victim)
             self._parks.append(victim)
+            self._reasons[victim] = Reason.OUTGROWN
 
     def _least_needed(self) -> RunRequest | None:
         """Return the newest stand-by, or who has most in hand; with nothing to spare the newest."""
@@ -264,12 +281,17 @@ class _Draft:
             ready_s = rules.period_s + self._snapshot.way_back_s(request)
             takes_turns = self._takes_turns and self._is_sure(request)
             if takes_turns and request.spare_s >= rules.due_s + ready_s:
+                self._reasons[request] = Reason.IN_HAND
                 continue
             floor_s = max(request.spare_s, ready_s) + rules.margin_s if takes_turns else NO_SPARE
             if not self._make_room(request, self._above(floor_s)):
                 return False
-            self._comes.append(request)
+            self._come(request, Reason.DUE)
         return True
+
+    def _come(self, request: RunRequest, reason: Reason) -> None:
+        self._comes.append(request)
+        self._reasons[request] = reason
 
     def _above(self, floor_s: float, *, num_loads: int = 1) -> Callable[[RunRequest], float]:
         """Return what a victim must have in hand: the floor, and so many times its way back."""
@@ -283,18 +305,22 @@ class _Draft:
         members = [*self.batch, *waiting, *self._parks]
         for request in self._new:
             if not self._fits([*members, request]) and not self._hides_prompt(request):
+                self._reasons[request] = Reason.LONG_PROMPT
                 return
             if self._runs_well([*members, request], request):
+                reason = Reason.FITS
                 comes = self._make_room(request, self._above(NO_SPARE))
             elif self._takes_turns and self._promise.holds([*members, request]):
+                reason = Reason.PROMISED
                 floor_s = rules.much_s + self._snapshot.h2d_queue_s
                 comes = self._make_room(request, self._above(floor_s, num_loads=2), most=1)
             else:
-                comes = not self.batch
+                reason, comes = Reason.ALONE, not self.batch
                 self.batch += [request] if comes else []
             if not comes:
+                self._reasons[request] = Reason.NO_ROOM
                 return
-            self._comes.append(request)
+            self._come(request, reason)
             members.append(request)
 
     def _hides_prompt(self, request: RunRequest) -> bool:
@@ -340,6 +366,7 @@ class _Draft:
             gone.append(victim)
         self.batch = [*rest, request]
         self._parks += gone
+        self._reasons.update(dict.fromkeys(gone, Reason.GAVE_PLACE))
         return True
 
     def fill_room(self) -> None:
@@ -354,7 +381,7 @@ class _Draft:
                 continue
             if self._stays(request) or not self._fits(batch) or not self.batch:
                 self.batch = batch
-                self._comes.append(request)
+                self._come(request, Reason.BACK)
 
     def _chunk_tokens(self) -> int | None:
         """Return how much of prompts the next step computes; None: as much as vLLM would."""
@@ -395,4 +422,12 @@ class _Draft:
             chunk_tokens=self._chunk_tokens(),
             offloads=not self._fits(self.batch, growth=NEXT_TOKENS),
             valid_for_s=0.0 if is_busy else wait_s,
+            reasons=self._all_reasons(),
         )
+
+    def _all_reasons(self) -> dict[RequestId, Reason]:
+        """Return each request's: what the rules say, else what its place says."""
+        reasons = {r.request_id: Reason.BEHIND for r in self._new}
+        reasons |= {r.request_id: Reason.NO_ROOM for r in self._parked}
+        reasons |= {r.request_id: Reason.STAYS for r in self.batch}
+        return reasons | {r.request_id: reason for r, reason in self._reasons.items()}

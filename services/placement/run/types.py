@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.placement.run.reason import Reason
 from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape, RequestId
 
@@ -163,6 +164,16 @@ class RunDecision:
     # Leading full blocks per layer group that are not kept: computed anew in each step.
     uncached_blocks: Mapping[RequestId, int] = field(default_factory=dict)
     valid_for_s: float = 0.0  # ask again then, or when somebody comes, begins to decode, leaves
+    reasons: Mapping[RequestId, Reason] = field(default_factory=dict)  # where the policy gives them
+
+    def reason(self, request_id: RequestId) -> Reason:
+        """Return why a request runs, waits, or leaves."""
+        given = self.reasons.get(request_id)
+        if given is not None:
+            return given
+        if request_id in self.park:
+            return Reason.SENT
+        return Reason.RUN if request_id in self.run else Reason.NOT_NAMED
 
     @property
     def allowed_ways(self) -> frozenset[ResumeWay]:

@@ -6,7 +6,8 @@ from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.prediction import PlacedRequest
 from services.control.plans.planner import Answer
-from services.control.requests.request_record import Hold, HoldKind, RequestRecord
+from services.control.requests.life import State
+from services.control.requests.request_record import RequestRecord
 from services.control.types import Links
 from services.placement.blocks import RESIDENT
 from services.placement.judging.plan_rules import LivePlace
@@ -39,6 +40,8 @@ class FakeEngine:
 
     def __init__(self, *names: str) -> None:
         self.records = {name: make_record(name, arrival_s=1_000.0) for name in names}
+        for record in self.records.values():
+            record.enter(State.RUNNING)
 
     @property
     def names(self) -> list[str]:
@@ -84,12 +87,6 @@ class FakeEngine:
 
     def priority(self, record: RequestRecord[Any]) -> int:
         return 0
-
-    def pause(self, record: RequestRecord[Any]) -> None:
-        record.hold = Hold(HoldKind.PAUSE, 0.0)
-
-    def resume(self, record: RequestRecord[Any]) -> None:
-        record.hold = None
 
 
 class FakePlanner:

@@ -9,6 +9,7 @@ from services.control.controller import Controller
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
 from services.control.plans.planner import Answer
+from services.control.requests.life import Hold
 from services.control.requests.request_ledger import RequestLedger
 from services.control.seam import ScheduledStep
 from services.control.types import Trigger
@@ -32,7 +33,8 @@ class Loop:
         )
 
     def hold(self, name: str, *, held: bool) -> None:
-        self.controller.hold(self.engine.records[name], held=held)
+        record = self.engine.records[name]
+        (record.hold if held else record.release)(Hold.READER, self.now_s)
 
     def step(self, *, step_s: float = 0.02, same_batch: bool = True) -> None:
         self.controller.before_schedule()
@@ -262,7 +264,7 @@ def test_a_pause_is_carried_out_and_ended_by_plans() -> None:
 
     record = loop.engine.records["b"]
     assert loop.engine.paused == set()
-    assert record.paused_s is None
+    assert not record.holds
     assert record.resumed_s is not None
     assert loop.triggers["resumed"] == 1
 
@@ -329,7 +331,7 @@ def test_who_is_let_go_runs_again_though_a_plan_has_paused_it() -> None:
     loop.step()
 
     assert loop.engine.paused == set()
-    assert not loop.engine.records["b"].reader_stopped
+    assert not loop.engine.records["b"].holds
 
 
 def test_a_hold_that_the_engine_has_ended_is_over() -> None:
@@ -338,7 +340,7 @@ def test_a_hold_that_the_engine_has_ended_is_over() -> None:
     loop.hold("b", held=True)
     loop.step()
 
-    loop.engine.resume(loop.engine.records["b"])
+    loop.hold("b", held=False)
     loop.step()
     loop.hold("b", held=True)
 

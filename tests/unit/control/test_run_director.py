@@ -7,6 +7,8 @@ from typing import Any
 from services.control.measures.answer_lengths import AnswerLengths
 from services.control.measures.rates import Rates
 from services.control.options import ControllerOptions
+from services.control.plans.counts import ControllerCounts
+from services.control.requests.life import Hold
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.run_director import MAX_NEW, RunDirector, RunPlace, director_of
@@ -14,6 +16,7 @@ from services.control.types import Trigger
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel
 from services.placement.layer_placement import ALL_RESIDENT
+from services.placement.run.reason import Reason
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
 from services.placement.types import EngineShape, PolicyParameters, RequestId
 from tests.unit.placement.run.snapshots import make_engine
@@ -71,7 +74,7 @@ class Bench:
         self.noted: list[Trigger] = []
         meter = SimpleNamespace(rates=Rates, costs=lambda: None, prefill_frac=0.1)
         self.controller: Any = SimpleNamespace(
-            ledger=self.ledger, meter=meter, note=self.noted.append
+            ledger=self.ledger, meter=meter, note=self.noted.append, counts=ControllerCounts()
         )
         self.director = RunDirector(self.decide, self.engine, self.controller, lambda: self.now_s)
 
@@ -109,6 +112,27 @@ def test_who_is_parked_is_told_to_the_engine_once_and_counted() -> None:
 
     assert bench.engine.parked == ["a"]
     assert bench.records["a"].num_parks == 1
+
+
+def test_each_request_is_told_why_it_runs_or_waits_and_new_reasons_are_counted() -> None:
+    bench = Bench()
+    for name in ("a", "b", "c"):
+        bench.add(name, RunPhase.RUNNING)
+    a, b, c = map(RequestId, "abc")
+    bench.answer = RunDecision(run=(a, b), park=frozenset({c}), reasons={a: Reason.DUE})
+    for _ in range(3):
+        bench.director.before_schedule()
+    bench.answer = RunDecision(run=(a,))
+    bench.records["b"].hold(Hold.READER, 100.0)
+    bench.director.before_schedule()
+
+    assert [bench.records[name].why for name in (a, b, c)] == [
+        Reason.RUN,
+        Reason.READER,  # a hold goes before what a policy says
+        Reason.NOT_NAMED,
+    ]
+    counts = bench.controller.counts.take()["reasons"]
+    assert counts == {"due": 1, "run": 2, "sent": 1, "not_named": 2}
 
 
 def test_several_are_parked_in_the_same_order_in_every_process() -> None:

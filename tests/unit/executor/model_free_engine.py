@@ -14,6 +14,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from lab.engine.orders import park
 from lab.models import exactness_model
 from services.executor.blocks.residency import RequestKV
 from services.executor.engine.config import make_config
@@ -128,7 +129,7 @@ class ModelFreeEngine:
 
     def park(self, request_id: str) -> None:
         """Park a request, and step until it does not run."""
-        self.scheduler.park(request_id)
+        park(self.scheduler, request_id)
         while request_id in names_of(self.scheduler.running):
             self.step()
 

@@ -15,6 +15,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.prefix_cache import Column, FoundPrefix
+from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
@@ -331,8 +332,10 @@ class Simulation:
         self, placement: LayerPlacement, num_slots: int = 200, prompt: tuple[str, ...] = ()
     ) -> RequestKV:
         """Admit a request with nothing computed; `prompt` are blocks that others may share."""
-        name = self.arrive(prompt).request_id
-        return self.begin(name, placement, num_slots, prompt)
+        record = self.arrive(prompt)
+        request = self.begin(record.request_id, placement, num_slots, prompt)
+        record.enter(State.RUNNING)
+        return request
 
     def arrive(self, prompt: tuple[str, ...] = ()) -> RequestRecord[RequestKV]:
         self.num_requests += 1
@@ -362,6 +365,7 @@ class Simulation:
         """Preempt a request, keeping its host copies; return how many tokens they hold."""
         del self.lengths[request_id]
         self.pool.free_blocks(reversed(self.owner.park(self.kv(request_id))))
+        self.records[request_id].preempted()
         self.owner.check_integrity()
         kept = self.records[request_id].kv
         return kept.num_tokens if kept else 0

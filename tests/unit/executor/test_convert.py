@@ -29,6 +29,7 @@ from services.generation.sampling_params import DEFAULT_SAMPLING
 from services.kit.errors import InvalidRequestError
 from services.pacing.cause import Cause
 from services.pacing.types import ServiceLevel
+from services.placement.run.reason import Reason
 from services.placement.types import RequestPhase
 
 
@@ -273,6 +274,7 @@ def test_an_observation_keeps_every_field() -> None:
         late_cause=Cause.COPIES,
         interval_s=0.5,
         pace_tail=True,
+        why=Reason.READER,
         residency="ROB",
     )
     observation = EngineObservation(
@@ -301,6 +303,8 @@ def test_an_observation_keeps_every_field() -> None:
                 late_cause=gen.DELAY_CAUSE_COPIES,
                 release_interval_s=0.5,
                 pace_tail=True,
+                why="reader",
+                why_text="its reader has stopped",
                 residency=[
                     pb.RESIDENCY_RESIDENT,
                     pb.RESIDENCY_OFFLOADED,

@@ -72,7 +72,7 @@ class Losses:
         """Return whether a request runs, and did not yet use its present blocks in a step."""
         record = self._owner.records.get(request_id)
         kv = None if record is None else record.kv
-        return kv is not None and not kv.waiting and kv.first_step > step
+        return kv is not None and not kv.record.state.is_queued and kv.first_step > step
 
     def _end_restore(self, restore_id: int, cause: FailureCause) -> dict[str, FailureCause]:
         self._owner.counters.num_failed_restores += 1

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
+from services.control.requests.life import State
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers.write_through import WriteThrough
@@ -27,16 +28,14 @@ class Transfers:
         *,
         num_ranks: int,
         write_budget: Callable[[int], int],
-        count_held: Callable[[], dict[str, int]] = dict,
     ) -> None:
-        """See `WriteThrough` for `write_budget`; `count_held` returns gauges of held requests."""
+        """See `WriteThrough` for `write_budget`."""
         self.owner = owner
         self.write_through = WriteThrough(owner, budget=write_budget)
         self._num_ranks = num_ranks
         self._unsettled: dict[RequestKV, None] = {}
         self._num_ranks_done: Counter[int] = Counter()
         self._num_stats_asked = 0
-        self._count_held = count_held
         self._reported = owner.counters.copy()
 
     def relieve(self) -> bool:
@@ -95,7 +94,7 @@ class Transfers:
             assert request is not None
             num_full_before = request.num_tokens // owner.geometry.block_size
             request.num_tokens = num_tokens
-            if request.first_step == 0 or request.waiting:
+            if request.first_step == 0 or request.record.state.is_queued:
                 request.first_step = step
             if request.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
                 self.write_through.note(request)
@@ -155,7 +154,8 @@ class Transfers:
             num_cached_columns=owner.host.cache.num_columns,
             num_left_blocks=owner.blocks.num_left,
             num_duplicate_blocks=owner.num_duplicate_blocks(),
-            **self._count_held(),
+            num_paused_requests=sum(one.state is State.PAUSED for one in owner.records.values()),
+            num_parked_requests=sum(one.is_parked for one in owner.records.values()),
         )
         events = owner.counters.since(self._reported)
         self._reported = owner.counters.copy()

@@ -111,9 +111,7 @@ class ControlLoop:
 
     # -- a request's life --------------------------------------------------------------------
 
-    def preempted(self, request: Request) -> None:
-        record = self._records[request.request_id]
-        record.stage, record.preempted_s = Stage.WAITS, time.monotonic()
+    def preempted(self) -> None:
         self.controller.note(Trigger.PREEMPTED)
 
     def ended(self, request: Request) -> None:

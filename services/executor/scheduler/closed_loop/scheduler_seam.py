@@ -43,7 +43,7 @@ class SchedulerSeam:
         options: ControllerOptions,
         shape: Callable[[], EngineShape],
     ) -> None:
-        self._scheduler, self._control = scheduler, control
+        self._scheduler = scheduler
         self._num_spare, self._owner = control.guard.num_spare, control.transfers.owner
         self._kv_options = KVOptions.of(scheduler.vllm_config)
         self._options, self._shape = options, shape
@@ -129,14 +129,6 @@ class SchedulerSeam:
     def priority(self, record: RequestRecord[RequestKV]) -> int:
         priority: int = self._scheduler.requests[record.request_id].priority
         return priority
-
-    # -- orders ------------------------------------------------------------------------------
-
-    def pause(self, record: RequestRecord[RequestKV]) -> None:
-        self._control.holds.pause(record)
-
-    def resume(self, record: RequestRecord[RequestKV]) -> None:
-        self._control.resume(record)
 
 
 def _residency(kv: RequestKV | None) -> Residency:

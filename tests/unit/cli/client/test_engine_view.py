@@ -53,6 +53,8 @@ RECORDED = pb.WatchRequestsResponse(
             request_id="next-2",
             state=pb.REQUEST_STATE_QUEUED,
             num_prompt_tokens=676,
+            why="no_room",
+            why_text="there is no room for it yet",
         ),
     ],
 )
@@ -82,8 +84,9 @@ def test_the_screen_shows_requests_deposits_layers_and_step_times(state: EngineS
         "slow-1", "decoding", "41", "10", "31", "███████▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒", "90.0%", "(copies)",
         "█░▓░",
     ]  # fmt: skip
-    (line,) = (line for line in screen.splitlines() if line.startswith("next-2"))
+    line, why = (line for line in screen.splitlines() if line.startswith("next-2"))
     assert line.split() == ["next-2", "queued", "0", "0", "0", "·" * 28, "-"]
+    assert why == "next-2: there is no room for it yet"
 
 
 def test_a_terminal_without_block_characters_gets_ascii(state: EngineState) -> None:
@@ -107,7 +110,8 @@ def test_off_a_terminal_there_is_a_line_per_request(state: EngineState) -> None:
         "96 tokens cached, in time 90.0%",
         "  slow-1: decoding, generated 41, delivered 10, deposit 31, in time 90.0% (copies), "
         "layers Robo",
-        "  next-2: queued, generated 0, delivered 0, deposit 0, in time -",
+        "  next-2: queued (there is no room for it yet), generated 0, delivered 0, deposit 0, "
+        "in time -",
     ]
 
 

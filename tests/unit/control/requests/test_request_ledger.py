@@ -1,5 +1,6 @@
 """What is remembered of requests."""
 
+from services.control.requests.life import State
 from services.control.requests.request_ledger import RequestLedger
 from tests.unit.records import make_record
 
@@ -20,30 +21,21 @@ def test_the_first_token_is_dated_once() -> None:
     assert ledger.records["b"].first_token_s is None
 
 
-def test_pauses_are_dated() -> None:
+def test_a_request_runs_since_its_first_step_after_it_was_admitted() -> None:
     ledger = ledger_of("a", "b")
     record = ledger.records["a"]
-    for begin_s in (20.0, 30.0):
-        record.pause_began(begin_s)
-        record.pause_began(begin_s + 1.0)  # paused already
-        assert ledger.paused() == [record]
-        record.pause_ended(begin_s + 5.0)
-        record.pause_ended(begin_s + 6.0)  # runs already
+    record.enter(State.RUNNING)
+    ledger.scheduled(["a", "b"], 20.0)
+    ledger.scheduled(["a", "b"], 21.0)
+    assert record.run_since_s == 20.0
 
-    assert (record.paused_s, record.resumed_s) == (None, 35.0)
-    assert ledger.paused() == []
+    record.preempted()
+    ledger.scheduled(["b"], 22.0)
+    assert record.run_since_s is None
+    record.enter(State.RUNNING)
+    ledger.scheduled(["a"], 23.0)
 
-
-def test_a_preemption_ends_when_the_request_is_scheduled_again() -> None:
-    ledger = ledger_of("a", "b")
-    record = ledger.records["a"]
-    record.preempted_s = 20.0
-    ledger.scheduled(["b"], 21.0)
-    assert record.preempted_s == 20.0
-
-    ledger.scheduled(["a"], 22.0)
-
-    assert record.preempted_s is None
+    assert record.run_since_s == 23.0
 
 
 def test_only_complete_answers_teach_lengths_but_every_end_is_one() -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from services.control.requests.life import State
 from services.control.room.resumes import num_host_tokens
 from services.executor.blocks.residency import RequestKV
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
@@ -88,7 +89,6 @@ class Conversations:
             if name in self.found:
                 self.num_hits[record.way or ResumeWay.RECOMPUTE] += 1
             if ready > 0:
-                self.sim.kv(name).waiting = False
                 self.sim.come_back(name)
             else:  # dropped, or cheaper to compute
                 self.sim.beginnings[name] += 1
@@ -184,7 +184,7 @@ def begun(sim: FailingSimulation, prompt: tuple[str, ...]) -> str:
     sim.owner.adopt_prefix(record, found_in(sim.owner.host, keys[:-1]), keys)
     sim.owner.reserve(sim.kv(name), 40)
     assert sim.owner.staging.take(sim.kv(name))
-    sim.kv(name).waiting = False
+    record.enter(State.RUNNING)
     sim.come_back(name)
     return name
 

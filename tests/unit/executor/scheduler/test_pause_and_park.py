@@ -90,7 +90,6 @@ class Drill:
                     record, self.choose, num_slots=self.sim.rng.choice((0, 100)), num_kept_free=0
                 )
             elif ready > 0:
-                self.sim.kv(name).waiting = False
                 self.resumes.admitted(record)
                 self.parked.remove(name)
                 self.sim.come_back(name)
@@ -98,7 +97,6 @@ class Drill:
                 self.parked.remove(name)
                 self.sim.owner.adopt(self.sim.owner.draft(record, RESIDENT, num_slots=0))
                 self.sim.lengths[name] = 0
-                self.sim.kv(name).waiting = False
                 self.resumes.admitted(record)
 
     def choose(self, request: RequestKV) -> tuple[ResumeWay, LayerPlacement]:

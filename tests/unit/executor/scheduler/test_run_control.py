@@ -1,10 +1,10 @@
 """Who runs, and that somebody does: parked requests, held ones, and those in their way."""
 
-import threading
-
 import pytest
 from vllm.v1.request import RequestStatus
 
+from lab.engine.orders import pause, resume
+from services.executor.scheduler import run_control
 from services.executor.scheduler.recovery import share_nothing
 from services.executor.scheduler.run_control import need_of
 from services.executor.scheduler.scheduler import AsyncLayerwiseScheduler
@@ -40,8 +40,8 @@ def with_parked(num_tokens: dict[str, int]) -> ModelFreeEngine:
 
 def test_the_first_of_two_that_come_back_gets_what_it_needs_before_the_second() -> None:
     engine = with_parked({"a": 14, "b": 22})
-    engine.scheduler.resume("b")
-    engine.scheduler.resume("a")
+    resume(engine.scheduler, "b")
+    resume(engine.scheduler, "a")
 
     ran = [engine.step() for _ in range(40)]
 
@@ -77,7 +77,7 @@ def test_room_is_made_for_one_in_line_only_while_one_more_may_run() -> None:
 
 def load_without_regard_to_others(engine: ModelFreeEngine, request_id: str) -> None:
     """Fill all blocks of a parked request, and do not admit it."""
-    engine.scheduler.resume(request_id)
+    resume(engine.scheduler, request_id)
     record = engine.scheduler.records[request_id]
     while engine.kv(request_id).asleep:
         engine.scheduler.control.resumes.prepare(
@@ -89,32 +89,23 @@ def load_without_regard_to_others(engine: ModelFreeEngine, request_id: str) -> N
         engine.step_of_copies()
 
 
-class CountedEvent(threading.Event):
-    """Counts how often somebody waits for it, and lets nobody wait."""
-
-    num_waits = 0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.num_waits += 1
-        return True
-
-
 @pytest.mark.parametrize(("num_in_flight", "num_waits"), [(0, 1), (1, 0)])
 def test_an_empty_step_slows_the_engine_down_only_when_no_other_is_in_flight(
-    num_in_flight: int, num_waits: int
+    num_in_flight: int, num_waits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = ModelFreeEngine()
     request = engine.add("a", 8)
     for _ in range(3):
         engine.step()
     engine.scheduler.transfers.settle()
-    engine.scheduler.pause("a")
-    event = engine.scheduler.control._wake = CountedEvent()
+    pause(engine.scheduler, "a")
+    waits_s: list[float] = []
+    monkeypatch.setattr(run_control.time, "sleep", waits_s.append)
 
     request.num_in_flight_tokens = num_in_flight
     engine.scheduler.control.after_step(num_scheduled=0)
 
-    assert event.num_waits == num_waits
+    assert len(waits_s) == num_waits
 
 
 def test_a_token_that_is_sampled_and_not_yet_known_needs_room_too() -> None:
@@ -132,7 +123,7 @@ def test_a_reset_drops_the_kv_of_a_request_that_is_coming_back(num_steps: int) -
     """Without a step its loads are not under way yet; with one they are, or it is awake."""
     engine = with_parked({"a": 14})
     owner = engine.scheduler.block_owner
-    engine.scheduler.resume("a")
+    resume(engine.scheduler, "a")
     engine.do_copies_end = False
     engine.scheduler.control.prepare_resumes(lambda request: 0)
     assert engine.kv("a").owned_blocks()
@@ -252,7 +243,7 @@ def test_hits_are_counted_by_their_way_apart_from_those_who_come_back(way: Resum
         one: int(one is way) for one in ResumeWay
     }
     engine.park("second")
-    engine.scheduler.resume("second")
+    resume(engine.scheduler, "second")
     ran = [engine.step() for _ in range(6)]
 
     assert "second" in ran[-1]

@@ -107,7 +107,7 @@ def test_who_is_sent_away_leaves_at_once_and_comes_back_without_being_asked() ->
     assert names_of(scheduler.running) == ["a", "b"]
 
     record = scheduler.records["b"]
-    scheduler.control.holds.leave(record)
+    scheduler.control.leave(record)
     assert record.is_held
     scheduler.control.stop_and_start()
 
@@ -125,11 +125,11 @@ def test_who_has_a_token_in_flight_leaves_when_it_is_known_unless_called_back() 
     engine.step()
     request.num_in_flight_tokens = 1
 
-    scheduler.control.holds.leave(scheduler.records["a"])
+    scheduler.control.leave(scheduler.records["a"])
     scheduler.control.stop_and_start()
     assert names_of(scheduler.running) == ["a"]
 
     request.num_in_flight_tokens = 0
-    scheduler.resume("a")
+    scheduler.loop.line.obey(decision("a"))
     assert engine.step() == {"a"}
     assert request.num_preemptions == 0

@@ -13,22 +13,9 @@ from services.executor.scheduler.reader_state import NUM_GRAMMAR_THREADS
 from services.executor.scheduler.scheduler import AsyncLayerwiseScheduler
 from services.executor.step_messages import StepFeedback
 from services.pacing.cause import Cause
-from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.model_free_engine import ModelFreeEngine, make_scheduler
 
 pytestmark = pytest.mark.filterwarnings("default")
-
-
-def test_a_placement_of_a_request_that_is_gone_is_counted_and_not_kept() -> None:
-    engine = ModelFreeEngine()
-    engine.add("here", 8)
-
-    engine.scheduler.place("gone", LayerPlacement())
-    engine.scheduler.place("here", LayerPlacement())
-
-    assert engine.scheduler.records["here"].floor == LayerPlacement()
-    assert engine.scheduler.records.keys() == {"here"}
-    assert engine.scheduler.block_owner.counters.num_unknown_ids == 1
 
 
 def test_steps_of_a_pipeline_are_timed_from_output_to_output(

@@ -7,6 +7,7 @@ from vllm.multimodal.inputs import PlaceholderRange
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
+from lab.engine.orders import Order, park, pause, resume
 from services.control.run_director import RunDirector
 from services.control.seam import ScheduledStep
 from services.executor.scheduler.ellm import EllmScheduler
@@ -199,7 +200,7 @@ def test_only_what_decodes_and_runs_is_dropped() -> None:
     engine, wanted = make_engine("paused", "image")
     image = SimpleNamespace(mm_position=PlaceholderRange(offset=0, length=1))
     engine.scheduler.requests["image"].mm_features = [image]  # its tokens do not say all
-    engine.scheduler.pause("paused")
+    pause(engine.scheduler, "paused")
     engine.add("prompt", NUM_TOKENS)
     wanted |= {"paused": 3, "image": 3, "prompt": 3}
 
@@ -207,10 +208,10 @@ def test_only_what_decodes_and_runs_is_dropped() -> None:
     assert not engine.scheduler.block_owner.uncached.requests
 
 
-@pytest.mark.parametrize("way", ["pause", "park", "leave"])
+@pytest.mark.parametrize("way", [pause, park, None])
 @pytest.mark.parametrize("lengths", [{"a": 3, "b": 2}, {"a": 1, "b": 2}])
 def test_a_request_that_is_interrupted_goes_on_with_its_own_kv(
-    way: str, lengths: dict[str, int]
+    way: Order | None, lengths: dict[str, int]
 ) -> None:
     engine, wanted = make_engine("a", "b")
     scheduler, kv = engine.scheduler, engine.kv("a")
@@ -218,15 +219,15 @@ def test_a_request_that_is_interrupted_goes_on_with_its_own_kv(
     step(engine)
     wanted |= lengths  # at its last chance before the interruption
 
-    if way == "leave":
+    if way is None:  # a run policy's order
         wanted.away = "a"
     else:
-        getattr(scheduler, way)("a")
+        way(scheduler, "a")
     assert "a" not in step(engine)
-    is_paused = way == "pause"
+    is_paused = way is pause
     assert (len(kv.uncached), engine.kv("a").num_recomputed) == (3, 3 if is_paused else 0)
     assert (kv in scheduler.block_owner.uncached.requests) == is_paused
-    scheduler.resume("a")
+    resume(scheduler, "a")
     wanted.away = ""
     for _ in range(6):
         step(engine)  # the rank asserts what its layers read

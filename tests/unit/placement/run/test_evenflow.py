@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from services.placement.run.evenflow import DEFAULT_RULES, decide, in_line
 from services.placement.run.promise import Promise, reading_fracs, sure_ones
+from services.placement.run.reason import Reason
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     BLOCK_BYTES,
@@ -221,6 +222,36 @@ def test_a_resident_batch_fits_the_pool(snapshot: RunSnapshot) -> None:
     if not decision.offloads and len(batch) > 1:
         num_blocks = sum(snapshot.num_blocks(request, growth=1) for request in batch)
         assert num_blocks <= snapshot.engine.num_blocks
+
+
+RUN = {Reason.STAYS, Reason.FITS, Reason.PROMISED, Reason.DUE, Reason.BACK, Reason.ALONE}
+LEAVE = {Reason.OUTGROWN, Reason.GAVE_PLACE}
+WAIT = {Reason.IN_HAND, Reason.NO_ROOM, Reason.BEHIND, Reason.LONG_PROMPT}
+BESIDE = {Reason.TURN, Reason.OTHERS_TURN, Reason.TOO_LARGE}  # of one larger than the pool
+
+
+@given(snapshots())
+def test_the_reason_of_each_request_is_one_for_what_becomes_of_it(snapshot: RunSnapshot) -> None:
+    decision = decide(snapshot)
+
+    for request in snapshot.requests:
+        reason = decision.reasons[request.request_id]
+        if reason in BESIDE:
+            assert (reason is Reason.TURN) == (request.request_id in decision.run)
+        elif request.request_id in decision.park:
+            assert reason in LEAVE
+        else:
+            assert reason in (RUN if request.request_id in decision.run else WAIT)
+
+
+def test_requests_that_wait_are_told_what_they_wait_for() -> None:
+    decision = decide(make_snapshot(runs("a", 1_000), ask("b", 800), ask("c", 100)))
+
+    assert decision.reasons == {
+        "a": Reason.STAYS,
+        "b": Reason.NO_ROOM,
+        "c": Reason.BEHIND,
+    }
 
 
 @given(snapshots())

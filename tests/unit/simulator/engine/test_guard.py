@@ -1,6 +1,7 @@
 """The guard before every step: who leaves the pool, who comes back, and what a plan may say."""
 
 from services.control.counters import Counters
+from services.control.requests.life import Hold, State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
 from services.pacing.types import ServiceLevel
@@ -42,6 +43,7 @@ def running(pool: PoolLedger, name: str, *, num_tokens: int) -> SimulatedRequest
     request.kv.grow(num_tokens)
     request.kv.num_sent_blocks = request.kv.num_host_blocks = request.kv.num_full_blocks
     request.num_computed_tokens = num_tokens
+    request.record.enter(State.RUNNING)
     assert pool.set_owned(spec.request_id, request.kv.num_owned)
     return request
 
@@ -130,7 +132,7 @@ def test_nothing_comes_back_into_what_is_kept_free() -> None:
 def test_paused_requests_lose_theirs_first() -> None:
     bench = Bench(num_blocks=50)
     a, b = bench.running("a", num_tokens=20), bench.running("b", num_tokens=20)
-    b.pause(0.0)
+    b.record.hold(Hold.PLAN, 0.0)
     bench.adjust([a], (Need(make_record("c"), 28),))
 
     assert a.kv.offloaded == ()

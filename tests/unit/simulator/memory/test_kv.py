@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.core.block_pool import BlockPool
 
+from services.control.requests.life import State
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.placement.blocks import BlockGeometry
@@ -26,6 +27,7 @@ class Pair:
         placement = LayerPlacement(offloaded=offloaded, num_staging=num_buffers)
         self.real = self.owner.draft(record, placement, num_slots=200)
         self.owner.adopt(self.real)
+        record.enter(State.RUNNING)
         self.ours = KVState(
             request_id="a", geometry=GEOMETRY, mirrored=True, wanted_buffers=num_buffers
         )

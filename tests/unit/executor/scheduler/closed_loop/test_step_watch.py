@@ -17,7 +17,9 @@ from tests.unit.records import make_record
 
 
 def make_watch() -> StepWatch:
-    return StepWatch({name: make_record(name) for name in ("a", "b", "new")})
+    records = {name: make_record(name) for name in ("a", "b", "new")}
+    records["a"].stage = records["b"].stage = Stage.DECODES
+    return StepWatch(records)
 
 
 def run(watch: StepWatch, scheduled: dict[str, int], **options: Any) -> ScheduledStep:
