@@ -21,7 +21,6 @@ import torch
 from services.executor.copies.streams import Part, RowCopy, Rows
 
 Clock = dict[int, int]  # per stream: how many of its operations come before
-HOST = -1  # the stream of what the host does itself
 
 
 def merge(clock: Clock, other: Clock) -> None:
@@ -171,13 +170,6 @@ class FakeDevice:
                 self._read(copy.source, copy.source_rows, stream.number, clock, known)
                 self._write(copy.target, copy.target_rows, stream.number, clock)
 
-    def copy_on_host(self, copy: RowCopy) -> None:
-        with self.lock:
-            clock = self._host_step()
-            self._read(copy.source, copy.source_rows, HOST, clock, clock)
-            self._write(copy.target, copy.target_rows, HOST, clock)
-        copy.target.numpy()[copy.target_rows] = copy.source.numpy()[copy.source_rows]
-
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         self.write(rows, indices.tolist(), lambda: rows.numpy().__setitem__(indices, byte))
 
@@ -255,10 +247,6 @@ class FakeDevice:
             stream.time_s += len(copy.target_rows) * copy.source.shape[1] / self._bytes_per_s
 
     # -- checking ---------------------------------------------------------------------------
-
-    def _host_step(self) -> Clock:
-        self.host_clock[HOST] = self.host_clock.get(HOST, 0) + 1
-        return dict(self.host_clock)
 
     def _read(
         self, rows: torch.Tensor, indices: Sequence[int], stream: int, clock: Clock, known: Clock

@@ -16,7 +16,7 @@ from bench.gpu.machine import Machine, elapsed_s
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.device.batch_copy import descriptors
 from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.streams import Event, Part, RowCopy, Rows, Stream
+from services.executor.copies.streams import Event, Part, Rows, Stream
 
 NUM_WARM_UP = 5
 
@@ -101,9 +101,6 @@ class IdleDevice:
         if part.batch.prepared is None:
             part.batch.prepared = descriptors(part.batch)
         part.batch.prepared.of(part)
-
-    def copy_on_host(self, copy: RowCopy) -> None:
-        pass
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         pass

@@ -26,12 +26,10 @@ COMPARED_KV_DTYPES = frozenset(
     {"auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"}
 )
 FREE_MEMORY_SHARE = 0.5  # of a machine's free memory: no more is taken for KV unasked
-MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
 
 # What values there are; settings of the same name have the same.
 LayersPerGroup: TypeAlias = Annotated[int, Field(ge=1)]
 StagingBuffers: TypeAlias = Annotated[int, Field(ge=1, le=MAX_STAGING)]
-RingBytes: TypeAlias = Annotated[int, Field(ge=MIN_RING_BYTES)]
 Amount: TypeAlias = Annotated[int, Field(ge=0)]
 AUTO: Literal["auto"] = "auto"
 HostBytes: TypeAlias = Amount | Literal["auto"]  # auto: by the pool (sizing.py)
@@ -49,13 +47,6 @@ class UncompiledOptions(UserDict[str, Any]):
     def compute_hash(self) -> str:
         """Return what stands for them in that key, whatever they are."""
         return "evenflow"
-
-
-class HostMemoryForm(StrEnum):
-    """How a device reaches KV in host memory."""
-
-    PINNED = "pinned"  # all of it is pinned, in chunks, while the engine already serves
-    RING = "ring"  # copies pass through a small pinned ring; the rest stays pageable
 
 
 class GuardMode(StrEnum):
@@ -89,8 +80,6 @@ class KVOptions:
     layers_per_group: LayersPerGroup = 1  # contiguous layers that share a block table
     max_staging_buffers: StagingBuffers = MAX_STAGING  # per request
     host_bytes: HostBytes = AUTO  # host memory for KV of one rank
-    host_memory: HostMemoryForm = HostMemoryForm.PINNED
-    host_ring_bytes: RingBytes = 64 << 20  # pinned by the ring, both directions
     pin_bytes_per_s: Rate = 0.0  # CPU only: speed of modelled pinning; 0: ready at once
     predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
     # Write-through of resident groups; 0: none.
@@ -110,7 +99,6 @@ class KVOptions:
     emulated_token_s: EmulatedTime = 0.0  # more per layer for each token of the step
     emulated_context_token_s: EmulatedTime = 0.0  # more per layer for each token attended to
     poison: bool = False  # tests only: freed and awaited blocks are NaN
-    trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
 
     @property
     def layer_time(self) -> LayerTime:
@@ -235,9 +223,6 @@ def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:
         "an emulated device on a real one": options.emulates,
         "a modelled link on a real one": is_modelled,
         "modelled pinning on a real device": bool(options.pin_bytes_per_s),
-        "trace_path on a real device, whose streams the host does not see": bool(
-            options.trace_path
-        ),
     }
 
 

@@ -21,11 +21,9 @@ from services.executor.kv_options import (
     EmulatedTime,
     GuardMode,
     HostBytes,
-    HostMemoryForm,
     LayersPerGroup,
     Limit,
     Rate,
-    RingBytes,
     StagingBuffers,
 )
 from services.kit.rpc import VALID_REQUEST_ID
@@ -106,9 +104,6 @@ class ExecutorSettings(ServiceSettings):
     kv_staging_buffers: StagingBuffers = 2  # per request with offloaded layers
     # Per worker. "auto": twice that of its pool, at most its share of half of what is free.
     kv_host_memory_bytes: HostBytes = AUTO
-    # "pinned": all of it, in the background; "ring": copies pass through a small pinned ring.
-    kv_host_memory: HostMemoryForm = HostMemoryForm.PINNED
-    kv_host_ring_bytes: RingBytes = 64 << 20  # pinned by the ring, per worker
     # At most; 0: no write-through.
     kv_mirrored_blocks_per_step: Amount = MAX_MIRRORED_BLOCKS
     kv_max_pause_s: Limit = 60.0  # a pause or park ends by itself after this
@@ -122,7 +117,6 @@ class ExecutorSettings(ServiceSettings):
     kv_emulated_layer_s: EmulatedTime = 0.0
     kv_emulated_token_s: EmulatedTime = 0.0
     kv_emulated_context_token_s: EmulatedTime = 0.0
-    kv_trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
 
     # Who decides where KV is. Unset: `orbitflow` with layer-wise KV, else `vllm`. `vllm` switches
     # layer-wise KV off; all others need it.
@@ -169,7 +163,7 @@ class ExecutorSettings(ServiceSettings):
     @property
     def unpin_s(self) -> float:
         """Return how long all ranks on a GPU may take to give their host memory back."""
-        if not self.uses_layerwise_kv or self.kv_host_memory != "pinned":
+        if not self.uses_layerwise_kv:
             return 0.0
         if self.kv_host_memory_bytes == AUTO:
             total_bytes: int = psutil.virtual_memory().total

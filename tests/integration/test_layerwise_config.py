@@ -69,11 +69,6 @@ def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
     assert config.parallel_config.distributed_executor_backend == CPU_EXECUTOR
 
 
-def test_a_form_of_host_memory_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="paged"):
-        KVOptions(host_memory="paged")
-
-
 @pytest.mark.parametrize(("asked", "expected"), [(None, True), (True, True), (False, False)])
 def test_prefixes_are_cached_on_the_host_and_not_in_the_pool_unless_switched_off(
     asked: bool | None, expected: bool
@@ -305,7 +300,6 @@ def test_processes_that_pin_memory_get_the_time_to_unpin_it(
 
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
     assert shutdown_timeout_s(pinned) == 3.0 + 2 * 10.0
-    assert shutdown_timeout_s(pinned.model_copy(update={"kv_host_memory": "ring"})) == 3.0
     assert shutdown_timeout_s(pinned.model_copy(update={"layerwise_kv": False})) == 3.0
 
 
@@ -365,7 +359,6 @@ def test_graphs_that_always_leave_out_our_hooks_are_refused(
     [
         ({"h2d_bytes_per_s": 1e9}, "a modelled link"),
         ({"pin_bytes_per_s": 1e9}, "modelled pinning"),
-        ({"trace_path": "t.json"}, "trace_path"),
     ],
 )
 def test_what_only_a_cpu_can_do_is_refused_on_a_gpu(
@@ -387,7 +380,6 @@ def test_what_only_a_cpu_can_do_is_refused_on_a_gpu(
         {"max_staging_buffers": 3},
         {"host_bytes": -1},
         {"max_mirrored_blocks_per_step": -1},
-        {"host_ring_bytes": 1},
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:

@@ -8,8 +8,8 @@ bytes appear only once their time on the link has passed, chunk by chunk.
 import heapq
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import structlog
@@ -22,15 +22,11 @@ from services.executor.copies.copy_engine import (
     Direction,
     TransferTotals,
 )
-from services.executor.copies.host.host_ring import HostRing, RingBuffer
 from services.executor.copies.pages import GroupPages, fill
 
 log = structlog.get_logger()
 
 CLOSE_TIMEOUT_S = 5.0  # for a copying thread to end; one that hangs is left behind
-
-# (direction, layer group, bytes, begin, end), seconds of time.perf_counter()
-ChunkListener = Callable[[Direction, int, int, float, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +58,12 @@ class CpuTicket:
 class _Queue:
     """One direction: a thread that takes the most urgent chunk, waits its time, and copies it."""
 
-    def __init__(
-        self,
-        direction: Direction,
-        pages: Sequence[GroupPages],
-        link: LinkModel,
-        ring: HostRing | None = None,
-    ) -> None:
+    def __init__(self, direction: Direction, pages: Sequence[GroupPages], link: LinkModel) -> None:
         self.num_bytes = 0
         self.busy_s = 0.0
-        self.listener: ChunkListener | None = None
         self._direction = direction
         self._pages = pages
         self._link = link
-        self._ring = ring
         self._free_s = 0.0  # when the link ends what it has been given
         self._chunks: list[tuple[float, int, CpuTicket, int, int]] = []
         self._num_submitted = 0
@@ -145,37 +133,12 @@ class _Queue:
         # The link's own clock: a late wake-up of this thread must not slow the link down.
         begin_s = max(ticket.submitted_s, self._free_s)
         self._free_s = begin_s + self._link.transfer_s(num_bytes)
-        if self._ring is None:
-            self._pass_time()
-            move(pages, self._direction, slots, block_ids)
-        else:
-            buffer = self._ring.take()
-            try:
-                self._move_through(buffer, pages, slots, block_ids)
-            finally:
-                self._ring.give_back(buffer)
+        self._pass_time()
+        move(pages, self._direction, slots, block_ids)
         if self._link.bytes_per_s is None:
             self._free_s = max(self._free_s, time.perf_counter())
         self.num_bytes += num_bytes
         self.busy_s += self._free_s - begin_s
-        if self.listener is not None:
-            self.listener(self._direction, copy.group, num_bytes, begin_s, self._free_s)
-
-    def _move_through(
-        self, buffer: RingBuffer, pages: GroupPages, slots: list[int], block_ids: list[int]
-    ) -> None:
-        """Copy by way of a buffer: only what is on the far side of it passes the link."""
-        rows = list(range(len(slots)))
-        far = replace(pages, host=buffer.rows[: len(pages.host)])
-        near = replace(pages, pool=far.host)
-        if self._direction is Direction.H2D:
-            move(near, Direction.H2D, slots, rows)
-            self._pass_time()
-            move(far, Direction.H2D, rows, block_ids)
-        else:
-            self._pass_time()
-            move(far, Direction.D2H, rows, block_ids)
-            move(near, Direction.D2H, slots, rows)
 
     def _pass_time(self) -> None:
         """Wait until the link has carried what it was given."""
@@ -205,21 +168,13 @@ class CpuCopyEngine:
         h2d: LinkModel,
         d2h: LinkModel,
         poison_targets: bool = False,
-        rings: Mapping[Direction, HostRing] | None = None,
     ) -> None:
-        """Copy over links; with `rings`, by way of their buffers, which are not closed here."""
         self._pages = pages
         self._poison_targets = poison_targets
-        rings = rings or {}
         self._queues = {
-            direction: _Queue(direction, pages, link, rings.get(direction))
+            direction: _Queue(direction, pages, link)
             for direction, link in ((Direction.H2D, h2d), (Direction.D2H, d2h))
         }
-
-    def listen(self, listener: ChunkListener) -> None:
-        """Call `listener` after each chunk, from the copying thread."""
-        for queue in self._queues.values():
-            queue.listener = listener
 
     def submit(self, copy: Copy) -> CpuTicket:
         if self._poison_targets and copy.direction is Direction.H2D:

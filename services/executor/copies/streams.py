@@ -107,9 +107,6 @@ class Device(Protocol):
         copy may then read them before its turn.
         """
 
-    def copy_on_host(self, copy: RowCopy) -> None:
-        """Copy rows in host memory, now."""
-
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         """Fill rows of device memory on the compute stream."""
 

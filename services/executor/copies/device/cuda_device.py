@@ -21,7 +21,7 @@ from services.executor.copies.device.batch_copy import (
     driver_batch_copy,
 )
 from services.executor.copies.host.host_memory import PinningError
-from services.executor.copies.streams import Event, Part, RowCopy, Rows, Stream
+from services.executor.copies.streams import Event, Part, Rows, Stream
 
 RELAXED = 2  # CUstreamCaptureMode: other threads' captures forbid the calling one nothing
 
@@ -107,9 +107,6 @@ class CudaDevice:
             stream=stream.stream.cuda_stream,
             order=ANY_ORDER if source_is_stable else STREAM_ORDER,
         )
-
-    def copy_on_host(self, copy: RowCopy) -> None:
-        copy.target.numpy()[copy.target_rows] = copy.source.numpy()[copy.source_rows]
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         rows.index_fill_(0, torch.from_numpy(indices).to(rows.device), byte)

@@ -1,10 +1,8 @@
 """One direction of a device engine: what it has been given, and what of it is on its stream."""
 
-import math
 import threading
 import time
 from collections import deque
-from typing import Protocol
 
 import structlog
 
@@ -17,27 +15,11 @@ CLOSE_TIMEOUT_S = 5.0  # for what is under way to end; what hangs is left behind
 POLL_S = 1e-3
 
 
-class Lane(Protocol):
-    """Decides when the chunks of its jobs are issued."""
+class Lane:
+    """Decides when the chunks of its jobs are issued, each one batch of copies.
 
-    def submit(self, job: CopyJob) -> None:
-        """Take a job in. Never blocks; what goes wrong is noted in the job."""
-
-    def settle(self, job: CopyJob, timeout_s: float) -> bool:
-        """Return whether all of a job is on the stream, or never will be, within a time."""
-
-    def cancel(self, job: CopyJob) -> None:
-        """Issue nothing more of a job."""
-
-    def take_busy(self) -> tuple[int, float]:
-        """Return the bytes copied, and the seconds that took, not returned before."""
-
-    def close(self) -> bool:
-        """Drop what is not issued; return whether the rest has ended. Idempotent."""
-
-
-class IssuingLane:
-    """What lanes have in common. Counts of jobs, and the stream, are touched under `changed`."""
+    Counts of jobs, and the stream, are touched under `changed`.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -46,10 +28,37 @@ class IssuingLane:
         self.closing = False
         self._timed: deque[tuple[Event, Event, int]] = deque()
 
-    def issue(self, chunk: Chunk, part: Part, *, source_is_stable: bool) -> Event:
+    def submit(self, job: CopyJob) -> None:
+        """Take a job in. Never blocks; what goes wrong is noted in the job."""
+        raise NotImplementedError
+
+    def settle(self, job: CopyJob) -> None:
+        """Put all of a job on the stream that is wanted. Never blocks."""
+
+    def cancel(self, job: CopyJob) -> None:
+        """Issue nothing more of a job."""
+        with self.changed:
+            job.cancelled = True
+            self.changed.notify_all()
+
+    def take_busy(self) -> tuple[int, float]:
+        """Return the bytes copied, and the seconds that took, not returned before."""
+        num_bytes, busy_s = 0, 0.0
+        while self._timed and self._timed[0][1].query():
+            begin, end, size = self._timed.popleft()
+            num_bytes += size
+            busy_s += begin.elapsed_s(end)
+        return num_bytes, busy_s
+
+    def close(self) -> bool:
+        """Drop what is not issued; return whether the rest has ended. Idempotent."""
+        return self.stop(None)
+
+    def issue(self, chunk: Chunk, *, source_is_stable: bool) -> Event:
         """Enqueue a chunk and return its end. A failure is the job's; others go on."""
         job = chunk.job
         begin = self.stream.record(timing=True)
+        part = Part(job.batch, chunk.start, chunk.end)
         try:
             self.device.copy(self.stream, part, source_is_stable=source_is_stable)
         except Exception as error:  # noqa: BLE001  # told to whoever waits
@@ -60,27 +69,6 @@ class IssuingLane:
 
     def is_wanted(self, job: CopyJob) -> bool:
         return not (job.cancelled or job.error is not None or self.closing)
-
-    def wait_until_issued(self, job: CopyJob, timeout_s: float) -> bool:
-        """Block while the lane's thread issues a job; return whether it has, or never will."""
-        bound_s = None if math.isinf(timeout_s) else min(timeout_s, threading.TIMEOUT_MAX)
-        with self.changed:
-            return self.changed.wait_for(
-                lambda: not job.num_to_issue or not self.is_wanted(job), bound_s
-            )
-
-    def cancel(self, job: CopyJob) -> None:
-        with self.changed:
-            job.cancelled = True
-            self.changed.notify_all()
-
-    def take_busy(self) -> tuple[int, float]:
-        num_bytes, busy_s = 0, 0.0
-        while self._timed and self._timed[0][1].query():
-            begin, end, size = self._timed.popleft()
-            num_bytes += size
-            busy_s += begin.elapsed_s(end)
-        return num_bytes, busy_s
 
     def stop(self, thread: threading.Thread | None) -> bool:
         """Have everything end that is under way; return whether it did."""
@@ -97,6 +85,19 @@ class IssuingLane:
         if not has_ended:
             log.warning("copies_left_behind", effect="their host memory stays pinned")
         return has_ended
+
+
+class Saves(Lane):
+    """Pool to host, in the order of submission: nothing overtakes, so all is issued at once."""
+
+    def submit(self, job: CopyJob) -> None:
+        with self.changed:
+            if self.closing:
+                job.error = closed_error()
+                return
+            if len(job.slots):
+                self.stream.wait(job.ready)
+                self.issue(Chunk(job, 0, len(job.slots)), source_is_stable=False)
 
 
 def closed_error() -> Exception:
