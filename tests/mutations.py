@@ -147,20 +147,6 @@ MUTATIONS = (
         SHADOWS,
     ),
     Mutation(
-        "the emulated device computes nothing anew",
-        f"{EXECUTOR}/scheduler/shadows.py",
-        "transfers.num_tokens += sum(chunks)",
-        "pass",
-        SHADOWS,
-    ),
-    Mutation(
-        "the emulated device reads nothing anew",
-        f"{EXECUTOR}/scheduler/shadows.py",
-        "transfers.num_context_tokens += sum(chunks)",
-        "pass",
-        SHADOWS,
-    ),
-    Mutation(
         "what is computed anew is measured as decodes",
         f"{EXECUTOR}/scheduler/ellm.py",
         "self.controller.meter.recomputes(self.shadows.add_to(output))",

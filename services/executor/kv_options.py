@@ -5,7 +5,7 @@ same settings. Copies run without vLLM: it is imported where it is needed.
 """
 
 from collections import UserDict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -35,7 +35,6 @@ AUTO: Literal["auto"] = "auto"
 HostBytes: TypeAlias = Amount | Literal["auto"]  # auto: by the pool (sizing.py)
 Rate: TypeAlias = Annotated[float, Field(ge=0)]
 Limit: TypeAlias = Annotated[float, Field(gt=0)]
-EmulatedTime: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 
 
 class UncompiledOptions(UserDict[str, Any]):
@@ -55,22 +54,6 @@ class GuardMode(StrEnum):
     OFF = "off"
     SAMPLE = "sample"  # a few of each copy, each time others
     ALL = "all"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTime:
-    """How long a layer takes in a step, load waits excluded."""
-
-    base_s: float = 0.0
-    per_token_s: float = 0.0  # for each token of the step
-    per_context_token_s: float = 0.0  # for each token that the attention of the step reads
-
-    def of_step(self, *, num_tokens: int, num_context_tokens: int) -> float:
-        return (
-            self.base_s
-            + self.per_token_s * num_tokens
-            + self.per_context_token_s * num_context_tokens
-        )
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,24 +77,7 @@ class KVOptions:
     integrity_guard: GuardMode = GuardMode.SAMPLE  # which blocks are checked when they come back
     copy_timeout_s: Limit = 30.0  # beyond what the bytes take, until a copy counts as hung
     slowest_bytes_per_s: Limit = 50e6  # a link that is slower than this counts as broken
-    # CPU only: every layer takes so long, padded; 0: as it comes.
-    emulated_layer_s: EmulatedTime = 0.0
-    emulated_token_s: EmulatedTime = 0.0  # more per layer for each token of the step
-    emulated_context_token_s: EmulatedTime = 0.0  # more per layer for each token attended to
     poison: bool = False  # tests only: freed and awaited blocks are NaN
-
-    @property
-    def layer_time(self) -> LayerTime:
-        """Return how long a layer takes on the emulated device."""
-        return LayerTime(
-            base_s=self.emulated_layer_s,
-            per_token_s=self.emulated_token_s,
-            per_context_token_s=self.emulated_context_token_s,
-        )
-
-    @property
-    def emulates(self) -> bool:
-        return self.layer_time != LayerTime()
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig") -> "KVOptions":
@@ -220,7 +186,6 @@ def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:
     """Return what only a CPU can do, and whether it is asked for."""
     is_modelled = any((options.h2d_bytes_per_s, options.d2h_bytes_per_s, options.copy_latency_s))
     return {
-        "an emulated device on a real one": options.emulates,
         "a modelled link on a real one": is_modelled,
         "modelled pinning on a real device": bool(options.pin_bytes_per_s),
     }

@@ -18,7 +18,6 @@ from services.executor.kv_options import (
     AUTO,
     FREE_MEMORY_SHARE,
     Amount,
-    EmulatedTime,
     GuardMode,
     HostBytes,
     LayersPerGroup,
@@ -112,11 +111,6 @@ class ExecutorSettings(ServiceSettings):
     kv_integrity_guard: GuardMode = GuardMode.SAMPLE
     # Beyond what its bytes take, until a copy counts as hung.
     kv_copy_timeout_s: Limit = 30.0
-    # An emulated device, on a CPU: every layer is padded to the time given by
-    # layer + token x tokens of the step + context_token x tokens that they attend to.
-    kv_emulated_layer_s: EmulatedTime = 0.0
-    kv_emulated_token_s: EmulatedTime = 0.0
-    kv_emulated_context_token_s: EmulatedTime = 0.0
 
     # Who decides where KV is. Unset: `orbitflow` with layer-wise KV, else `vllm`. `vllm` switches
     # layer-wise KV off; all others need it.

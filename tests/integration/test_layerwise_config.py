@@ -24,7 +24,6 @@ from services.executor.engine.engine import shutdown_timeout_s
 from services.executor.kv_options import (
     CONFIG_KEY,
     KVOptions,
-    LayerTime,
     caches_prefixes,
     check_supported,
     check_uncached_supported,
@@ -233,18 +232,6 @@ def test_groups_must_divide_the_layers_of_a_stage(layers_per_group: int, stages:
 
     with pytest.raises(ValueError, match="layers_per_group"):
         make_config(settings)
-
-
-def test_a_device_is_emulated_only_where_it_is_asked_for_and_on_a_cpu(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not KVOptions.of(config).emulates
-    emulated = make_config(make_settings(kv_emulated_layer_s=0.003, kv_emulated_token_s=1e-5))
-    assert KVOptions.of(emulated).layer_time == LayerTime(base_s=0.003, per_token_s=1e-5)
-
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    with pytest.raises(ValueError, match="an emulated device on a real one"):
-        check_supported(emulated)
 
 
 def test_a_gpu_gets_its_worker_and_other_devices_are_refused_by_name(

@@ -177,9 +177,6 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
         integrity_guard=settings.kv_integrity_guard,
         copy_timeout_s=settings.kv_copy_timeout_s,
-        emulated_layer_s=settings.kv_emulated_layer_s,
-        emulated_token_s=settings.kv_emulated_token_s,
-        emulated_context_token_s=settings.kv_emulated_context_token_s,
         # Plans hold for a window, so that layers do not go back and forth for want of slack.
         restore_when_free_frac=PLANNED_SPARE_FRAC if settings.planner_address else LONE_SPARE_FRAC,
     )

@@ -37,7 +37,6 @@ from services.executor.copies.timing.rank_stats import RankStats
 from services.executor.copies.timing.step_marks import DeviceMarks, HostMarks
 from services.executor.copies.transfer_runner import TransferRunner, group_of_layers
 from services.executor.kv_options import KVOptions
-from services.executor.plugin.emulated_device import EmulatedDevice
 from services.executor.sizing import num_affordable_slots, num_host_slots
 from services.executor.stats.kv_metrics import KVPromMetrics
 from services.executor.stats.kv_stats import KVStats
@@ -68,10 +67,9 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
         self._first_layers, self._last_layers = group_of_layers(self._groups)
         self._hooks_layers = False  # in this step
-        # Without it, a layer takes the time that it takes.
-        self._device = EmulatedDevice(self.options.layer_time) if self.options.emulates else None
-        # Whether layers call the hooks in every step, and not only in those that need it.
-        self.watches_layers = self._device is not None
+        # Whether layers call the hooks in every step, and not only in those that need it: for
+        # tools that time or slow down layers.
+        self.watches_layers = False
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -127,11 +125,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             request_id: num_computed[request_id] + num_tokens
             for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
         }
-        transfers = self.transfers.plan_step(num_tokens_after)
-        if self._device is not None:
-            transfers.num_tokens = scheduler_output.total_num_scheduled_tokens
-            transfers.num_context_tokens = sum(num_tokens_after.values())
-        return transfers
+        return self.transfers.plan_step(num_tokens_after)
 
     def reset_cache(self) -> bool:
         """Forget all KV of requests in the queue: the weights may have changed."""
@@ -212,30 +206,18 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         # The second model runner replays a full graph outside of a forward context.
         if forward_context.attn_metadata is not None or kwargs.get("attn_metadata") is not None:
             self._clock.marks.layers_begin(transfers.step)
-        if self._device is not None:
-            self._device.begin_step(
-                num_tokens=transfers.num_tokens, num_context_tokens=transfers.num_context_tokens
-            )
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         group = self._first_layers.get(layer_name)
-        if self._device is not None:
-            self._device.pause()
         if group is not None:
             self.runner.before_group(group)
-        if self._device is not None:
-            self._device.resume()
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        if self._device is not None:
-            self._device.end_layer()
         group = self._last_layers.get(layer_name)
         if group is not None:
             self.runner.after_group(group)
-        if self._device is not None:
-            self._device.resume()
 
     def finish_forward(self) -> None:
         """Take in that the layers have run; the first model runner does not say so."""
