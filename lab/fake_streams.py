@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.executor.copies.streams import Part, RowCopy, Rows
+from services.executor.copies.copy_engine import Direction
+from services.executor.copies.streams import OnFailure, Part, RowCopy, Rows, ends_within
 
 Clock = dict[int, int]  # per stream: how many of its operations come before
 
@@ -87,13 +88,16 @@ class FakeStream:
             event.clock = self.enqueue(work)
             return event
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: Any, timeout_s: float = math.inf) -> bool:
         with self.device.lock:
             self.device.num_waits += 1
-            if self.device.num_waits == self.device.forgotten_wait:
-                return
-            merge(self.clock, event.clock)
-            self.awaits = (*self.awaits, event)
+            if self.device.num_waits != self.device.forgotten_wait:
+                merge(self.clock, event.clock)
+                self.awaits = (*self.awaits, event)
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        return ends_within(self, timeout_s)
 
     def enqueue(self, work: Callable[[], None]) -> Clock:
         """Put an operation at the end, and return what comes up to and with it."""
@@ -114,6 +118,8 @@ class Accesses:
 
 class FakeDevice:
     """`Device` on matrices in host memory."""
+
+    max_chunks_ahead = 4
 
     def __init__(self, seed: int = 0, *, bytes_per_s: float = 1e9) -> None:
         self.lock = threading.RLock()
@@ -153,12 +159,12 @@ class FakeDevice:
     def compute_stream(self) -> FakeStream:
         return self.compute
 
-    def new_stream(self) -> FakeStream:
+    def new_stream(self, direction: Direction | None = None) -> FakeStream:
         with self.lock:
             self._streams.append(FakeStream(self, len(self._streams)))
             return self._streams[-1]
 
-    def copy(self, stream: Any, part: Part, *, source_is_stable: bool) -> None:
+    def copy(self, stream: Any, part: Part, *, source_is_stable: bool, failed: OnFailure) -> None:
         copies = part.copies()
         with self.lock:
             if self.fails is not None and self.fails(copies):

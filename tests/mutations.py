@@ -36,8 +36,8 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "seal without copy",
-        f"{EXECUTOR}/copies/cpu_copy_engine.py",
-        "host_rows[slots] = pool_rows[block_ids]",
+        f"{EXECUTOR}/copies/device/lane.py",
+        "self.issue(Chunk(job, 0, len(job.slots)), source_is_stable=False)",
         "pass",
         ONE_ENGINE,
     ),

@@ -14,11 +14,11 @@ import torch
 
 from bench.gpu.machine import POISON, Machine
 from services.executor.copies.copy_engine import Copy, Direction
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.device_guard import DeviceGuard
+from services.executor.copies.device.integrity_guard import IntegrityGuard
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.host.host_memory import HostMemory
 from services.executor.copies.pages import pair_pages
-from services.executor.copies.timing.step_marks import DeviceMarks
+from services.executor.copies.timing.step_marks import StepMarks
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.kv_options import GuardMode
 from services.executor.step_messages import (
@@ -72,13 +72,13 @@ class DecodeLoop:
         self._host.start_pinning()
         self._host.wait_until_pinned()
         self.pages = pages = pair_pages([(self._pool,)] * shape.num_layers, self._host.slabs)
-        self.engine = CudaCopyEngine(pages, machine.copies(self._host.slots_per_range))
+        self.engine = StreamCopyEngine(pages, machine.copies(self._host.slots_per_range))
         guard = None
         if shape.guarded:
-            guard = DeviceGuard(self.engine, pages, num_slots=num_own, mode=GuardMode.ALL)
+            guard = IntegrityGuard(self.engine, pages, num_slots=num_own, mode=GuardMode.ALL)
         self.runner = TransferRunner(guard or self.engine, shape.num_layers, late_guard=guard)
         self.num_lost = 0  # requests, as the guard tells
-        self.marks = DeviceMarks(self.engine)
+        self.marks = StepMarks(self.engine)
         self.requests = [self._request(number) for number in range(shape.num_requests)]
         self.num_checked = 0  # blocks that a layer has read
         self.poisons = True

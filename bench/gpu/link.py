@@ -8,7 +8,7 @@ import torch
 
 from bench.gpu.machine import Machine, elapsed_s
 from services.executor.copies.copy_engine import Copy, Direction
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.host.host_memory import HostMemory
 from services.executor.copies.pages import pair_pages
 
@@ -67,7 +67,7 @@ class _Rig:
         self._host.start_pinning()
         self._host.wait_until_pinned()
         self._host.slabs[0].fill_(1)  # every page is there
-        self._engine = CudaCopyEngine(
+        self._engine = StreamCopyEngine(
             pair_pages([(pool,)], self._host.slabs), machine.copies(self._host.slots_per_range)
         )
 

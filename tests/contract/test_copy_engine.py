@@ -18,9 +18,9 @@ from services.executor.copies.copy_engine import (
     Direction,
 )
 from services.executor.copies.copy_job import CopyJob
-from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.integrity_guard import GuardedEngine
+from services.executor.copies.device.cpu_device import CpuDevice, LinkModel
+from services.executor.copies.device.integrity_guard import IntegrityGuard
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.kv_options import GuardMode
 from tests.link_gate import LinkGate
@@ -45,7 +45,7 @@ def pages() -> list[GroupPages]:
     return [GroupPages(pool=pool, host=host) for _ in range(2)]
 
 
-class SeenByHost(CudaCopyEngine):
+class SeenByHost(StreamCopyEngine):
     """Has the host see after a wait what the compute stream and later loads see."""
 
     def __init__(self, pages: list[GroupPages], device: FakeDevice, **options: Any) -> None:
@@ -69,11 +69,13 @@ def make_cpu(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterato
 
     def make(*, bytes_per_s: float | None = None, poison_targets: bool = False) -> CopyEngine:
         link = LinkModel(bytes_per_s=bytes_per_s)
-        engine: CopyEngine = CpuCopyEngine(pages, h2d=link, d2h=link, poison_targets=poison_targets)
+        device = CpuDevice(h2d=link, d2h=link)
+        engine = StreamCopyEngine(pages, device, poison_targets=poison_targets)
         if request.param == "guarded":
-            engine = GuardedEngine(engine, pages, num_slots=NUM_BLOCKS, mode=GuardMode.ALL)
-        engines.append(engine)
-        return engine
+            engines.append(IntegrityGuard(engine, pages, num_slots=NUM_BLOCKS, mode=GuardMode.ALL))
+        else:
+            engines.append(engine)
+        return engines[-1]
 
     yield make
     for engine in engines:
@@ -92,7 +94,7 @@ def make(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Ma
 
     def make() -> CopyEngine:
         if request.param == "cpu":
-            engines.append(CpuCopyEngine(pages, h2d=LinkModel(), d2h=LinkModel()))
+            engines.append(StreamCopyEngine(pages, CpuDevice()))
         else:
             engines.append(SeenByHost(pages, FakeDevice()))
         return engines[-1]

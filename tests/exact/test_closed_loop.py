@@ -30,7 +30,7 @@ from lab.engine.workloads import mixed
 from lab.slow_device.emulated_device import LayerTime
 from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
-from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.copies.device.cpu_device import LinkModel
 from services.executor.kv_options import KVOptions
 from services.executor.request_tag import to_extra_args
 from services.pacing.attainment import violates_delivered_tbt

@@ -35,6 +35,10 @@ class CopyJob:
             return False
         return self.end is None or self.end.query()
 
+    def fail(self, error: Exception) -> None:
+        """Take in, from any thread, that something of it failed; the first error stays."""
+        self.error = self.error or error
+
     @property
     def waits_for_layers(self) -> bool:
         return not self.ready.query()

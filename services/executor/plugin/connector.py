@@ -25,16 +25,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from services.control.measures.step_timing import LinkCalibration
 from services.executor.blocks.transfers.transfers import Transfers
-from services.executor.copies.backend import guarded, make_backend
+from services.executor.copies.backend import make_backend, make_guard
 from services.executor.copies.copy_watch import Patience
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.device_guard import DeviceGuard
-from services.executor.copies.integrity_guard import GuardedEngine
 from services.executor.copies.pages import blocks_per_chunk, fill, view_pools
 from services.executor.copies.timing.layer_clock import LayerClock
 from services.executor.copies.timing.link_calibration import calibrate
 from services.executor.copies.timing.rank_stats import RankStats
-from services.executor.copies.timing.step_marks import DeviceMarks, HostMarks
+from services.executor.copies.timing.step_marks import StepMarks
 from services.executor.copies.transfer_runner import TransferRunner, group_of_layers
 from services.executor.kv_options import KVOptions
 from services.executor.sizing import num_affordable_slots, num_host_slots
@@ -149,12 +146,12 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         num_slots = num_affordable_slots(self._vllm_config, config, num_slots)
         self._backend = make_backend(options, pools, num_slots=num_slots)
         pages = self._backend.pages
-        guard = guarded(options, self._backend, num_slots=num_slots)
+        guard = make_guard(options, self._backend, num_slots=num_slots)
         self.runner = TransferRunner(
-            guard,
+            guard or self._backend.engine,
             len(self._groups),
             patience=Patience.of(options, block_bytes=pages[0].block_bytes),
-            late_guard=guard if isinstance(guard, DeviceGuard | GuardedEngine) else None,
+            late_guard=guard,
         )
         self._backend.host.pin_first_chunk()
         self._calibration = self._calibrate(pages[0].block_bytes)
@@ -180,12 +177,9 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
 
     def _make_clock(self) -> LayerClock:
-        engine = self._backend.engine
         return LayerClock(
             self.runner,
-            DeviceMarks(engine)
-            if isinstance(engine, CudaCopyEngine)
-            else HostMarks(lambda: self.runner.stall_s),
+            StepMarks(self._backend.engine),
             num_layers=sum(len(names) for names in self._groups),
             chunk_bytes=CHUNK_BYTES,
             calibration=self._calibration,

@@ -14,8 +14,8 @@ import torch
 from lab.fake_streams import Clock, FakeDevice
 from services.executor.copies.copy_engine import Copy
 from services.executor.copies.copy_job import CopyJob
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.device_guard import DeviceGuard
+from services.executor.copies.device.integrity_guard import IntegrityGuard
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.kv_options import GuardMode
@@ -94,7 +94,7 @@ class StreamRank(SimulatedRank):
         self.engine = StreamEngine(pages, self.device)
         guard = None
         if guarded:
-            guard = DeviceGuard(self.engine, pages, num_slots=len(host), mode=GuardMode.ALL)
+            guard = IntegrityGuard(self.engine, pages, num_slots=len(host), mode=GuardMode.ALL)
         self.runner = TransferRunner(guard or self.engine, num_groups, late_guard=guard)
         self.runner.fill = lambda ids, nan: self._poison(ids) if nan else None
 
@@ -146,7 +146,7 @@ class StreamRank(SimulatedRank):
         return work
 
 
-class StreamEngine(CudaCopyEngine):
+class StreamEngine(StreamCopyEngine):
     device: RequestsDevice
 
     def submit(self, copy: Copy) -> CopyJob:

@@ -1,18 +1,17 @@
 """One direction of a device engine: what it has been given, and what of it is on its stream."""
 
 import threading
-import time
 from collections import deque
 
 import structlog
 
+from services.executor.copies.copy_engine import Direction
 from services.executor.copies.copy_job import Chunk, CopyJob
 from services.executor.copies.streams import Device, Event, Part
 
 log = structlog.get_logger()
 
 CLOSE_TIMEOUT_S = 5.0  # for what is under way to end; what hangs is left behind
-POLL_S = 1e-3
 
 
 class Lane:
@@ -21,9 +20,9 @@ class Lane:
     Counts of jobs, and the stream, are touched under `changed`.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, direction: Direction) -> None:
         self.device = device
-        self.stream = device.new_stream()
+        self.stream = device.new_stream(direction)
         self.changed = threading.Condition()
         self.closing = False
         self._timed: deque[tuple[Event, Event, int]] = deque()
@@ -50,9 +49,23 @@ class Lane:
             busy_s += begin.elapsed_s(end)
         return num_bytes, busy_s
 
+    def stop(self) -> None:
+        """Issue nothing more; what is not issued fails. Idempotent."""
+        with self.changed:
+            self.closing = True
+            self.changed.notify_all()
+
     def close(self) -> bool:
-        """Drop what is not issued; return whether the rest has ended. Idempotent."""
-        return self.stop(None)
+        """Let what is under way end, after `stop`; return whether it did. Idempotent."""
+        has_ended = self.stream.close(CLOSE_TIMEOUT_S)
+        if not has_ended:
+            log.warning("copies_left_behind", effect="their host memory stays pinned")
+        return has_ended
+
+    def has_ended(self, thread: threading.Thread) -> bool:
+        """Wait for a thread of the lane's own, and return whether it has ended."""
+        thread.join(CLOSE_TIMEOUT_S)
+        return not thread.is_alive()
 
     def issue(self, chunk: Chunk, *, source_is_stable: bool) -> Event:
         """Enqueue a chunk and return its end. A failure is the job's; others go on."""
@@ -60,9 +73,9 @@ class Lane:
         begin = self.stream.record(timing=True)
         part = Part(job.batch, chunk.start, chunk.end)
         try:
-            self.device.copy(self.stream, part, source_is_stable=source_is_stable)
+            self.device.copy(self.stream, part, source_is_stable=source_is_stable, failed=job.fail)
         except Exception as error:  # noqa: BLE001  # told to whoever waits
-            job.error = error
+            job.fail(error)
         job.end = end = self.stream.record(timing=True)
         self._timed.append((begin, end, chunk.num_bytes))
         return end
@@ -70,25 +83,12 @@ class Lane:
     def is_wanted(self, job: CopyJob) -> bool:
         return not (job.cancelled or job.error is not None or self.closing)
 
-    def stop(self, thread: threading.Thread | None) -> bool:
-        """Have everything end that is under way; return whether it did."""
-        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
-        with self.changed:
-            self.closing = True
-            self.changed.notify_all()
-            last = self.stream.record()
-        if thread is not None:
-            thread.join(CLOSE_TIMEOUT_S)
-        while not last.query() and time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
-        has_ended = last.query() and (thread is None or not thread.is_alive())
-        if not has_ended:
-            log.warning("copies_left_behind", effect="their host memory stays pinned")
-        return has_ended
-
 
 class Saves(Lane):
     """Pool to host, in the order of submission: nothing overtakes, so all is issued at once."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device, Direction.D2H)
 
     def submit(self, job: CopyJob) -> None:
         with self.changed:

@@ -5,12 +5,10 @@ import sys
 import threading
 from collections import deque
 
-from services.executor.copies.copy_engine import BACKGROUND
+from services.executor.copies.copy_engine import BACKGROUND, Direction
 from services.executor.copies.copy_job import Chunk, CopyJob
 from services.executor.copies.device.lane import Lane, closed_error
 from services.executor.copies.streams import Device, Event
-
-MAX_ISSUED_CHUNKS = 4  # enough to keep a link busy; the rest can still be overtaken
 
 
 class ChunkHeap:
@@ -71,7 +69,7 @@ class Loads(Lane):
     """
 
     def __init__(self, device: Device) -> None:
-        super().__init__(device)
+        super().__init__(device, Direction.H2D)
         self._waiting = ChunkHeap()
         self._issued: deque[Event] = deque()
         self._thread = threading.Thread(target=self._run, name="kv-h2d", daemon=True)
@@ -90,19 +88,22 @@ class Loads(Lane):
     def _go_ahead(self, job: CopyJob) -> None:
         """Issue at once what a job's submission may, of what waits."""
         self._drop_passed()
-        if job.copy.urgency != BACKGROUND and len(self._issued) < MAX_ISSUED_CHUNKS:
-            self._issue(*self._waiting.pop_run(MAX_ISSUED_CHUNKS))
+        max_ahead = self.device.max_chunks_ahead
+        if job.copy.urgency != BACKGROUND and len(self._issued) < max_ahead:
+            self._issue(*self._waiting.pop_run(max_ahead))
 
     def settle(self, job: CopyJob) -> None:
         with self.changed:
             while job.num_to_issue and self.is_wanted(job):
                 self._issue(*self._waiting.pop_run())
 
-    def close(self) -> bool:
-        has_ended = self.stop(self._thread)
+    def stop(self) -> None:
+        super().stop()
         with self.changed:
             self._waiting.fail(closed_error())
-        return has_ended
+
+    def close(self) -> bool:
+        return super().close() and self.has_ended(self._thread)
 
     def _run(self) -> None:
         """Issue what waits until the lane closes."""
@@ -112,7 +113,7 @@ class Loads(Lane):
                 if not self._wait_for_work():
                     return
                 self._drop_passed()
-                if len(self._issued) < MAX_ISSUED_CHUNKS:
+                if len(self._issued) < self.device.max_chunks_ahead:
                     self._issue(self._waiting.pop(), 1)
                     continue
                 oldest = self._issued.popleft()

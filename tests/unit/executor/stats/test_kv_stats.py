@@ -9,7 +9,8 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.control.counters import Counters
-from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.copies.device.cpu_device import CpuDevice
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.timing.rank_stats import RankStats
 from services.executor.copies.transfer_runner import TransferRunner
@@ -102,9 +103,7 @@ def test_events_add_up_beside_the_schedulers_state() -> None:
 
 def test_a_rank_reports_until_all_that_it_copied_is_told_and_then_nothing() -> None:
     page = torch.zeros((4, 64), dtype=torch.uint8)
-    engine = CpuCopyEngine(
-        [GroupPages(pool=(page,), host=(page.clone(),))], h2d=LinkModel(), d2h=LinkModel()
-    )
+    engine = StreamCopyEngine([GroupPages(pool=(page,), host=(page.clone(),))], CpuDevice())
     runner = TransferRunner(engine, 1)
     stats = RankStats(runner, rank=0)
     stats.take()

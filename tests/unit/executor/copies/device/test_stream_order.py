@@ -9,7 +9,7 @@ import pytest
 
 from services.executor.copies import pages as pages_module
 from services.executor.copies.device import lane as lane_module
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from tests.unit.executor.blocks.test_block_life import run_at_random
 from tests.unit.executor.simulated_ranks import Simulation
 from tests.unit.executor.stream_ranks import BLOCKS_PER_CHUNK, PAGE_BYTES, StreamRank
@@ -91,6 +91,6 @@ def test_a_guard_reads_in_order_and_finds_nothing_wrong() -> None:
 
 
 def test_layers_that_do_not_wait_for_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaCopyEngine, "wait", lambda *args: 0.0)
+    monkeypatch.setattr(StreamCopyEngine, "wait", lambda *args: 0.0)
 
     assert run(0, depth=1) != []

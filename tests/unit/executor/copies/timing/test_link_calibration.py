@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab.fake_streams import FakeDevice
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.timing.link_calibration import NUM_SMALL, calibrate
 
@@ -14,15 +14,15 @@ NUM_BLOCKS, PAGE_BYTES, BYTES_PER_S = 12, 1 << 20, 1e9
 
 
 @pytest.fixture
-def engine() -> Iterator[CudaCopyEngine]:
+def engine() -> Iterator[StreamCopyEngine]:
     pool, host = (torch.zeros((NUM_BLOCKS + 1, PAGE_BYTES), dtype=torch.uint8) for _ in range(2))
     device = FakeDevice(bytes_per_s=BYTES_PER_S)
-    engine = CudaCopyEngine([GroupPages(pool=(pool,), host=(host,))], device)
+    engine = StreamCopyEngine([GroupPages(pool=(pool,), host=(host,))], device)
     yield engine
     engine.close()
 
 
-def test_every_copy_is_counted_with_its_time(engine: CudaCopyEngine) -> None:
+def test_every_copy_is_counted_with_its_time(engine: StreamCopyEngine) -> None:
     links = calibrate(engine, num_blocks=NUM_BLOCKS, chunk_blocks=4)
 
     assert links is not None

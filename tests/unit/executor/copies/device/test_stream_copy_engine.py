@@ -24,11 +24,11 @@ from services.executor.copies.copy_engine import (
 )
 from services.executor.copies.copy_job import CopyJob
 from services.executor.copies.device import lane as lane_module
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.loads import MAX_ISSUED_CHUNKS
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 
 NUM_BLOCKS = 24
+MAX_ISSUED_CHUNKS = FakeDevice.max_chunks_ahead
 NUM_SLOTS = 40
 PAGE_BYTES = 1024
 CHUNK_BYTES = 4 * PAGE_BYTES  # two layers: two blocks are a chunk
@@ -56,7 +56,7 @@ class Rig:
         self.pool = [torch.zeros((NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8) for _ in range(2)]
         self.host = [torch.zeros((NUM_SLOTS, PAGE_BYTES), dtype=torch.uint8) for _ in range(2)]
         pages = [GroupPages(pool=tuple(self.pool), host=tuple(self.host)) for _ in range(2)]
-        self.engine = CudaCopyEngine(pages, self.device)
+        self.engine = StreamCopyEngine(pages, self.device)
 
     def write(self, blocks: list[int], value: int) -> None:
         for pool in self.pool:

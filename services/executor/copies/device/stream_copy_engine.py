@@ -1,9 +1,9 @@
-"""Copies by a device's own engines, on two side streams beside the stream of the model.
+"""Copies on two side streams of a device, beside the stream of the model.
 
 What the model has enqueued by the time of a submission comes before the copy; what it enqueues
 after a wait comes after it. The engine itself orders copies among each other: a load comes after
 the saves that write its slots or read its blocks. Nothing ever synchronises the whole device, and
-no thread of the model waits for a copy.
+on a GPU no thread of the model waits for a copy. On a CPU the thread is the stream, and waits.
 """
 
 from collections import deque
@@ -85,7 +85,7 @@ class PreparedCopy:
     exists: bool  # all of its slots and blocks do
 
 
-class CudaCopyEngine:
+class StreamCopyEngine:
     """`CopyEngine` whose waits are waits of the compute stream."""
 
     def __init__(
@@ -146,13 +146,19 @@ class CudaCopyEngine:
         if timeout_s <= 0 and not ticket.done:
             raise CopyHungError(f"not done after {timeout_s} s")
         if ticket.end is not None and not ticket.end.query():
-            compute = self.device.compute_stream()
-            begin = compute.record(timing=True)
-            compute.wait(ticket.end)
-            self._points.append((begin, compute.record(timing=True)))
+            self._hold_layers_up(ticket.end, timeout_s)
         if ticket.error is not None:
             raise CopyFailedError(str(ticket.error)) from ticket.error
         return self._take_stalls()
+
+    def _hold_layers_up(self, end: Event, timeout_s: float) -> None:
+        """Let what the compute stream is given from now on come after a copy's end."""
+        compute = self.device.compute_stream()
+        begin = compute.record(timing=True)
+        has_passed = compute.wait(end, timeout_s)
+        self._points.append((begin, compute.record(timing=True)))
+        if not has_passed:
+            raise CopyHungError(f"not done after {timeout_s} s")
 
     def drain(self, ticket: CopyJob) -> None:
         self._lanes[ticket.copy.direction].settle(ticket)
@@ -175,7 +181,10 @@ class CudaCopyEngine:
         )
 
     def close(self) -> None:
-        has_ended = [lane.close() for lane in self._lanes.values()]
+        for lane in self._lanes.values():
+            lane.stop()
+        # Saves first: loads may wait for them.
+        has_ended = [self._lanes[direction].close() for direction in (Direction.D2H, Direction.H2D)]
         self.is_idle = all(has_ended)
 
     def mark(self) -> Mark:
