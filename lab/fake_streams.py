@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from services.executor.copies.streams import Part, RowCopy, Rows
+from services.executor.copies.copy_engine import Direction
+from services.executor.copies.streams import OnFailure, Part, RowCopy, Rows, ends_within
 
 Clock = dict[int, int]  # per stream: how many of its operations come before
-HOST = -1  # the stream of what the host does itself
 
 
 def merge(clock: Clock, other: Clock) -> None:
@@ -88,13 +88,16 @@ class FakeStream:
             event.clock = self.enqueue(work)
             return event
 
-    def wait(self, event: Any) -> None:
+    def wait(self, event: Any, timeout_s: float = math.inf) -> bool:
         with self.device.lock:
             self.device.num_waits += 1
-            if self.device.num_waits == self.device.forgotten_wait:
-                return
-            merge(self.clock, event.clock)
-            self.awaits = (*self.awaits, event)
+            if self.device.num_waits != self.device.forgotten_wait:
+                merge(self.clock, event.clock)
+                self.awaits = (*self.awaits, event)
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        return ends_within(self, timeout_s)
 
     def enqueue(self, work: Callable[[], None]) -> Clock:
         """Put an operation at the end, and return what comes up to and with it."""
@@ -115,6 +118,8 @@ class Accesses:
 
 class FakeDevice:
     """`Device` on matrices in host memory."""
+
+    max_chunks_ahead = 4
 
     def __init__(self, seed: int = 0, *, bytes_per_s: float = 1e9) -> None:
         self.lock = threading.RLock()
@@ -154,12 +159,12 @@ class FakeDevice:
     def compute_stream(self) -> FakeStream:
         return self.compute
 
-    def new_stream(self) -> FakeStream:
+    def new_stream(self, direction: Direction | None = None) -> FakeStream:
         with self.lock:
             self._streams.append(FakeStream(self, len(self._streams)))
             return self._streams[-1]
 
-    def copy(self, stream: Any, part: Part, *, source_is_stable: bool) -> None:
+    def copy(self, stream: Any, part: Part, *, source_is_stable: bool, failed: OnFailure) -> None:
         copies = part.copies()
         with self.lock:
             if self.fails is not None and self.fails(copies):
@@ -170,13 +175,6 @@ class FakeDevice:
                 known = dict(self.host_clock) if source_is_stable else clock
                 self._read(copy.source, copy.source_rows, stream.number, clock, known)
                 self._write(copy.target, copy.target_rows, stream.number, clock)
-
-    def copy_on_host(self, copy: RowCopy) -> None:
-        with self.lock:
-            clock = self._host_step()
-            self._read(copy.source, copy.source_rows, HOST, clock, clock)
-            self._write(copy.target, copy.target_rows, HOST, clock)
-        copy.target.numpy()[copy.target_rows] = copy.source.numpy()[copy.source_rows]
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         self.write(rows, indices.tolist(), lambda: rows.numpy().__setitem__(indices, byte))
@@ -255,10 +253,6 @@ class FakeDevice:
             stream.time_s += len(copy.target_rows) * copy.source.shape[1] / self._bytes_per_s
 
     # -- checking ---------------------------------------------------------------------------
-
-    def _host_step(self) -> Clock:
-        self.host_clock[HOST] = self.host_clock.get(HOST, 0) + 1
-        return dict(self.host_clock)
 
     def _read(
         self, rows: torch.Tensor, indices: Sequence[int], stream: int, clock: Clock, known: Clock

@@ -5,24 +5,24 @@ from typing import Any
 
 import pytest
 
-from services.executor.copies import cpu_copy_engine
+from services.executor.copies.device.cpu_device import LinkStream
 
 MANY = 1 << 20
 
 
 class LinkGate:
-    """Holds each chunk of a `CpuCopyEngine` where it would wait until the link has carried it."""
+    """Holds each chunk of a `CpuDevice` where it would wait until the link has carried it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Shut the gate of all engines until the end of the test."""
         self._arrived = threading.Semaphore(0)
         self._admitted = threading.Semaphore(0)
-        monkeypatch.setattr(cpu_copy_engine._Queue, "_pass_time", lambda queue: self._hold(queue))
+        monkeypatch.setattr(LinkStream, "_pass_time", lambda stream: self._hold(stream))
 
-    def _hold(self, queue: Any) -> None:
+    def _hold(self, stream: Any) -> None:
         self._arrived.release()
         while not self._admitted.acquire(timeout=0.1):
-            if queue._closing.is_set():
+            if stream._closing.is_set():
                 return
 
     def await_chunk(self) -> None:

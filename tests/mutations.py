@@ -36,8 +36,8 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "seal without copy",
-        f"{EXECUTOR}/copies/cpu_copy_engine.py",
-        "host_rows[slots] = pool_rows[block_ids]",
+        f"{EXECUTOR}/copies/device/lane.py",
+        "self.issue(Chunk(job, 0, len(job.slots)), source_is_stable=False)",
         "pass",
         ONE_ENGINE,
     ),
@@ -144,20 +144,6 @@ MUTATIONS = (
         f"{EXECUTOR}/scheduler/shadows.py",
         "decodes and not request.mm_features and",
         "decodes and",
-        SHADOWS,
-    ),
-    Mutation(
-        "the emulated device computes nothing anew",
-        f"{EXECUTOR}/scheduler/shadows.py",
-        "transfers.num_tokens += sum(chunks)",
-        "pass",
-        SHADOWS,
-    ),
-    Mutation(
-        "the emulated device reads nothing anew",
-        f"{EXECUTOR}/scheduler/shadows.py",
-        "transfers.num_context_tokens += sum(chunks)",
-        "pass",
         SHADOWS,
     ),
     Mutation(

@@ -13,6 +13,7 @@ from bench.document import save
 from bench.e2e.systems import NUM_LAYERS
 from lab.engine.halved_link import HALVED_AT, SLO_SCALE, Arm, measured_slo_s, run_arm
 from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
+from lab.slow_device.emulated_device import LayerTime
 from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
 from services.executor.kv_options import KVOptions
@@ -38,8 +39,12 @@ KV = KVOptions(
 
 def main() -> None:
     options = _options()
-    kv = KVOptions(**(asdict(KV) | {"emulated_layer_s": options.layer_s}))
-    case = EngineCase(num_blocks=168, kv=kv, controller=ControllerOptions(plan_timeout_s=30.0))
+    case = EngineCase(
+        num_blocks=168,
+        kv=KV,
+        controller=ControllerOptions(plan_timeout_s=30.0),
+        layer_time=LayerTime(base_s=options.layer_s),
+    )
     rows = []
     runner = StepRunner(case)
     try:

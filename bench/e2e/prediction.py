@@ -62,11 +62,14 @@ def _case(device: Device) -> EngineCase:
     kv = KVOptions(
         h2d_bytes_per_s=device.link_bytes_per_s,
         restore_when_free_frac=0.0,
-        emulated_layer_s=device.layer_s,
-        emulated_token_s=device.per_token_s,
-        emulated_context_token_s=device.per_context_token_s,
     )
-    return EngineCase(num_blocks=2_500, kv=kv, max_model_len=2_048, block_size=BLOCK_SIZE)
+    return EngineCase(
+        num_blocks=2_500,
+        kv=kv,
+        layer_time=device.layer_time,
+        max_model_len=2_048,
+        block_size=BLOCK_SIZE,
+    )
 
 
 def _row(

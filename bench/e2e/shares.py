@@ -224,14 +224,12 @@ def _case(device: Device, guard: GuardMode) -> EngineCase:
         host_bytes=256 << 20,
         integrity_guard=guard,
         h2d_bytes_per_s=device.link_bytes_per_s,
-        emulated_layer_s=device.layer_s,
-        emulated_token_s=device.per_token_s,
-        emulated_context_token_s=device.per_context_token_s,
     )
     return EngineCase(
         num_blocks=device.pool_tokens // BLOCK_SIZE * NUM_LAYERS,
         kv=kv,
         controller=ControllerOptions(),
+        layer_time=device.layer_time,
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_NUM_SEQS,

@@ -57,7 +57,7 @@ def executor(
 ) -> Iterator[ExecutorProcess]:
     """Run one executor of a system."""
     settings = device.settings() | {"PLANNER_ADDRESS": planner_address} | dict(system)
-    process = ExecutorProcess(log_path, **settings)
+    process = ExecutorProcess(log_path, layer_time=device.layer_time, **settings)
     with process.serving():
         yield process
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from lab.slow_device.emulated_device import LayerTime
 from services.placement.presets import ENGINE_PRESETS
 
 BLOCK_SIZE = 32
@@ -24,6 +25,14 @@ class Device:
     pool_tokens: int = 2_176  # of all layers; the longest request fits alone
 
     @property
+    def layer_time(self) -> LayerTime:
+        return LayerTime(
+            base_s=self.layer_s,
+            per_token_s=self.per_token_s,
+            per_context_token_s=self.per_context_token_s,
+        )
+
+    @property
     def pool_bytes(self) -> int:
         return self.pool_tokens // BLOCK_SIZE * NUM_LAYERS * BLOCK_BYTES
 
@@ -39,9 +48,6 @@ class Device:
             "KV_CACHE_MEMORY_BYTES": self.pool_bytes,
             "KV_HOST_MEMORY_BYTES": 256 << 20,
             "KV_LINK_BYTES_PER_S": self.link_bytes_per_s,
-            "KV_EMULATED_LAYER_S": self.layer_s,
-            "KV_EMULATED_TOKEN_S": self.per_token_s,
-            "KV_EMULATED_CONTEXT_TOKEN_S": self.per_context_token_s,
         }
 
 

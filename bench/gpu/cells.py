@@ -43,13 +43,10 @@ def device_cells(device: str) -> list[Cell]:
     large = {"page_bytes": 128 << 10 if is_real else 64}
     found = {
         "order": {
-            f"{how or 'whole'},{'ring' if ring else 'pinned'},{buffers}": {
-                **loop, "num_steps": num_steps, "broken": how, "ring": ring, "num_staging": buffers
+            f"{how or 'whole'},{buffers}": {
+                **loop, "num_steps": num_steps, "broken": how, "num_staging": buffers
             }
-            for how, ring, buffers in (
-                ("", False, 2), ("", False, 1), ("", True, 2),
-                ("waits", False, 2), ("slots", False, 2),
-            )
+            for how, buffers in (("", 2), ("", 1), ("waits", 2), ("slots", 2))
         } | {
             f"{how or 'whole'},guarded": {
                 **loop, "num_steps": num_steps, "broken": how, "guarded": True
@@ -57,9 +54,8 @@ def device_cells(device: str) -> list[Cell]:
             for how in ("", "waits", "slots")
         },
         "link": {
-            "pinned,scattered": {**pages},
-            "pinned,runs": {**pages, "run_blocks": 8},
-            "ring": {**pages, "ring": True, "page_bytes": pages["page_bytes"][-3:]},
+            "scattered": {**pages},
+            "runs": {**pages, "run_blocks": 8},
         },
         "overlap": {
             f"every{every},{buffers}": {
@@ -90,14 +86,10 @@ def engine_cells(device: str, model: str) -> list[Cell]:
     is_real = device == "cuda"
     cells = [_exactness(device, "stock", kv=None, breakable=b) for b in _breakables(device)]
     for breakable in _breakables(device):
-        for name, kv in (
-            ("pinned", {}),
-            ("ring", {"host_memory": "ring"}),
-            ("groups4", {"layers_per_group": 4}),
-        ):
+        for name, kv in (("layerwise", {}), ("groups4", {"layers_per_group": 4})):
             cells.append(_exactness(device, name, kv=kv, breakable=breakable))
     for how in ("waits", "slots"):
-        cells.append(_exactness(device, "pinned", kv={}, breakable="0", broken=how))
+        cells.append(_exactness(device, "layerwise", kv={}, breakable="0", broken=how))
     if not is_real:
         return cells + _tiny_decode_cells(device)
     cells += _unusual_cells(device)
@@ -111,23 +103,21 @@ def engine_cells(device: str, model: str) -> list[Cell]:
                 Cell(part="cost", name=f"groups of {number},{graphs}", device=device,
                      options={**options, "kv": kv})
             )  # fmt: skip
-    for host_memory in ("pinned", "ring"):
-        options = {**shape, "kind": "decode", "kv": {"host_memory": host_memory}, "batches": [4]}
-        options |= {"num_prompt_tokens": 4_000, "graphs": "full"}
-        for placement in ("none", "every:1", "every:2", "every:4", "every:8"):
-            for buffers in (1, 2) if placement != "none" else (2,):
-                cells.append(
-                    Cell(part="engine-overlap", name=f"{host_memory},{placement},{buffers}",
-                         device=device,
-                         options={**options, "placements": [placement], "num_staging": buffers})
-                )  # fmt: skip
+    options = {**shape, "kind": "decode", "kv": {}, "batches": [4]}
+    options |= {"num_prompt_tokens": 4_000, "graphs": "full"}
+    for placement in ("none", "every:1", "every:2", "every:4", "every:8"):
+        for buffers in (1, 2) if placement != "none" else (2,):
+            cells.append(
+                Cell(part="engine-overlap", name=f"{placement},{buffers}", device=device,
+                     options={**options, "placements": [placement], "num_staging": buffers})
+            )  # fmt: skip
     return cells
 
 
 def _unusual_cells(device: str) -> list[Cell]:
     """Return exactness cells with KV of eight bits, and with vLLM's first model runner."""
     cells = []
-    for name, kv in (("stock", None), ("pinned", {})):
+    for name, kv in (("stock", None), ("layerwise", {})):
         usual = _exactness(device, name, kv=kv, breakable="0")
         eight_bits = {**usual.options, "kv_cache_dtype": "fp8"}
         first_runner = {**usual.environment, "VLLM_USE_V2_MODEL_RUNNER": "0"}
@@ -144,7 +134,7 @@ def _tiny_decode_cells(device: str) -> list[Cell]:
     return [
         Cell(part="cost", name="stock,full", device=device, options=options),
         Cell(part="cost", name="groups of 1,full", device=device, options={**options, "kv": {}}),
-        Cell(part="engine-overlap", name="pinned", device=device, options={**options, **loading}),
+        Cell(part="engine-overlap", name="tiny", device=device, options={**options, **loading}),
     ]
 
 

@@ -1,5 +1,6 @@
 """What copies and marks cost beside their bytes: the processor's time, and small copies' delay."""
 
+import math
 import statistics
 import time
 from array import array
@@ -15,8 +16,8 @@ from bench.gpu.decode_loop import DecodeLoop, LoopShape
 from bench.gpu.machine import Machine, elapsed_s
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.device.batch_copy import descriptors
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.streams import Event, Part, RowCopy, Rows, Stream
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
+from services.executor.copies.streams import Event, OnFailure, Part, Rows, Stream
 
 NUM_WARM_UP = 5
 
@@ -37,7 +38,7 @@ def loads(
         kv = loop.requests[0][0]
         engine = loop.engine
         if machine.device.type == "cpu":
-            engine = CudaCopyEngine(loop.pages, IdleDevice())
+            engine = StreamCopyEngine(loop.pages, IdleDevice())
         blocks = {"slots": array("q", kv.slots), "block_ids": array("q", kv.own)}
         same = Copy(direction=Direction.H2D, group=0, **blocks)
         try:
@@ -56,7 +57,7 @@ def loads(
     return rows
 
 
-def _load_s(machine: Machine, engine: CudaCopyEngine, loads: Sequence[Copy]) -> float:
+def _load_s(machine: Machine, engine: StreamCopyEngine, loads: Sequence[Copy]) -> float:
     spent_s = []
     for copy in loads:
         begin_s = time.thread_time()
@@ -81,12 +82,17 @@ class IdleStream:
     def record(self, *, timing: bool = False) -> IdleEvent:
         return IdleEvent()
 
-    def wait(self, event: Event) -> None:
-        pass
+    def wait(self, event: Event, timeout_s: float = math.inf) -> bool:
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        return True
 
 
 class IdleDevice:
     """A device whose calls do nothing: what is measured on it is the engine's own work."""
+
+    max_chunks_ahead = 4
 
     def attach(self) -> None:
         pass
@@ -94,16 +100,15 @@ class IdleDevice:
     def compute_stream(self) -> IdleStream:
         return IdleStream()
 
-    def new_stream(self) -> IdleStream:
+    def new_stream(self, direction: Direction | None = None) -> IdleStream:
         return IdleStream()
 
-    def copy(self, stream: Stream, part: Part, *, source_is_stable: bool) -> None:
+    def copy(
+        self, stream: Stream, part: Part, *, source_is_stable: bool, failed: OnFailure
+    ) -> None:
         if part.batch.prepared is None:
             part.batch.prepared = descriptors(part.batch)
         part.batch.prepared.of(part)
-
-    def copy_on_host(self, copy: RowCopy) -> None:
-        pass
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         pass

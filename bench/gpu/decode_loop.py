@@ -13,15 +13,14 @@ from typing import Any
 import torch
 
 from bench.gpu.machine import POISON, Machine
-from services.executor.copies.backend import make_rings
 from services.executor.copies.copy_engine import Copy, Direction
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.device_guard import DeviceGuard
+from services.executor.copies.device.integrity_guard import IntegrityGuard
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.host.host_memory import HostMemory
 from services.executor.copies.pages import pair_pages
-from services.executor.copies.timing.step_marks import DeviceMarks
+from services.executor.copies.timing.step_marks import StepMarks
 from services.executor.copies.transfer_runner import TransferRunner
-from services.executor.kv_options import GuardMode, KVOptions
+from services.executor.kv_options import GuardMode
 from services.executor.step_messages import (
     LoadTableUpdate,
     RestoreOrder,
@@ -39,7 +38,6 @@ class LoopShape:
     num_blocks: int = 16  # full ones of a request, in each layer
     page_bytes: int = 131_072
     num_staging: int = 2
-    ring: bool = False
     guarded: bool = False  # every block that comes back is checked by the engine's own guard
 
     @property
@@ -69,24 +67,18 @@ class DecodeLoop:
         self._pool = torch.zeros(
             (1 + num_own + num_staging, shape.page_bytes), dtype=torch.uint8, device=machine.device
         )
-        registrar = None if shape.ring else machine.registrar
-        self._host = HostMemory([shape.page_bytes], num_own, registrar=registrar)
+        self._host = HostMemory([shape.page_bytes], num_own, registrar=machine.registrar)
         self._host.pin_first_chunk()
         self._host.start_pinning()
         self._host.wait_until_pinned()
-        ring_options = KVOptions(host_ring_bytes=64 << 20)
-        self._rings = (
-            make_rings(ring_options, [shape.page_bytes], machine.registrar) if shape.ring else {}
-        )
         self.pages = pages = pair_pages([(self._pool,)] * shape.num_layers, self._host.slabs)
-        device = machine.copies(0 if shape.ring else self._host.slots_per_range)
-        self.engine = CudaCopyEngine(pages, device, rings=self._rings)
+        self.engine = StreamCopyEngine(pages, machine.copies(self._host.slots_per_range))
         guard = None
         if shape.guarded:
-            guard = DeviceGuard(self.engine, pages, num_slots=num_own, mode=GuardMode.ALL)
+            guard = IntegrityGuard(self.engine, pages, num_slots=num_own, mode=GuardMode.ALL)
         self.runner = TransferRunner(guard or self.engine, shape.num_layers, late_guard=guard)
         self.num_lost = 0  # requests, as the guard tells
-        self.marks = DeviceMarks(self.engine)
+        self.marks = StepMarks(self.engine)
         self.requests = [self._request(number) for number in range(shape.num_requests)]
         self.num_checked = 0  # blocks that a layer has read
         self.poisons = True
@@ -292,8 +284,6 @@ class DecodeLoop:
     def close(self) -> None:
         self.machine.finish()
         self.engine.close()
-        for ring in self._rings.values():
-            ring.close()
         self._host.close()
 
 

@@ -16,8 +16,7 @@ from lab.engine.step_runner import ENVIRONMENT, EngineCase, Hook, Outcome, StepR
 from lab.engine.workloads import churn, every, fixed, mixed
 from lab.models import exactness_model
 from services.executor.copies.copy_engine import Direction
-from services.executor.copies.cpu_copy_engine import CpuCopyEngine
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.engine.config import (
     ASYNC_LAYERWISE_SCHEDULER,
     SYNC_LAYERWISE_SCHEDULER,
@@ -76,12 +75,11 @@ def device_name(cell: EngineCell) -> str:
 
 def break_it(how: str) -> None:
     """Leave something out in this process: waits for copies, or which slot is whose."""
-    engines: tuple[Any, ...] = (CudaCopyEngine, CpuCopyEngine)
-    for engine in engines:
-        if how == "waits":
-            engine.wait = lambda self, ticket, timeout_s=0.0: 0.0
-        elif how == "slots":
-            engine.submit = _with_slots_swapped(engine.submit)
+    engine: Any = StreamCopyEngine
+    if how == "waits":
+        engine.wait = lambda self, ticket, timeout_s=0.0: 0.0
+    elif how == "slots":
+        engine.submit = _with_slots_swapped(engine.submit)
 
 
 def _with_slots_swapped(submit: Any) -> Any:

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from bench.gpu.machine import Machine, elapsed_s
-from services.executor.copies.backend import make_rings
 from services.executor.copies.copy_engine import Copy, Direction
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.host.host_memory import HostMemory
 from services.executor.copies.pages import pair_pages
-from services.executor.kv_options import KVOptions
 
 NUM_RUNS = 5  # the best one counts: others are disturbed
 
@@ -22,7 +20,6 @@ def link(
     *,
     page_bytes: Sequence[int],
     copy_bytes: int,
-    ring: bool = False,
     run_blocks: int = 1,
 ) -> list[dict[str, Any]]:
     """Copy `copy_bytes` of pages in runs of `run_blocks`, each way alone and both at once."""
@@ -31,7 +28,7 @@ def link(
     }
     rows = []
     for size in page_bytes:
-        rig = _Rig(machine, size, copy_bytes // size, ring=ring)
+        rig = _Rig(machine, size, copy_bytes // size)
         try:
             alone = {d: rig.bytes_per_s([d], run_blocks) for d in Direction}
             both = rig.bytes_per_s(list(Direction), run_blocks)
@@ -41,7 +38,6 @@ def link(
             {
                 "page_bytes": size,
                 "run_blocks": run_blocks,
-                "ring": ring,
                 **{f"plain_{d.value}_bytes_per_s": plain[d] for d in Direction},
                 **{f"{d.value}_bytes_per_s": alone[d] for d in Direction},
                 **{f"{d.value}_share": alone[d] / plain[d] for d in Direction},
@@ -63,20 +59,16 @@ def _plain_bytes_per_s(machine: Machine, direction: Direction, num_bytes: int) -
 class _Rig:
     """One layer's pool and slots of the same number, and an engine between them."""
 
-    def __init__(self, machine: Machine, page_bytes: int, num_blocks: int, *, ring: bool) -> None:
+    def __init__(self, machine: Machine, page_bytes: int, num_blocks: int) -> None:
         self._machine, self._num_blocks, self._page_bytes = machine, num_blocks, page_bytes
         pool = torch.zeros((num_blocks, page_bytes), dtype=torch.uint8, device=machine.device)
-        registrar = machine.registrar
-        self._host = HostMemory([page_bytes], num_blocks, registrar=None if ring else registrar)
+        self._host = HostMemory([page_bytes], num_blocks, registrar=machine.registrar)
         self._host.pin_first_chunk()
         self._host.start_pinning()
         self._host.wait_until_pinned()
         self._host.slabs[0].fill_(1)  # every page is there
-        self._rings = make_rings(KVOptions(), [page_bytes], registrar) if ring else {}
-        self._engine = CudaCopyEngine(
-            pair_pages([(pool,)], self._host.slabs),
-            machine.copies(0 if ring else self._host.slots_per_range),
-            rings=self._rings,
+        self._engine = StreamCopyEngine(
+            pair_pages([(pool,)], self._host.slabs), machine.copies(self._host.slots_per_range)
         )
 
     def bytes_per_s(self, directions: Sequence[Direction], run_blocks: int) -> float:
@@ -100,8 +92,6 @@ class _Rig:
 
     def close(self) -> None:
         self._engine.close()
-        for ring in self._rings.values():
-            ring.close()
         self._host.close()
 
 

@@ -27,7 +27,6 @@ def order(
         return [
             {
                 "broken": broken,
-                "ring": loop.shape.ring,
                 "num_staging": loop.shape.num_staging,
                 "num_steps": num_steps,
                 "num_loads": num_loads,

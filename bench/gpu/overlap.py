@@ -38,7 +38,6 @@ def overlap(machine: Machine, *, every: int, num_steps: int, **shape: Any) -> li
             {
                 "every": every,
                 "num_staging": loop.shape.num_staging,
-                "ring": loop.shape.ring,
                 "layer_s": layer_s,
                 "copy_s": copy_s,
                 "link_bytes_per_s": h2d_bytes / busy_s,

@@ -5,7 +5,7 @@ from typing import Any
 
 DEFINITIONS = {
     "link": "rate of the copy engine on scattered pages, or on runs of them, best of five; share: "
-    "of one plain copy of pinned memory; through a ring, to and from the ring",
+    "of one plain copy of pinned memory",
     "order": "blocks that layers read, checked on the device, and those that held something else; "
     "with something left out there must be some",
     "overlap": "copy_s: one layer's blocks of one request; step_s: first layer's beginning to last "

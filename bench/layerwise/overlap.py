@@ -22,7 +22,7 @@ from lab.engine.link import h2d_link
 from lab.engine.step_runner import EngineCase, Hook, StepRunner
 from lab.engine.workloads import every, fixed
 from lab.models import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS
-from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.copies.device.cpu_device import LinkModel
 from services.executor.kv_options import KVOptions
 
 NUM_REQUESTS = 4

@@ -14,7 +14,7 @@ from typing import Any
 from lab.engine.closed_loop import TokenTimes, Trace, asking
 from lab.engine.link import h2d_link
 from lab.engine.step_runner import Arrival, StepRunner, make_prompt
-from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.copies.device.cpu_device import LinkModel
 from services.executor.request_tag import to_extra_args
 from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.deposit import due_times_s

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from services.executor.copies.copy_engine import Direction
-from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.copies.device.cpu_device import LinkModel
 
 
 @contextmanager
@@ -14,9 +14,9 @@ def h2d_link(link: LinkModel) -> Iterator[None]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     connector: Any = get_kv_transfer_group()
-    queue = connector._backend.engine._queues[Direction.H2D]
-    before, queue._link = queue._link, link
+    links = connector._backend.engine.device.links
+    before, links[Direction.H2D] = links[Direction.H2D], link
     try:
         yield
     finally:
-        queue._link = before
+        links[Direction.H2D] = before

@@ -16,6 +16,7 @@ import pytest
 
 from lab.engine.block_count import FormulaCheck
 from lab.models import NUM_LAYERS, exactness_model
+from lab.slow_device.emulated_device import LayerTime, emulate
 from services.control.options import ControllerOptions
 from services.executor.engine.config import CPU_EXECUTOR, use_layerwise_scheduler
 from services.executor.kv_options import KVOptions
@@ -66,6 +67,7 @@ class EngineCase:
     model: Model = EXACTNESS
     kv: KVOptions | None = None
     controller: ControllerOptions | None = None  # needs `kv`
+    layer_time: LayerTime | None = None  # of an emulated device; needs `kv`
     block_size: int = 32
     max_model_len: int = 1024
     max_num_batched_tokens: int = 2048
@@ -153,6 +155,8 @@ def make_engine(case: EngineCase) -> Any:
         if case.controller is not None:
             config.additional_config |= case.controller.engine_args()
         use_layerwise_scheduler(config)
+        if case.layer_time is not None:
+            emulate(config, case.layer_time)
     return LLMEngine.from_vllm_config(config)
 
 

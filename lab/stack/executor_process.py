@@ -1,10 +1,12 @@
 """A real executor process on free ports, for integration tests."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import grpc
@@ -12,6 +14,7 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lab.models import MAX_MODEL_LEN, exactness_model
+from lab.slow_device.emulated_device import VARIABLE, LayerTime
 from lab.stack.ports import free_port
 from lab.stack.processes import (
     ENGINE_ENVIRONMENT,
@@ -37,8 +40,12 @@ ENGINE_SETTINGS = {
 class ExecutorProcess:
     """One executor. `settings` are named without their prefix."""
 
-    def __init__(self, log_path: Path, **settings: object) -> None:
+    def __init__(
+        self, log_path: Path, *, layer_time: LayerTime | None = None, **settings: object
+    ) -> None:
+        """`layer_time`: of an emulated device; needs layer-wise KV."""
         self._log_path = log_path
+        self._layer_time = layer_time
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self.metrics_port = free_port()
@@ -64,9 +71,13 @@ class ExecutorProcess:
         """Start the process; return at once, see `wait_serving`."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         own = {f"EVENFLOW_EXECUTOR_{name}": str(value) for name, value in self._settings.items()}
+        module = "services.executor"
+        if self._layer_time is not None:
+            module = "lab.slow_device"
+            own[VARIABLE] = json.dumps(asdict(self._layer_time))
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "services.executor"],
+                [sys.executable, "-m", module],
                 cwd=ROOT,
                 env=inherited | ENGINE_ENVIRONMENT | {"PYTHONPATH": PYTHON_PATH} | own,
                 stdout=log,

@@ -5,7 +5,7 @@ same settings. Copies run without vLLM: it is imported where it is needed.
 """
 
 from collections import UserDict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -26,18 +26,15 @@ COMPARED_KV_DTYPES = frozenset(
     {"auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"}
 )
 FREE_MEMORY_SHARE = 0.5  # of a machine's free memory: no more is taken for KV unasked
-MIN_RING_BYTES = 16 << 20  # two chunks of 4 MiB in each direction
 
 # What values there are; settings of the same name have the same.
 LayersPerGroup: TypeAlias = Annotated[int, Field(ge=1)]
 StagingBuffers: TypeAlias = Annotated[int, Field(ge=1, le=MAX_STAGING)]
-RingBytes: TypeAlias = Annotated[int, Field(ge=MIN_RING_BYTES)]
 Amount: TypeAlias = Annotated[int, Field(ge=0)]
 AUTO: Literal["auto"] = "auto"
 HostBytes: TypeAlias = Amount | Literal["auto"]  # auto: by the pool (sizing.py)
 Rate: TypeAlias = Annotated[float, Field(ge=0)]
 Limit: TypeAlias = Annotated[float, Field(gt=0)]
-EmulatedTime: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 
 
 class UncompiledOptions(UserDict[str, Any]):
@@ -51,35 +48,12 @@ class UncompiledOptions(UserDict[str, Any]):
         return "evenflow"
 
 
-class HostMemoryForm(StrEnum):
-    """How a device reaches KV in host memory."""
-
-    PINNED = "pinned"  # all of it is pinned, in chunks, while the engine already serves
-    RING = "ring"  # copies pass through a small pinned ring; the rest stays pageable
-
-
 class GuardMode(StrEnum):
     """Which blocks the integrity guard checks when they come back into the pool."""
 
     OFF = "off"
     SAMPLE = "sample"  # a few of each copy, each time others
     ALL = "all"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTime:
-    """How long a layer takes in a step, load waits excluded."""
-
-    base_s: float = 0.0
-    per_token_s: float = 0.0  # for each token of the step
-    per_context_token_s: float = 0.0  # for each token that the attention of the step reads
-
-    def of_step(self, *, num_tokens: int, num_context_tokens: int) -> float:
-        return (
-            self.base_s
-            + self.per_token_s * num_tokens
-            + self.per_context_token_s * num_context_tokens
-        )
 
 
 @pydantic.dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +63,6 @@ class KVOptions:
     layers_per_group: LayersPerGroup = 1  # contiguous layers that share a block table
     max_staging_buffers: StagingBuffers = MAX_STAGING  # per request
     host_bytes: HostBytes = AUTO  # host memory for KV of one rank
-    host_memory: HostMemoryForm = HostMemoryForm.PINNED
-    host_ring_bytes: RingBytes = 64 << 20  # pinned by the ring, both directions
     pin_bytes_per_s: Rate = 0.0  # CPU only: speed of modelled pinning; 0: ready at once
     predicted_output_tokens: int = 512  # host room reserved beyond the prompt, at most max_tokens
     # Write-through of resident groups; 0: none.
@@ -105,25 +77,7 @@ class KVOptions:
     integrity_guard: GuardMode = GuardMode.SAMPLE  # which blocks are checked when they come back
     copy_timeout_s: Limit = 30.0  # beyond what the bytes take, until a copy counts as hung
     slowest_bytes_per_s: Limit = 50e6  # a link that is slower than this counts as broken
-    # CPU only: every layer takes so long, padded; 0: as it comes.
-    emulated_layer_s: EmulatedTime = 0.0
-    emulated_token_s: EmulatedTime = 0.0  # more per layer for each token of the step
-    emulated_context_token_s: EmulatedTime = 0.0  # more per layer for each token attended to
     poison: bool = False  # tests only: freed and awaited blocks are NaN
-    trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
-
-    @property
-    def layer_time(self) -> LayerTime:
-        """Return how long a layer takes on the emulated device."""
-        return LayerTime(
-            base_s=self.emulated_layer_s,
-            per_token_s=self.emulated_token_s,
-            per_context_token_s=self.emulated_context_token_s,
-        )
-
-    @property
-    def emulates(self) -> bool:
-        return self.layer_time != LayerTime()
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig") -> "KVOptions":
@@ -232,12 +186,8 @@ def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:
     """Return what only a CPU can do, and whether it is asked for."""
     is_modelled = any((options.h2d_bytes_per_s, options.d2h_bytes_per_s, options.copy_latency_s))
     return {
-        "an emulated device on a real one": options.emulates,
         "a modelled link on a real one": is_modelled,
         "modelled pinning on a real device": bool(options.pin_bytes_per_s),
-        "trace_path on a real device, whose streams the host does not see": bool(
-            options.trace_path
-        ),
     }
 
 

@@ -18,14 +18,11 @@ from services.executor.kv_options import (
     AUTO,
     FREE_MEMORY_SHARE,
     Amount,
-    EmulatedTime,
     GuardMode,
     HostBytes,
-    HostMemoryForm,
     LayersPerGroup,
     Limit,
     Rate,
-    RingBytes,
     StagingBuffers,
 )
 from services.kit.rpc import VALID_REQUEST_ID
@@ -110,9 +107,6 @@ class ExecutorSettings(ServiceSettings):
     kv_staging_buffers: StagingBuffers = 2  # per request with offloaded layers
     # Per worker. "auto": twice that of its pool, at most its share of half of what is free.
     kv_host_memory_bytes: HostBytes = AUTO
-    # "pinned": all of it, in the background; "ring": copies pass through a small pinned ring.
-    kv_host_memory: HostMemoryForm = HostMemoryForm.PINNED
-    kv_host_ring_bytes: RingBytes = 64 << 20  # pinned by the ring, per worker
     # At most; 0: no write-through.
     kv_mirrored_blocks_per_step: Amount = MAX_MIRRORED_BLOCKS
     kv_max_pause_s: Limit = 60.0  # a pause or park ends by itself after this
@@ -121,12 +115,6 @@ class ExecutorSettings(ServiceSettings):
     kv_integrity_guard: GuardMode = GuardMode.SAMPLE
     # Beyond what its bytes take, until a copy counts as hung.
     kv_copy_timeout_s: Limit = 30.0
-    # An emulated device, on a CPU: every layer is padded to the time given by
-    # layer + token x tokens of the step + context_token x tokens that they attend to.
-    kv_emulated_layer_s: EmulatedTime = 0.0
-    kv_emulated_token_s: EmulatedTime = 0.0
-    kv_emulated_context_token_s: EmulatedTime = 0.0
-    kv_trace_path: str = ""  # Chrome trace of every step, written at shutdown; empty: none
 
     # Who decides where KV is. Unset: `orbitflow` with layer-wise KV, else `vllm`. `vllm` switches
     # layer-wise KV off; all others need it.
@@ -173,7 +161,7 @@ class ExecutorSettings(ServiceSettings):
     @property
     def unpin_s(self) -> float:
         """Return how long all ranks on a GPU may take to give their host memory back."""
-        if not self.uses_layerwise_kv or self.kv_host_memory != "pinned":
+        if not self.uses_layerwise_kv:
             return 0.0
         if self.kv_host_memory_bytes == AUTO:
             total_bytes: int = psutil.virtual_memory().total

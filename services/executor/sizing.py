@@ -6,7 +6,7 @@ import psutil
 from vllm.platforms import current_platform
 from vllm.utils.cpu_resource_utils import get_cgroup_memory_limit
 
-from services.executor.kv_options import AUTO, FREE_MEMORY_SHARE, HostMemoryForm, KVOptions
+from services.executor.kv_options import AUTO, FREE_MEMORY_SHARE, KVOptions
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -88,6 +88,4 @@ def are_slots_ready_at_start(options: KVOptions) -> bool:
 
     Otherwise slots are pinned in the background, and each rank reports how many are ready.
     """
-    if options.host_memory == HostMemoryForm.RING:
-        return True
     return current_platform.is_cpu() and not options.pin_bytes_per_s

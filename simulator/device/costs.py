@@ -51,7 +51,7 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCosts:
-    """What the emulated device of the executor takes, and what a `Profile` says.
+    """What the emulated device of the lab takes, and what a `Profile` says.
 
     The tokens that a step computes are among those that it reads.
     """

@@ -18,10 +18,9 @@ from services.executor.copies.copy_engine import (
     Direction,
 )
 from services.executor.copies.copy_job import CopyJob
-from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.host.host_ring import HostRing
-from services.executor.copies.integrity_guard import GuardedEngine
+from services.executor.copies.device.cpu_device import CpuDevice, LinkModel
+from services.executor.copies.device.integrity_guard import IntegrityGuard
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.kv_options import GuardMode
 from tests.link_gate import LinkGate
@@ -46,7 +45,7 @@ def pages() -> list[GroupPages]:
     return [GroupPages(pool=pool, host=host) for _ in range(2)]
 
 
-class SeenByHost(CudaCopyEngine):
+class SeenByHost(StreamCopyEngine):
     """Has the host see after a wait what the compute stream and later loads see."""
 
     def __init__(self, pages: list[GroupPages], device: FakeDevice, **options: Any) -> None:
@@ -56,8 +55,6 @@ class SeenByHost(CudaCopyEngine):
     def wait(self, ticket: CopyJob, timeout_s: float = FOR_EVER) -> float:
         stall_s = super().wait(ticket, timeout_s)
         self.device.compute.record().synchronize()
-        if ticket.num_to_land:
-            ticket.landed.wait()
         return stall_s
 
     def close(self) -> None:
@@ -65,27 +62,20 @@ class SeenByHost(CudaCopyEngine):
         assert self.device.races == []
 
 
-def make_rings(form: str) -> dict[Direction, HostRing]:
-    if form != "ring":
-        return {}
-    return {d: HostRing([PAGE_BYTES] * 2, rows_per_buffer=8, num_buffers=2) for d in Direction}
-
-
-@pytest.fixture(params=["pinned", "ring", "guarded"])
+@pytest.fixture(params=["plain", "guarded"])
 def make_cpu(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Make]:
     """Return a maker of engines with links of a speed, closed at the end."""
     engines: list[CopyEngine] = []
 
     def make(*, bytes_per_s: float | None = None, poison_targets: bool = False) -> CopyEngine:
         link = LinkModel(bytes_per_s=bytes_per_s)
-        rings = make_rings(request.param)
-        engine: CopyEngine = CpuCopyEngine(
-            pages, h2d=link, d2h=link, poison_targets=poison_targets, rings=rings
-        )
+        device = CpuDevice(h2d=link, d2h=link)
+        engine = StreamCopyEngine(pages, device, poison_targets=poison_targets)
         if request.param == "guarded":
-            engine = GuardedEngine(engine, pages, num_slots=NUM_BLOCKS, mode=GuardMode.ALL)
-        engines.append(engine)
-        return engine
+            engines.append(IntegrityGuard(engine, pages, num_slots=NUM_BLOCKS, mode=GuardMode.ALL))
+        else:
+            engines.append(engine)
+        return engines[-1]
 
     yield make
     for engine in engines:
@@ -97,18 +87,16 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> LinkGate:
     return LinkGate(monkeypatch)
 
 
-@pytest.fixture(params=["cpu-pinned", "cpu-ring", "streams-pinned", "streams-ring"])
+@pytest.fixture(params=["cpu", "streams"])
 def make(request: pytest.FixtureRequest, pages: list[GroupPages]) -> Iterator[Make]:
     """Return a maker of engines of every kind, closed at the end."""
-    kind, form = request.param.split("-")
     engines: list[CopyEngine] = []
 
     def make() -> CopyEngine:
-        rings = make_rings(form)
-        if kind == "cpu":
-            engines.append(CpuCopyEngine(pages, h2d=LinkModel(), d2h=LinkModel(), rings=rings))
+        if request.param == "cpu":
+            engines.append(StreamCopyEngine(pages, CpuDevice()))
         else:
-            engines.append(SeenByHost(pages, FakeDevice(), rings=rings))
+            engines.append(SeenByHost(pages, FakeDevice()))
         return engines[-1]
 
     yield make

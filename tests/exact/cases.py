@@ -58,7 +58,6 @@ def pool_share(case: EngineCase, workload: Sequence[Arrival]) -> float:
     return (case.num_blocks - 1) / full_residency_blocks(case, workload)
 
 
-RING = replace(SLOW_LINK, host_memory="ring")
 PINNED_LATE = replace(SLOW_LINK, pin_bytes_per_s=256e6)  # host memory is ready after a second
 LAYERS = make_case()
 HALVES = make_case(layers_per_group=4, options=PINNED_LATE, asynchronous=True)
@@ -67,12 +66,12 @@ STANDING = {
     "layers": LAYERS,
     "layers-asynchronous-in-small-chunks": make_case(asynchronous=True, max_num_batched_tokens=97),
     "pairs-asynchronous-in-small-chunks": make_case(
-        layers_per_group=2, buffers=1, options=RING, asynchronous=True, max_num_batched_tokens=97
+        layers_per_group=2, buffers=1, asynchronous=True, max_num_batched_tokens=97
     ),
     "halves-asynchronous": HALVES,
     "halves-in-small-chunks": make_case(layers_per_group=4, buffers=1, max_num_batched_tokens=97),
     "tensor-parallel": make_case(buffers=1, tensor_parallel_size=2),
     "tensor-parallel-pairs": make_case(layers_per_group=2, tensor_parallel_size=2),
-    "pipeline-parallel": make_case(options=RING, pipeline_parallel_size=2),
+    "pipeline-parallel": make_case(pipeline_parallel_size=2),
     "pipeline-parallel-pairs": make_case(layers_per_group=2, buffers=1, pipeline_parallel_size=2),
 }

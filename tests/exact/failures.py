@@ -12,7 +12,7 @@ from lab.engine.conversations import conversations
 from lab.engine.step_runner import StepRunner
 from lab.engine.workloads import churn, mixed
 from tests.exact.cached_prefixes import Hits
-from tests.exact.cases import SLOW_LINK, make_case
+from tests.exact.cases import make_case
 from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.failing_engine import FaultRates
 from tests.exact.failure_cases import ALONE, CONVERSING, TOGETHER, assert_right, run_with_faults
@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
 CASES = {
     "synchronous": make_case(),
     "asynchronous-pairs": make_case(layers_per_group=2, asynchronous=True),
-    "ring": make_case(options=replace(SLOW_LINK, host_memory="ring")),
     "tensor-parallel": make_case(tensor_parallel_size=2),
     "pipeline-parallel": make_case(pipeline_parallel_size=2),
 }

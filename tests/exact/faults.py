@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from services.executor.copies.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
-from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.copies.device.cpu_device import CpuDevice, LinkModel
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
+from services.executor.copies.pages import fill
 
 
 @contextlib.contextmanager
@@ -82,11 +84,10 @@ class DropsCopies(FaultyEngine):
     """Forgets some loads."""
 
     def submit(self, copy: Copy) -> Any:
-        if self._spoils(copy):
-            ticket = self.engine.submit(copy)
-            self.engine.cancel(ticket)
-            return ticket
-        return self.engine.submit(copy)
+        if not self._spoils(copy):
+            return self.engine.submit(copy)
+        fill(self.engine._pages[copy.group], copy.block_ids, nan=True)
+        return self.engine.submit(replace(copy, slots=[], block_ids=[]))
 
 
 class MistakesBlocks(FaultyEngine):
@@ -120,12 +121,8 @@ class SkipsSaveWaits(FaultyEngine):
 
     def __init__(self, engine: Any, first_fault: int = 20) -> None:
         # So slow that the next group always comes first.
-        slow = CpuCopyEngine(
-            engine._pages,
-            h2d=LinkModel(),
-            d2h=LinkModel(bytes_per_s=5e6),
-            poison_targets=True,
-        )
+        device = CpuDevice(d2h=LinkModel(bytes_per_s=5e6))
+        slow = StreamCopyEngine(engine._pages, device, poison_targets=True)
         super().__init__(slow, first_fault)
 
     def end(self) -> None:

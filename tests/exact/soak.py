@@ -57,9 +57,7 @@ ROUNDS = {
     "halves, nothing mirrored": EngineCase(
         num_blocks=60, kv=replace(LINK, layers_per_group=4, max_mirrored_blocks_per_step=0)
     ),
-    "tensor parallel, ring": EngineCase(
-        num_blocks=200, kv=replace(LINK, host_memory="ring"), tensor_parallel_size=2
-    ),
+    "tensor parallel": EngineCase(num_blocks=200, kv=LINK, tensor_parallel_size=2),
     "pipeline parallel": EngineCase(num_blocks=110, kv=LINK, pipeline_parallel_size=2),
     "copies go wrong": EngineCase(
         num_blocks=200, kv=replace(LINK, integrity_guard=GuardMode.ALL), asynchronous=True

@@ -27,9 +27,10 @@ from lab.engine.step_runner import (
     make_prompt,
 )
 from lab.engine.workloads import mixed
+from lab.slow_device.emulated_device import LayerTime
 from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
-from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.copies.device.cpu_device import LinkModel
 from services.executor.kv_options import KVOptions
 from services.executor.request_tag import to_extra_args
 from services.pacing.attainment import violates_delivered_tbt
@@ -50,14 +51,12 @@ CASE = EngineCase(
         h2d_bytes_per_s=LINK_BYTES_PER_S,
         d2h_bytes_per_s=LINK_BYTES_PER_S,
         copy_latency_s=0.1e-3,
-        emulated_layer_s=2e-3,
-        emulated_token_s=1e-4,
-        emulated_context_token_s=1e-6,
         restore_when_free_frac=0.02,
         poison=True,
         max_pause_s=3_600.0,  # no hold ends by itself
     ),
     controller=ControllerOptions(plan_timeout_s=30.0, seed=7),
+    layer_time=LayerTime(base_s=2e-3, per_token_s=1e-4, per_context_token_s=1e-6),
 )
 STEADY = [
     Arrival(request_id=f"s{n}", prompt=make_prompt(300, seed=90 + n), num_output_tokens=150)

@@ -42,7 +42,7 @@ from lab.engine.workloads import (
 )
 from services.executor.blocks.host_pool import Promise
 from services.executor.blocks.residency import RequestKV
-from services.executor.copies.cpu_copy_engine import LinkModel
+from services.executor.copies.device.cpu_device import LinkModel
 from services.placement.run.resume import ResumeWay
 from tests.exact import faults, product
 from tests.exact.aborts import STATES, AbortsByState

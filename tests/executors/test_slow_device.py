@@ -11,6 +11,7 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from lab.executor_client import MODEL, GatewayStream
 from lab.models import NUM_LAYERS
+from lab.slow_device.emulated_device import LayerTime
 from lab.stack.executor_process import ExecutorProcess
 from tests.gateways import gateway_for, until
 
@@ -29,7 +30,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProce
         tmp_path_factory.mktemp("executor") / "executor.log",
         LAYERWISE_KV="true",
         KV_HOST_MEMORY_BYTES=64 << 20,
-        KV_EMULATED_LAYER_S=LAYER_S,
+        layer_time=LayerTime(base_s=LAYER_S),
     )
     with process.serving():
         yield process

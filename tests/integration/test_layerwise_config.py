@@ -24,7 +24,6 @@ from services.executor.engine.engine import shutdown_timeout_s
 from services.executor.kv_options import (
     CONFIG_KEY,
     KVOptions,
-    LayerTime,
     caches_prefixes,
     check_supported,
     check_uncached_supported,
@@ -67,11 +66,6 @@ def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
     assert "LayerwiseScheduler" in str(config.scheduler_config.scheduler_cls)
     assert "LayerwiseCPUWorker" in str(config.parallel_config.worker_cls)
     assert config.parallel_config.distributed_executor_backend == CPU_EXECUTOR
-
-
-def test_a_form_of_host_memory_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="paged"):
-        KVOptions(host_memory="paged")
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, True), (True, True), (False, False)])
@@ -240,18 +234,6 @@ def test_groups_must_divide_the_layers_of_a_stage(layers_per_group: int, stages:
         make_config(settings)
 
 
-def test_a_device_is_emulated_only_where_it_is_asked_for_and_on_a_cpu(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not KVOptions.of(config).emulates
-    emulated = make_config(make_settings(kv_emulated_layer_s=0.003, kv_emulated_token_s=1e-5))
-    assert KVOptions.of(emulated).layer_time == LayerTime(base_s=0.003, per_token_s=1e-5)
-
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    with pytest.raises(ValueError, match="an emulated device on a real one"):
-        check_supported(emulated)
-
-
 def test_a_gpu_gets_its_worker_and_other_devices_are_refused_by_name(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,7 +287,6 @@ def test_processes_that_pin_memory_get_the_time_to_unpin_it(
 
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
     assert shutdown_timeout_s(pinned) == 3.0 + 2 * 10.0
-    assert shutdown_timeout_s(pinned.model_copy(update={"kv_host_memory": "ring"})) == 3.0
     assert shutdown_timeout_s(pinned.model_copy(update={"layerwise_kv": False})) == 3.0
 
 
@@ -365,7 +346,6 @@ def test_graphs_that_always_leave_out_our_hooks_are_refused(
     [
         ({"h2d_bytes_per_s": 1e9}, "a modelled link"),
         ({"pin_bytes_per_s": 1e9}, "modelled pinning"),
-        ({"trace_path": "t.json"}, "trace_path"),
     ],
 )
 def test_what_only_a_cpu_can_do_is_refused_on_a_gpu(
@@ -387,7 +367,6 @@ def test_what_only_a_cpu_can_do_is_refused_on_a_gpu(
         {"max_staging_buffers": 3},
         {"host_bytes": -1},
         {"max_mirrored_blocks_per_step": -1},
-        {"host_ring_bytes": 1},
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:

@@ -5,40 +5,29 @@ from dataclasses import dataclass
 
 import torch
 
-from services.executor.copies.copy_engine import CopyEngine, Direction
-from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.device_guard import DeviceGuard
+from services.executor.copies.device.cpu_device import CpuDevice, LinkModel
+from services.executor.copies.device.integrity_guard import IntegrityGuard
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.host.host_memory import HostMemory, PacedRegistrar, Registrar
-from services.executor.copies.host.host_ring import HostRing
 from services.executor.copies.host.memory_node import node_of
-from services.executor.copies.integrity_guard import GuardedEngine
-from services.executor.copies.pages import (
-    GroupPages,
-    blocks_per_chunk,
-    page_sizes,
-    pair_pages,
-)
-from services.executor.kv_options import GuardMode, HostMemoryForm, KVOptions
+from services.executor.copies.pages import GroupPages, page_sizes, pair_pages
+from services.executor.copies.streams import Device
+from services.executor.kv_options import GuardMode, KVOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """What moves a rank's KV, and where it goes."""
 
-    engine: CpuCopyEngine | CudaCopyEngine
+    engine: StreamCopyEngine
     pages: list[GroupPages]
     host: HostMemory
-    rings: dict[Direction, HostRing]
 
     def close(self) -> None:
         """Stop copies, then give memory back, unless a copy may still touch it. Idempotent."""
         self.engine.close()
-        if isinstance(self.engine, CudaCopyEngine) and not self.engine.is_idle:
-            return
-        for ring in self.rings.values():
-            ring.close()
-        self.host.close()
+        if self.engine.is_idle:
+            self.host.close()
 
 
 def make_backend(
@@ -48,16 +37,12 @@ def make_backend(
     device = pools[0][0].device
     registrar, node = _registrar(options, device), node_of(device)
     sizes = page_sizes(pools)
-    is_ring = options.host_memory == HostMemoryForm.RING
-    rings = make_rings(options, sizes, registrar, node) if is_ring else {}
-    host = HostMemory(sizes, num_slots, registrar=None if is_ring else registrar, node=node)
+    host = HostMemory(sizes, num_slots, registrar=registrar, node=node)
     pages = pair_pages(pools, host.slabs)
-    engine = (
-        _cpu_engine(options, pages, rings)
-        if device.type == "cpu"
-        else _cuda_engine(options, pages, rings, device, 0 if is_ring else host.slots_per_range)
+    engine = StreamCopyEngine(
+        pages, _device(options, device, host.slots_per_range), poison_targets=options.poison
     )
-    return Backend(engine=engine, pages=pages, host=host, rings=rings)
+    return Backend(engine=engine, pages=pages, host=host)
 
 
 def _registrar(options: KVOptions, device: torch.device) -> Registrar | None:
@@ -68,66 +53,23 @@ def _registrar(options: KVOptions, device: torch.device) -> Registrar | None:
     return CudaRegistrar(device)
 
 
-def _cpu_engine(
-    options: KVOptions, pages: list[GroupPages], rings: dict[Direction, HostRing]
-) -> CpuCopyEngine:
-    return CpuCopyEngine(
-        pages,
-        h2d=LinkModel(
-            bytes_per_s=options.h2d_bytes_per_s or None, latency_s=options.copy_latency_s
-        ),
-        d2h=LinkModel(
-            bytes_per_s=options.d2h_bytes_per_s or None, latency_s=options.copy_latency_s
-        ),
-        poison_targets=options.poison,
-        rings=rings,
-    )
-
-
-def _cuda_engine(
-    options: KVOptions,
-    pages: list[GroupPages],
-    rings: dict[Direction, HostRing],
-    device: torch.device,
-    slots_per_range: int,
-) -> CudaCopyEngine:
+def _device(options: KVOptions, device: torch.device, slots_per_range: int) -> Device:
+    if device.type == "cpu":
+        return CpuDevice(
+            h2d=_link(options, options.h2d_bytes_per_s), d2h=_link(options, options.d2h_bytes_per_s)
+        )
     from services.executor.copies.device.cuda_device import CudaDevice
 
-    return CudaCopyEngine(
-        pages,
-        CudaDevice(device, rows_per_range=slots_per_range),
-        rings=rings,
-        poison_targets=options.poison,
-    )
+    return CudaDevice(device, rows_per_range=slots_per_range)
 
 
-def guarded(options: KVOptions, backend: Backend, *, num_slots: int) -> CopyEngine:
-    """Return a backend's engine with a guard before it, made by whoever can read the pool."""
-    mode, engine, pages = GuardMode(options.integrity_guard), backend.engine, backend.pages
+def _link(options: KVOptions, bytes_per_s: float) -> LinkModel:
+    return LinkModel(bytes_per_s=bytes_per_s or None, latency_s=options.copy_latency_s)
+
+
+def make_guard(options: KVOptions, backend: Backend, *, num_slots: int) -> IntegrityGuard | None:
+    """Return a guard before a backend's engine; None if it is switched off."""
+    mode = GuardMode(options.integrity_guard)
     if mode is GuardMode.OFF:
-        return engine
-    if isinstance(engine, CudaCopyEngine):
-        return DeviceGuard(engine, pages, num_slots=num_slots, mode=mode)
-    return GuardedEngine(engine, pages, num_slots=num_slots, mode=mode)
-
-
-def make_rings(
-    options: KVOptions,
-    page_bytes: Sequence[int],
-    registrar: Registrar | None,
-    node: int | None = None,
-) -> dict[Direction, HostRing]:
-    """Make a ring for each direction, so that neither can starve the other."""
-    block_bytes = sum(page_bytes)
-    rows = blocks_per_chunk(block_bytes)
-    num_buffers = max(2, options.host_ring_bytes // len(Direction) // (rows * block_bytes))
-    return {
-        direction: HostRing(
-            page_bytes,
-            rows_per_buffer=rows,
-            num_buffers=num_buffers,
-            registrar=registrar,
-            node=node,
-        )
-        for direction in Direction
-    }
+        return None
+    return IntegrityGuard(backend.engine, backend.pages, num_slots=num_slots, mode=mode)

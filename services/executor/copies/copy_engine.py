@@ -103,13 +103,13 @@ class TransferTotals:
 
 
 class LateGuard(Protocol):
-    """Looks at blocks that nobody copied, and finds out after a wait what came back wrong."""
+    """Looks at blocks that were not copied, and finds out after a wait what came back wrong."""
 
     def check(self, copy: Copy) -> None:
         """Check that blocks hold what was saved to the slots, as if this load had been made."""
 
     def take_wrong(self) -> Sequence[int]:
-        """Return the uids of KV that is known by now to be wrong, each time it came back once.
+        """Return the uids of KV that is known by now to be wrong, each time that it came back once.
 
         Call once per step.
         """

@@ -5,6 +5,8 @@ streams is ordered by events only, and so is work against the host, which knows 
 happened only after `query` said so or `synchronize` returned.
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.executor.copies.copy_engine import Direction
+
+POLL_S = 1e-3
+
+OnFailure = Callable[[Exception], None]
 Rows = tuple[torch.Tensor, npt.NDArray[np.int64]]  # a matrix of bytes, and which of its rows
 
 
@@ -33,8 +40,27 @@ class Stream(Protocol):
     def record(self, *, timing: bool = False) -> Event:
         """Return the point after everything enqueued so far."""
 
-    def wait(self, event: Event) -> None:
-        """Let what is enqueued from now on run after an event."""
+    def wait(self, event: Event, timeout_s: float = math.inf) -> bool:
+        """Let what is enqueued from now on run after an event.
+
+        Where work runs as it is called, the caller waits, so long at most; return whether the event
+        has passed then. Elsewhere the call returns at once, and True.
+        """
+
+    def close(self, timeout_s: float) -> bool:
+        """Let what has begun end, and drop the rest where the device can: those copies fail.
+
+        Return whether nothing runs any more, after `timeout_s` at most. Nothing may be enqueued
+        from now on. Idempotent.
+        """
+
+
+def ends_within(stream: Stream, timeout_s: float) -> bool:
+    """Poll until everything enqueued on a stream has run, or the time is over."""
+    last, deadline_s = stream.record(), time.monotonic() + timeout_s
+    while not last.query() and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    return last.query()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +80,7 @@ class Layers:
         self.pairs = tuple(zip(sources, targets, strict=True))
         # Bytes of a row, and where the rows of either begin.
         self.numbers = [(s.shape[1], s.data_ptr(), t.data_ptr()) for s, t in self.pairs]
+        self.row_bytes: int = sum(s.shape[1] for s, _ in self.pairs)  # of all layers
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +104,10 @@ class Part:
     end: int
 
     @property
+    def num_bytes(self) -> int:
+        return (self.end - self.start) * self.batch.layers.row_bytes
+
+    @property
     def is_whole(self) -> bool:
         return self.end - self.start == len(self.batch.source_rows)
 
@@ -90,7 +121,11 @@ class Part:
 
 
 class Device(Protocol):
-    """A device with copy engines of its own, and the host beside it."""
+    """A device whose copies run beside its layers, and the host beside it."""
+
+    @property
+    def max_chunks_ahead(self) -> int:
+        """How many chunks on a stream keep the link busy: what is there cannot be overtaken."""
 
     def attach(self) -> None:
         """Prepare the calling thread, once, for the other calls."""
@@ -98,17 +133,18 @@ class Device(Protocol):
     def compute_stream(self) -> Stream:
         """Return the stream on which the calling thread runs the model."""
 
-    def new_stream(self) -> Stream: ...
+    def new_stream(self, direction: Direction | None = None) -> Stream:
+        """Return a stream for bulk copies in a direction; None: for few bytes."""
 
-    def copy(self, stream: Stream, part: Part, *, source_is_stable: bool) -> None:
+    def copy(
+        self, stream: Stream, part: Part, *, source_is_stable: bool, failed: OnFailure
+    ) -> None:
         """Enqueue part of a batch of copies between the device and pinned host memory.
 
         `source_is_stable` says that the host knows the last write of every source to be over; the
-        copy may then read them before its turn.
+        copy may then read them before its turn. A copy that is refused raises; one that fails
+        later calls `failed`, from any thread, before its end passes.
         """
-
-    def copy_on_host(self, copy: RowCopy) -> None:
-        """Copy rows in host memory, now."""
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         """Fill rows of device memory on the compute stream."""

@@ -200,9 +200,9 @@ class TransferRunner:
     def feedback(self) -> StepFeedback:
         """Return what has completed and what went wrong; each restore and failure once."""
         self.watch.sweep()
-        self._lose_what_was_wrong()
         failed_saves = self._end_saves()
         done, failed_restores = self._end_restores()
+        self._lose_what_was_wrong()  # by the waits above too
         saved_step = self._running_saves[0].step - 1 if self._running_saves else self._step
         lost, self._newly_lost = self._newly_lost, {}
         hung_blocks, hung_slots = self.watch.hung_targets()
@@ -218,7 +218,9 @@ class TransferRunner:
         )
 
     def _lose_what_was_wrong(self) -> None:
-        """Lose whoever has KV now that earlier steps loaded wrong; their tokens have left."""
+        """Lose requests that have KV now which came back wrong: in this step, or in earlier ones
+        whose tokens have left.
+        """
         for uid in self._late_guard.take_wrong() if self._late_guard is not None else ():
             self.watch.failures[FailureCause.CORRUPT] += 1
             for request_id in self._tables.holders(uid):

@@ -170,8 +170,6 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         layers_per_group=settings.kv_layers_per_group,
         max_staging_buffers=settings.kv_staging_buffers,
         host_bytes=settings.kv_host_memory_bytes,
-        host_memory=settings.kv_host_memory,
-        host_ring_bytes=settings.kv_host_ring_bytes,
         max_mirrored_blocks_per_step=settings.kv_mirrored_blocks_per_step,
         prefix_caching=settings.enable_prefix_caching is not False,
         max_pause_s=settings.kv_max_pause_s,
@@ -179,10 +177,6 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
         integrity_guard=settings.kv_integrity_guard,
         copy_timeout_s=settings.kv_copy_timeout_s,
-        emulated_layer_s=settings.kv_emulated_layer_s,
-        emulated_token_s=settings.kv_emulated_token_s,
-        emulated_context_token_s=settings.kv_emulated_context_token_s,
-        trace_path=settings.kv_trace_path,
         # Plans hold for a window, so that layers do not go back and forth for want of slack.
         restore_when_free_frac=PLANNED_SPARE_FRAC if settings.planner_address else LONE_SPARE_FRAC,
     )

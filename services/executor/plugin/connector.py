@@ -25,21 +25,15 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from services.control.measures.step_timing import LinkCalibration
 from services.executor.blocks.transfers.transfers import Transfers
-from services.executor.copies.backend import guarded, make_backend
+from services.executor.copies.backend import make_backend, make_guard
 from services.executor.copies.copy_watch import Patience
-from services.executor.copies.cpu_copy_engine import CpuCopyEngine
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.device_guard import DeviceGuard
-from services.executor.copies.integrity_guard import GuardedEngine
 from services.executor.copies.pages import blocks_per_chunk, fill, view_pools
 from services.executor.copies.timing.layer_clock import LayerClock
 from services.executor.copies.timing.link_calibration import calibrate
 from services.executor.copies.timing.rank_stats import RankStats
-from services.executor.copies.timing.step_marks import DeviceMarks, HostMarks
-from services.executor.copies.timing.trace import StepTrace
+from services.executor.copies.timing.step_marks import StepMarks
 from services.executor.copies.transfer_runner import TransferRunner, group_of_layers
 from services.executor.kv_options import KVOptions
-from services.executor.plugin.emulated_device import EmulatedDevice
 from services.executor.sizing import num_affordable_slots, num_host_slots
 from services.executor.stats.kv_metrics import KVPromMetrics
 from services.executor.stats.kv_stats import KVStats
@@ -69,12 +63,10 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.options = KVOptions.of(vllm_config)
         self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
         self._first_layers, self._last_layers = group_of_layers(self._groups)
-        self._trace: StepTrace | None = None
         self._hooks_layers = False  # in this step
-        # Without it, a layer takes the time that it takes.
-        self._device = EmulatedDevice(self.options.layer_time) if self.options.emulates else None
-        # Whether layers call the hooks in every step, and not only in those that need it.
-        self.watches_layers = self._device is not None or bool(self.options.trace_path)
+        # Whether layers call the hooks in every step, and not only in those that need it: for
+        # tools that time or slow down layers.
+        self.watches_layers = False
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -130,11 +122,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             request_id: num_computed[request_id] + num_tokens
             for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
         }
-        transfers = self.transfers.plan_step(num_tokens_after)
-        if self._device is not None:
-            transfers.num_tokens = scheduler_output.total_num_scheduled_tokens
-            transfers.num_context_tokens = sum(num_tokens_after.values())
-        return transfers
+        return self.transfers.plan_step(num_tokens_after)
 
     def reset_cache(self) -> bool:
         """Forget all KV of requests in the queue: the weights may have changed."""
@@ -157,13 +145,13 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         num_slots = num_host_slots(self._vllm_config, config)
         num_slots = num_affordable_slots(self._vllm_config, config, num_slots)
         self._backend = make_backend(options, pools, num_slots=num_slots)
-        engine, pages = self._backend.engine, self._backend.pages
-        guard = guarded(options, self._backend, num_slots=num_slots)
+        pages = self._backend.pages
+        guard = make_guard(options, self._backend, num_slots=num_slots)
         self.runner = TransferRunner(
-            guard,
+            guard or self._backend.engine,
             len(self._groups),
             patience=Patience.of(options, block_bytes=pages[0].block_bytes),
-            late_guard=guard if isinstance(guard, DeviceGuard | GuardedEngine) else None,
+            late_guard=guard,
         )
         self._backend.host.pin_first_chunk()
         self._calibration = self._calibrate(pages[0].block_bytes)
@@ -172,10 +160,6 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if options.poison:
             # Groups alias one pool, so that one group's pages are everybody's.
             self.runner.fill = lambda block_ids, nan: fill(pages[0], block_ids, nan=nan)
-        if options.trace_path:
-            assert isinstance(engine, CpuCopyEngine)
-            self._trace = StepTrace(options.trace_path)
-            engine.listen(self._trace.add_copy)
 
     def start_pinning(self) -> None:
         """Pin the rest of the host memory in the background: everything is captured."""
@@ -193,12 +177,9 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
 
     def _make_clock(self) -> LayerClock:
-        engine = self._backend.engine
         return LayerClock(
             self.runner,
-            DeviceMarks(engine)
-            if isinstance(engine, CudaCopyEngine)
-            else HostMarks(lambda: self.runner.stall_s),
+            StepMarks(self._backend.engine),
             num_layers=sum(len(names) for names in self._groups),
             chunk_bytes=CHUNK_BYTES,
             calibration=self._calibration,
@@ -214,41 +195,23 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         transfers = self._get_connector_metadata()
         assert isinstance(transfers, StepTransfers)
-        if self._trace is not None:
-            self._trace.begin_step(transfers.step)
         self.runner.begin_step(transfers)
         self._hooks_layers = self.watches_layers or self.runner.has_work_between_layers
         # The second model runner replays a full graph outside of a forward context.
         if forward_context.attn_metadata is not None or kwargs.get("attn_metadata") is not None:
             self._clock.marks.layers_begin(transfers.step)
-        if self._device is not None:
-            self._device.begin_step(
-                num_tokens=transfers.num_tokens, num_context_tokens=transfers.num_context_tokens
-            )
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         group = self._first_layers.get(layer_name)
-        if self._device is not None:
-            self._device.pause()
         if group is not None:
             self.runner.before_group(group)
-        if self._device is not None:
-            self._device.resume()
-        if self._trace is not None:
-            self._trace.begin_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        if self._device is not None:
-            self._device.end_layer()
-        if self._trace is not None:
-            self._trace.end_layer(layer_name)
         group = self._last_layers.get(layer_name)
         if group is not None:
             self.runner.after_group(group)
-        if self._device is not None:
-            self._device.resume()
 
     def finish_forward(self) -> None:
         """Take in that the layers have run; the first model runner does not say so."""
@@ -259,8 +222,6 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._hooks_layers = False
         self.finish_forward()
         self.runner.end_step()
-        if self._trace is not None:
-            self._trace.end_step()
 
     def build_connector_worker_meta(self) -> StepFeedback:
         feedback = self.runner.feedback()
@@ -285,8 +246,6 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def shutdown(self) -> None:
         if self._role == KVConnectorRole.WORKER and hasattr(self, "runner"):
             self._backend.close()
-            if self._trace is not None:
-                self._trace.write()
 
     def take_events(self) -> Iterable[Any]:
         return ()

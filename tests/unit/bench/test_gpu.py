@@ -166,10 +166,10 @@ def test_tokens_are_set_beside_those_of_stock_vllm_run_in_the_same_way(
         {
             "exactness/stock,breakable=0": line("x"),
             "exactness/stock,breakable=0,fp8": line("y"),
-            "exactness/pinned,breakable=0": line("x"),
-            "exactness/pinned,breakable=0,fp8": line("y"),
-            "exactness/pinned,breakable=0,waits": line("z", "waits"),
-            "exactness/ring,breakable=0,fp8": line("x"),
+            "exactness/layerwise,breakable=0": line("x"),
+            "exactness/layerwise,breakable=0,fp8": line("y"),
+            "exactness/layerwise,breakable=0,waits": line("z", "waits"),
+            "exactness/groups4,breakable=0,fp8": line("x"),
         }
     )
 

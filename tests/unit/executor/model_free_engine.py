@@ -45,7 +45,6 @@ def make_scheduler(
     num_blocks: int = 41,
     num_slots: int = 400,
     scheduler_cls: type[LayerwiseSchedulerMixin] = LayerwiseScheduler,
-    emulated_layer_s: float = 0.0,
 ) -> LayerwiseSchedulerMixin:
     """Return a scheduler of requests that nobody plans for. `num_blocks`: one is vLLM's own."""
     spec.register()
@@ -56,7 +55,6 @@ def make_scheduler(
         host_bytes=num_slots * group.page_size_bytes,
         predicted_output_tokens=64,
         poison=True,
-        emulated_layer_s=emulated_layer_s,
     )
     config = config_of_layerwise_kv()
     config.additional_config = options.engine_args()["additional_config"]

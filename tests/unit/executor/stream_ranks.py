@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from lab.fake_streams import Clock, FakeDevice
-from services.executor.copies.copy_engine import Copy, Direction
+from services.executor.copies.copy_engine import Copy
 from services.executor.copies.copy_job import CopyJob
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.device_guard import DeviceGuard
-from services.executor.copies.host.host_ring import HostRing
+from services.executor.copies.device.integrity_guard import IntegrityGuard
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.kv_options import GuardMode
@@ -84,26 +83,18 @@ class RequestsDevice(FakeDevice):
 class StreamRank(SimulatedRank):
     """A rank as the executor runs it on a device."""
 
-    def __init__(
-        self, num_groups: int, rng: random.Random, *, form: str = "pinned", guarded: bool = False
-    ) -> None:
+    def __init__(self, num_groups: int, rng: random.Random, *, guarded: bool = False) -> None:
         super().__init__(num_groups, rng)
         self.device = RequestsDevice(rng.randrange(1 << 30))
         self.mistakes: list[str] = []
         self._numbers: dict[Content, int] = {None: 0}
         self._pool = torch.zeros((200, PAGE_BYTES), dtype=torch.uint8)
         host = torch.zeros((500, PAGE_BYTES), dtype=torch.uint8)
-        rings = {}
-        if form == "ring":
-            rings = {
-                d: HostRing([PAGE_BYTES], rows_per_buffer=BLOCKS_PER_CHUNK, num_buffers=2)
-                for d in Direction
-            }
         pages = [GroupPages(pool=(self._pool,), host=(host,)) for _ in range(num_groups)]
-        self.engine = StreamEngine(pages, self.device, rings=rings)
+        self.engine = StreamEngine(pages, self.device)
         guard = None
         if guarded:
-            guard = DeviceGuard(self.engine, pages, num_slots=len(host), mode=GuardMode.ALL)
+            guard = IntegrityGuard(self.engine, pages, num_slots=len(host), mode=GuardMode.ALL)
         self.runner = TransferRunner(guard or self.engine, num_groups, late_guard=guard)
         self.runner.fill = lambda ids, nan: self._poison(ids) if nan else None
 
@@ -155,7 +146,7 @@ class StreamRank(SimulatedRank):
         return work
 
 
-class StreamEngine(CudaCopyEngine):
+class StreamEngine(StreamCopyEngine):
     device: RequestsDevice
 
     def submit(self, copy: Copy) -> CopyJob:

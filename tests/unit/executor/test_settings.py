@@ -110,7 +110,7 @@ def test_processes_of_the_engine_give_each_other_the_time_to_unpin_their_host_me
     prepare_engine_environment(settings)
     assert os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] == str(5 + 2 * 12)
 
-    prepare_engine_environment(settings.model_copy(update={"kv_host_memory": "ring"}))
+    prepare_engine_environment(settings.model_copy(update={"layerwise_kv": False}))
     assert os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] == "29"  # as it was set
     assert settings.model_copy(update={"layerwise_kv": False}).unpin_s == 0.0
 

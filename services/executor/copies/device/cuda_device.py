@@ -7,12 +7,14 @@ tokens of 8 heads of 128 in two bytes are 128 KiB.
 
 import contextlib
 import ctypes
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.executor.copies.copy_engine import Direction
 from services.executor.copies.device.batch_copy import (
     ANY_ORDER,
     STREAM_ORDER,
@@ -21,7 +23,7 @@ from services.executor.copies.device.batch_copy import (
     driver_batch_copy,
 )
 from services.executor.copies.host.host_memory import PinningError
-from services.executor.copies.streams import Event, Part, RowCopy, Rows, Stream
+from services.executor.copies.streams import Event, OnFailure, Part, Rows, Stream, ends_within
 
 RELAXED = 2  # CUstreamCaptureMode: other threads' captures forbid the calling one nothing
 
@@ -74,13 +76,19 @@ class CudaStream:
     def record(self, *, timing: bool = False) -> CudaEvent:
         return CudaEvent(self._events, self.stream, timing=timing)
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: Event, timeout_s: float = math.inf) -> bool:
         assert isinstance(event, CudaEvent)
         self.stream.wait_event(event.event)
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        return ends_within(self, timeout_s)
 
 
 class CudaDevice:
     """`Device` on one GPU."""
+
+    max_chunks_ahead = 4
 
     def __init__(self, device: torch.device, *, rows_per_range: int = 0) -> None:
         """`rows_per_range`: slots of a range of host memory that is pinned as one; 0: all."""
@@ -94,10 +102,12 @@ class CudaDevice:
     def compute_stream(self) -> CudaStream:
         return CudaStream(torch.cuda.current_stream(self._device), self._events)
 
-    def new_stream(self) -> CudaStream:
+    def new_stream(self, direction: Direction | None = None) -> CudaStream:
         return CudaStream(torch.cuda.Stream(self._device), self._events)
 
-    def copy(self, stream: Stream, part: Part, *, source_is_stable: bool) -> None:
+    def copy(
+        self, stream: Stream, part: Part, *, source_is_stable: bool, failed: OnFailure
+    ) -> None:
         assert isinstance(stream, CudaStream)
         batch = part.batch
         if batch.prepared is None:
@@ -107,9 +117,6 @@ class CudaDevice:
             stream=stream.stream.cuda_stream,
             order=ANY_ORDER if source_is_stable else STREAM_ORDER,
         )
-
-    def copy_on_host(self, copy: RowCopy) -> None:
-        copy.target.numpy()[copy.target_rows] = copy.source.numpy()[copy.source_rows]
 
     def fill(self, rows: torch.Tensor, indices: npt.NDArray[np.int64], byte: int) -> None:
         rows.index_fill_(0, torch.from_numpy(indices).to(rows.device), byte)

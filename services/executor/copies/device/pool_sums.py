@@ -3,18 +3,26 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.executor.copies.copy_job import Indices
-from services.executor.copies.integrity_guard import block_weights
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.streams import Device
 
+Checksums = npt.NDArray[np.int64]
+
 BLOCKS_AT_ONCE = 32  # bounds what is gathered: some MiB
+WORD_BYTES = 8
 
 
 class PoolSums:
-    """One sum per host slot, of what its block held when it left. Work of the compute stream."""
+    """One sum per host slot, of what its block held when it left. Work of the compute stream.
+
+    Words of blocks are weighed with odd numbers, modulo 2**64. A change within one word of 8 bytes
+    always shows, for an odd weight loses nothing; words that change places show because their
+    weights differ.
+    """
 
     def __init__(self, pages: Sequence[GroupPages], device: Device, *, num_slots: int) -> None:
         self._pages, self._device = pages, device
@@ -64,3 +72,13 @@ class PoolSums:
         for words, weights in zip(layers, self._weights[: len(layers)], strict=True):
             sums += words.index_select(0, blocks).mul_(weights).sum(1)
         return sums
+
+
+def block_weights(pages: Sequence[GroupPages]) -> list[Checksums]:
+    """Return the weights of a block's words, layer by layer of the group that has most."""
+    longest = max((group.pool for group in pages), key=len)
+    rng = np.random.default_rng(0)
+    return [
+        rng.integers(-(2**63), 2**63 - 1, pool.shape[1] // WORD_BYTES, dtype=np.int64) | 1
+        for pool in longest
+    ]

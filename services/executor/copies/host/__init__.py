@@ -1,1 +1,1 @@
-"""The host's side: pinned memory near its device, and the ring."""
+"""The host's side: pinned memory near its device."""

@@ -1,1 +1,1 @@
-"""What copies and layers take: clocks, marks, totals, the timeline."""
+"""What copies and layers take: clocks, marks, totals."""

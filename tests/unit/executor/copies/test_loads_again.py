@@ -13,8 +13,8 @@ import torch
 from bench.gpu.costs import IdleDevice
 from lab.fake_streams import FakeDevice
 from services.executor.copies.copy_engine import Copy, Direction
-from services.executor.copies.device import cuda_copy_engine
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device import stream_copy_engine
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.step_messages import (
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.filterwarnings("default")
 def looked_through(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the batches that were made."""
     batches: list[Any] = []
-    make = cuda_copy_engine.between_pool_and_host
+    make = stream_copy_engine.between_pool_and_host
 
     def noted(*arguments: Any) -> Any:
         batches.append(make(*arguments))
         return batches[-1]
 
-    monkeypatch.setattr(cuda_copy_engine, "between_pool_and_host", noted)
+    monkeypatch.setattr(stream_copy_engine, "between_pool_and_host", noted)
     return batches
 
 
@@ -48,7 +48,7 @@ class Loads:
         pool, host = (torch.zeros((20, 8), dtype=torch.uint8) for _ in range(2))
         host[:] = torch.arange(20, dtype=torch.uint8)[:, None]
         self.pool, self.device = pool, FakeDevice(0)
-        self.engine = CudaCopyEngine([GroupPages(pool=(pool,), host=(host,))], self.device)
+        self.engine = StreamCopyEngine([GroupPages(pool=(pool,), host=(host,))], self.device)
         self.runner = TransferRunner(self.engine, 1)
         self._step = 0
 
@@ -119,7 +119,7 @@ def num_calls(num_blocks: int, num_loads: int) -> float:
     rows = list(range(num_blocks))
     random.Random(0).shuffle(rows)
     pool, host = (torch.zeros((num_blocks + 1, 8), dtype=torch.uint8) for _ in range(2))
-    engine = CudaCopyEngine([GroupPages(pool=(pool,), host=(host,))], IdleDevice())
+    engine = StreamCopyEngine([GroupPages(pool=(pool,), host=(host,))], IdleDevice())
     load = Copy(
         direction=Direction.H2D, group=0, slots=array("q", rows), block_ids=array("q", rows)
     )

@@ -1,8 +1,6 @@
 """Connector stats: merged over ranks and over time by one method."""
 
-import json
 from dataclasses import asdict, fields
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +9,10 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.control.counters import Counters
-from services.executor.copies.copy_engine import Direction
-from services.executor.copies.cpu_copy_engine import CpuCopyEngine, LinkModel
+from services.executor.copies.device.cpu_device import CpuDevice
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.timing.rank_stats import RankStats
-from services.executor.copies.timing.trace import StepTrace
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.stats.kv_metrics import COUNTERS, GAUGES, KVPromMetrics
 from services.executor.stats.kv_stats import KVStats, Residencies
@@ -58,22 +55,6 @@ def test_aggregating_changes_neither_side() -> None:
 
     assert first.reduce()["num_loads"] == 1
     assert second.reduce()["num_loads"] == 2
-
-
-def test_a_trace_holds_steps_layers_and_copies_on_tracks_of_their_own(tmp_path: Path) -> None:
-    trace = StepTrace(str(tmp_path / "deep" / "trace.json"))
-    trace.begin_step(4)
-    trace.begin_layer("model.layers.0")
-    trace.end_layer("model.layers.0")
-    trace.add_copy(Direction.H2D, 2, 4_096, 1.0, 1.5)
-    trace.end_step()
-    trace.write()
-
-    events = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
-    assert [event["tid"] for event in events] == ["attention", "h2d", "step"]
-    copy = events[1]
-    assert (copy["ts"], copy["dur"]) == (1e6, 0.5e6)
-    assert copy["args"] == {"step": 4, "num_bytes": 4_096}
 
 
 def test_every_figure_reaches_prometheus() -> None:
@@ -122,9 +103,7 @@ def test_events_add_up_beside_the_schedulers_state() -> None:
 
 def test_a_rank_reports_until_all_that_it_copied_is_told_and_then_nothing() -> None:
     page = torch.zeros((4, 64), dtype=torch.uint8)
-    engine = CpuCopyEngine(
-        [GroupPages(pool=(page,), host=(page.clone(),))], h2d=LinkModel(), d2h=LinkModel()
-    )
+    engine = StreamCopyEngine([GroupPages(pool=(page,), host=(page.clone(),))], CpuDevice())
     runner = TransferRunner(engine, 1)
     stats = RankStats(runner, rank=0)
     stats.take()

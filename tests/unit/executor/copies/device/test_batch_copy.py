@@ -119,13 +119,19 @@ class Driver:
         return self.error
 
 
+def never(error: Exception) -> None:
+    raise AssertionError(error)
+
+
 def test_a_batch_is_one_call_on_the_streams_handle(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, source, targets = Driver(), rows_of(0), [rows_of(100), rows_of(200)]
     monkeypatch.setattr(cuda_device, "driver_batch_copy", lambda: in_batches(driver.function))
     stream: Any = type("Handle", (), {"cuda_stream": 77})()
     batch = batch_of([(source, target) for target in targets], [3, 4, 9], [0, 1, 5])
     device = CudaDevice(torch.device("cpu"))
-    device.copy(CudaStream(stream, EventPool()), Part(batch, 0, 3), source_is_stable=True)
+    device.copy(
+        CudaStream(stream, EventPool()), Part(batch, 0, 3), source_is_stable=True, failed=never
+    )
 
     assert driver.calls == [(4, ANY_ORDER, 77)]  # two runs in each of two layers
     for target, start in zip(targets, (100, 200), strict=True):
@@ -133,7 +139,9 @@ def test_a_batch_is_one_call_on_the_streams_handle(monkeypatch: pytest.MonkeyPat
         assert (target[5] == 9).all()
 
     prepared = batch.prepared
-    device.copy(CudaStream(stream, EventPool()), Part(batch, 0, 3), source_is_stable=True)
+    device.copy(
+        CudaStream(stream, EventPool()), Part(batch, 0, 3), source_is_stable=True, failed=never
+    )
     assert batch.prepared is prepared
 
 

@@ -12,11 +12,11 @@ from bench.gpu.costs import IdleDevice, IdleEvent
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.copy_job import CopyJob
 from services.executor.copies.copy_watch import WatchedCopy
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.timing.layer_clock import LayerClock
 from services.executor.copies.timing.rank_stats import RankStats
-from services.executor.copies.timing.step_marks import DeviceMarks, Mark
+from services.executor.copies.timing.step_marks import Mark, StepMarks
 from services.executor.copies.transfer_runner import RunningSave, TransferRunner
 from services.executor.step_messages import (
     LoadTableUpdate,
@@ -38,10 +38,10 @@ class Rank:
     def __init__(self) -> None:
         pool, host = (torch.zeros((4, 8), dtype=torch.uint8) for _ in range(2))
         pages = [GroupPages(pool=(pool,), host=(host,))] * NUM_GROUPS
-        self.engine = CudaCopyEngine(pages, IdleDevice())
+        self.engine = StreamCopyEngine(pages, IdleDevice())
         self.runner = TransferRunner(self.engine, NUM_GROUPS)
         self.clock = LayerClock(
-            self.runner, DeviceMarks(self.engine), num_layers=NUM_GROUPS, chunk_bytes=8
+            self.runner, StepMarks(self.engine), num_layers=NUM_GROUPS, chunk_bytes=8
         )
         self.stats = RankStats(self.runner, 0)
         self.num_steps = 0

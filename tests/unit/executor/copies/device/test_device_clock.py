@@ -17,11 +17,11 @@ from services.control.plans.counts import ControllerCounts
 from services.control.seam import ScheduledStep
 from services.control.step_meter import StepMeter
 from services.control.types import Links
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.timing.layer_clock import LayerClock
 from services.executor.copies.timing.link_calibration import calibrate
-from services.executor.copies.timing.step_marks import MAX_UNREAD_STEPS, DeviceMarks
+from services.executor.copies.timing.step_marks import MAX_UNREAD_STEPS, StepMarks
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.step_messages import (
     LoadTableUpdate,
@@ -71,9 +71,9 @@ class Loop:
         self.device = FakeDevice(bytes_per_s=self.bytes_per_s)
         pool, host = (torch.zeros((32, PAGE_BYTES), dtype=torch.uint8) for _ in range(2))
         pages = [GroupPages(pool=(pool,), host=(host,)) for _ in range(NUM_LAYERS)]
-        self.engine = CudaCopyEngine(pages, self.device)
+        self.engine = StreamCopyEngine(pages, self.device)
         self.runner = TransferRunner(self.engine, NUM_LAYERS)
-        self.marks = DeviceMarks(self.engine)
+        self.marks = StepMarks(self.engine)
         self.clock = LayerClock(
             self.runner,
             self.marks,

@@ -9,7 +9,7 @@ import pytest
 
 from services.executor.copies import pages as pages_module
 from services.executor.copies.device import lane as lane_module
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from tests.unit.executor.blocks.test_block_life import run_at_random
 from tests.unit.executor.simulated_ranks import Simulation
 from tests.unit.executor.stream_ranks import BLOCKS_PER_CHUNK, PAGE_BYTES, StreamRank
@@ -17,7 +17,7 @@ from tests.unit.executor.stream_ranks import BLOCKS_PER_CHUNK, PAGE_BYTES, Strea
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-FORMS, DEPTHS, SEEDS = ("pinned", "ring"), range(3), range(4)
+DEPTHS, SEEDS = range(3), range(4)
 PATIENCE_S = 60.0
 
 
@@ -47,7 +47,6 @@ def drain(sim: Simulation) -> None:
 def run(
     seed: int,
     *,
-    form: str,
     depth: int,
     num_steps: int = 80,
     full_graphs: bool = False,
@@ -55,7 +54,7 @@ def run(
 ) -> list[str]:
     """Run random changes on ranks with streams; return what went wrong."""
     sim = Simulation(seed=seed, depth=depth, num_slots=300, num_ranks=1)
-    rank = StreamRank(sim.num_groups, random.Random(seed), form=form, guarded=guarded)
+    rank = StreamRank(sim.num_groups, random.Random(seed), guarded=guarded)
     rank.replays_full_graphs = full_graphs
     sim.ranks = [rank]
     try:
@@ -74,30 +73,24 @@ def run(
 
 def cases() -> Iterator[object]:
     """Return all cases: on commits half of them, in which every two parameters meet."""
-    for seed, depth, form in itertools.product(SEEDS, DEPTHS, FORMS):
-        on_commits = form == FORMS[(seed + depth) % 2]
-        yield pytest.param(seed, depth, form, marks=() if on_commits else pytest.mark.nightly)
+    for seed, depth in itertools.product(SEEDS, DEPTHS):
+        yield pytest.param(seed, depth, marks=pytest.mark.nightly if (seed + depth) % 2 else ())
 
 
-@pytest.mark.parametrize(("seed", "depth", "form"), list(cases()))
-def test_every_access_of_random_steps_is_ordered(seed: int, depth: int, form: str) -> None:
-    assert run(seed, form=form, depth=depth) == []
+@pytest.mark.parametrize(("seed", "depth"), list(cases()))
+def test_every_access_of_random_steps_is_ordered(seed: int, depth: int) -> None:
+    assert run(seed, depth=depth) == []
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_steps_without_hooks_where_none_are_needed_are_ordered_too(form: str) -> None:
-    assert run(1, form=form, depth=2, full_graphs=True) == []
+def test_steps_without_hooks_where_none_are_needed_are_ordered_too() -> None:
+    assert run(1, depth=2, full_graphs=True) == []
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_guard_reads_in_order_and_finds_nothing_wrong(form: str) -> None:
-    assert run(2, form=form, depth=2, guarded=True) == []
+def test_a_guard_reads_in_order_and_finds_nothing_wrong() -> None:
+    assert run(2, depth=2, guarded=True) == []
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_layers_that_do_not_wait_for_copies_are_found(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CudaCopyEngine, "wait", lambda *args: 0.0)
+def test_layers_that_do_not_wait_for_copies_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StreamCopyEngine, "wait", lambda *args: 0.0)
 
-    assert run(0, form=form, depth=1) != []
+    assert run(0, depth=1) != []

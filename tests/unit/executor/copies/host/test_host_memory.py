@@ -1,4 +1,4 @@
-"""Host memory: pinned little by little, given back in chunks, and the ring."""
+"""Host memory: pinned little by little, given back in chunks."""
 
 import itertools
 import threading
@@ -13,7 +13,6 @@ from services.executor.copies.host.host_memory import (
     PinningError,
     allocate_rows,
 )
-from services.executor.copies.host.host_ring import HostRing
 
 PAGE_BYTES = 1 << 16
 CHUNK_SLOTS = 256  # of one slab: the least chunk, 16 MiB
@@ -132,73 +131,6 @@ def test_pinned_ranges_are_whole_os_pages_that_no_two_share(page_bytes: list[int
     for (_, end), (begin, _) in itertools.pairwise(ends):
         assert -(-end // OS_PAGE_BYTES) <= begin // OS_PAGE_BYTES
     memory.close()
-
-
-@dataclass(eq=False)
-class Signal:
-    event: threading.Event = field(default_factory=threading.Event)
-
-    def synchronize(self) -> None:
-        assert self.event.wait(60)
-
-
-def test_a_ring_hands_out_each_buffer_once_and_its_rows_do_not_overlap() -> None:
-    ring = HostRing([4096, 8192], rows_per_buffer=2, num_buffers=3)
-    buffers = [ring.try_take() for _ in range(3)]
-
-    assert ring.try_take() is None
-    for number, buffer in enumerate(buffers):
-        assert buffer is not None
-        for rows in buffer.rows:
-            rows.fill_(number)
-    for number, buffer in enumerate(buffers):
-        assert buffer is not None
-        assert [(rows == number).all().item() for rows in buffer.rows] == [True, True]
-        assert [rows.shape for rows in buffer.rows] == [(2, 4096), (2, 8192)]
-
-
-def test_a_full_ring_waits_for_the_oldest_copy_in_flight() -> None:
-    ring = HostRing([4096], rows_per_buffer=1, num_buffers=2)
-    first, second = ring.take(), ring.take()
-    passed = [Signal(), Signal()]
-    ring.give_back(first, after=passed[0])
-    ring.give_back(second, after=passed[1])
-    taken = []
-    thread = threading.Thread(target=lambda: taken.append(ring.take()))
-    thread.start()
-    passed[1].event.set()  # the younger one does not help
-    thread.join(0.05)
-    assert thread.is_alive()
-
-    passed[0].event.set()
-    thread.join(60)
-
-    assert taken == [first]
-
-
-def test_a_ring_whose_buffers_are_all_held_waits_for_one_to_be_given_back() -> None:
-    ring = HostRing([4096], rows_per_buffer=1, num_buffers=1)
-    held = ring.take()
-    taken = []
-    thread = threading.Thread(target=lambda: taken.append(ring.take()))
-    thread.start()
-
-    ring.give_back(held)
-    thread.join(60)
-
-    assert taken == [held]
-
-
-def test_closing_a_ring_unpins_it() -> None:
-    registrar = SteppedRegistrar()
-    registrar.let.release()
-    ring = HostRing([4096], rows_per_buffer=1, num_buffers=2, registrar=registrar)
-    assert len(registrar.ranges) == 1
-
-    ring.close()
-    ring.close()
-
-    assert registrar.ranges == {}
 
 
 def test_memory_is_the_process_own_and_of_huge_pages_where_there_are_any() -> None:

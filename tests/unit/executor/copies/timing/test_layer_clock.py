@@ -7,8 +7,9 @@ import pytest
 
 from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.executor.copies.copy_engine import TransferTotals
+from services.executor.copies.device.cpu_device import CpuEvent
 from services.executor.copies.timing.layer_clock import LayerClock
-from services.executor.copies.timing.step_marks import HostMarks
+from services.executor.copies.timing.step_marks import Mark, StepMarks
 
 
 class Rank:
@@ -21,34 +22,54 @@ class Rank:
 
     def clock(self, **options: Any) -> LayerClock:
         runner: Any = self
-        marks = HostMarks(lambda: self.stall_s, now_s=lambda: self.now_s)
-        return LayerClock(runner, marks, num_layers=4, chunk_bytes=1_000, **options)
+        return LayerClock(runner, StepMarks(self), num_layers=4, chunk_bytes=1_000, **options)
+
+    def mark(self) -> Mark:
+        return Mark(CpuEvent(self.now_s), self.stall_s)
+
+    def has_passed(self, mark: Mark) -> bool:
+        return True
 
 
-def test_layers_take_the_time_between_the_first_and_the_last_less_stalls() -> None:
+def test_a_step_is_told_when_the_next_ones_layers_begin() -> None:
+    """Layers take the time between the first and the last, less stalls."""
     rank = Rank()
     clock = rank.clock()
-    rank.stall_s = 0.5  # before the first layer: not within
+    rank.stall_s = 0.5  # before the first layer
     clock.marks.layers_begin(7)
     rank.now_s += 1.0
     rank.stall_s += 0.2
     clock.marks.layers_end()
     rank.now_s += 1.0
     clock.marks.layers_end()  # said twice
+    assert clock.take() == StepTiming()
+    clock.marks.layers_begin(8)
+
+    timing = clock.take()
+
+    assert (timing.step, timing.period_s) == (7, 2.0)
+    assert timing.layer_s == pytest.approx((1.0 - 0.2) / 4)
+    assert timing.stall_s == pytest.approx(0.2)
+    assert clock.take() == StepTiming()
+
+
+def test_a_step_that_others_without_layers_follow_has_no_period() -> None:
+    rank = Rank()
+    clock = rank.clock()
+    for step in (7, 9):
+        clock.marks.layers_begin(step)
+        rank.now_s += 1.0
+        clock.marks.layers_end()
 
     timing = clock.take()
 
     assert (timing.step, timing.period_s) == (7, None)
-    assert timing.layer_s == pytest.approx((1.0 - 0.2) / 4)
-    assert timing.stall_s == pytest.approx(0.7)
+    assert timing.layer_s == pytest.approx(1.0 / 4)
 
 
-def test_each_step_is_told_once() -> None:
+def test_what_was_copied_is_told_once() -> None:
     rank = Rank()
     clock = rank.clock()
-    clock.marks.layers_begin(1)
-    rank.now_s += 1.0
-    clock.marks.layers_end()
     rank.totals, rank.num_loads = TransferTotals(h2d_bytes=2_500, h2d_busy_s=0.1), 3
     first = clock.take()
 
@@ -57,8 +78,7 @@ def test_each_step_is_told_once() -> None:
 
 
 def test_a_step_without_layers_measures_none() -> None:
-    rank = Rank()
-    clock = rank.clock()
+    clock = Rank().clock()
     clock.marks.layers_end()
 
     assert clock.take().layer_s == 0.0

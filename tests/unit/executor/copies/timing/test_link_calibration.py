@@ -6,28 +6,23 @@ import pytest
 import torch
 
 from lab.fake_streams import FakeDevice
-from services.executor.copies.copy_engine import Direction
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.host.host_ring import HostRing
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.timing.link_calibration import NUM_SMALL, calibrate
 
 NUM_BLOCKS, PAGE_BYTES, BYTES_PER_S = 12, 1 << 20, 1e9
 
 
-@pytest.fixture(params=["pinned", "ring"])
-def engine(request: pytest.FixtureRequest) -> Iterator[CudaCopyEngine]:
+@pytest.fixture
+def engine() -> Iterator[StreamCopyEngine]:
     pool, host = (torch.zeros((NUM_BLOCKS + 1, PAGE_BYTES), dtype=torch.uint8) for _ in range(2))
-    rings = {}
-    if request.param == "ring":
-        rings = {d: HostRing([PAGE_BYTES], rows_per_buffer=4, num_buffers=2) for d in Direction}
     device = FakeDevice(bytes_per_s=BYTES_PER_S)
-    engine = CudaCopyEngine([GroupPages(pool=(pool,), host=(host,))], device, rings=rings)
+    engine = StreamCopyEngine([GroupPages(pool=(pool,), host=(host,))], device)
     yield engine
     engine.close()
 
 
-def test_every_copy_is_counted_with_its_time(engine: CudaCopyEngine) -> None:
+def test_every_copy_is_counted_with_its_time(engine: StreamCopyEngine) -> None:
     links = calibrate(engine, num_blocks=NUM_BLOCKS, chunk_blocks=4)
 
     assert links is not None

@@ -7,10 +7,29 @@ overlap, stalls and policies can be measured on a busy laptop.
 
 import time
 from collections.abc import Callable
-
-from services.executor.kv_options import LayerTime
+from dataclasses import asdict, dataclass
+from typing import Any
 
 MIN_SLEEP_S = 1e-4  # what is left below it is made up for in the next layer
+CONFIG_KEY = "lab_layer_time"
+VARIABLE = "LAB_LAYER_TIME"  # of the environment of `python -m lab.slow_device`: JSON
+SLOW_WORKER = "lab.slow_device.worker.SlowCPUWorker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """How long a layer takes in a step, load waits excluded."""
+
+    base_s: float = 0.0
+    per_token_s: float = 0.0  # for each token of the step
+    per_context_token_s: float = 0.0  # for each token that the attention of the step reads
+
+    def of_step(self, *, num_tokens: int, num_context_tokens: int) -> float:
+        return (
+            self.base_s
+            + self.per_token_s * num_tokens
+            + self.per_context_token_s * num_context_tokens
+        )
 
 
 class EmulatedDevice:
@@ -59,3 +78,22 @@ class EmulatedDevice:
             self._sleep(-self._late_s)
             self.pause()
         self._late_s -= self._layer_s
+
+
+def emulate(config: Any, layer_time: LayerTime) -> Any:
+    """Let layers of an engine with layer-wise KV on a CPU take a set time.
+
+    `config`: vLLM's, before the engine is made. Returns it.
+    """
+    config.parallel_config.worker_cls = SLOW_WORKER
+    config.additional_config[CONFIG_KEY] = asdict(layer_time)
+    return config
+
+
+def num_tokens_of(output: Any) -> tuple[int, int]:
+    """Return the tokens of a step of vLLM's scheduler, and those that its attention reads."""
+    num_computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    num_computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    num_read = sum(num_computed[name] + n for name, n in output.num_scheduled_tokens.items())
+    return output.total_num_scheduled_tokens, num_read

@@ -1,4 +1,4 @@
-"""The guard of a device's copies on streams that run late and in any order."""
+"""The integrity guard on streams that run late and in any order."""
 
 import sys
 from array import array
@@ -12,14 +12,13 @@ import torch
 
 from bench.gpu.costs import IdleDevice
 from lab.fake_streams import FakeDevice
-from services.executor.copies.backend import guarded
+from services.executor.copies.backend import make_guard
 from services.executor.copies.copy_engine import BACKGROUND, Copy, Direction, Identity
 from services.executor.copies.copy_job import CopyJob
-from services.executor.copies.device import device_guard
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.device_guard import DeviceGuard
-from services.executor.copies.device.pool_sums import PoolSums
-from services.executor.copies.integrity_guard import SAMPLE_EVERY, BlockChecksums
+from services.executor.copies.device import integrity_guard
+from services.executor.copies.device.integrity_guard import SAMPLE_EVERY, IntegrityGuard
+from services.executor.copies.device.pool_sums import PoolSums, block_weights
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.kv_options import GuardMode, KVOptions
@@ -45,8 +44,8 @@ class Rig:
             for _ in range(2)
         )
         pages = [GroupPages(pool=self.pool, host=self.host) for _ in range(2)]
-        self.engine = CudaCopyEngine(pages, self.device)
-        self.guard = DeviceGuard(self.engine, pages, num_slots=NUM_BLOCKS, mode=mode)
+        self.engine = StreamCopyEngine(pages, self.device)
+        self.guard = IntegrityGuard(self.engine, pages, num_slots=NUM_BLOCKS, mode=mode)
 
     def write(self, blocks: list[int], value: int) -> None:
         def fill(pool: torch.Tensor) -> Callable[[], None]:
@@ -156,7 +155,7 @@ def test_a_copy_that_does_not_wait_for_the_layers_is_found_where_its_bytes_are_w
 
 
 def test_a_load_that_layers_do_not_wait_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaCopyEngine, "wait", lambda *args: 0.0)
+    monkeypatch.setattr(StreamCopyEngine, "wait", lambda *args: 0.0)
     num_found = 0
     for seed in range(20):
         rig = Rig(seed)
@@ -192,6 +191,16 @@ def test_a_slot_that_holds_other_kv_is_found(rig: Rig) -> None:
 
     rig.guard.wait(rig.load([31], [7], [11], group=1))
     assert rig.wrong() == [31]
+
+
+def test_of_blocks_without_a_sum_only_the_slot_is_looked_at() -> None:
+    rig = Rig(mode=GuardMode.SAMPLE)
+    rig.save([31, 32], [7, 8], [1, 2])  # the second has no sum
+    for _ in range(SAMPLE_EVERY):
+        rig.guard.wait(rig.load([32, 41], [8, 8], [12, 13]))
+    assert rig.wrong() == [41]
+    assert rig.num_checked == 0
+    rig.end()
 
 
 def test_a_slot_that_is_saved_to_before_its_load_was_waited_for_is_not_compared(rig: Rig) -> None:
@@ -241,7 +250,7 @@ def test_a_sample_is_one_block_in_so_many_in_one_load_of_so_many() -> None:
     rig.end()
 
 
-def test_sums_on_a_device_are_those_of_the_host() -> None:
+def test_a_sum_is_of_all_words_by_their_weights() -> None:
     generator = torch.Generator().manual_seed(1)
     pool, host = (
         tuple(
@@ -252,20 +261,21 @@ def test_sums_on_a_device_are_those_of_the_host() -> None:
     )
     pages = [GroupPages(pool=pool, host=host), GroupPages(pool=pool[:1], host=host)]
     device: Any = IdleDevice()
-    sums, on_host = PoolSums(pages, device, num_slots=9), BlockChecksums(pages)
-    for group in (0, 1):
+    sums, weights = PoolSums(pages, device, num_slots=9), block_weights(pages)
+    for group, layers in enumerate(pages):
         sums.note(group, np.array([3, 5]), np.array([8, 1]))
-        kept = sums.table.view(torch.int64)[[8, 1], 0]
-        assert kept.tolist() == on_host.of(group, [3, 5]).tolist()
+        words = [pool.numpy().view(np.int64)[[3, 5]] for pool in layers.pool]
+        by_hand = sum((w * v).sum(axis=1) for w, v in zip(words, weights, strict=False))
+        assert sums.table.view(torch.int64)[[8, 1], 0].tolist() == list(by_hand)
 
 
-def test_the_guard_is_the_devices_where_the_engine_is() -> None:
+def test_a_guard_is_made_unless_it_is_switched_off() -> None:
     rig = Rig()
     pages = [GroupPages(pool=rig.pool, host=rig.host)]
     backend: Any = SimpleNamespace(engine=rig.engine, pages=pages)
-    for mode, kind in (("off", CudaCopyEngine), ("sample", DeviceGuard), ("all", DeviceGuard)):
-        guard = guarded(KVOptions(integrity_guard=mode), backend, num_slots=NUM_BLOCKS)
-        assert type(guard) is kind
+    for mode, is_made in (("off", False), ("sample", True), ("all", True)):
+        guard = make_guard(KVOptions(integrity_guard=mode), backend, num_slots=NUM_BLOCKS)
+        assert (guard is not None) == is_made
     rig.end()
 
 
@@ -287,7 +297,7 @@ def test_groups_take_turns_in_being_checked() -> None:
 
 
 def test_verdicts_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_guard, "MAX_OPEN_CHECKS", 4)
+    monkeypatch.setattr(integrity_guard, "MAX_OPEN_CHECKS", 4)
     rig = Rig()
     rig.write([1], 7)
     rig.save([31], [7], [1])
@@ -307,8 +317,8 @@ def test_verdicts_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch)
 def test_sums_that_nobody_ever_asks_for_take_no_memory() -> None:
     pool, host = (torch.zeros((8, PAGE_BYTES), dtype=torch.uint8) for _ in range(2))
     pages = [GroupPages(pool=(pool,), host=(host,))]
-    engine = CudaCopyEngine(pages, IdleDevice())
-    guard = DeviceGuard(engine, pages, num_slots=8, mode=GuardMode.SAMPLE)
+    engine = StreamCopyEngine(pages, IdleDevice())
+    guard = IntegrityGuard(engine, pages, num_slots=8, mode=GuardMode.SAMPLE)
 
     def save(times: int) -> int:
         for number in range(times):

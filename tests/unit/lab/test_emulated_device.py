@@ -2,8 +2,7 @@
 
 import pytest
 
-from services.executor.kv_options import LayerTime
-from services.executor.plugin.emulated_device import EmulatedDevice
+from lab.slow_device.emulated_device import EmulatedDevice, LayerTime
 
 
 class Machine:

@@ -24,17 +24,14 @@ from services.executor.copies.copy_engine import (
 )
 from services.executor.copies.copy_job import CopyJob
 from services.executor.copies.device import lane as lane_module
-from services.executor.copies.device.cuda_copy_engine import CudaCopyEngine
-from services.executor.copies.device.direct_lanes import MAX_ISSUED_CHUNKS
-from services.executor.copies.device.ring_lanes import RingSaves
-from services.executor.copies.host.host_ring import HostRing
+from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 
 NUM_BLOCKS = 24
+MAX_ISSUED_CHUNKS = FakeDevice.max_chunks_ahead
 NUM_SLOTS = 40
 PAGE_BYTES = 1024
 CHUNK_BYTES = 4 * PAGE_BYTES  # two layers: two blocks are a chunk
-FORMS = ["pinned", "ring"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +48,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 class Rig:
     """An engine, its device, and a model that knows what every block must hold."""
 
-    form: str
     seed: int = 0
     mistakes: list[str] = field(default_factory=list)
 
@@ -59,13 +55,8 @@ class Rig:
         self.device = FakeDevice(self.seed)
         self.pool = [torch.zeros((NUM_BLOCKS, PAGE_BYTES), dtype=torch.uint8) for _ in range(2)]
         self.host = [torch.zeros((NUM_SLOTS, PAGE_BYTES), dtype=torch.uint8) for _ in range(2)]
-        rings = {}
-        if self.form == "ring":
-            rings = {
-                d: HostRing([PAGE_BYTES] * 2, rows_per_buffer=2, num_buffers=2) for d in Direction
-            }
         pages = [GroupPages(pool=tuple(self.pool), host=tuple(self.host)) for _ in range(2)]
-        self.engine = CudaCopyEngine(pages, self.device, rings=rings)
+        self.engine = StreamCopyEngine(pages, self.device)
 
     def write(self, blocks: list[int], value: int) -> None:
         for pool in self.pool:
@@ -106,9 +97,9 @@ def _fill(pool: torch.Tensor, blocks: list[int], value: int) -> Callable[[], Non
     return lambda: pool.numpy().__setitem__(blocks, value)
 
 
-@pytest.fixture(params=FORMS)
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    rig = Rig(request.param)
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
     yield rig
     rig.device.resume()
     rig.finish()
@@ -147,25 +138,23 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_access_is_ordered(program: Callable[[Rig], None], form: str) -> None:
+def test_every_access_is_ordered(program: Callable[[Rig], None]) -> None:
     for seed in range(10):
-        rig = Rig(form, seed)
+        rig = Rig(seed)
         program(rig)
         rig.finish()
         assert rig.faults == []
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_leaving_out_a_wait_is_found(program: Callable[[Rig], None], form: str) -> None:
+def test_leaving_out_a_wait_is_found(program: Callable[[Rig], None]) -> None:
     """Of each program some wait is the only order between two accesses: most are."""
     num_waits = num_found = 0
     while True:
         is_found = False
         for seed in range(3):
-            rig = Rig(form, seed)
+            rig = Rig(seed)
             rig.device.forgotten_wait = num_waits + 1
             program(rig)
             rig.finish()
@@ -180,10 +169,9 @@ def test_leaving_out_a_wait_is_found(program: Callable[[Rig], None], form: str) 
     assert num_found >= 2
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("seed", range(20))
-def test_random_steps_of_saves_and_loads_are_ordered(form: str, seed: int) -> None:
-    rig, rng = Rig(form, seed), random.Random(seed)
+def test_random_steps_of_saves_and_loads_are_ordered(seed: int) -> None:
+    rig, rng = Rig(seed), random.Random(seed)
     on_host: dict[int, int] = {}  # slot -> value
     for step in range(12):
         value = 1 + step
@@ -208,7 +196,7 @@ def test_random_steps_of_saves_and_loads_are_ordered(form: str, seed: int) -> No
 
 
 def test_nobody_waits_on_the_host_for_a_device_that_is_busy() -> None:
-    rig = Rig("pinned")
+    rig = Rig()
     rig.write([0, 1], 1)
     rig.device.stall()
 
@@ -226,7 +214,7 @@ def test_nobody_waits_on_the_host_for_a_device_that_is_busy() -> None:
 
 
 def test_a_late_urgent_load_overtakes_a_restore_that_has_begun() -> None:
-    rig = Rig("pinned")
+    rig = Rig()
     rig.device.stall()
     slots = list(range(24))
     restoring = rig.load(slots, slots, urgency=BACKGROUND)  # 12 chunks
@@ -245,7 +233,7 @@ def test_a_late_urgent_load_overtakes_a_restore_that_has_begun() -> None:
 
 
 def test_what_may_go_ahead_of_a_load_is_on_the_stream_once_submitted_of_a_restore_nothing() -> None:
-    rig = Rig("pinned")
+    rig = Rig()
     lane: Any = rig.engine._lanes[Direction.H2D]
     with lane.changed:  # the thread can do nothing
         load = rig.load([1, 2, 3], [1, 2, 3])
@@ -266,7 +254,7 @@ def wait_until_issued(rig: Rig, job: CopyJob, num_left: int) -> None:
 
 
 def test_a_cancelled_restore_issues_nothing_more() -> None:
-    rig = Rig("pinned")
+    rig = Rig()
     rig.device.stall()
     slots = list(range(24))
     restoring = rig.load(slots, slots, urgency=BACKGROUND)
@@ -281,8 +269,7 @@ def test_a_cancelled_restore_issues_nothing_more() -> None:
     assert len(rig.device.copied_rows) == 2 * MAX_ISSUED_CHUNKS  # two layers
 
 
-def test_a_full_ring_holds_back_and_lets_go(rig: Rig) -> None:
-    """More chunks than buffers in both directions at once, through and through."""
+def test_many_chunks_in_both_directions_at_once_are_ordered(rig: Rig) -> None:
     rig.write(list(range(12)), 5)
     saving = rig.save(list(range(12)), list(range(12)))
     loading = rig.load(list(range(12)), list(range(12, 24)))
@@ -317,7 +304,7 @@ def test_what_the_device_refuses_fails_and_the_rest_goes_on(rig: Rig) -> None:
 
 
 def test_stalls_are_what_the_compute_stream_waited_and_are_told_once() -> None:
-    rig = Rig("pinned")
+    rig = Rig()
     rig.device.stall()
     ticket = rig.load([0, 1], [0, 1])
     first = rig.engine.wait(ticket)
@@ -333,7 +320,7 @@ def test_stalls_are_what_the_compute_stream_waited_and_are_told_once() -> None:
 
 
 def test_saves_that_are_over_are_forgotten_though_nothing_is_ever_loaded() -> None:
-    rig = Rig("pinned")
+    rig = Rig()
     for _ in range(4_000):
         rig.save([0], [0])
         rig.device.finish()
@@ -343,7 +330,7 @@ def test_saves_that_are_over_are_forgotten_though_nothing_is_ever_loaded() -> No
 
 
 def test_loads_that_are_over_are_forgotten_where_waits_issue_them_all() -> None:
-    rig = Rig("pinned")
+    rig = Rig()
     lane: Any = rig.engine._lanes[Direction.H2D]
     for _ in range(500):
         with lane.changed:  # the thread comes too late
@@ -355,7 +342,7 @@ def test_loads_that_are_over_are_forgotten_where_waits_issue_them_all() -> None:
 
 
 def test_closing_ends_what_is_under_way_and_fails_what_is_queued() -> None:
-    rig = Rig("pinned")
+    rig = Rig()
     rig.device.stall()
     slots = list(range(24))
     restoring = rig.load(slots, slots, urgency=BACKGROUND)
@@ -374,29 +361,8 @@ def test_closing_ends_what_is_under_way_and_fails_what_is_queued() -> None:
     assert restoring.done
 
 
-def test_saves_whose_thread_dies_fail_and_no_load_waits_for_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    are_submitted = threading.Event()
-
-    def die(*arguments: Any) -> None:
-        assert are_submitted.wait(60)
-        raise RuntimeError("the device is lost")
-
-    monkeypatch.setattr(RingSaves, "_empty", die)
-    rig = Rig("ring")
-    save, load = rig.save([1], [1]), rig.load([1], [2])
-    are_submitted.set()
-
-    assert save.landed.wait(60)
-    for job in (save, load):
-        with pytest.raises(CopyFailedError):
-            rig.engine.wait(job)
-    rig.finish()
-
-
 def test_a_copy_that_comes_after_nothing_unfinished_waits_for_no_layers() -> None:
-    rig = Rig("pinned")
+    rig = Rig()
     rig.write([1], 5)
     job = rig.save([1], [1])
 

@@ -1,13 +1,13 @@
-"""Copies by a device's own engines, on two side streams beside the stream of the model.
+"""Copies on two side streams of a device, beside the stream of the model.
 
 What the model has enqueued by the time of a submission comes before the copy; what it enqueues
 after a wait comes after it. The engine itself orders copies among each other: a load comes after
 the saves that write its slots or read its blocks. Nothing ever synchronises the whole device, and
-with pinned host memory no thread of the model waits for a copy.
+on a GPU no thread of the model waits for a copy. On a CPU the thread is the stream, and waits.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +22,8 @@ from services.executor.copies.copy_engine import (
     TransferTotals,
 )
 from services.executor.copies.copy_job import CopyJob, Indices, between_pool_and_host
-from services.executor.copies.device.direct_lanes import DirectLoads, DirectSaves
-from services.executor.copies.device.lane import Lane
-from services.executor.copies.device.ring_lanes import RingLoads, RingSaves
-from services.executor.copies.host.host_ring import HostRing
+from services.executor.copies.device.lane import Lane, Saves
+from services.executor.copies.device.loads import Loads
 from services.executor.copies.pages import POISON_BYTE, GroupPages
 from services.executor.copies.streams import Batch, Device, Event
 from services.executor.copies.timing.step_marks import Mark
@@ -87,30 +85,20 @@ class PreparedCopy:
     exists: bool  # all of its slots and blocks do
 
 
-class CudaCopyEngine:
+class StreamCopyEngine:
     """`CopyEngine` whose waits are waits of the compute stream."""
 
     def __init__(
-        self,
-        pages: Sequence[GroupPages],
-        device: Device,
-        *,
-        rings: Mapping[Direction, HostRing] | None = None,
-        poison_targets: bool = False,
+        self, pages: Sequence[GroupPages], device: Device, *, poison_targets: bool = False
     ) -> None:
-        """Copy to and from pinned slabs, or by way of `rings`, which are not closed here."""
         self.is_idle = False  # once closed: nothing can touch host memory any more
         self._pages = pages
         self.device = device
         self._poison_targets = poison_targets
-        self._lanes: dict[Direction, Lane] = (
-            {
-                Direction.H2D: RingLoads(device, rings[Direction.H2D]),
-                Direction.D2H: RingSaves(device, rings[Direction.D2H]),
-            }
-            if rings
-            else {Direction.H2D: DirectLoads(device), Direction.D2H: DirectSaves(device)}
-        )
+        self._lanes: dict[Direction, Lane] = {
+            Direction.H2D: Loads(device),
+            Direction.D2H: Saves(device),
+        }
         self._saves = SaveHistory(
             num_slots=pages[0].host[0].shape[0], num_blocks=pages[0].pool[0].shape[0]
         )
@@ -154,24 +142,28 @@ class CudaCopyEngine:
         return prepared
 
     def wait(self, ticket: CopyJob, timeout_s: float = FOR_EVER) -> float:
-        is_settled = self._lanes[ticket.copy.direction].settle(ticket, timeout_s)
-        if not is_settled or (timeout_s <= 0 and not ticket.done):
+        self._lanes[ticket.copy.direction].settle(ticket)
+        if timeout_s <= 0 and not ticket.done:
             raise CopyHungError(f"not done after {timeout_s} s")
         if ticket.end is not None and not ticket.end.query():
-            compute = self.device.compute_stream()
-            begin = compute.record(timing=True)
-            compute.wait(ticket.end)
-            self._points.append((begin, compute.record(timing=True)))
+            self._hold_layers_up(ticket.end, timeout_s)
         if ticket.error is not None:
             raise CopyFailedError(str(ticket.error)) from ticket.error
         return self._take_stalls()
 
+    def _hold_layers_up(self, end: Event, timeout_s: float) -> None:
+        """Let what the compute stream is given from now on come after a copy's end."""
+        compute = self.device.compute_stream()
+        begin = compute.record(timing=True)
+        has_passed = compute.wait(end, timeout_s)
+        self._points.append((begin, compute.record(timing=True)))
+        if not has_passed:
+            raise CopyHungError(f"not done after {timeout_s} s")
+
     def drain(self, ticket: CopyJob) -> None:
-        self._lanes[ticket.copy.direction].settle(ticket, FOR_EVER)
+        self._lanes[ticket.copy.direction].settle(ticket)
         if ticket.end is not None:
             ticket.end.synchronize()
-        if ticket.landed is not None:
-            ticket.landed.wait()
 
     def cancel(self, ticket: CopyJob) -> None:
         self._lanes[ticket.copy.direction].cancel(ticket)
@@ -189,7 +181,10 @@ class CudaCopyEngine:
         )
 
     def close(self) -> None:
-        has_ended = [lane.close() for lane in self._lanes.values()]
+        for lane in self._lanes.values():
+            lane.stop()
+        # Saves first: loads may wait for them.
+        has_ended = [self._lanes[direction].close() for direction in (Direction.D2H, Direction.H2D)]
         self.is_idle = all(has_ended)
 
     def mark(self) -> Mark:

@@ -1,0 +1,1 @@
+"""An emulated device under an engine on a CPU, which knows nothing of it."""
