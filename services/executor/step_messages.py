@@ -126,9 +126,6 @@ class StepTransfers:
     restores: list[RestoreOrder] = field(default_factory=list)
     found: list[FoundOrder] = field(default_factory=list)
     cancelled_restores: list[int] = field(default_factory=list)
-    # Always 0: nothing fills them in.
-    num_tokens: int = 0  # of the step
-    num_context_tokens: int = 0  # that the step's attention reads, over all requests
 
     @property
     def needs_hooks(self) -> bool:

@@ -17,7 +17,6 @@ from vllm.v1.request import Request
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
-from services.executor.step_messages import StepTransfers
 from services.placement.types import RequestId
 
 SUFFIX = "\0shadow"  # no request's id holds this character
@@ -70,7 +69,7 @@ class Shadows:
     def add_to(self, output: SchedulerOutput) -> list[int]:
         """Add a row for each request of a step that has something uncached; return their tokens.
 
-        Whoever else reads the step has done so: none of them is to take a shadow for a request.
+        Call it last: earlier readers of the step must not see shadow rows.
         """
         output.finished_req_ids.update(self._last)
         self._last = {}
@@ -84,10 +83,6 @@ class Shadows:
                 chunks.append(num_tokens)
         self.num_rows += len(chunks)
         output.total_num_scheduled_tokens += sum(chunks)
-        transfers = output.kv_connector_metadata
-        if isinstance(transfers, StepTransfers) and transfers.num_tokens:
-            transfers.num_tokens += sum(chunks)
-            transfers.num_context_tokens += sum(chunks)
         return chunks
 
     def _row(self, shadow_id: str, kv: RequestKV) -> NewRequestData:
