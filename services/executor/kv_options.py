@@ -70,7 +70,7 @@ class KVOptions:
     restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
     overlap_load_evict: bool = True  # loads of one request begin while another's blocks drain
     prefix_caching: bool = True  # requests begin with what others left on the host
-    max_pause_s: Limit = 60.0  # a pause or park ends by itself after this
+    max_pause_s: Limit = 60.0  # a request whose reader has stopped runs again after this
     h2d_bytes_per_s: Rate = 0.0  # CPU only: speed of the modelled link; 0: memory speed
     d2h_bytes_per_s: Rate = 0.0  # CPU only
     copy_latency_s: float = 0.0  # CPU only: per chunk

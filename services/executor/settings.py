@@ -109,7 +109,7 @@ class ExecutorSettings(ServiceSettings):
     kv_host_memory_bytes: HostBytes = AUTO
     # At most; 0: no write-through.
     kv_mirrored_blocks_per_step: Amount = MAX_MIRRORED_BLOCKS
-    kv_max_pause_s: Limit = 60.0  # a pause or park ends by itself after this
+    kv_max_pause_s: Limit = 60.0  # a request whose reader has stopped runs again after this
     kv_link_bytes_per_s: Rate = 0.0  # modelled link on a CPU; 0: memory speed
     # Which blocks are checked when they come back from the host.
     kv_integrity_guard: GuardMode = GuardMode.SAMPLE

@@ -310,10 +310,10 @@ def test_a_parked_request_whose_copies_are_mixed_up_is_noticed(
     runner: StepRunner, mixed_outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, control = runner.scheduler.block_owner, runner.scheduler.control
-    park = owner.park
+    park_rightly = owner.park
 
     def park_wrongly(kv: RequestKV) -> Any:
-        blocks = park(kv)
+        blocks = park_rightly(kv)
         request = kv.record.kv
         if request is not None:  # the order of one layer's blocks would not matter to attention
             one, other = request.groups[2], request.groups[3]

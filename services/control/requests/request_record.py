@@ -87,6 +87,10 @@ class RequestRecord(Generic[KVT]):
         """Return why it runs or waits."""
         if self.holds:
             return Reason.READER if Hold.READER in self.holds else Reason.PLAN
+        if self.state is State.PAUSED:
+            return Reason.WAKING
+        if self.is_prepared:
+            return Reason.LOADING
         return self.reason or Reason.QUEUE
 
     @property

@@ -30,6 +30,8 @@ class Reason(Enum):
     NOT_NAMED = "not_named"
     # Not the run policy's.
     QUEUE = "queue"
+    LOADING = "loading"
+    WAKING = "waking"
     READER = "reader"
     PLAN = "plan"
 
@@ -58,6 +60,8 @@ _TEXTS = {
     Reason.SENT: "the run policy sent it to the queue",
     Reason.NOT_NAMED: "the run policy lets others run",
     Reason.QUEUE: "first come, first served",
+    Reason.LOADING: "its KV is on its way to the pool",
+    Reason.WAKING: "it lacks blocks to run on, or a token of it is in flight",
     Reason.READER: "its reader has stopped",
     Reason.PLAN: "the plan in force pauses it",
 }
