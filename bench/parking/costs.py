@@ -72,16 +72,14 @@ class Drive:
         while self.runner.engine.has_unfinished_requests():
             self.step()
 
-    def trip(self, num_tokens: int, way: ResumeWay, *, mirror: bool) -> Trip:
+    def trip(self, num_tokens: int, way: ResumeWay) -> Trip:
         """Park one request among others, and bring it back."""
         control, through = self.scheduler.control, self.scheduler.transfers.write_through
         control.resumes.choose_way = lambda parked, engine: way
-        if not mirror:
-            through._budget = lambda num_under_way: 0
         name = self.start(num_tokens)
         for _ in range(COMPANIONS):
             self.start(64, num_output=400)
-        while self.num_output(name) < 4 or (mirror and through.is_busy):
+        while self.num_output(name) < 4 or through.is_busy:
             self.step()
         began_s = time.perf_counter()
         park(self.scheduler, name)
@@ -94,7 +92,6 @@ class Drive:
         while self.num_output(name) == num_before:
             steps.append(self.step())
         resumed_s = time.perf_counter()
-        through.__dict__.update(_budget=self.scheduler._write_budget)
         self.end_all()
         return Trip(
             park_s=parked_s - began_s, resume_s=resumed_s - parked_s, longest_step_s=max(steps)
@@ -106,10 +103,8 @@ def trips() -> list[Row]:
     rows: list[Row] = []
     for num_tokens in SIZES_TOKENS:
         for way in ResumeWay:
-            done = [drive.trip(num_tokens, way, mirror=True) for _ in range(REPETITIONS)]
+            done = [drive.trip(num_tokens, way) for _ in range(REPETITIONS)]
             rows.append(_trip_row(num_tokens, way.value, done))
-        lagging = [drive.trip(num_tokens, ResumeWay.LOAD, mirror=False) for _ in range(3)]
-        rows.append(_trip_row(num_tokens, "load, nothing mirrored before", lagging))
     drive.runner.close()
     return rows
 
@@ -175,9 +170,9 @@ TRIPS = Benchmark(
     name="trips",
     title="Parking a request and bringing it back",
     definitions={
-        "park": "from park() to the last block given back, median of five",
-        "resume": "from resume() to the request's next token",
-        "longest step": "of the others, from park() to that token",
+        "park": "from the order to the last block given back, median of five",
+        "resume": "from the end of its hold to the request's next token",
+        "longest step": "of the others, from the order to that token",
     },
     measure=trips,
     table=trip_table,

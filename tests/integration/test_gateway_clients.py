@@ -61,19 +61,18 @@ INPUT_OF: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"messages": TURNS},
 }
+# What each API calls the most tokens of an answer.
+LIMITS = [
+    (CHAT, "max_tokens"),
+    (CHAT, "max_completion_tokens"),
+    (COMPLETIONS, "max_tokens"),
+    ("/v1/responses", "max_output_tokens"),
+    ("/v1/messages", "max_tokens"),
+]
 
 
 @pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        (CHAT, "max_tokens"),
-        (CHAT, "max_completion_tokens"),
-        (COMPLETIONS, "max_tokens"),
-        ("/v1/responses", "max_output_tokens"),
-        ("/v1/messages", "max_tokens"),
-    ],
-)
+@pytest.mark.parametrize(("path", "name"), LIMITS)
 async def test_an_answer_longer_than_the_context_leaves_is_cut_to_it(
     client, executor, path: str, name: str, streams: bool
 ) -> None:
@@ -89,16 +88,7 @@ async def test_an_answer_longer_than_the_context_leaves_is_cut_to_it(
 
 
 @pytest.mark.parametrize("number", ["2147483648", "1e300", "1" + "0" * 400], ids=len)
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        (CHAT, "max_tokens"),
-        (CHAT, "max_completion_tokens"),
-        (COMPLETIONS, "max_tokens"),
-        ("/v1/responses", "max_output_tokens"),
-        ("/v1/messages", "max_tokens"),
-    ],
-)
+@pytest.mark.parametrize(("path", "name"), LIMITS)
 async def test_no_number_of_tokens_is_too_large_to_be_cut(
     client, executor, path: str, name: str, number: str
 ) -> None:

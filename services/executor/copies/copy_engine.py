@@ -71,12 +71,6 @@ class CopyHungError(CopyError):
     cause = FailureCause.HUNG
 
 
-class CopyCorruptError(CopyError):
-    """A copy has ended, and what arrived is not what once left the pool."""
-
-    cause = FailureCause.CORRUPT
-
-
 class Ticket(Protocol):
     """A submitted copy."""
 

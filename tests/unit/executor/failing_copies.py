@@ -8,13 +8,13 @@ from services.executor.blocks.transfers.losses import Losses
 from services.executor.copies.copy_engine import (
     FOR_EVER,
     Copy,
-    CopyCorruptError,
+    CopyError,
     CopyFailedError,
     CopyHungError,
     Direction,
 )
 from services.executor.copies.copy_watch import CopyWatch, Patience
-from services.executor.step_messages import StepFeedback
+from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.executor.simulated_ranks import (
     Content,
@@ -27,6 +27,12 @@ from tests.unit.executor.simulated_ranks import (
 )
 
 STEPS_UNTIL_LATE = 6
+
+
+class CopyCorruptError(CopyError):
+    """What arrived is not what once left the pool: the product's guard tells it after the wait."""
+
+    cause = FailureCause.CORRUPT
 
 
 @dataclass(frozen=True, kw_only=True)

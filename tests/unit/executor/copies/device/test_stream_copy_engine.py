@@ -213,12 +213,25 @@ def test_nobody_waits_on_the_host_for_a_device_that_is_busy() -> None:
     assert rig.faults == []
 
 
+NUM_RESTORED = 24
+
+
+def stalled_restore(rig: Rig) -> CopyJob:
+    """Return a restore of `NUM_RESTORED` blocks, in 12 chunks, on a link that stands still.
+
+    The thread has issued all that it may.
+    """
+    rig.device.stall()
+    slots = list(range(NUM_RESTORED))
+    restoring = rig.load(slots, slots, urgency=BACKGROUND)
+    assert rig.device.waited.wait(60)  # the thread waits for the first chunk
+    assert restoring.num_to_issue == 12 - MAX_ISSUED_CHUNKS
+    return restoring
+
+
 def test_a_late_urgent_load_overtakes_a_restore_that_has_begun() -> None:
     rig = Rig()
-    rig.device.stall()
-    slots = list(range(24))
-    restoring = rig.load(slots, slots, urgency=BACKGROUND)  # 12 chunks
-    wait_until_issued(rig, restoring, 12 - MAX_ISSUED_CHUNKS)
+    restoring = stalled_restore(rig)
 
     rig.engine.wait(rig.load([30, 31], [0, 1], urgency=3.0))
     rig.engine.wait(restoring)
@@ -228,7 +241,7 @@ def test_a_late_urgent_load_overtakes_a_restore_that_has_begun() -> None:
     order = [rows for target, rows in rig.device.copied_rows if target == rig.pool[0].data_ptr()]
     place = order.index([0, 1], 1)  # the first [0, 1] is the restore's first chunk
     assert place == MAX_ISSUED_CHUNKS
-    assert sum(map(len, order)) == len(slots) + 2
+    assert sum(map(len, order)) == NUM_RESTORED + 2
     assert len(order) == MAX_ISSUED_CHUNKS + 2  # whoever waits issues the rest as one batch
 
 
@@ -247,18 +260,9 @@ def test_what_may_go_ahead_of_a_load_is_on_the_stream_once_submitted_of_a_restor
     assert rig.faults == []
 
 
-def wait_until_issued(rig: Rig, job: CopyJob, num_left: int) -> None:
-    """Return once the thread has issued a job but for so many chunks."""
-    assert rig.device.waited.wait(60)  # it waits for the first chunk, having issued all it may
-    assert job.num_to_issue == num_left
-
-
 def test_a_cancelled_restore_issues_nothing_more() -> None:
     rig = Rig()
-    rig.device.stall()
-    slots = list(range(24))
-    restoring = rig.load(slots, slots, urgency=BACKGROUND)
-    wait_until_issued(rig, restoring, 12 - MAX_ISSUED_CHUNKS)
+    restoring = stalled_restore(rig)
 
     rig.engine.cancel(restoring)
     rig.device.resume()
@@ -343,10 +347,7 @@ def test_loads_that_are_over_are_forgotten_where_waits_issue_them_all() -> None:
 
 def test_closing_ends_what_is_under_way_and_fails_what_is_queued() -> None:
     rig = Rig()
-    rig.device.stall()
-    slots = list(range(24))
-    restoring = rig.load(slots, slots, urgency=BACKGROUND)
-    wait_until_issued(rig, restoring, 12 - MAX_ISSUED_CHUNKS)
+    restoring = stalled_restore(rig)
     closing = threading.Thread(target=rig.engine.close)
     closing.start()
     lane: Any = rig.engine._lanes[Direction.H2D]
