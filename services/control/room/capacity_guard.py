@@ -120,7 +120,18 @@ class CapacityGuard(Generic[KVT]):
     def _num_blocks_of(self, need: Need[KVT], residency: Residency | None) -> int:
         if residency is None:
             return 0
-        return num_request_blocks(self._moves.geometry, residency, num_tokens=need.num_tokens + 1)
+        num_tokens = self._num_tokens_to_hold(need)
+        return num_request_blocks(self._moves.geometry, residency, num_tokens=num_tokens)
+
+    def _num_tokens_to_hold(self, need: Need[KVT]) -> int:
+        """Return at which length a request owns most blocks: as it is, or with its next token.
+
+        That token opens a block at worst. Where it fills one, the open blocks of offloaded groups
+        are more than what they become: a request is largest just before.
+        """
+        size, num_tokens = self._moves.geometry.block_size, need.num_tokens
+        fills = num_tokens % size and not (num_tokens + 1) % size
+        return num_tokens if fills else num_tokens + 1
 
     def _reclaim(self, idle: Sequence[KVT], num_allowed: int) -> bool:
         """Take blocks of idle requests, layer by layer, until they will own `num_allowed`.
@@ -194,8 +205,7 @@ class CapacityGuard(Generic[KVT]):
     def _demand(self, need: Need[KVT]) -> Claim:
         kv = need.record.kv
         return Claim(
-            # The next token of every request must find room, and it opens a block at worst.
-            num_tokens=need.num_tokens + 1,
+            num_tokens=self._num_tokens_to_hold(need),
             offloadable=kv is None or kv.mirrored,
             min_offloaded=len(_floor(need.record).offloaded),
         )

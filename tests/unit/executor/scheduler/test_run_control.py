@@ -59,6 +59,15 @@ def test_one_that_came_back_too_early_is_put_back_when_nobody_can_run() -> None:
     assert all("a" in names for names in ran[-6:])
 
 
+@pytest.mark.parametrize("num_tokens", range(72, 81))
+def test_a_prompt_larger_than_the_pool_runs_whatever_its_last_block_lacks(num_tokens: int) -> None:
+    """One token short of a full block a request owns more than with it: an open one per group."""
+    engine = ModelFreeEngine(num_blocks=41)  # a quarter of them holds 40 tokens
+    engine.add("a", num_tokens)
+
+    assert "a" in engine.step()
+
+
 def test_room_is_made_for_one_in_line_only_while_one_more_may_run() -> None:
     engine = ModelFreeEngine()
     scheduler = engine.scheduler
