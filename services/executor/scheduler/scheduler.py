@@ -182,6 +182,16 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.loop.after_schedule(output)  # a question to the planner, if there is a reason
         return output
 
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Return whether a request may come in now.
+
+        vLLM does not heed the connector's "not now" where a prompt must be computed whole.
+        """
+        whole = request.skip_reading_prefix_cache
+        if whole and self.control.num_host_tokens(request) is None:
+            return False
+        return bool(super()._handle_blocked_waiting_request(request))
+
     def adjust_placements(self) -> None:
         """Let the capacity guard make room for the next step and the next admission."""
         self.capacity_guard.adjust(self.control.active_needs(), self.control.needs_in_line())

@@ -95,11 +95,16 @@ class Verdicts:
         rows = np.array([check.row for check in self._begun])
         self._stream.wait(self._device.compute_stream().record())
         part = Part(Batch(Layers([self.table], [self._on_host]), rows, rows), 0, len(rows))
-        self._device.copy(
-            self._stream, part, source_is_stable=False, failed=_tell_that_they_are_lost
-        )
-        self._leaving.append((self._stream.record(), self._begun))
-        self._begun = []
+        begun, self._begun = self._begun, []
+        try:
+            self._device.copy(
+                self._stream, part, source_is_stable=False, failed=_tell_that_they_are_lost
+            )
+        except Exception as error:  # noqa: BLE001  # a step goes on without verdicts
+            _tell_that_they_are_lost(error)
+            self._free.extend(check.row for check in begun)
+        else:
+            self._leaving.append((self._stream.record(), begun))
 
     def take(self) -> list[tuple[Checksums, Checksums]]:
         """Return what has arrived since the last call: blocks, and those of them that are wrong."""

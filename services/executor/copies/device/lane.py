@@ -76,8 +76,10 @@ class Lane:
             self.device.copy(self.stream, part, source_is_stable=source_is_stable, failed=job.fail)
         except Exception as error:  # noqa: BLE001  # told to whoever waits
             job.fail(error)
-        job.end = end = self.stream.record(timing=True)
-        self._timed.append((begin, end, chunk.num_bytes))
+            job.end = end = self.stream.record()
+        else:
+            job.end = end = self.stream.record(timing=True)
+            self._timed.append((begin, end, chunk.num_bytes))
         return end
 
     def is_wanted(self, job: CopyJob) -> bool:

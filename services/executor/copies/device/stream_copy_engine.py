@@ -142,9 +142,9 @@ class StreamCopyEngine:
         return prepared
 
     def wait(self, ticket: CopyJob, timeout_s: float = FOR_EVER) -> float:
-        self._lanes[ticket.copy.direction].settle(ticket)
         if timeout_s <= 0 and not ticket.done:
             raise CopyHungError(f"not done after {timeout_s} s")
+        self._lanes[ticket.copy.direction].settle(ticket)
         if ticket.end is not None and not ticket.end.query():
             self._hold_layers_up(ticket.end, timeout_s)
         if ticket.error is not None:

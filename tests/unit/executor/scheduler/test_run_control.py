@@ -84,6 +84,20 @@ def test_room_is_made_for_one_in_line_only_while_one_more_may_run() -> None:
     assert names_of(scheduler.control.next_in_line()) == ["c"]
 
 
+@pytest.mark.parametrize("needs_whole_prompt", [False, True])
+def test_a_held_request_does_not_come_in_before_its_reader_reads(needs_whole_prompt: bool) -> None:
+    engine = ModelFreeEngine()
+    request = engine.add("a", 14)
+    request.skip_reading_prefix_cache = needs_whole_prompt  # for log-probabilities of the prompt
+    pause(engine.scheduler, "a")
+
+    ran = [engine.step() for _ in range(3)]
+    resume(engine.scheduler, "a")
+
+    assert ran == [set()] * 3
+    assert engine.step() == {"a"}
+
+
 def load_without_regard_to_others(engine: ModelFreeEngine, request_id: str) -> None:
     """Fill all blocks of a parked request, and do not admit it."""
     resume(engine.scheduler, request_id)

@@ -314,6 +314,22 @@ def test_verdicts_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch)
     rig.end()
 
 
+def test_verdicts_that_the_device_refuses_to_copy_are_lost_and_the_next_ones_come() -> None:
+    rig = Rig()
+    rig.write([1], 7)
+    rig.save([31], [7], [1])
+    rig.guard.wait(rig.load([31], [7], [11]))
+    rig.device.fails = lambda copies: True
+    assert rig.guard.take_wrong() == []
+
+    rig.device.fails = None
+    rig.guard.wait(rig.load([31], [7], [12]))
+
+    assert rig.wrong() == []
+    assert rig.num_checked == 1
+    rig.end()
+
+
 def test_sums_that_nobody_ever_asks_for_take_no_memory() -> None:
     pool, host = (torch.zeros((8, PAGE_BYTES), dtype=torch.uint8) for _ in range(2))
     pages = [GroupPages(pool=(pool,), host=(host,))]

@@ -296,6 +296,31 @@ def test_a_wait_that_may_not_take_time_says_that_a_copy_hangs(rig: Rig) -> None:
     rig.device.resume()
 
 
+def test_without_patience_nothing_more_of_a_late_copy_is_issued() -> None:
+    rig = Rig()
+    restoring = stalled_restore(rig)
+
+    with pytest.raises(CopyHungError):
+        rig.engine.wait(restoring, 0.0)
+
+    assert restoring.num_to_issue == 12 - MAX_ISSUED_CHUNKS
+    rig.device.resume()
+    rig.engine.wait(restoring)
+    rig.finish()
+
+
+def test_what_failed_counts_in_no_links_rate(rig: Rig) -> None:
+    rig.device.fails = lambda copies: 3 in copies[0].target_rows.tolist()
+    fine, failing = rig.load([1], [9]), rig.load([2], [3])
+
+    rig.engine.wait(fine)
+    with pytest.raises(CopyFailedError):
+        rig.engine.wait(failing)
+    rig.device.finish()
+
+    assert rig.engine.totals().h2d_bytes == 2 * PAGE_BYTES  # of two layers
+
+
 def test_what_the_device_refuses_fails_and_the_rest_goes_on(rig: Rig) -> None:
     rig.device.fails = lambda copies: 3 in copies[0].target_rows.tolist()
     failing, fine = rig.load([1, 2, 3, 4], [2, 3, 4, 5]), rig.load([1], [9])
