@@ -1,6 +1,18 @@
 """Errors that may cross a service boundary.
 
 Domain code raises these; only `services.kit.rpc` and the gateway's HTTP edge know status codes.
+
+    ServiceError               INTERNAL             500
+      InvalidRequestError      INVALID_ARGUMENT     400
+      UnauthenticatedError     UNAUTHENTICATED      401
+      NotFoundError            NOT_FOUND            404
+      ConflictError            ABORTED              409
+      OverloadedError          RESOURCE_EXHAUSTED   429
+      UnavailableError         UNAVAILABLE          503
+      DeadlineError            DEADLINE_EXCEEDED    504
+
+Services add classes of their own below these: `services/gateway/errors.py`,
+`services/tracker/errors.py`.
 """
 
 MAX_TEXT_BYTES = 1 << 10  # of what a caller is told; it may repeat what the caller has sent

@@ -99,6 +99,7 @@ class CapacityGuard(Generic[KVT]):
         moves = self._moves
         idle, num_free = moves.idle(but=self._running), moves.num_free
         num_expected = sum(kv.num_owned_when_copied for kv in idle)
+        # Two blocks per group let any request go on: an open one, and one on its way to the host.
         took = self._reclaim(idle, num_expected - 2 * moves.geometry.num_groups)
         return moves.num_free > num_free or moves.give_up_restores() or took
 

@@ -39,7 +39,17 @@ from services.placement.layer_placement import LayerPlacement
 
 
 class BlockOwner:
-    """Owns the KV blocks and host slots of all requests."""
+    """Owns the KV blocks and host slots of all requests.
+
+        kv = owner.draft(record, placement, num_slots=32, keys=keys)  # no block is taken yet
+        owner.adopt(kv)
+        owner.growth.grow(kv, num_tokens=200)
+        owner.offload(kv, [1, 3])  # these layer groups leave the pool as their copies complete
+        owner.restores.begin(kv, 3)  # one comes back
+        owner.park(kv)  # all of it leaves the pool; `forget`: and the host
+
+    Each change is complete when it returns; the ranks are told with the next step's orders.
+    """
 
     def __init__(
         self,

@@ -96,7 +96,8 @@ class HostPool:
         num_more = max(0, num_slots - promise.num_slots)
         if not promise.backed:
             return num_more <= max(0, self.num_unpromised)
-        # Unbacked promises may not break one that is backed; quarantine may.
+        # Free slots cover all backed promises, unless quarantine has taken some: what is within one
+        # is there whatever unbacked ones lack. What is beyond it must be promised to none.
         return num_more <= self.num_unpromised + (0 if num_more else self._num_unbacked)
 
     def take(self, promise: Promise, num_slots: int) -> list[int] | None:

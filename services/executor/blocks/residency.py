@@ -51,7 +51,7 @@ class GroupKV:
     restore: Restore | None = None
     num_failed_restores: int = 0
     restore_from_step: int = 0  # no restore begins before this step
-    buffer: int = 0  # staging buffer of an offloaded group
+    buffer: int = 0  # staging buffer of an offloaded group; -1: of a resident one, none
 
     @property
     def stages(self) -> bool:

@@ -105,7 +105,7 @@ class TrackerClient:
         )
 
     async def release(self) -> None:
-        """Give the lease back, so that no gateway routes here; without an answer it expires."""
+        """Give the lease back, so that this executor is not listed; unanswered, it expires."""
         request = pb.ReleaseLeaseRequest(executor_id=self._executor_id, epoch=self._epoch)
         try:
             with service_errors():

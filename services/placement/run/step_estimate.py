@@ -42,7 +42,7 @@ def decode_s(
     blocks, num_groups = snapshot.blocks(growth=growth + 1), engine.num_groups
     sizes = sorted([blocks[request.request_id] for request in batch], reverse=True)
     num_kept = engine.num_blocks * (1.0 - KEPT_FREE_FRAC)
-    excess = sum(sizes) - num_kept + len(batch)
+    excess = sum(sizes) - num_kept + len(batch)  # a block of margin each
     if excess <= 0:
         return seconds
     if not snapshot.h2d_bytes_per_s:
@@ -54,6 +54,7 @@ def decode_s(
     for num_givers in dict.fromkeys([min(number, len(full)) for number in TRIED]):
         givers = full[:num_givers]
         num_full = sum(givers)
+        # Each giver's staging buffer takes one group's full blocks, and two more are on their way.
         num_needed = excess + num_full + 2 * num_givers
         # The last layer waits for all copies, and more givers copy more.
         if costs.outside_s + block_s * num_needed + group_s > min(best_s, limit_s) * ROUNDED:
