@@ -51,21 +51,21 @@ MUTATIONS = (
     Mutation(
         "wrong staging buffer",
         f"{EXECUTOR}/blocks/staging.py",
-        "self._point_at(request, index, ordinal % len(request.staging))",
-        "self._point_at(request, index, 0)",
+        "self._point_at(kv, index, ordinal % len(kv.staging))",
+        "self._point_at(kv, index, 0)",
         ONE_ENGINE,
     ),
     Mutation(
         "dropped while it is copied",
         f"{EXECUTOR}/blocks/uncached.py",
-        "num_most = min(num_most, request.num_host_blocks)",
+        "num_most = min(num_most, kv.num_host_blocks)",
         "pass",
         UNCACHED,
     ),
     Mutation(
         "loaded over scratch",
         f"{EXECUTOR}/blocks/uncached.py",
-        "self._staging.load_anew(request, index)",
+        "self._staging.load_anew(kv, index)",
         "pass",
         UNCACHED,
     ),
@@ -79,7 +79,7 @@ MUTATIONS = (
     Mutation(
         "what each step computes anew is found",
         f"{EXECUTOR}/blocks/block_owner.py",
-        "positions = range(request.num_recomputed, ",
+        "positions = range(kv.num_recomputed, ",
         "positions = range(0, ",
         ("tests/unit/executor/blocks/test_prefix_hits.py",),
     ),
@@ -108,7 +108,7 @@ MUTATIONS = (
         "scratch given back before it is read",
         f"{EXECUTOR}/scheduler/shadows.py",
         "for kv in self._last.values():",
-        "for kv in list(self._uncached.requests):",
+        "for kv in list(self._uncached.kvs):",
         SHADOWS,
     ),
     Mutation(
@@ -205,8 +205,8 @@ MUTATIONS = (
     Mutation(
         "columns are found before every rank has them",
         f"{EXECUTOR}/blocks/block_owner.py",
-        "min(request.num_host_blocks, len(request.keys))",
-        "min(min(g.num_saves_sent for g in request.groups), len(request.keys))",
+        "min(kv.num_host_blocks, len(kv.keys))",
+        "min(min(g.num_saves_sent for g in request.groups), len(kv.keys))",
         ("tests/unit/executor/blocks/test_prefix_hits.py",),
     ),
     Mutation(

@@ -107,7 +107,7 @@ def deciding(
     add_to, forget = shadows.add_to, uncached.forget
 
     def watch_step(output: Any) -> Any:
-        for kv in uncached.requests:
+        for kv in uncached.kvs:
             found.lengths.add(len(kv.uncached))
             if kv.request_id in output.num_scheduled_tokens:
                 found.with_offloaded[kv.request_id] += bool(kv.offloaded)
@@ -132,7 +132,7 @@ def deciding(
     found.num_rows, found.num_dropped_blocks, found.num_kept_blocks = (
         now - then for now, then in zip(after, before, strict=True)
     )
-    assert not uncached.requests
+    assert not uncached.kvs
     assert_pool_is_whole(runner)
 
 

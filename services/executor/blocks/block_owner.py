@@ -94,7 +94,7 @@ class BlockOwner:
         draft is made real by `adopt`, or thrown away by `discard`.
         """
         mirrored = may_mirror(record) and self._can_reserve(num_slots)
-        request = RequestKV(
+        kv = RequestKV(
             record=record,
             groups=[GroupKV() for _ in range(self.geometry.num_groups)],
             mirrored=mirrored,
@@ -103,78 +103,76 @@ class BlockOwner:
             keys=keys,
         )
         if mirrored:
-            self.host.reserve_unbacked(request.promise, num_slots)
+            self.host.reserve_unbacked(kv.promise, num_slots)
         if mirrored and placement.offloaded:
             for index in placement.offloaded:
-                request.groups[index].offloaded = True
-            request.staging = [
-                [] for _ in range(min(placement.num_staging, len(placement.offloaded)))
-            ]
-            for ordinal, index in enumerate(request.offloaded):
-                request.groups[index].buffer = ordinal % len(request.staging)
-        return request
+                kv.groups[index].offloaded = True
+            kv.staging = [[] for _ in range(min(placement.num_staging, len(placement.offloaded)))]
+            for ordinal, index in enumerate(kv.offloaded):
+                kv.groups[index].buffer = ordinal % len(kv.staging)
+        return kv
 
-    def adopt(self, request: RequestKV) -> None:
+    def adopt(self, kv: RequestKV) -> None:
         """Take a draft in."""
-        assert request.record.kv is None
-        if request.mirrored:
+        assert kv.record.kv is None
+        if kv.mirrored:
             dropped = self.drop_parked(-self.host.num_unpromised)
             assert dropped, "parked requests that were to be dropped are gone"
-            self.host.back(request.promise)
-        self._put(request)
+            self.host.back(kv.promise)
+        self._put(kv)
         self._last_generation += 1
-        request.generation = self._last_generation
-        if request.staging:
-            self.orders.set_staging(request.request_id, len(request.staging))
-            for index in request.offloaded:
-                self.orders.replace_table((request.request_id, index), request.groups[index].buffer)
+        kv.generation = self._last_generation
+        if kv.staging:
+            self.orders.set_staging(kv.request_id, len(kv.staging))
+            for index in kv.offloaded:
+                self.orders.replace_table((kv.request_id, index), kv.groups[index].buffer)
 
-    def _put(self, request: RequestKV) -> None:
-        request.record.kv = request
-        self.kvs[request] = None
+    def _put(self, kv: RequestKV) -> None:
+        kv.record.kv = kv
+        self.kvs[kv] = None
 
-    def discard(self, request: RequestKV) -> None:
-        self.host.withdraw(request.promise)
+    def discard(self, kv: RequestKV) -> None:
+        self.host.withdraw(kv.promise)
 
-    def pop(self, request: RequestKV, *, num_kept: int = 0) -> list[KVCacheBlock]:
+    def pop(self, kv: RequestKV, *, num_kept: int = 0) -> list[KVCacheBlock]:
         """Forget a request's KV and return its blocks; the caller gives them to the pool.
 
         The ranks remember where its first `num_kept` positions are on the host.
         Targets of a running restore are not among them: a rank may still write to them. Nor are the
         blocks that it leaves to whoever begins with its columns.
         """
-        self._leave(request)
-        request.record.kv = None
-        request.record.put_back()
-        del self.kvs[request]
-        for index in range(len(request.groups)):
-            self.restores.cancel(request, index)
-        blocks = request.owned_blocks()
-        self.uncached.forget(request)
-        self._give_back_slots(request)
-        self.orders.drop_request(request.request_id, num_kept=num_kept)
+        self._leave(kv)
+        kv.record.kv = None
+        kv.record.put_back()
+        del self.kvs[kv]
+        for index in range(len(kv.groups)):
+            self.restores.cancel(kv, index)
+        blocks = kv.owned_blocks()
+        self.uncached.forget(kv)
+        self._give_back_slots(kv)
+        self.orders.drop_request(kv.request_id, num_kept=num_kept)
         self.blocks.poison(blocks)
         return blocks
 
-    def _leave(self, request: RequestKV) -> None:
+    def _leave(self, kv: RequestKV) -> None:
         """Let others find the KV of its columns in the blocks where it is.
 
         What each step computes anew is in none, and what the next one would have kept not yet.
         """
-        positions = range(request.num_recomputed, len(request.columns) if request.keys else 0)
-        held = [group.hand_over(positions) for group in request.groups]
-        uids = (request.uid(position) for position in positions)
+        positions = range(kv.num_recomputed, len(kv.columns) if kv.keys else 0)
+        held = [group.hand_over(positions) for group in kv.groups]
+        uids = (kv.uid(position) for position in positions)
         left = list(zip(uids, zip(*held, strict=True), strict=True))
         self.blocks.leave(reversed(left))  # the last ones are taken first
 
-    def _give_back_slots(self, request: RequestKV) -> None:
-        self.host.give_back(request.own_slots())
-        self.host.release(request.columns)
-        self.host.withdraw(request.promise)
+    def _give_back_slots(self, kv: RequestKV) -> None:
+        self.host.give_back(kv.own_slots())
+        self.host.release(kv.columns)
+        self.host.withdraw(kv.promise)
 
-    def forget(self, request: RequestKV) -> None:
+    def forget(self, kv: RequestKV) -> None:
         """End the KV of a request that is not running, and its host copies."""
-        self.pool.free_blocks(self.pop(request))
+        self.pool.free_blocks(self.pop(kv))
 
     def park(self, old: RequestKV) -> list[KVCacheBlock]:
         """Take a request out of the pool and return its blocks, as `pop`; keep its host copies.
@@ -225,41 +223,39 @@ class BlockOwner:
             )
         )
 
-    def publish(self, request: RequestKV) -> None:
+    def publish(self, kv: RequestKV) -> None:
         """Let others begin with the full blocks of a live request that are on the host."""
-        for position in range(
-            len(request.columns), min(request.num_host_blocks, len(request.keys))
-        ):
+        for position in range(len(kv.columns), min(kv.num_host_blocks, len(kv.keys))):
             column = Column(
-                request.keys[position],
-                tuple(group.host_slots[position] for group in request.groups),
-                request.uid(position),
+                kv.keys[position],
+                tuple(group.host_slots[position] for group in kv.groups),
+                kv.uid(position),
             )
             self.host.cache.publish(column)
-            request.columns.append(column)
+            kv.columns.append(column)
 
     def num_duplicate_blocks(self) -> int:
         """Return how many blocks the pool could do without if requests shared them there."""
-        holders = [(request.columns, request.offloaded) for request in self.kvs]
+        holders = [(kv.columns, kv.offloaded) for kv in self.kvs]
         return num_duplicate_blocks(holders, num_groups=self.geometry.num_groups)
 
     def forget_prefixes(self) -> None:
         """Let nobody begin with what is on the host now, nor with what follows from it."""
         self.host.forget(lambda column: True)
         self.blocks.forget_left()
-        for request in self.kvs:
-            request.keys = ()
+        for kv in self.kvs:
+            kv.keys = ()
 
     # -- host room --------------------------------------------------------------------------
 
-    def reserve(self, request: RequestKV, num_slots: int) -> bool:
+    def reserve(self, kv: RequestKV, num_slots: int) -> bool:
         """Promise host slots to a request, at the cost of parked ones; False if there are none.
 
         The request itself may be a parked one: it keeps its copies.
         """
         missing = num_slots - self.host.num_unpromised
-        dropped = self.drop_parked(missing, but=request)
-        return dropped and self.host.reserve(request.promise, num_slots)
+        dropped = self.drop_parked(missing, but=kv)
+        return dropped and self.host.reserve(kv.promise, num_slots)
 
     def _can_reserve(self, num_slots: int) -> bool:
         """Return whether `reserve` would succeed."""
@@ -279,13 +275,13 @@ class BlockOwner:
             (kv for kv in self.kvs if kv.is_parked and kv is not but),
             key=lambda kv: kv.num_tokens,
         )
-        if sum(request.num_slots_of_its_own for request in parked) < num_slots:
+        if sum(kv.num_slots_of_its_own for kv in parked) < num_slots:
             return False
-        for request in parked:
+        for kv in parked:
             if num_slots <= 0:
                 break
-            num_slots -= request.num_slots_of_its_own
-            self.pop(request)
+            num_slots -= kv.num_slots_of_its_own
+            self.pop(kv)
             self.counters.num_dropped_copies += 1
         return True
 
@@ -294,14 +290,14 @@ class BlockOwner:
 
         Nor does anybody begin with cached prefixes.
         """
-        for request in [kv for kv in self.kvs if kv.record.state.is_queued]:
-            self.forget(request)
+        for kv in [kv for kv in self.kvs if kv.record.state.is_queued]:
+            self.forget(kv)
             self.counters.num_dropped_copies += 1
         self.forget_prefixes()
 
-    def prepare_save(self, request: RequestKV, group: GroupKV, num_full: int) -> bool:
+    def prepare_save(self, kv: RequestKV, group: GroupKV, num_full: int) -> bool:
         """Give all full blocks of a group a slot; False if the host pool is full."""
-        return request.mirrored and self.growth.take_slots(request, group, num_full)
+        return kv.mirrored and self.growth.take_slots(kv, group, num_full)
 
     def retract_saves(self, group: GroupKV, num_kept: int) -> None:
         """Forget the host copies of a group behind its first `num_kept` blocks."""
@@ -310,67 +306,67 @@ class BlockOwner:
         group.num_saves_sent = min(group.num_saves_sent, num_kept)
         group.num_host_blocks = min(group.num_host_blocks, num_kept)
 
-    def unmirror(self, request: RequestKV) -> None:
+    def unmirror(self, kv: RequestKV) -> None:
         """Forget all host copies of a request that has no offloaded groups, for good."""
-        assert not request.offloaded, f"{request.request_id} is partly on the host only"
-        self._give_back_slots(request)
-        request.columns = []
-        for group in request.groups:
+        assert not kv.offloaded, f"{kv.request_id} is partly on the host only"
+        self._give_back_slots(kv)
+        kv.columns = []
+        for group in kv.groups:
             group.host_slots, group.num_saves_sent, group.num_host_blocks = [], 0, 0
-        request.mirrored = False
+        kv.mirrored = False
 
     # -- offload ----------------------------------------------------------------------------
 
-    def offload(self, request: RequestKV, groups: Iterable[int]) -> None:
+    def offload(self, kv: RequestKV, groups: Iterable[int]) -> None:
         """Make groups offloaded. Blocks whose host copy is complete are given back at once.
 
         The others follow in `seal` as their copies complete. A group that is being restored stays
         where it is.
         """
-        assert request.mirrored, f"{request.request_id} has no room on the host"
+        assert kv.mirrored, f"{kv.request_id} has no room on the host"
         for index in groups:
-            group = request.groups[index]
+            group = kv.groups[index]
             if group.offloaded:
-                self.restores.cancel(request, index)
+                self.restores.cancel(kv, index)
                 continue
-            self.orders.forget_found((request.request_id, index))
+            self.orders.forget_found((kv.request_id, index))
             group.offloaded = True
             group.own = dict(enumerate(group.row[group.num_uncached :], group.num_uncached))
             group.buffer = -1
-        self.staging.assign(request)
-        self.seal(request)
+        self.staging.assign(kv)
+        self.seal(kv)
 
-    def seal(self, request: RequestKV) -> None:
+    def seal(self, kv: RequestKV) -> None:
         """Give up own blocks of offloaded groups whose host copies are complete.
 
         A position is sealed in all groups together. Its first blocks become the staging blocks of
         that position where there are none yet, so that sealing never takes a block.
         """
-        groups = [group for group in request.groups if group.stages]
+        groups = [group for group in kv.groups if group.stages]
         if not groups:
             return
-        if request.asleep:
+        if kv.asleep:
             self._seal_asleep(groups)
             return
         num_complete = min(group.num_host_blocks for group in groups)
         donated: set[int] = set()
-        for position in range(request.staging_length, num_complete):
+        for position in range(kv.staging_length, num_complete):
             holders = [group for group in groups if position in group.own]
-            if not holders or len(holders) < len(request.staging):
+            if not holders or len(holders) < len(kv.staging):
                 break
-            donated.update(self._donate(request, holders, position))
-        sealed = self._seal_staged(request, min(num_complete, request.staging_length))
+            donated.update(self._donate(kv, holders, position))
+        sealed = self._seal_staged(kv, min(num_complete, kv.staging_length))
         freed = [block for block in sealed if block.block_id not in donated]
         self.counters.num_sealed_blocks += len(freed)
         self.blocks.release(freed)
 
-    def _seal_staged(self, request: RequestKV, num_positions: int) -> list[KVCacheBlock]:
+    def _seal_staged(self, kv: RequestKV, num_positions: int) -> list[KVCacheBlock]:
         """Point row entries that have staging blocks, of the first positions, at these.
 
         Return the groups' own blocks there, which are not theirs any more.
         """
         freed: list[KVCacheBlock] = []
-        for index, group in enumerate(request.groups):
+        for index, group in enumerate(kv.groups):
             if not group.stages or not group.own:
                 continue
             positions = sorted(group.own)
@@ -379,7 +375,7 @@ class BlockOwner:
                 continue
             freed.extend(map(group.own.pop, positions))
             for stretch in stretches(positions):
-                self.staging.stage(request, index, stretch)
+                self.staging.stage(kv, index, stretch)
         return freed
 
     def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
@@ -392,19 +388,19 @@ class BlockOwner:
         self.counters.num_sealed_blocks += len(freed)
         self.blocks.release(freed)
 
-    def _donate(self, request: RequestKV, holders: Sequence[GroupKV], position: int) -> list[int]:
+    def _donate(self, kv: RequestKV, holders: Sequence[GroupKV], position: int) -> list[int]:
         """Make own blocks of `holders` the staging blocks of a position, one per buffer.
 
         Return their ids.
         """
-        assert position == request.staging_length
+        assert position == kv.staging_length
         unused, donated = list(holders), []
-        for number, buffer in enumerate(request.staging):
+        for number, buffer in enumerate(kv.staging):
             donor = next((group for group in unused if group.buffer == number), unused[0])
             unused = [group for group in unused if group is not donor]
             block = donor.own[position]
             buffer.append(block)
-            self.orders.fill_staging(request.request_id, number, position, [block.block_id])
+            self.orders.fill_staging(kv.request_id, number, position, [block.block_id])
             donated.append(block.block_id)
         return donated
 
@@ -418,11 +414,11 @@ class BlockOwner:
         """
         orphans = self.restores.orphans
         owned: list[KVCacheBlock] = [b for blocks in orphans.values() for b in blocks]
-        for request in self.kvs:
-            assert request.record.kv is request
-            request.check_integrity()
-            assert bool(request.num_recomputed) == (request in self.uncached.requests)
-            owned.extend(request.owned_blocks())
+        for kv in self.kvs:
+            assert kv.record.kv is kv
+            kv.check_integrity()
+            assert bool(kv.num_recomputed) == (kv in self.uncached.kvs)
+            owned.extend(kv.owned_blocks())
         ids = [block.block_id for block in owned]
         assert len(ids) == len(set(ids)), "a block is owned twice"
         assert all(block.ref_cnt == 1 + self.quarantine.num_references(block) for block in owned), (

@@ -19,57 +19,55 @@ class Growth:
         self._staging = staging
         self._block_size = block_size
 
-    def num_new_blocks(self, request: RequestKV, *, num_tokens: int) -> int:
+    def num_new_blocks(self, kv: RequestKV, *, num_tokens: int) -> int:
         """Return how many blocks `grow` will take from the pool."""
-        num_have, num_want = request.num_rows, self._num_blocks(num_tokens)
+        num_have, num_want = kv.num_rows, self._num_blocks(num_tokens)
         if num_want <= num_have:
             return 0
-        direct_end = self._direct_end(request, num_tokens)
-        num_staging_groups = sum(group.stages for group in request.groups)
-        num_new = (len(request.groups) - num_staging_groups) * (num_want - num_have)
+        direct_end = self._direct_end(kv, num_tokens)
+        num_staging_groups = sum(group.stages for group in kv.groups)
+        num_new = (len(kv.groups) - num_staging_groups) * (num_want - num_have)
         num_new += num_staging_groups * (num_want - direct_end)
         if direct_end > num_have:
-            num_new += sum(max(0, direct_end - len(buffer)) for buffer in request.staging)
-            if request.asleep:  # it will wake up with one buffer
+            num_new += sum(max(0, direct_end - len(buffer)) for buffer in kv.staging)
+            if kv.asleep:  # it will wake up with one buffer
                 num_new += direct_end - num_have
         return num_new
 
-    def grow(self, request: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:
+    def grow(self, kv: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:
         """Make room for `num_tokens` tokens; return what each group's row gains.
 
         The pool must have `num_new_blocks`: otherwise it raises, and some of them are taken.
         Blocks that the step fills completely go straight to staging in offloaded groups: the
         prefill of a prompt never holds more than its placement does.
         """
-        num_have, num_want = request.num_rows, self._num_blocks(num_tokens)
+        num_have, num_want = kv.num_rows, self._num_blocks(num_tokens)
         if num_want <= num_have:
-            return tuple([] for _ in request.groups)
-        direct_end = self._direct_end(request, num_tokens)
+            return tuple([] for _ in kv.groups)
+        direct_end = self._direct_end(kv, num_tokens)
         if direct_end > num_have:
-            self._staging.extend(request, direct_end)
-        return tuple(
-            self._grow_group(request, group, direct_end, num_want) for group in request.groups
-        )
+            self._staging.extend(kv, direct_end)
+        return tuple(self._grow_group(kv, group, direct_end, num_want) for group in kv.groups)
 
-    def take_slots(self, request: RequestKV, group: GroupKV, length: int) -> bool:
+    def take_slots(self, kv: RequestKV, group: GroupKV, length: int) -> bool:
         """Give the group's first `length` positions slots; False if the host pool is full."""
         num_missing = length - len(group.host_slots)
         if num_missing <= 0:
             return True
-        slots = self._host.take(request.promise, num_missing)
+        slots = self._host.take(kv.promise, num_missing)
         if slots is None:
             return False
         group.host_slots.extend(slots)
         return True
 
     def _grow_group(
-        self, request: RequestKV, group: GroupKV, direct_end: int, num_want: int
+        self, kv: RequestKV, group: GroupKV, direct_end: int, num_want: int
     ) -> list[KVCacheBlock]:
         gained: list[KVCacheBlock] = []
         num_have = len(group.row)
         if group.stages and direct_end > num_have:
-            gained.extend(request.staging[group.buffer][num_have:direct_end])
-            self.take_slots(request, group, direct_end)
+            gained.extend(kv.staging[group.buffer][num_have:direct_end])
+            self.take_slots(kv, group, direct_end)
         own = self._blocks.take_open(num_want - num_have - len(gained))
         if group.offloaded:
             first = num_have + len(gained)
@@ -78,15 +76,15 @@ class Growth:
         group.row.extend(gained)
         return gained
 
-    def _direct_end(self, request: RequestKV, num_tokens: int) -> int:
+    def _direct_end(self, kv: RequestKV, num_tokens: int) -> int:
         """Return the position up to which new blocks are staging blocks in offloaded groups."""
-        num_have = request.num_rows
+        num_have = kv.num_rows
         num_full = num_tokens // self._block_size
-        staging_groups = [group for group in request.groups if group.stages]
+        staging_groups = [group for group in kv.groups if group.stages]
         if num_full <= num_have or not staging_groups:
             return num_have
         num_slots = sum(max(0, num_full - len(group.host_slots)) for group in staging_groups)
-        if not self._host.can_take(request.promise, num_slots):
+        if not self._host.can_take(kv.promise, num_slots):
             return num_have
         return num_full
 

@@ -28,48 +28,48 @@ class Restores:
         self._counters = counters
         self._last_id = 0
 
-    def begin(self, request: RequestKV, index: int) -> bool:
+    def begin(self, kv: RequestKV, index: int) -> bool:
         """Start to bring an offloaded group back; False, and nothing changed, if it cannot be.
 
         The group stays offloaded, and takes new tokens in own blocks, until `complete`.
         """
-        group = request.groups[index]
+        group = kv.groups[index]
         if not self._may_begin(group):
             return False
         num_blocks = sum(1 for _ in group.staged_positions())
         if num_blocks > self._blocks.num_free:
             return False
         group.restore = Restore()
-        self.extend(request, index, max_blocks=num_blocks)
+        self.extend(kv, index, max_blocks=num_blocks)
         return True
 
-    def begin_in_parts(self, request: RequestKV, index: int) -> None:
+    def begin_in_parts(self, kv: RequestKV, index: int) -> None:
         """Start to bring back a group of a request that is asleep; `extend` takes its blocks.
 
         One that cannot come back now stays on the host.
         """
-        assert request.asleep
-        group = request.groups[index]
+        assert kv.asleep
+        group = kv.groups[index]
         if self._may_begin(group):
             group.restore = Restore()
-            self.extend(request, index, max_blocks=0)
+            self.extend(kv, index, max_blocks=0)
 
     def _may_begin(self, group: GroupKV) -> bool:
         """Return whether a group is on the host, and no load of it has just failed."""
         return group.stages and self._orders.next_step >= group.restore_from_step
 
-    def extend(self, request: RequestKV, index: int, *, max_blocks: int) -> int:
+    def extend(self, kv: RequestKV, index: int, *, max_blocks: int) -> int:
         """Take blocks for what has none yet, and return how many were taken.
 
         Those that still hold its KV come first; the copy of the rest is ordered. A group with
         nothing to copy has come back.
         """
-        group = request.groups[index]
+        group = kv.groups[index]
         restore = group.restore
         assert restore is not None
         missing = [p for p in group.staged_positions() if p not in restore.targets]
         wanted = missing[: max(0, max_blocks)]
-        positions = self._find(request, index, wanted)
+        positions = self._find(kv, index, wanted)
         if positions:
             blocks = self._blocks.take(len(positions))
             restore.targets.update(zip(positions, blocks, strict=True))
@@ -79,22 +79,22 @@ class Restores:
             self._orders.restore(
                 RestoreOrder(
                     self._last_id,
-                    request.request_id,
+                    kv.request_id,
                     index,
-                    [request.uid(position) for position in positions],
+                    [kv.uid(position) for position in positions],
                     [group.host_slots[position] for position in positions],
                     [block.block_id for block in blocks],
                 )
             )
         elif len(wanted) == len(missing) and not restore.under_way:
-            self.complete(request, index)
+            self.complete(kv, index)
         return len(wanted)
 
-    def _find(self, request: RequestKV, index: int, positions: list[int]) -> list[int]:
+    def _find(self, kv: RequestKV, index: int, positions: list[int]) -> list[int]:
         """Take those blocks that still hold the group's KV; return the positions that have none."""
         if not positions or not self._blocks.num_left:
             return positions
-        group, uids = request.groups[index], [request.uid(position) for position in positions]
+        group, uids = kv.groups[index], [kv.uid(position) for position in positions]
         found = self._blocks.find(uids, index)
         here = {p: block for p, block in zip(positions, found, strict=True) if block is not None}
         if not here:
@@ -104,29 +104,29 @@ class Restores:
         self._counters.num_found_blocks += len(here)
         self._orders.found(
             FoundOrder(
-                request.request_id,
+                kv.request_id,
                 index,
-                [request.uid(position) for position in here],
+                [kv.uid(position) for position in here],
                 [group.host_slots[position] for position in here],
                 [block.block_id for block in here.values()],
             )
         )
         return [position for position in positions if position not in here]
 
-    def arrive(self, request: RequestKV, index: int, done: Collection[int]) -> None:
+    def arrive(self, kv: RequestKV, index: int, done: Collection[int]) -> None:
         """Take in which orders every rank has carried out; flip the row after the last one."""
-        restore = request.groups[index].restore
+        restore = kv.groups[index].restore
         if restore is None or restore.under_way.keys().isdisjoint(done):
             return
         for restore_id in restore.under_way.keys() & set(done):
             del restore.under_way[restore_id]
-        self.extend(request, index, max_blocks=0)
+        self.extend(kv, index, max_blocks=0)
 
-    def complete(self, request: RequestKV, index: int) -> None:
+    def complete(self, kv: RequestKV, index: int) -> None:
         """Flip a group's row to the targets, which every rank has filled."""
-        group = request.groups[index]
+        group = kv.groups[index]
         assert group.restore is not None
-        key = (request.request_id, index)
+        key = (kv.request_id, index)
         targets = group.restore.targets
         for stretch in stretches(sorted(targets)):
             blocks = [targets[position] for position in stretch]
@@ -137,19 +137,19 @@ class Restores:
         group.own = {}
         self._counters.num_restored_groups += 1
         self._orders.drop_table(key)
-        if not request.asleep:
-            self._staging.assign(request)
-            self._staging.trim(request)
+        if not kv.asleep:
+            self._staging.assign(kv)
+            self._staging.trim(kv)
 
-    def cancel(self, request: RequestKV, index: int) -> bool:
+    def cancel(self, kv: RequestKV, index: int) -> bool:
         """Stop bringing a group back; False if it was not.
 
         Its targets end when every rank has let go of them.
         """
-        group = request.groups[index]
+        group = kv.groups[index]
         if group.restore is None:
             return False
-        self._orders.forget_found((request.request_id, index))
+        self._orders.forget_found((kv.request_id, index))
         restore, group.restore = group.restore, None
         arrived = {block.block_id: block for block in restore.targets.values()}
         for restore_id, blocks in restore.under_way.items():

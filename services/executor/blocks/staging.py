@@ -14,129 +14,129 @@ class StagingBuffers:
         self._blocks = blocks
         self._orders = orders
 
-    def set_number(self, request: RequestKV, num_staging: int) -> None:
+    def set_number(self, kv: RequestKV, num_staging: int) -> None:
         """Ask for a number of staging buffers; there may be fewer for want of blocks."""
-        if request.wanted_staging != num_staging:
-            request.wanted_staging = num_staging
-            self.assign(request)
+        if kv.wanted_staging != num_staging:
+            kv.wanted_staging = num_staging
+            self.assign(kv)
 
-    def assign(self, request: RequestKV) -> None:
+    def assign(self, kv: RequestKV) -> None:
         """Give offloaded groups their buffers in turns, after the set of them has changed."""
-        if request.asleep:
+        if kv.asleep:
             return
-        chain = request.offloaded
-        num_before = len(request.staging)
-        num_wanted = min(request.wanted_staging, len(chain))
+        chain = kv.offloaded
+        num_before = len(kv.staging)
+        num_wanted = min(kv.wanted_staging, len(chain))
         dropped = []
-        if not request.staging:
+        if not kv.staging:
             for _ in range(num_wanted):
-                self._begin_buffer(request)
-        elif len(request.staging) > num_wanted:
-            dropped = _blocks_of(request, first=num_wanted)
-            del request.staging[num_wanted:]
+                self._begin_buffer(kv)
+        elif len(kv.staging) > num_wanted:
+            dropped = _blocks_of(kv, first=num_wanted)
+            del kv.staging[num_wanted:]
         else:
-            self._add(request, num_wanted)
+            self._add(kv, num_wanted)
         for ordinal, index in enumerate(chain):
-            self._point_at(request, index, ordinal % len(request.staging))
-        if len(request.staging) != num_before and request.staging:
-            self._orders.set_staging(request.request_id, len(request.staging))
+            self._point_at(kv, index, ordinal % len(kv.staging))
+        if len(kv.staging) != num_before and kv.staging:
+            self._orders.set_staging(kv.request_id, len(kv.staging))
         self._blocks.release(dropped)
 
-    def drop(self, request: RequestKV) -> None:
+    def drop(self, kv: RequestKV) -> None:
         """Give a request's buffers back: it is asleep until `take`. It must not run."""
-        if request.asleep:
+        if kv.asleep:
             return
-        for index in request.offloaded:
-            group = request.groups[index]
+        for index in kv.offloaded:
+            group = kv.groups[index]
             for position in group.staged_positions():
                 group.row[position] = self._blocks.null
             group.buffer = -1
-        dropped = _blocks_of(request)
-        request.staging = []
-        request.asleep = True
+        dropped = _blocks_of(kv)
+        kv.staging = []
+        kv.asleep = True
         self._blocks.release(dropped)
 
-    def num_to_wake(self, request: RequestKV) -> int:
+    def num_to_wake(self, kv: RequestKV) -> int:
         """Return how many blocks `take` needs."""
-        if not request.asleep:
+        if not kv.asleep:
             return 0
-        return max(0, request.num_staged_positions - len(request.uncached))
+        return max(0, kv.num_staged_positions - len(kv.uncached))
 
-    def take(self, request: RequestKV) -> bool:
+    def take(self, kv: RequestKV) -> bool:
         """Wake a request up; False, and nothing changed, if there are too few blocks."""
-        if not request.asleep:
+        if not kv.asleep:
             return True
-        if self.num_to_wake(request) > self._blocks.num_free:
+        if self.num_to_wake(kv) > self._blocks.num_free:
             return False
-        length = request.num_staged_positions
-        request.asleep = False
-        if request.offloaded:
-            self._begin_buffer(request)
-            self._fill(request, 0, length)
-            self._orders.set_staging(request.request_id, 1)
-            self.assign(request)
+        length = kv.num_staged_positions
+        kv.asleep = False
+        if kv.offloaded:
+            self._begin_buffer(kv)
+            self._fill(kv, 0, length)
+            self._orders.set_staging(kv.request_id, 1)
+            self.assign(kv)
         return True
 
-    def extend(self, request: RequestKV, length: int) -> None:
-        for number in range(len(request.staging)):
-            self._fill(request, number, length)
+    def extend(self, kv: RequestKV, length: int) -> None:
+        for number in range(len(kv.staging)):
+            self._fill(kv, number, length)
 
-    def _begin_buffer(self, request: RequestKV) -> None:
+    def _begin_buffer(self, kv: RequestKV) -> None:
         """Give a request one buffer more, with nothing in it but scratch."""
-        request.staging.append(list(request.uncached))
-        scratch = (block.block_id for block in request.uncached)
-        self._orders.fill_staging(request.request_id, len(request.staging) - 1, 0, scratch)
+        kv.staging.append(list(kv.uncached))
+        scratch = (block.block_id for block in kv.uncached)
+        self._orders.fill_staging(kv.request_id, len(kv.staging) - 1, 0, scratch)
 
-    def _fill(self, request: RequestKV, number: int, length: int) -> None:
+    def _fill(self, kv: RequestKV, number: int, length: int) -> None:
         """Take what a buffer lacks in length; nothing changes if there are too few blocks."""
-        buffer = request.staging[number]
+        buffer = kv.staging[number]
         start = len(buffer)
         if length <= start:
             return
         buffer.extend(self._blocks.take(length - start))
         new = (block.block_id for block in buffer[start:])
-        self._orders.fill_staging(request.request_id, number, start, new)
+        self._orders.fill_staging(kv.request_id, number, start, new)
 
-    def trim(self, request: RequestKV) -> None:
+    def trim(self, kv: RequestKV) -> None:
         """Give back what no offloaded group stages any more."""
-        length = max(request.num_staged_positions, len(request.uncached))
-        for number, buffer in enumerate(request.staging):
+        length = max(kv.num_staged_positions, len(kv.uncached))
+        for number, buffer in enumerate(kv.staging):
             if length < len(buffer):
                 self._blocks.release(buffer[length:])
                 del buffer[length:]
-                self._orders.fill_staging(request.request_id, number, length)
+                self._orders.fill_staging(kv.request_id, number, length)
 
-    def _add(self, request: RequestKV, num_wanted: int) -> None:
-        while len(request.staging) < num_wanted:
-            length = request.staging_length
-            if self._blocks.num_free < length - len(request.uncached):
+    def _add(self, kv: RequestKV, num_wanted: int) -> None:
+        while len(kv.staging) < num_wanted:
+            length = kv.staging_length
+            if self._blocks.num_free < length - len(kv.uncached):
                 return
-            self._begin_buffer(request)
-            self._fill(request, len(request.staging) - 1, length)
+            self._begin_buffer(kv)
+            self._fill(kv, len(kv.staging) - 1, length)
 
-    def _point_at(self, request: RequestKV, index: int, buffer: int) -> None:
+    def _point_at(self, kv: RequestKV, index: int, buffer: int) -> None:
         """Let a group use a buffer."""
-        group = request.groups[index]
+        group = kv.groups[index]
         if group.buffer == buffer:
             return
         group.buffer = buffer
-        self.load_anew(request, index)
+        self.load_anew(kv, index)
 
-    def load_anew(self, request: RequestKV, index: int) -> None:
+    def load_anew(self, kv: RequestKV, index: int) -> None:
         """Have a group load what it has staged, and nothing else."""
-        group = request.groups[index]
-        self._orders.replace_table((request.request_id, index), group.buffer)
+        group = kv.groups[index]
+        self._orders.replace_table((kv.request_id, index), group.buffer)
         for staged in group.staged_stretches():
-            self.stage(request, index, staged)
+            self.stage(kv, index, staged)
 
-    def stage(self, request: RequestKV, index: int, positions: range) -> None:
+    def stage(self, kv: RequestKV, index: int, positions: range) -> None:
         """Point row entries of a group at its buffer, and load them from now on."""
-        group, stretch = request.groups[index], slice(positions.start, positions.stop)
-        group.row[stretch] = request.staging[group.buffer][stretch]
-        self._orders.append_table((request.request_id, index), group.buffer, positions)
+        group, stretch = kv.groups[index], slice(positions.start, positions.stop)
+        group.row[stretch] = kv.staging[group.buffer][stretch]
+        self._orders.append_table((kv.request_id, index), group.buffer, positions)
 
 
-def _blocks_of(request: RequestKV, first: int = 0) -> list[KVCacheBlock]:
+def _blocks_of(kv: RequestKV, first: int = 0) -> list[KVCacheBlock]:
     """Return the blocks of a request's buffers from the `first` one on, without scratch."""
-    num_uncached = len(request.uncached)
-    return [block for buffer in request.staging[first:] for block in buffer[num_uncached:]]
+    num_uncached = len(kv.uncached)
+    return [block for buffer in kv.staging[first:] for block in buffer[num_uncached:]]

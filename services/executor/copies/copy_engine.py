@@ -112,9 +112,9 @@ class LateGuard(Protocol):
 class CopyEngine(Protocol):
     """Moves blocks between pool and host. Used by one thread, with tickets of its own only.
 
-        ticket = engine.submit(Copy(direction=Direction.H2D, group=0, slots=[4], block_ids=[7]))
-        ...  # other layers run
-        engine.wait(ticket)  # the layers of group 0 may read block 7 from here on
+    ticket = engine.submit(Copy(direction=Direction.H2D, group=0, slots=[4], block_ids=[7]))
+    ...  # other layers run
+    engine.wait(ticket)  # the layers of group 0 may read block 7 from here on
     """
 
     def submit(self, copy: Copy) -> Any:

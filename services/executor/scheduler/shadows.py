@@ -39,16 +39,16 @@ class Shadows:
         Every request that runs keeps room for a token, so that all go on whatever is wanted.
         """
         for kv in self._last.values():
-            if kv.retiring and kv in self._uncached.requests:
+            if kv.retiring and kv in self._uncached.kvs:
                 self._uncached.settle(kv)
         num_left = (self._most - self._scheduler.max_num_active_reqs) // self._block_size
-        num_left -= sum(kv.num_recomputed for kv in self._uncached.requests)
-        if wanted or self._uncached.requests:
+        num_left -= sum(kv.num_recomputed for kv in self._uncached.kvs)
+        if wanted or self._uncached.kvs:
             for request in self._scheduler.running:
                 num_left -= self._follow(
                     request, wanted.get(RequestId(request.request_id), 0), num_left
                 )
-        num_tokens = sum(self._num_tokens(kv) for kv in self._uncached.requests)
+        num_tokens = sum(self._num_tokens(kv) for kv in self._uncached.kvs)
         self._scheduler.max_num_scheduled_tokens = self._most - num_tokens
 
     def _follow(self, request: Request, num_wanted: int, num_left: int) -> int:
@@ -74,7 +74,7 @@ class Shadows:
         output.finished_req_ids.update(self._last)
         self._last = {}
         chunks = []
-        for kv in self._uncached.requests:
+        for kv in self._uncached.kvs:
             if kv.request_id in output.num_scheduled_tokens:
                 shadow_id, num_tokens = kv.request_id + SUFFIX, self._num_tokens(kv)
                 output.scheduled_new_reqs.append(self._row(shadow_id, kv))

@@ -40,8 +40,8 @@ Release: TypeAlias = Callable[[Sequence[DueToken]], None]
 class Pacer:
     """Owns the one timer and the heap of stream heads.
 
-        stream = pacer.open(0.08, release)  # a reader of 12.5 tokens a second
-        stream.push(tokens)  # `release` gets the first at once, the others from the timer
+    stream = pacer.open(0.08, release)  # a reader of 12.5 tokens a second
+    stream.push(tokens)  # `release` gets the first at once, the others from the timer
     """
 
     def __init__(self, *, clock: Clock, timer: Timer) -> None:

@@ -264,7 +264,7 @@ class Simulation:
             self.run_oldest()
 
     def _shadows(self, scheduled: list[str]) -> list[Slice]:
-        self.recomputed = [kv for kv in self.owner.uncached.requests if kv.request_id in scheduled]
+        self.recomputed = [kv for kv in self.owner.uncached.kvs if kv.request_id in scheduled]
         return [
             Slice(
                 f"{kv.request_id}, a shadow",

@@ -46,9 +46,9 @@ class Losses:
             feedback.hung_blocks, feedback.hung_slots
         )
         if new_blocks or new_slots:
-            for request in self._owner.kvs:
-                if request.request_id not in lost and uses(request, new_blocks, new_slots):
-                    lost[request.request_id] = FailureCause.HUNG
+            for kv in self._owner.kvs:
+                if kv.request_id not in lost and uses(kv, new_blocks, new_slots):
+                    lost[kv.request_id] = FailureCause.HUNG
         return lost | self._distrust(lost)
 
     def _distrust(self, lost: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
@@ -76,18 +76,18 @@ class Losses:
 
     def _end_restore(self, restore_id: int, cause: FailureCause) -> dict[str, FailureCause]:
         self._owner.counters.num_failed_restores += 1
-        for request in self._owner.kvs:
-            for index, group in enumerate(request.groups):
+        for kv in self._owner.kvs:
+            for index, group in enumerate(kv.groups):
                 if group.restore is None or restore_id not in group.restore.under_way:
                     continue
-                self._owner.restores.cancel(request, index)
+                self._owner.restores.cancel(kv, index)
                 group.restore_from_step = self._owner.orders.next_step + (
                     STEPS_BEFORE_RETRY << min(group.num_failed_restores, 8)
                 )
                 group.num_failed_restores += 1
                 # Bytes that came back wrong may be wrong on the host, and there is no other copy.
                 is_lost = cause is FailureCause.CORRUPT
-                return {request.request_id: cause} if is_lost else {}
+                return {kv.request_id: cause} if is_lost else {}
         return {}
 
     def _retract_saves(self, feedback: StepFeedback) -> dict[str, FailureCause]:
@@ -113,8 +113,8 @@ class Losses:
         return lost
 
 
-def uses(request: RequestKV, block_ids: frozenset[int], slots: frozenset[int]) -> bool:
+def uses(kv: RequestKV, block_ids: frozenset[int], slots: frozenset[int]) -> bool:
     """Return whether any of a request's KV is, or will be, in one of these."""
-    return any(not slots.isdisjoint(group.host_slots) for group in request.groups) or any(
-        block.block_id in block_ids for block in request.owned_blocks()
+    return any(not slots.isdisjoint(group.host_slots) for group in kv.groups) or any(
+        block.block_id in block_ids for block in kv.owned_blocks()
     )

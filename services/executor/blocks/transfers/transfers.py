@@ -43,10 +43,10 @@ class Transfers:
 
         They will if a copy is under way whose completion gives blocks back.
         """
-        for request in self.owner.kvs:
-            for index in range(len(request.groups)):
-                if self.owner.restores.cancel(request, index):
-                    self._unsettled[request] = None
+        for kv in self.owner.kvs:
+            for index in range(len(kv.groups)):
+                if self.owner.restores.cancel(kv, index):
+                    self._unsettled[kv] = None
         return (
             bool(self.owner.restores.orphans or self._unsettled)
             or self.write_through.frees_blocks()
@@ -68,10 +68,10 @@ class Transfers:
             del self._num_ranks_done[restore_id]
             if restore_id in self.owner.restores.orphans:
                 self.owner.restores.release_orphan(restore_id)
-        for request in self.owner.kvs:
-            for index, group in enumerate(request.groups):
+        for kv in self.owner.kvs:
+            for index, group in enumerate(kv.groups):
                 if group.restore is not None:
-                    self.owner.restores.arrive(request, index, done)
+                    self.owner.restores.arrive(kv, index, done)
 
     def absorb(self, feedback: StepFeedback) -> None:
         """Take in what the ranks have completed."""
@@ -116,8 +116,8 @@ class Transfers:
         """Return how many blocks are on their way back in the background."""
         return sum(
             len(blocks)
-            for request in self.owner.kvs
-            for group in request.groups
+            for kv in self.owner.kvs
+            for group in kv.groups
             if group.restore is not None
             for blocks in group.restore.under_way.values()
         )
@@ -125,8 +125,7 @@ class Transfers:
     def num_step_load_blocks(self) -> int:
         """Return how many blocks a step of all requests that are awake loads."""
         return sum(
-            len(request.offloaded) * (request.staging_length - len(request.uncached))
-            for request in self.owner.kvs
+            len(kv.offloaded) * (kv.staging_length - len(kv.uncached)) for kv in self.owner.kvs
         )
 
     def stats(self) -> KVStats | None:
@@ -139,13 +138,13 @@ class Transfers:
         owner, failed = self.owner, self.owner.counters.num_failures > self._reported.num_failures
         if self._num_stats_asked % STEPS_PER_STATS and owner.kvs and not failed:
             return None
-        groups = [group for request in owner.kvs for group in request.groups]
+        groups = [group for kv in owner.kvs for group in kv.groups]
         num_offloaded = sum(group.offloaded for group in groups)
         state = Residencies(
             num_resident_groups=len(groups) - num_offloaded,
             num_offloaded_groups=num_offloaded,
             num_restoring_groups=sum(group.restore is not None for group in groups),
-            num_staging_blocks=sum(request.num_staging_blocks for request in owner.kvs),
+            num_staging_blocks=sum(kv.num_staging_blocks for kv in owner.kvs),
             num_host_blocks=owner.host.num_used,
             num_free_blocks=owner.pool.get_num_free_blocks(),
             num_lagging_blocks=self.write_through.num_lagging_blocks(),

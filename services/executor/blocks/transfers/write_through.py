@@ -28,7 +28,7 @@ class UnderWay:
     """A copy that was ordered and is not confirmed."""
 
     step: int
-    request: RequestKV
+    kv: RequestKV
     group: GroupKV
     end: int  # leading blocks that are on the host once it is complete
     num_blocks: int
@@ -53,15 +53,15 @@ class WriteThrough:
         self._under_way: deque[UnderWay] = deque()  # in step order
         self._num_under_way = 0
 
-    def note(self, request: RequestKV) -> None:
+    def note(self, kv: RequestKV) -> None:
         """Order the copies that a request's full blocks lack, in the steps that come."""
-        self._lagging[request] = None
+        self._lagging[kv] = None
 
-    def by_likelihood(self, requests: Iterable[RequestKV]) -> list[RequestKV]:
+    def by_likelihood(self, kvs: Iterable[RequestKV]) -> list[RequestKV]:
         """Return requests, the likeliest victim first: by deposit, then the last admitted."""
         age = {kv: number for number, kv in enumerate(self._owner.kvs)}
         return sorted(
-            requests,
+            kvs,
             key=lambda kv: (kv.record.num_deposited_tokens, age.get(kv, -1)),
             reverse=True,
         )
@@ -73,16 +73,16 @@ class WriteThrough:
             copy = self._under_way.popleft()
             self._num_under_way -= copy.num_blocks
             copy.group.num_host_blocks = max(copy.group.num_host_blocks, copy.end)
-            touched[copy.request] = None
+            touched[copy.kv] = None
         return list(touched)
 
-    def retract(self, step: int, request: RequestKV, index: int) -> Retraction:
+    def retract(self, step: int, kv: RequestKV, index: int) -> Retraction:
         """Take back a save that did not succeed and the group's later ones, to order them anew.
 
         Nothing changes if there is no such save any more, or if blocks are among them that exist
         nowhere else.
         """
-        group = request.groups[index]
+        group = kv.groups[index]
         copies = [copy for copy in self._under_way if copy.group is group]
         if all(copy.step != step for copy in copies):
             return Retraction.GONE
@@ -91,14 +91,14 @@ class WriteThrough:
             return Retraction.ONLY_COPY
         self._forget(lambda copy: copy.group is group and copy.step >= step)
         self._owner.retract_saves(group, num_kept)
-        self.note(request)
+        self.note(kv)
         return Retraction.DONE
 
-    def unmirror(self, request: RequestKV) -> None:
+    def unmirror(self, kv: RequestKV) -> None:
         """Make no more host copies of a request without offloaded groups, and forget the rest."""
-        self._forget(lambda copy: copy.request is request)
-        self._lagging.pop(request, None)
-        self._owner.unmirror(request)
+        self._forget(lambda copy: copy.kv is kv)
+        self._lagging.pop(kv, None)
+        self._owner.unmirror(kv)
 
     def _forget(self, is_gone: Callable[[UnderWay], bool]) -> None:
         kept = deque(copy for copy in self._under_way if not is_gone(copy))
@@ -112,30 +112,30 @@ class WriteThrough:
         if not self._lagging:
             return saves
         num_before = self._num_under_way
-        for request in self._lagging:
-            for index, group in enumerate(request.groups):
+        for kv in self._lagging:
+            for index, group in enumerate(kv.groups):
                 if group.offloaded:
-                    self._order(step, request, index, request.num_full_blocks, saves)
+                    self._order(step, kv, index, kv.num_full_blocks, saves)
         num_left = self._budget(num_before) - (self._num_under_way - num_before)
         if num_left > 0:
             self._mirror(step, num_left, saves)
         return saves
 
     def _mirror(self, step: int, num_left: int, saves: list[SaveOrder]) -> None:
-        for request in self.by_likelihood(self._lagging):
-            for index, group in enumerate(request.groups):
+        for kv in self.by_likelihood(self._lagging):
+            for index, group in enumerate(kv.groups):
                 if num_left <= 0:
                     return
                 if not group.offloaded:
-                    end = min(request.num_full_blocks, group.num_saves_sent + num_left)
-                    num_ordered = self._order(step, request, index, end, saves)
+                    end = min(kv.num_full_blocks, group.num_saves_sent + num_left)
+                    num_ordered = self._order(step, kv, index, end, saves)
                     num_left -= num_ordered
                     self._owner.counters.num_mirrored_blocks += num_ordered
 
     def _order(
         self,
         step: int,
-        request: RequestKV,
+        kv: RequestKV,
         index: int,
         end: int,
         saves: list[SaveOrder],
@@ -144,26 +144,26 @@ class WriteThrough:
 
         0 if there is no room on the host.
         """
-        group = request.groups[index]
+        group = kv.groups[index]
         num_new = end - group.num_saves_sent
-        if num_new <= 0 or not self._owner.prepare_save(request, group, end):
+        if num_new <= 0 or not self._owner.prepare_save(kv, group, end):
             return 0
-        saves.extend(_save_orders(request, index, end))
-        self._under_way.append(UnderWay(step, request, group, end, num_new))
+        saves.extend(_save_orders(kv, index, end))
+        self._under_way.append(UnderWay(step, kv, group, end, num_new))
         self._num_under_way += num_new
         return num_new
 
     def _forget_the_gone(self) -> None:
-        for request in list(self._lagging):
-            num_full = request.num_full_blocks
-            if request not in self._owner.kvs or all(
-                group.num_saves_sent >= num_full for group in request.groups
+        for kv in list(self._lagging):
+            num_full = kv.num_full_blocks
+            if kv not in self._owner.kvs or all(
+                group.num_saves_sent >= num_full for group in kv.groups
             ):
-                del self._lagging[request]
+                del self._lagging[kv]
 
     def frees_blocks(self) -> bool:
         """Whether a copy is under way whose completion gives blocks back: own ones, not staging."""
-        return any(copy.frees_blocks for copy in self._under_way if copy.request in self._owner.kvs)
+        return any(copy.frees_blocks for copy in self._under_way if copy.kv in self._owner.kvs)
 
     @property
     def is_busy(self) -> bool:
@@ -172,23 +172,22 @@ class WriteThrough:
     def num_lagging_blocks(self) -> int:
         """Return how many full blocks of mirrored requests have no complete host copy."""
         return sum(
-            max(0, request.num_full_blocks - group.num_host_blocks)
-            for request in self._owner.kvs
-            if request.mirrored
-            for group in request.groups
+            max(0, kv.num_full_blocks - group.num_host_blocks)
+            for kv in self._owner.kvs
+            if kv.mirrored
+            for group in kv.groups
         )
 
 
-def _save_orders(request: RequestKV, index: int, end: int) -> list[SaveOrder]:
+def _save_orders(kv: RequestKV, index: int, end: int) -> list[SaveOrder]:
     """Return orders for one group's blocks up to `end`, own and staging blocks apart."""
-    group = request.groups[index]
+    group = kv.groups[index]
     orders = [
-        SaveOrder(request.request_id, index, [], [], [], from_staging)
-        for from_staging in (False, True)
+        SaveOrder(kv.request_id, index, [], [], [], from_staging) for from_staging in (False, True)
     ]
     for position in range(group.num_saves_sent, end):
         order = orders[group.offloaded and position not in group.own]
-        order.uids.append(request.uid(position))
+        order.uids.append(kv.uid(position))
         order.slots.append(group.host_slots[position])
         order.block_ids.append(group.row[position].block_id)
     group.num_saves_sent = end

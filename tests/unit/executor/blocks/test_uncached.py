@@ -128,7 +128,7 @@ def test_a_request_that_is_parked_leaves_no_scratch() -> None:
 
     assert sim.park(request.request_id) == 20  # tokens, all that had a copy
     assert num_owned(sim) == 0
-    assert not sim.owner.uncached.requests
+    assert not sim.owner.uncached.kvs
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])

@@ -139,7 +139,7 @@ def test_every_layer_finds_its_own_kv_while_prefixes_change() -> None:
         wanted.update(lengths)
         step(engine)  # the rank asserts what its layers read
 
-    assert not engine.scheduler.block_owner.uncached.requests
+    assert not engine.scheduler.block_owner.uncached.kvs
     assert engine.scheduler.shadows.num_rows == 2 + 2 * 4
 
 
@@ -198,7 +198,7 @@ def test_only_what_decodes_and_runs_is_dropped() -> None:
     wanted |= {"paused": 3, "image": 3, "prompt": 3}
 
     assert schedule(engine).num_scheduled_tokens == {"image": 1, "prompt": NUM_TOKENS}
-    assert not engine.scheduler.block_owner.uncached.requests
+    assert not engine.scheduler.block_owner.uncached.kvs
 
 
 @pytest.mark.parametrize("way", [pause, park, None])
@@ -219,7 +219,7 @@ def test_a_request_that_is_interrupted_goes_on_with_its_own_kv(
     assert "a" not in step(engine)
     is_paused = way is pause
     assert (len(kv.uncached), engine.kv("a").num_recomputed) == (3, 3 if is_paused else 0)
-    assert (kv in scheduler.block_owner.uncached.requests) == is_paused
+    assert (kv in scheduler.block_owner.uncached.kvs) == is_paused
     resume(scheduler, "a")
     wanted.away = ""
     for _ in range(6):
@@ -230,5 +230,5 @@ def test_a_request_that_is_interrupted_goes_on_with_its_own_kv(
     for name in ("a", "b"):
         scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
     step(engine)
-    assert not scheduler.block_owner.uncached.requests
+    assert not scheduler.block_owner.uncached.kvs
     assert scheduler.block_owner.pool.get_num_free_blocks() == 400
