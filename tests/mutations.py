@@ -206,7 +206,7 @@ MUTATIONS = (
         "columns are found before every rank has them",
         f"{EXECUTOR}/blocks/block_owner.py",
         "min(kv.num_host_blocks, len(kv.keys))",
-        "min(min(g.num_saves_sent for g in request.groups), len(kv.keys))",
+        "min(min(g.num_saves_sent for g in kv.groups), len(kv.keys))",
         ("tests/unit/executor/blocks/test_prefix_hits.py",),
     ),
     Mutation(
