@@ -17,13 +17,24 @@ A request whose reader states no rate has nothing in hand and needs its blocks a
 requests only, rules 2 to 5 are vLLM's first come first served. So they are where the host has no
 room for copies of all: no layer leaves, nobody takes turns, and who must be computed anew comes
 back once he can stay for a while.
+
+Words, here and in `promise`:
+
+    in hand     what a reader has not read yet, in seconds of reading; `spare_s`
+    due         what is in hand ends before the request could be back in the pool
+    sure        one of the oldest requests whose reading the pool sustains; others stand by
+    turns       requests take turns where the pool holds several, and the host keeps all
+    keeps       the host has room for copies of all requests, answers to come included
+    promised    the pool sustains the reading of all, if they take turns
+    loss        tokens per second that the batch generates less than without a request
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 
+from services.placement.run.evenflow_rules import DEFAULT_RULES, EvenflowRules
+from services.placement.run.larger_than_pool import decide_beside
 from services.placement.run.promise import Promise, can_take_turns, holds_few, sure_ones
 from services.placement.run.reason import Reason
 from services.placement.run.step_estimate import Steps, compute_s, longest_s
@@ -38,31 +49,6 @@ from services.placement.run.types import (
 from services.placement.types import RequestId
 
 NO_SPARE = math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvenflowRules:
-    """What may be changed. The defaults are those of docs/who-runs.md."""
-
-    tight_frac: float = 0.95  # of a reader's interval that a step with offloaded layers may take
-    hide_frac: float = 1.05  # of its compute that a step takes at most for who states no rate
-    growth_tokens: int = 48  # by which all have grown when a newcomer's step is judged
-    due_s: float = 0.75  # in hand, at which a parked reader must be on its way back
-    much_s: float = 5.0  # in hand, from which a reader makes room for a newcomer
-    margin_s: float = 0.5  # that a victim has more in hand than whom it makes room for
-    period_s: float = 0.25  # between decisions; shortest turn
-    blocked_s: float = 0.05  # between decisions while somebody is due and finds no room
-    safety_s: float = 0.004  # before the next token is due
-    floor_frac: float = 0.25  # of a decode step: less time left is not worth a piece of a prompt
-    min_chunk: int = 8
-    max_chunk: int = 512
-    unsaved_blocks: int = 3  # of a victim's newest that need no copy yet
-    aside_patience_s: float = 60.0  # after which one that is larger than the pool gets a turn
-    aside_turn_s: float = 6.0
-    aside_leave_s: float = 1.0  # the first turn ends so soon when others come
-
-
-DEFAULT_RULES = EvenflowRules()
 NEXT_TOKENS = 1  # that everybody who runs must have room for: nobody leaves earlier than he must
 AHEAD_TOKENS = 2  # that everybody has room for beside somebody who joins
 MOST_TRIES = 4  # of parked ones that do not fit into room that is left
@@ -76,51 +62,9 @@ def decide(snapshot: RunSnapshot, rules: EvenflowRules = DEFAULT_RULES) -> RunDe
     num_blocks = snapshot.engine.num_blocks
     blocks = snapshot.blocks(growth=AHEAD_TOKENS)
     large = [r for r in snapshot.requests if blocks[r.request_id] > num_blocks]
-    return _beside_large(snapshot, rules, large) if large else _decide(snapshot, rules)
-
-
-def _beside_large(
-    snapshot: RunSnapshot, rules: EvenflowRules, large: Sequence[RunRequest]
-) -> RunDecision:
-    """Decide where somebody is larger than the pool: it stands beside the queue, and runs alone.
-
-    It runs while nobody else wants to, or when it has waited for long; then for one turn.
-    """
-    others = [request for request in snapshot.requests if request not in large]
-    now = next((request for request in large if request.runs), None)
-    first = now or max(large, key=_waited_s)
-    if now is None:
-        has_turn = _waited_s(first) > rules.aside_patience_s and all(
-            r.has_begun and snapshot.is_saved(r, unsaved_blocks=rules.unsaved_blocks)
-            for r in others
-            if r.runs
-        )
-    else:
-        turn_s = rules.aside_turn_s if now.num_parks else rules.aside_leave_s
-        has_turn = not now.has_begun or now.run_age_s < turn_s
-    if has_turn or not others:
-        return RunDecision(
-            run=(first.request_id,),
-            park=frozenset(r.request_id for r in snapshot.requests if r.runs and r is not first),
-            offloads=True,
-            valid_for_s=rules.period_s,
-            reasons=_reasons_beside(first, snapshot.requests, large),
-        )
-    decision = _decide(replace(snapshot, requests=tuple(others)), rules)
-    return replace(
-        decision,
-        park=decision.park | {r.request_id for r in large if r.runs},
-        reasons={**decision.reasons, **{r.request_id: Reason.TOO_LARGE for r in large}},
-    )
-
-
-def _reasons_beside(
-    first: RunRequest, requests: Sequence[RunRequest], large: Sequence[RunRequest]
-) -> dict[RequestId, Reason]:
-    """Return why `first` runs alone, and the others wait."""
-    reasons = {r.request_id: Reason.OTHERS_TURN for r in requests}
-    reasons |= {r.request_id: Reason.TOO_LARGE for r in large}
-    return reasons | {first.request_id: Reason.TURN}
+    if not large:
+        return _decide(snapshot, rules)
+    return decide_beside(large, snapshot, rules, lambda others: _decide(others, rules))
 
 
 def in_line(queue: Sequence[RunRequest]) -> list[RunRequest]:
@@ -135,10 +79,6 @@ def in_line(queue: Sequence[RunRequest]) -> list[RunRequest]:
 
 def _first_due_s(request: RunRequest) -> float:
     return 0.0 if request.slo_ttft_s is None else request.slo_ttft_s - request.arrival_age_s
-
-
-def _waited_s(request: RunRequest) -> float:
-    return max(0.0, -request.slack_s) if request.has_begun else request.arrival_age_s
 
 
 def _decide(snapshot: RunSnapshot, rules: EvenflowRules) -> RunDecision:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.placement.run.evenflow import DEFAULT_RULES, decide, in_line
+from services.placement.run.evenflow import decide, in_line
+from services.placement.run.evenflow_rules import DEFAULT_RULES
 from services.placement.run.promise import Promise, reading_fracs, sure_ones
 from services.placement.run.reason import Reason
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
