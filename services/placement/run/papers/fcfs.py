@@ -1,6 +1,6 @@
 """First come, first served, as the papers' baselines have it: all layers in the pool.
 
-Who comes next is let in when all of its tokens have room; when the batch outgrows the pool, the
+The next request is let in when all of its tokens have room; when the batch outgrows the pool, the
 newest gives way and goes to the head of the queue:
 
     streams         every request, in order: what an admission limits
