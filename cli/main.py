@@ -1,7 +1,9 @@
 """The `evenflow` command. Subcommands are imported when they are called: some import vLLM."""
 
 import importlib
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
@@ -41,3 +43,4 @@ class _Subcommands(click.Group):
 @click.version_option(package_name="evenflow", message="%(prog)s %(version)s")
 def main() -> None:
     """An LLM server for readers: tokens at the pace they are read."""
+    sys.path.append(str(Path.cwd()))  # for `--policy module:attribute`, as with `python -m`

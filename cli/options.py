@@ -19,7 +19,7 @@ from cli.parser import NearestNameParser
 from services.executor.engine.options import OURS as NOT_THE_USERS
 from services.executor.engine.options import check_grammar_backend
 from services.executor.settings import ExecutorSettings
-from services.placement.presets import ENGINE_PRESETS
+from services.placement.presets import PRESETS, loadable
 
 DESCRIPTION = """\
 Serve MODEL, a checkpoint's directory or a hub id: executor, planner, tracker, gateway and Redis,
@@ -139,7 +139,11 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         type=human_readable_int,
         help="bytes of host memory for KV, of each worker; twice its pool",
     )
-    ours.add_argument("--policy", choices=sorted(ENGINE_PRESETS), help="what decides where KV is")
+    ours.add_argument(
+        "--policy",
+        type=_policy,
+        help=f"what decides where KV is: {', '.join(PRESETS)}, or a preset as module:attribute",
+    )
     ours.add_argument("--tool-call-parser", help="vLLM's name of the model's form of calls")
     ours.add_argument(
         "--detach", action="store_true", help="return when ready; `evenflow down` stops the stack"
@@ -174,6 +178,13 @@ def _setting(name: str, value: Any) -> str:
     if name == "dtype":
         return DTYPES.get(value, str(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _policy(text: str) -> str:
+    try:
+        return loadable(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _port(text: str) -> int:

@@ -43,7 +43,6 @@ app = typer.Typer(
 
 ModelName = Enum("ModelName", {name: name for name in model_names()}, type=str)  # type: ignore[misc]
 DeviceName = Enum("DeviceName", {name: name for name in device_names()}, type=str)  # type: ignore[misc]
-PolicyName = Enum("PolicyName", {name: name for name in PRESETS}, type=str)  # type: ignore[misc]
 LengthsName = Enum(  # type: ignore[misc]
     "LengthsName", {name: name for name in data_file("lengths.toml")["lengths"]}, type=str
 )
@@ -55,11 +54,12 @@ DEVICE_HELP = "see simulator/data/devices.toml"
 MEASURED_HELP = "a planner's decision log, instead of model and device: the engine that made it"
 TRACE_HELP = "JSONL (ours, Mooncake), CSV (Azure, BurstGPT) or JSON (OrbitFlow)"
 SIMULATED = "simulated, by the assumptions in docs/simulator.md"
-DEFAULT_POLICIES = [PolicyName("vllm"), PolicyName("evenflow"), PolicyName("orbitflow")]
+POLICY_HELP = f"{', '.join(PRESETS)}, or a preset of your own as module:attribute; repeatable"
+DEFAULT_POLICIES = ["vllm", "evenflow", "orbitflow"]
 
 ModelOption = Annotated[ModelName, typer.Option("--model", help=MODEL_HELP)]
 DeviceOption = Annotated[DeviceName, typer.Option("--device", help=DEVICE_HELP)]
-PoliciesOption = Annotated[list[PolicyName], typer.Option("--policy", help="repeatable")]
+PoliciesOption = Annotated[list[str], typer.Option("--policy", help=POLICY_HELP)]
 GpusOption = Annotated[int, typer.Option(min=1, help="tensor-parallel GPUs")]
 PoolOption = Annotated[int, typer.Option(min=0, help="KV pool in tokens; 0: what memory holds")]
 HostOption = Annotated[float, typer.Option(min=0, help="host memory for KV, GB")]
@@ -146,7 +146,8 @@ def simulate(
         Cell(
             deployment=deployment,
             workload=workload,
-            policy=one.value,
+            policy=one,
+            label=one.rpartition(":")[2],
             rate_per_s=per_s,
             slo_tbt_s=tbt_ms / 1e3 if scale is None else scale * deployment.base_tbt_s(),
             slo_scale=scale,
@@ -166,13 +167,11 @@ def simulate(
     _write_report(html, title, f"{workload.name(trace)}; {SIMULATED}", runs)
 
 
-def _check_policies(
-    deployment: Deployment | MeasuredDeployment, policies: list[PolicyName]
-) -> None:
+def _check_policies(deployment: Deployment | MeasuredDeployment, policies: list[str]) -> None:
     """Raise typer.BadParameter for the first policy that the deployment cannot run."""
     for policy in policies:
         try:
-            check(deployment, policy.value)
+            check(deployment, policy)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--policy") from error
 
@@ -262,6 +261,7 @@ def size(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=context + answer,
     )
+    _check_policies(deployment, policy)
     readers = Readers(
         num_prompt_tokens=context,
         num_output_tokens=answer,
@@ -274,12 +274,12 @@ def size(
     for one in policy:
         trials: list[Trial] = []
 
-        def run(requests: list[ArrivingRequest], name: str = one.value) -> RunRecord:
+        def run(requests: list[ArrivingRequest], name: str = one) -> RunRecord:
             return run_policy(deployment, requests, PlanningOptions(policy=name), seed=seed)
 
         most = largest_held(run, readers, max_readers=max_readers, tried=trials.append)
-        console.print(f"{one.value:20} {_held(most, trials, readers)}", soft_wrap=True)
-        answers[one.value] = {"readers": most, "trials": [asdict(trial) for trial in trials]}
+        console.print(f"{one:20} {_held(most, trials, readers)}", soft_wrap=True)
+        answers[one] = {"readers": most, "trials": [asdict(trial) for trial in trials]}
     _write(json_path, deployment, {"question": asdict(readers), "answers": answers})
 
 

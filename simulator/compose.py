@@ -4,11 +4,8 @@ The policies are the planner's: the rest of the simulator knows them by their in
 """
 
 from dataclasses import replace
-from functools import partial
 
-from services.control.run_policies import POLICIES
-from services.placement.presets import PRESETS, RunPolicy
-from services.placement.run.papers import tokenflow
+from services.placement.presets import preset_of
 from services.placement.types import EngineShape, Plan, Snapshot
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan
@@ -41,30 +38,19 @@ def stack_policy(num_nodes: int = PLAN_NODES) -> Policy:
 def make_engine(
     shape: EngineShape, machine: Machine, options: PlanningOptions, *, seed: int = 0
 ) -> Engine:
-    """Return an engine with the stack's policies. Raises KeyError for an unknown policy."""
-    assert options.policy in PRESETS
-    return Engine(
-        shape,
-        machine,
-        Brain(
-            options=options,
-            policy=stack_policy(),
-            run_policies={
-                **POLICIES,
-                RunPolicy.TOKENFLOW: partial(tokenflow.decide, rules=options.tokenflow),
-            },
-        ),
-        offloads=options.uses_host,
-        seed=seed,
-    )
+    """Return an engine with a policy. Raises ValueError as `preset_of` does."""
+    brain = Brain(options=options, policy=stack_policy())
+    return Engine(shape, machine, brain, offloads=options.uses_host, seed=seed)
 
 
 def check(deployment: Deployment | MeasuredDeployment, policy: str) -> None:
-    """Raise ValueError for `hcache` on a measured engine, whose projections nobody has measured."""
+    """Raise ValueError as `preset_of` does, and for `hcache` on a measured engine.
+
+    The measure says nothing of projections.
+    """
+    preset_of(policy)
     if policy == hcache.PRESET and not isinstance(deployment, Deployment):
-        raise ValueError(
-            f"{policy} needs a model and a device: nobody has measured its projections"
-        )
+        raise ValueError(f"{policy} needs a model and a device: its projections are not measured")
 
 
 def run_policy(

@@ -3,14 +3,14 @@
 Of L layers n come back as hidden states, which a projection turns into K and V while the next ones
 are on the link, and L - n as KV; n is the one of the shortest way (its StatePartitionAlgorithm). A
 hidden state is as large as K and V of one token only where every head has its own KV: with grouped
-queries n is 0, and what remains is `vllm-swap`.
+queries n is 0, and what remains is `vllm-swap`. The policy is the laboratory's.
 """
 
 from simulator.deployment import Deployment
 from simulator.device.hardware import BYTES_PER_ELEMENT
 from simulator.memory.moves import WayBack
 
-PRESET = "hcache"
+PRESET = "lab.policies.presets:HCACHE"
 
 
 def way_back(deployment: Deployment) -> WayBack:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from lab.planning.snapshots import make_request, make_snapshot
 from services.placement.step_time.patterns import PatternSpace
-from services.placement.types import BufferMode
 from services.planner.solver.solver import warm_solver
 from tests.planning import plan_of
 
@@ -17,7 +16,7 @@ def compile_kernels() -> None:
     LOCK.parent.mkdir(exist_ok=True)
     with LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE)
+        warm_solver(8, PatternSpace.FULL)
         plan_of(make_snapshot(make_request("a"), num_free_blocks=600))  # some layers must leave
 
 

@@ -19,7 +19,14 @@ from bench.e2e.records import RunKey, RunRecord, load_all, save
 from bench.e2e.replay import Replayed, replay
 from bench.e2e.report import write_report
 from bench.e2e.stack import executor, grown, metric_sums, planner, utc_now
-from bench.e2e.systems import DEFAULT_SYSTEMS, MAX_NUM_SEQS, RESIDENT, SYSTEMS, Device
+from bench.e2e.systems import (
+    DEFAULT_SYSTEMS,
+    MAX_NUM_SEQS,
+    RESIDENT,
+    SYSTEMS,
+    Device,
+    is_slo_blind,
+)
 from bench.e2e.trace import (
     NUM_WARM_UP_REQUESTS,
     READERS,
@@ -29,7 +36,6 @@ from bench.e2e.trace import (
     stated_slos_s,
     warm_up,
 )
-from services.placement.presets import SLO_BLIND
 
 NUM_BASE_TOKENS = 120  # output tokens from which the base SLO is measured
 LONGEST_RESIDENT_SHARE = 0.75  # of the pool, by the prompt from which the base SLO is measured
@@ -80,7 +86,7 @@ def _keys(options: argparse.Namespace) -> list[RunKey]:
         for readers in options.readers
         for scale in options.scales
         for system in options.systems
-        if system not in SLO_BLIND or (readers, scale) == (options.readers[0], options.scales[0])
+        if not is_slo_blind(system) or (readers, scale) == (options.readers[0], options.scales[0])
     ]
 
 

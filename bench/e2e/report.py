@@ -19,8 +19,8 @@ from bench.e2e.figures import (
     why_not_counted,
 )
 from bench.e2e.records import RunRecord, as_stated
+from bench.e2e.systems import is_slo_blind
 from bench.e2e.trace import READERS
-from services.placement.presets import SLO_BLIND
 from simulator.report.charts import svg
 
 PLOTTED = ("tbt", "tbt_deposit")
@@ -81,7 +81,7 @@ def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     stated = {(run.key.readers, run.key.slo_scale) for run in runs}
     for run in runs:
         own = (run.key.readers, run.key.slo_scale)
-        for readers, scale in stated if run.key.system in SLO_BLIND else (own,):
+        for readers, scale in stated if is_slo_blind(run.key.system) else (own,):
             cells[readers, scale, run.key.system].append(as_stated(run, scale, readers))
     rows = []
     for (readers, scale, system), members in sorted(cells.items()):

@@ -1,5 +1,6 @@
 """A planner and one executor per run, as processes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.e2e.systems import NUM_LAYERS, Device
+from bench.e2e.systems import NUM_LAYERS, SYSTEMS, Device
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.ports import free_port
 from lab.stack.processes import PYTHON_PATH, ROOT, wait_until
@@ -26,10 +27,12 @@ KINDS = ("kind", "result")  # labels by which sums are kept apart too
 def planner(log_path: Path) -> Iterator[str]:
     """Run a planner; yield its address."""
     port, metrics_port = free_port(), free_port()
+    policies = {str(system["POLICY"]) for system in SYSTEMS.values()}
     settings = {
         "EVENFLOW_PLANNER_GRPC_PORT": str(port),
         "EVENFLOW_PLANNER_METRICS_PORT": str(metrics_port),
         "EVENFLOW_PLANNER_WARM_GROUPS": f"[{NUM_LAYERS}]",
+        "EVENFLOW_PLANNER_POLICIES": json.dumps(sorted(name for name in policies if ":" in name)),
         "PYTHONPATH": PYTHON_PATH,
     }
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from lab.policies.presets import full_name
 from lab.slow_device.emulated_device import LayerTime
-from services.placement.presets import ENGINE_PRESETS
+from services.placement.presets import PRESETS, preset_of
 
 BLOCK_SIZE = 32
 NUM_LAYERS = 8
@@ -54,27 +55,38 @@ class Device:
 # Everything resident, preemption by recompute, on the emulated device: the layer-wise engine
 # without host memory never offloads.
 RESIDENT: Mapping[str, object] = MappingProxyType(
-    {"POLICY": "dynamic-heuristic", "PLANNER_ADDRESS": "", "KV_HOST_MEMORY_BYTES": 0}
+    {
+        "POLICY": full_name("dynamic-heuristic"),
+        "PLANNER_ADDRESS": "",
+        "KV_HOST_MEMORY_BYTES": 0,
+    }
 )
 # OrbitFlow by its components (Fig. 14a), the last one whole, and the violations that it plans for.
 ORBITFLOW = ("batch-uniform", "request-wise", "request-wise-pause", "orbitflow")
 ORBITFLOW_ALPHA = 1.0
+BASELINES = ("deepspeed", "flexgen", "flexgen-plus", "slo-aware", "dynamic-heuristic")
+OTHERS = ("andes", "layerkv-park", "sglang", "vllm-recompute", "vllm-swap", "joint")
 SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "vllm": RESIDENT,
-        **{name: {"POLICY": name} for name in ENGINE_PRESETS if name != "vllm"},
+        **{
+            name: {"POLICY": full_name(name)}
+            for name in (*PRESETS, *BASELINES, *OTHERS)
+            if name != "vllm"
+        },
         # As in the paper, one request of a batch may miss in each step; by default none may.
-        **{name: {"POLICY": name, "PLAN_ALPHA": ORBITFLOW_ALPHA} for name in ORBITFLOW},
+        **{name: {"POLICY": full_name(name), "PLAN_ALPHA": ORBITFLOW_ALPHA} for name in ORBITFLOW},
         "orbitflow-strict": {"POLICY": "orbitflow"},
     }
 )
 DEFAULT_SYSTEMS = (
     "vllm",
-    "deepspeed",
-    "flexgen",
-    "flexgen-plus",
-    "slo-aware",
-    "dynamic-heuristic",
+    *BASELINES,
     "layerkv",
     "orbitflow",
 )
+
+
+def is_slo_blind(system: str) -> bool:
+    """Return whether a system does the same whatever was promised."""
+    return preset_of(str(SYSTEMS[system]["POLICY"])).is_slo_blind

@@ -28,6 +28,7 @@ from bench.papers import (
 from bench.papers.cells import Figures, Found
 from bench.papers.claims import CLAIMS, claims
 from bench.papers.sections import Stated, section, speed
+from lab.policies.presets import short_name
 from simulator.comparison.cache import CellCache, cell_key, code_version
 from simulator.comparison.grid import CellResult
 from simulator.comparison.sweep import progress_bar, sweep
@@ -83,7 +84,7 @@ def _write(name: str, found: Found, folder: Path, how: dict[str, Any]) -> None:
     by_policy: dict[str, dict[str, CellResult]] = defaultdict(dict)
     for points in found.values():
         for point, result in points:
-            by_policy[point.cell.policy][cell_key(point.cell)] = result
+            by_policy[short_name(point.cell.policy)][cell_key(point.cell)] = result
     heads, rows = speed({policy: list(cells.values()) for policy, cells in by_policy.items()})
     made = PAPERS[name].shows(found)
     claimed = claims(found, CLAIMS[name])

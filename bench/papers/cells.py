@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from lab.policies.presets import full_name
 from simulator.comparison.grid import Cell, CellResult
 
 
@@ -27,6 +28,11 @@ class Size:
 Figures = Mapping[str, list[Point]]
 Simulated: TypeAlias = tuple[Point, CellResult]
 Found = Mapping[str, Sequence[Simulated]]
+
+
+def under(policy: str, cell: Cell) -> Cell:
+    """Return the cell under a policy, which tables call by its short name."""
+    return replace(cell, policy=full_name(policy), label=policy)
 
 
 def with_seeds(points: Iterable[Point], size: Size) -> list[Point]:

@@ -10,7 +10,7 @@ fits the memory of 13B's GPU: 70B only.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.papers.cells import Found, Point, Size, with_seeds
+from bench.papers.cells import Found, Point, Size, under, with_seeds
 from bench.papers.ellm_equations import Consistent, Setting, chosen, largest_batch, settings
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
 from services.placement.run.papers.ellm import EllmRules
@@ -95,7 +95,7 @@ def _cells(setting: Setting, load: float, size: Size, *, with_ratios: bool) -> l
         rate_per_s=load * best.tokens_per_s / setting.answer,
         slo_tbt_s=setting.slo_s,
     )
-    cells = [replace(cell, policy=policy) for policy in SYSTEMS]
+    cells = [under(policy, cell) for policy in SYSTEMS]
     ratios = (*RATIOS, setting.paper_frac) if with_ratios else ()
     return cells + [
         replace(cell, policy="ellm", ellm=EllmRules(uncached_frac=r), label=f"ellm, r = {r:g}")

@@ -8,9 +8,8 @@ one PCI Express link; here each has its own.
 
 from dataclasses import replace
 
-from bench.papers.cells import Found, Point, Size, with_seeds
+from bench.papers.cells import Found, Point, Size, under, with_seeds
 from bench.papers.sections import Column, Counting, Drawn, Shows, as_ms, as_number, as_percent
-from services.placement.types import PolicyParameters
 from simulator.comparison.grid import Cell, Workload
 from simulator.deployment import Deployment
 from simulator.device.hardware import assumptions, device, model
@@ -120,8 +119,7 @@ def _sharegpt(rate_per_s: float, size: Size) -> list[Cell]:
     cells = [_cell(on, workload, policy, rate_per_s=rate_per_s) for policy in SYSTEMS]
     return cells + [
         replace(
-            _cell(on, workload, policy, rate_per_s=rate_per_s),
-            parameters=PolicyParameters(admission_policy="fcfs"),
+            _cell(on, workload, f"{policy}-fcfs", rate_per_s=rate_per_s),
             label=f"{policy} without Alg. 1",
         )
         for policy in ("layerkv", "layerkv-park")
@@ -129,14 +127,15 @@ def _sharegpt(rate_per_s: float, size: Size) -> list[Cell]:
 
 
 def _cell(on: Deployment, workload: Workload, policy: str, *, rate_per_s: float) -> Cell:
-    return Cell(
+    cell = Cell(
         deployment=on,
         workload=workload,
-        policy=policy,
+        policy="",
         rate_per_s=rate_per_s,
         slo_tbt_s=TPOT_S,
         slo_ttft_s=TTFT_S,
     )
+    return under(policy, cell)
 
 
 def shows(found: Found) -> list[Shows]:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from bench.e2e.systems import ORBITFLOW, ORBITFLOW_ALPHA
-from bench.papers.cells import Found, Point, Size, with_seeds
+from bench.e2e.systems import BASELINES, ORBITFLOW, ORBITFLOW_ALPHA
+from bench.papers.cells import Found, Point, Size, under, with_seeds
 from bench.papers.sections import (
     NO_AXIS,
     Column,
@@ -27,7 +27,6 @@ from bench.papers.sections import (
     as_number,
     as_percent,
 )
-from services.placement.presets import RunPolicy
 from services.placement.types import PolicyParameters, VictimRule
 from simulator.comparison.grid import Arrivals, Cell, Workload
 from simulator.deployment import Deployment
@@ -54,7 +53,6 @@ DEGREE_SCALES = (1.0, 1.5, 2.5)
 DEGREE_SYSTEMS = ("flexgen-plus", "slo-aware", "dynamic-heuristic", "orbitflow")
 CVS = (1.0, 3.0, 6.0)
 BATCH_SIZES = (2, 4, 8)
-BASELINES = ("deepspeed", "flexgen", "flexgen-plus", "slo-aware", "dynamic-heuristic")
 STRONGEST = ("flexgen-plus", "dynamic-heuristic", "orbitflow")  # Fig. 12
 INTRO = (
     "OrbitFlow (PVLDB 19(5), 2026), simulated: Llama-3-8B on one RTX A5000 behind PCI Express 3.0, "
@@ -193,13 +191,9 @@ def _figure_11(size: Size) -> list[Point]:
 
 
 def _figure_13(size: Size) -> list[Point]:
-    """Return who comes next by what is left of its answer, beside first come first served."""
-    shortest = replace(AS_PRINTED, run_policy=RunPolicy.SRTF.value)
-    cell = _cell("orbitflow", size)
-    return [
-        Point(x=0.0, cell=cell),
-        Point(x=0.0, cell=replace(cell, parameters=shortest, label="orbitflow, srtf")),
-    ]
+    """Return cells that order the queue by what is left of answers, beside the order of arrival."""
+    shortest = replace(_cell("orbitflow-srtf", size), label="orbitflow, srtf")
+    return [Point(x=0.0, cell=_cell("orbitflow", size)), Point(x=0.0, cell=shortest)]
 
 
 def _figure_12a(size: Size) -> list[Point]:
@@ -260,15 +254,16 @@ def _cell(
 ) -> Cell:
     given, (prompt, answer) = setup or (deployment(), published_lengths(LENGTHS))
     base_s = given.base_tbt_s()
-    return Cell(
+    cell = Cell(
         deployment=given,
         workload=Workload(lengths=(prompt, answer), num_requests=size.num_requests),
-        policy=policy,
+        policy="",
         parameters=AS_PRINTED,
         rate_per_s=load / (answer.mean * base_s),
         slo_tbt_s=scale * base_s,
         slo_scale=scale,
     )
+    return under(policy, cell)
 
 
 def recorded(path: Path, size: Size) -> list[Point]:
@@ -295,10 +290,7 @@ def recorded(path: Path, size: Size) -> list[Point]:
         slo_tbt_s=SCALE * base_s,
         slo_scale=SCALE,
     )
-    return [
-        Point(x=0.0, cell=replace(cell, policy=policy))
-        for policy in ("vllm", *BASELINES, "orbitflow")
-    ]
+    return [Point(x=0.0, cell=under(policy, cell)) for policy in ("vllm", *BASELINES, "orbitflow")]
 
 
 COUNTING = Counting(

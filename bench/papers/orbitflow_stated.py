@@ -10,7 +10,6 @@ from bench.papers.orbitflow import deployment
 from bench.papers.sections import Stated
 from lab.planning.instances import HARDWARE, realistic_instance
 from services.placement.step_time.patterns import PatternSpace
-from services.placement.types import BufferMode
 from services.planner.solver.budget import NodeBudget
 from services.planner.solver.instance import Instance
 from services.planner.solver.solver import Solver, warm_solver
@@ -91,7 +90,7 @@ def figure_15(num_instances: int = NUM_INSTANCES) -> Stated:
     given = np.random.default_rng(15)
     hardware = HARDWARE["8b-a5000"]
     solvers = {
-        space: warm_solver(hardware.num_layers, space, BufferMode.PRIVATE)
+        space: warm_solver(hardware.num_layers, space)
         for space in (PatternSpace.EVEN, PatternSpace.FULL)
     }
     gains, times_s = [], {space: 0.0 for space in solvers}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from bench.papers.cells import Found, Point, Simulated, Size, with_seeds
+from bench.papers.cells import Found, Point, Simulated, Size, under, with_seeds
 from bench.papers.sections import NO_AXIS, Column, Counting, Drawn, Shows, as_number, as_percent
 from services.placement.run.papers.tokenflow import TokenflowRules
 from simulator.comparison.grid import Arrivals, Cell, Workload
@@ -169,18 +169,19 @@ def _drawn(policy: str, size: Size) -> Cell:
 def _cell(
     setup: Setup, size: Size, policy: str, *, rate_tps: float = RATE_TPS, **rules: float
 ) -> Cell:
-    return Cell(
+    cell = Cell(
         deployment=deployment(setup.gpu, setup.model),
         workload=Workload(
             lengths=(_lengths(setup.prompt), _lengths(setup.answer)),
             num_requests=setup.burst or setup.times * size.num_requests,
             arrivals=Arrivals(burst=setup.burst, cv=setup.cv),
         ),
-        policy=policy,
+        policy="",
         rate_per_s=setup.rate_per_s or 1.0,
         slo_tbt_s=1.0 / rate_tps,
         tokenflow=TokenflowRules(**rules),
     )
+    return under(policy, cell)
 
 
 def _lengths(mean: int) -> Lengths:

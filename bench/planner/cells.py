@@ -9,7 +9,7 @@ import numpy as np
 from lab.planning.exhaustive import exhaustive
 from lab.planning.instances import HARDWARE, realistic_instance
 from services.placement.step_time.patterns import PatternSpace
-from services.placement.types import BufferMode, PlanStatus
+from services.placement.types import PlanStatus
 from services.planner.solver.budget import DeadlineBudget, NodeBudget
 from services.planner.solver.instance import Instance, pool_blocks
 from services.planner.solver.kernels.load import Board
@@ -43,7 +43,7 @@ def search_budget_s(num_requests: int) -> float:
 
 def run_cell(cell: Cell, num_instances: int, seed: int) -> dict[str, Any]:
     """Return the cell's figures: times in seconds, gaps and gains as fractions."""
-    solver = warm_solver(cell.num_groups, cell.space, BufferMode.PRIVATE)
+    solver = warm_solver(cell.num_groups, cell.space)
     random = np.random.default_rng([seed, cell.num_requests, cell.num_groups])
     rows = [measure(cell, solver, random) for _ in range(num_instances)]
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
@@ -112,7 +112,7 @@ def uniform_s(instance: Instance, library: PatternLibrary, board: Board) -> floa
         (
             objective_s(choice, board)
             for choice in choices
-            if pool_blocks(instance, library.tables.offloaded, choice) <= instance.capacity
+            if pool_blocks(instance, choice) <= instance.capacity
         ),
         default=float("nan"),
     )
@@ -130,7 +130,7 @@ def greedy_s(instance: Instance, library: PatternLibrary, board: Board) -> float
 def against_exhaustive(hardware: str, num_requests: int, count: int, seed: int) -> dict[str, Any]:
     """Compare complete searches of the paper's space with enumeration."""
     shape = HARDWARE[hardware]
-    solver = warm_solver(shape.num_layers, PatternSpace.EVEN, BufferMode.PRIVATE)
+    solver = warm_solver(shape.num_layers, PatternSpace.EVEN)
     random = np.random.default_rng([seed, num_requests])
     excess, wall, cpu, nodes = [], [], [], []
     for _ in range(count):

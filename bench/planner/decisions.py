@@ -18,16 +18,16 @@ import numpy as np
 
 from bench.planner.tables import Row, printed
 from lab.planning.snapshots import BLOCK_SIZE, make_engine
+from lab.policies.presets import full_name
 from services.control.counters import Counters
 from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column, PrefixCache
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.run_director import RunDirector, RunPlace
-from services.control.run_policies import POLICIES
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel
-from services.placement.presets import PRESETS
+from services.placement.presets import preset_of
 from services.placement.run.types import RunDecision, RunPhase, StepCosts
 from services.placement.types import EngineShape
 
@@ -161,7 +161,9 @@ def director_for(crowd: Crowd, policy: str, seed: int) -> RunDirector:
     controller: Any = SimpleNamespace(
         ledger=engine.ledger, meter=meter, note=lambda *triggers: None
     )
-    return RunDirector(POLICIES[PRESETS[policy].run], engine, controller, lambda: 0.0)
+    run = preset_of(full_name(policy)).run
+    assert run is not None, f"{policy} decides nothing"
+    return RunDirector(run, engine, controller, lambda: 0.0)
 
 
 def measured(crowd: Crowd, policy: str, num_draws: int) -> Row:
@@ -194,7 +196,7 @@ def _cells(row: Row) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policy", default="evenflow", choices=sorted(PRESETS))
+    parser.add_argument("--policy", default="evenflow", help="its short name")
     parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()

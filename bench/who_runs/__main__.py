@@ -12,6 +12,7 @@ from statistics import fmean
 
 from bench.document import Benchmark, Row, document, markdown, save
 from bench.who_runs.regimes import Case, all_regimes
+from lab.policies.presets import full_name
 from services.placement.types import PolicyParameters
 from simulator.comparison.link_ratio import workload_link_ratio
 from simulator.compose import make_engine
@@ -84,7 +85,7 @@ def run(case: Case, policy: str) -> tuple[RunRecord, Engine]:
     name, _, alpha = policy.partition("@")
     parameters = PolicyParameters(alpha=float(alpha)) if alpha else PolicyParameters()
     options = PlanningOptions(
-        policy=name, parameters=parameters, report_interval_s=case.report_interval_s
+        policy=full_name(name), parameters=parameters, report_interval_s=case.report_interval_s
     )
     engine = make_engine(case.shape, case.machine, options)
     return simulate(engine, case.requests), engine

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ PORTS = {
     "EVENFLOW_REDIS_PORT": 6399,
 }
 OWN_PREFIXES = tuple(f"EVENFLOW_{name}_" for name in ("GATEWAY", "EXECUTOR", "PLANNER", "TRACKER"))
+POLICIES = ("POLICY", "SHADOW_POLICY")
 NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
 EVERYWHERE = ("0.0.0.0", "::")  # hosts that mean every address of the machine
 
@@ -120,6 +122,7 @@ class StackSettings:
             "EVENFLOW_EXECUTOR_TRACKER": self.address("tracker"),
             "EVENFLOW_EXECUTOR_PLANNER_ADDRESS": self.address("planner"),
             "EVENFLOW_EXECUTOR_SERVED_MODEL_NAME": self.model_id,
+            "EVENFLOW_PLANNER_POLICIES": json.dumps(self._own_policies()),
             "EVENFLOW_TRACKER_REDIS_URL": self.redis_url or f"redis://127.0.0.1:{redis_port}/0",
         }
         supervisor = {
@@ -130,7 +133,7 @@ class StackSettings:
             "EVENFLOW_WITH_REDIS": "false" if self.redis_url else "true",
             "EVENFLOW_WITH_PLANNER": str(self.asks_planner).lower(),
             "EVENFLOW_SUPERVISOR_SOCKET": str(self.supervisor_socket),
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "protos"))),
+            "PYTHONPATH": os.pathsep.join(_python_path()),
             "PYTHONUNBUFFERED": "1",
         }
         engine = {
@@ -141,6 +144,11 @@ class StackSettings:
         ports = {name: str(port) for name, port in self.ports.items()}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         return {**engine, **inherited, **ports, **defaults, **self.variables, **supervisor}
+
+    def _own_policies(self) -> list[str]:
+        """Return the policies as `module:attribute` that the executor may ask the planner for."""
+        named = {self.variables.get(f"EVENFLOW_EXECUTOR_{name}", "") for name in POLICIES}
+        return sorted(name for name in named if ":" in name)
 
     @property
     def supervisor_socket(self) -> Path:
@@ -183,6 +191,12 @@ def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(stated).absolute()
     users = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(users).absolute() / "evenflow"
+
+
+def _python_path() -> list[str]:
+    """Return where processes find modules: ours, the user's, the working directory."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [str(ROOT), str(ROOT / "protos"), *filter(None, given), str(Path.cwd())]
 
 
 def _embedded_redis() -> Path:

@@ -15,19 +15,14 @@ from services.control.seam import EngineSeam, ScheduledStep
 from services.control.step_meter import StepMeter
 from services.control.types import Trigger
 from services.kit.clock import Clock
-from services.placement.presets import REPLAN, Replan, with_axes
-from services.placement.types import PolicyParameters
+from services.placement.presets import preset_of
+from services.placement.types import Replan
 
 # Who runs has changed, or what those who run do.
 OF_THE_BATCH = frozenset(
     {Trigger.ADMITTED, Trigger.PREFILLED, Trigger.PREEMPTED, Trigger.FINISHED, Trigger.ABORTED}
 )
 NOT_OF_THE_BATCH = frozenset({Trigger.WINDOW_END, Trigger.MISMATCH})
-
-
-def replan_of(policy: str, parameters: PolicyParameters) -> Replan:
-    """Return when a preset, with its placement axis possibly replaced, wants to be asked."""
-    return REPLAN[with_axes(policy, parameters).placement]
 
 
 def asks(trigger: Trigger, replan: Replan) -> bool:
@@ -65,7 +60,7 @@ class Controller:
         self.meter = StepMeter(engine, self.counts, mismatch_frac=options.mismatch_frac)
         self._plans = PlanKeeper(options, engine, self.ledger, self.counts)
         self._engine, self._planner, self._now_s = engine, planner, now_s
-        self._replan = replan_of(options.policy, options.parameters)
+        self._replan = preset_of(options.policy).placing.replan
         self._triggers: list[Trigger] = []  # not yet asked about
         self._epoch = 0
         self._step = 0

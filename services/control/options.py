@@ -1,12 +1,16 @@
 """Options of the controller, as they travel in vLLM's `additional_config`."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
 from services.kit.transport import PLAIN, Transport
+from services.placement.presets import Run, preset_of
+from services.placement.run.papers import ellm, tokenflow
 from services.placement.run.papers.ellm import EllmRules
+from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.types import PolicyParameters
 
 CONFIG_KEY = "evenflow_controller"
@@ -18,8 +22,8 @@ class ControllerOptions:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    policy: str = "orbitflow"  # preset of `services.placement.presets`
-    shadow_policy: str = ""  # preset whose plans are only compared; empty: none
+    policy: str = "orbitflow"  # see `services.placement.presets.preset_of`
+    shadow_policy: str = ""  # whose plans are only compared; empty: none
     planner_address: str = ""  # "host:port"; empty: nobody is asked
     transport: Transport = PLAIN  # to the planner
     plan_timeout_s: float = 1.0  # of one call, > 0
@@ -30,6 +34,15 @@ class ControllerOptions:
     seed: int = 0  # for policies that draw at random
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
     ellm: EllmRules = field(default_factory=EllmRules)
+    tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
+
+    @property
+    def run(self) -> Run | None:
+        """The run policy, by the rules that are given; None: vLLM's own order."""
+        run = preset_of(self.policy).run
+        if run is ellm.decide:
+            return partial(ellm.decide, rules=self.ellm)
+        return partial(tokenflow.decide, rules=self.tokenflow) if run is tokenflow.decide else run
 
     @classmethod
     def of(cls, vllm_config: Any) -> "ControllerOptions":

@@ -6,8 +6,7 @@ that layers leave the pool.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from services.control.controller import Controller
@@ -15,9 +14,8 @@ from services.control.options import ControllerOptions
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import SchedulerRequest
 from services.control.run_log import RunLog
-from services.control.run_policies import POLICIES, Policy, policy_of
 from services.control.types import Trigger
-from services.placement.presets import RunPolicy, with_axes
+from services.placement.presets import Run
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 
@@ -66,7 +64,7 @@ class RunDirector:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Run,
         engine: RunSeam,
         controller: Controller,
         now_s: Callable[[], float],
@@ -176,13 +174,10 @@ def director_of(
     engine: RunSeam,
     controller: Controller,
     now_s: Callable[[], float],
-    *,
-    policies: Mapping[RunPolicy, Policy] = POLICIES,
 ) -> RunDirector | None:
-    """Return who asks a preset's run and admission policies; None for vLLM's own order."""
-    preset = with_axes(options.policy, options.parameters)
-    policy = policy_of(preset.run, preset.admission, ellm=options.ellm, policies=policies)
-    if policy is None:
+    """Return what asks the policy that runs; None for vLLM's own order."""
+    run = options.run
+    if run is None:
         return None
-    log = RunLog(Path(options.run_log), preset, options.ellm) if options.run_log else None
-    return RunDirector(policy, engine, controller, now_s, log=log)
+    log = RunLog(options) if options.run_log else None
+    return RunDirector(run, engine, controller, now_s, log=log)

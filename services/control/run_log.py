@@ -7,9 +7,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from services.control.run_policies import policy_of
-from services.placement.presets import AdmissionPolicy, Preset, RunPolicy
+from services.control.options import ControllerOptions
 from services.placement.run.papers.ellm import EllmRules
+from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.run.reason import Reason
 from services.placement.run.resume import ResumeWay
 from services.placement.run.types import (
@@ -21,13 +21,17 @@ from services.placement.run.types import (
 )
 from services.placement.types import EngineShape
 
+RULES: Mapping[str, type[Any]] = {"ellm": EllmRules, "tokenflow": TokenflowRules}
+
 
 class RunLog:
     """Appends what an engine's policies decide to a file."""
 
-    def __init__(self, path: Path, preset: Preset, ellm: EllmRules) -> None:
-        self._path = path
-        self._rules = {"run": preset.run, "admission": preset.admission, "ellm": asdict(ellm)}
+    def __init__(self, options: ControllerOptions) -> None:
+        """Take the file and what is written into each line: the policy, and its rules."""
+        self._path = Path(options.run_log)
+        rules = {name: asdict(getattr(options, name)) for name in RULES}
+        self._rules = {"policy": options.policy, **rules}
 
     def append(self, snapshot: RunSnapshot, decision: RunDecision) -> None:
         seen = asdict(snapshot)
@@ -75,16 +79,16 @@ def decision_of(entry: Mapping[str, Any]) -> RunDecision:
 
 
 def replay(path: Path) -> list[int]:
-    """Decide again. Returns the numbers of the lines, from 1, whose decision is another one."""
+    """Decide again. Returns the numbers of the lines, from 1, whose decision is another one.
+
+    A policy that a line names as `module:attribute` is imported.
+    """
     different = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             entry = json.loads(line)
-            policy = policy_of(
-                RunPolicy(entry["run"]),
-                AdmissionPolicy(entry["admission"]),
-                ellm=EllmRules(**entry["ellm"]),
-            )
-            if policy is None or policy(snapshot_of(entry)) != decision_of(entry):
+            rules = {name: kind(**entry[name]) for name, kind in RULES.items()}
+            run = ControllerOptions(policy=entry["policy"], **rules).run
+            if run is None or run(snapshot_of(entry)) != decision_of(entry):
                 different.append(number)
     return different

@@ -28,7 +28,7 @@ from services.executor.kv_options import (
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 from services.kit.telemetry.tracing import OtlpEndpoint
-from services.placement.presets import ENGINE_PRESETS, SIMULATED_ONLY
+from services.placement.presets import loadable
 
 NO_PLANNING = "vllm"
 DEFAULT_POLICY = "evenflow"
@@ -36,15 +36,7 @@ UNPIN_BYTES_PER_S = 5e9  # at least: a process that is killed before it hangs in
 WORKER_SHUTDOWN_S = 5  # as in vLLM: for an orderly end that has nothing to unpin
 
 
-def _known_policy(name: str) -> str:
-    if name in SIMULATED_ONLY:
-        raise ValueError(f"{name} is for the simulator only")
-    if name not in ENGINE_PRESETS:
-        raise ValueError(f"one of {', '.join(ENGINE_PRESETS)}")
-    return name
-
-
-PolicyName = Annotated[str, AfterValidator(_known_policy)]
+PolicyName = Annotated[str, AfterValidator(loadable)]
 
 
 class ExecutorSettings(ServiceSettings):

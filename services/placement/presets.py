@@ -1,153 +1,106 @@
-"""Policies by name: four axes, and presets of them.
+"""Policies by name: what each consists of, and the seven that the stack comes with.
 
-Admission limits how many newcomers the run policy may take in, placement may only remove (pause)
-when nothing else fits, and `deposit` says whether deposited tokens back a plan. The planner decides
-the placement axis, the engine's process the other two (`services/control/run_director.py`).
+A policy has two halves, both functions of a snapshot. Where KV lives is placed by the planner; who
+runs is decided in the engine's process (`services/control/run_director.py`). Placement may pause a
+request only when nothing else fits, or where the preset says so.
+
+Any other policy is named `module:attribute`, a `Preset` of a module that Python finds.
 """
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
+from functools import cache
 from types import MappingProxyType
+from typing import TypeAlias
 
-from services.placement.types import PolicyParameters, Snapshot, VictimRule
+from services.placement.admit.layerkv import with_slo_aware_admission
+from services.placement.place.all_resident import all_resident
+from services.placement.place.layerkv import layerkv
+from services.placement.run import evenflow
+from services.placement.run.papers import ellm, fcfs, tokenflow
+from services.placement.run.types import RunDecision, RunSnapshot
+from services.placement.types import Plan, Replan, Snapshot, VictimRule
 
-
-class PlacementPolicy(Enum):
-    ALL_RESIDENT = "all-resident"
-    OPTIMISER = "optimiser"  # per request, by the solver
-    BATCH_UNIFORM = "batch-uniform"
-    DEEPSPEED = "deepspeed"
-    FLEXGEN = "flexgen"
-    FLEXGEN_PLUS = "flexgen-plus"
-    SLO_AWARE = "slo-aware"
-    DYNAMIC_HEURISTIC = "dynamic-heuristic"
-    LAYERKV = "layerkv"
+Rule: TypeAlias = Callable[[Snapshot], Plan]
+Run: TypeAlias = Callable[[RunSnapshot], RunDecision]
 
 
-class Replan(Enum):
-    """When the executor asks for a new plan, beside its expiry."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """Where KV lives, and when that is asked anew."""
 
-    NEVER = "never"  # there is nothing to decide
-    BATCH_CHANGE = "batch-change"  # a request joins or leaves
-    EVERY_STEP = "every-step"
-    ADAPTIVE = "adaptive"  # batch change, end of the window, steps unlike the predicted ones
-
-
-class RunPolicy(Enum):
-    FCFS = "fcfs"  # vLLM's own: nobody is asked
-    EVENFLOW = "evenflow"
-    JOINT = "joint"
-    TOKENFLOW = "tokenflow"
-    ANDES = "andes"
-    LAYERKV_PARK = "layerkv-park"
-    FCFS_CHUNKED = "fcfs-chunked"
-    FCFS_RESERVED = "fcfs-reserved"  # SGLang's
-    FCFS_RECOMPUTE = "fcfs-recompute"
-    FCFS_SWAP = "fcfs-swap"
-    SRTF = "srtf"
-    ELLM = "ellm"
+    rule: Rule | None  # None: the planner's solver, request by request
+    replan: Replan
+    needs: tuple[str, ...] = ()  # fields of a snapshot, beside the required ones
 
 
-class AdmissionPolicy(Enum):
-    FCFS = "fcfs"
-    SLO_AWARE = "slo-aware"  # LayerKV's Algorithm 1
+ALL_RESIDENT = Placing(rule=all_resident, replan=Replan.NEVER)
+OPTIMISER = Placing(rule=None, replan=Replan.ADAPTIVE, needs=("profile", "h2d"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """What a policy name stands for."""
+    """What a policy's name stands for."""
 
-    placement: PlacementPolicy
-    run: RunPolicy = RunPolicy.FCFS
-    admission: AdmissionPolicy = AdmissionPolicy.FCFS
-    deposit: bool = False
-    pause: bool = False
+    placing: Placing = ALL_RESIDENT
+    run: Run | None = None  # None: vLLM's own order
+    recomputes: bool = False  # its decisions have `uncached_blocks`: the engine makes room for them
+    deposit: bool = False  # whether deposited tokens back a plan
+    pause: bool = False  # whether a plan may pause for an SLO
     victim_rule: VictimRule = VictimRule.KV_AND_DEPOSIT
-
-
-REPLAN: Mapping[PlacementPolicy, Replan] = MappingProxyType(
-    {
-        PlacementPolicy.ALL_RESIDENT: Replan.NEVER,
-        PlacementPolicy.OPTIMISER: Replan.ADAPTIVE,
-        PlacementPolicy.BATCH_UNIFORM: Replan.ADAPTIVE,
-        PlacementPolicy.DEEPSPEED: Replan.BATCH_CHANGE,
-        PlacementPolicy.FLEXGEN: Replan.BATCH_CHANGE,
-        PlacementPolicy.FLEXGEN_PLUS: Replan.BATCH_CHANGE,
-        PlacementPolicy.SLO_AWARE: Replan.BATCH_CHANGE,
-        PlacementPolicy.DYNAMIC_HEURISTIC: Replan.EVERY_STEP,
-        PlacementPolicy.LAYERKV: Replan.EVERY_STEP,
-    }
-)
+    is_slo_blind: bool = False  # it does the same whatever was promised
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "vllm": Preset(placement=PlacementPolicy.ALL_RESIDENT),
-        "deepspeed": Preset(placement=PlacementPolicy.DEEPSPEED),
-        "flexgen": Preset(placement=PlacementPolicy.FLEXGEN),
-        "flexgen-plus": Preset(placement=PlacementPolicy.FLEXGEN_PLUS),
-        "slo-aware": Preset(placement=PlacementPolicy.SLO_AWARE),
-        "dynamic-heuristic": Preset(placement=PlacementPolicy.DYNAMIC_HEURISTIC),
-        "layerkv": Preset(placement=PlacementPolicy.LAYERKV, admission=AdmissionPolicy.SLO_AWARE),
-        # Ours: layers leave only where nobody pays for it, else requests take turns.
-        "evenflow": Preset(placement=PlacementPolicy.OPTIMISER, run=RunPolicy.EVENFLOW),
-        "tokenflow": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.TOKENFLOW),
-        "andes": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.ANDES),
-        "layerkv-park": Preset(
-            placement=PlacementPolicy.ALL_RESIDENT,
-            run=RunPolicy.LAYERKV_PARK,
-            admission=AdmissionPolicy.SLO_AWARE,
+        "vllm": Preset(is_slo_blind=True),
+        # Ours: layers leave only where no reader pays for it, else requests take turns.
+        "evenflow": Preset(placing=OPTIMISER, run=evenflow.decide),
+        "orbitflow": Preset(placing=OPTIMISER, pause=True, deposit=True),
+        "tokenflow": Preset(run=tokenflow.decide),
+        "layerkv": Preset(
+            placing=Placing(
+                rule=layerkv, replan=Replan.EVERY_STEP, needs=("profile", "h2d", "d2h")
+            ),
+            run=with_slo_aware_admission(fcfs.streams),
         ),
-        "fcfs-chunked": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_CHUNKED),
-        "sglang": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_RESERVED),
-        "vllm-recompute": Preset(
-            placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_RECOMPUTE
-        ),
-        "vllm-swap": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_SWAP),
-        # On the host, who gave way has hidden states instead of KV.
-        "hcache": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.FCFS_SWAP),
-        "ellm": Preset(placement=PlacementPolicy.ALL_RESIDENT, run=RunPolicy.ELLM),
-        # OrbitFlow and its ablations (Fig. 14a): each adds one component to the one before.
-        "batch-uniform": Preset(placement=PlacementPolicy.BATCH_UNIFORM),
-        "request-wise": Preset(placement=PlacementPolicy.OPTIMISER),
-        "request-wise-pause": Preset(placement=PlacementPolicy.OPTIMISER, pause=True),
-        "orbitflow": Preset(placement=PlacementPolicy.OPTIMISER, pause=True, deposit=True),
-        # The optimiser places whoever runs; sets that could run are compared, and it pauses nobody.
-        "joint": Preset(placement=PlacementPolicy.OPTIMISER, run=RunPolicy.JOINT, deposit=True),
+        "ellm": Preset(run=ellm.decide, recomputes=True),
+        "fcfs-chunked": Preset(run=fcfs.chunked),
     }
 )
 
 
-# What they do is the same whatever was promised.
-SLO_BLIND = frozenset({"vllm", "deepspeed", "flexgen", "flexgen-plus", "dynamic-heuristic"})
-SIMULATED_ONLY = frozenset({"hcache"})  # the engine has no such KV
-ENGINE_PRESETS = tuple(name for name in PRESETS if name not in SIMULATED_ONLY)
+@cache
+def preset_of(policy: str) -> Preset:
+    """Return a policy by its name, or by `module:attribute`, whose module is imported.
 
-
-def with_axes(policy: str, given: PolicyParameters) -> Preset:
-    """Return a known preset with the known axis policies that are given in place of its own.
-
-    Where a run policy decides more than the order, no plan pauses anybody for an SLO.
+    Raises ValueError, in one sentence, for a name that stands for none.
     """
-    preset = PRESETS[policy]
-    if given.placement_policy:
-        preset = replace(preset, placement=PlacementPolicy(given.placement_policy))
-    if given.run_policy:
-        run = RunPolicy(given.run_policy)
-        orders = run in (RunPolicy.FCFS, RunPolicy.SRTF)
-        preset = replace(preset, run=run, pause=preset.pause and orders)
-    if given.admission_policy:
-        preset = replace(preset, admission=AdmissionPolicy(given.admission_policy))
-    return preset
+    if policy in PRESETS:
+        return PRESETS[policy]
+    module, _, attribute = policy.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        known = ", ".join(PRESETS)
+        raise ValueError(f"policy {policy!r} is neither one of {known} nor module:attribute")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"policy {policy!r} cannot be loaded: {error}") from error
+    if not isinstance(found, Preset):
+        raise ValueError(f"policy {policy!r} is a {type(found).__name__}, not a Preset")
+    return found
+
+
+def loadable(policy: str) -> str:
+    """Return a policy's name. Raises ValueError as `preset_of` does."""
+    preset_of(policy)
+    return policy
 
 
 def resolved(snapshot: Snapshot) -> tuple[Preset, Snapshot]:
-    """Return the preset with the snapshot's own choices, and the snapshot with nothing left open.
-
-    The snapshot names a known preset and known axis policies.
-    """
-    given, preset = snapshot.parameters, with_axes(snapshot.policy, snapshot.parameters)
+    """Return the preset, and the snapshot with nothing left open. The policy can be loaded."""
+    given, preset = snapshot.parameters, preset_of(snapshot.policy)
     parameters = replace(
         given,
         deposit=preset.deposit if given.deposit is None else given.deposit,

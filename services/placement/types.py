@@ -55,9 +55,13 @@ class PlanStatus(Enum):
     UNDECIDED = "undecided"  # neither a feasible placement nor a proof was found in time
 
 
-class BufferMode(Enum):
-    PRIVATE = "private"  # each request has prefetch buffers of its own: what the executor does
-    EQ1 = "eq1"  # one shared buffer of the largest same-layer demand: OrbitFlow's Eq. 1
+class Replan(Enum):
+    """When a placement is asked for anew, beside its expiry."""
+
+    NEVER = "never"  # there is nothing to decide
+    BATCH_CHANGE = "batch-change"  # a request joins or leaves
+    EVERY_STEP = "every-step"
+    ADAPTIVE = "adaptive"  # batch change, end of the window, steps unlike the predicted ones
 
 
 class VictimRule(Enum):
@@ -67,7 +71,6 @@ class VictimRule(Enum):
     LONGEST = "longest"  # most KV tokens
     SHORTEST = "shortest"  # fewest KV tokens
     RANDOM = "random"  # by the snapshot's seed
-    SMALLEST_SET = "smallest_set"  # least KV that suffices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +177,6 @@ class Profile:
 class PolicyParameters:
     """What can be chosen beside the policy's name."""
 
-    placement_policy: str = ""  # "": the preset's
-    run_policy: str = ""  # "": the preset's
-    admission_policy: str = ""  # "": the preset's
     deposit: bool | None = None  # whether deposited tokens back plans; None: the preset's
     pause: bool | None = None  # whether placement may pause; None: the preset's
     alpha: PerStep = 0.0  # SLO violations per step, mean over the window, >= 0; OrbitFlow's is 1
@@ -185,9 +185,7 @@ class PolicyParameters:
     min_pause_s: Seconds = 1.0  # a pause lasts this long unless a request completes
     max_pause_s: Seconds = 10.0  # nobody is paused longer for an SLO, >= min_pause_s
     victim_rule: VictimRule | None = None  # None: the preset's
-    buffer_mode: BufferMode = BufferMode.PRIVATE
     even_patterns_only: bool = False  # the paper's space: even distances, one buffer
-    no_overlap: bool = False  # True: copies do not overlap with compute (`deepspeed`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +193,7 @@ class Snapshot:
     """State of one engine at one step."""
 
     epoch: Epoch  # grows by one with each snapshot of an engine
-    policy: str  # preset that decides
+    policy: str  # that decides: a preset's name, or `module:attribute`
     seed: int  # for policies that draw at random
     engine: EngineShape
     # Those that hold KV or wait for it, in scheduling order.

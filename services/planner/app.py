@@ -35,7 +35,9 @@ async def serve(settings: PlannerSettings) -> None:
     server = ServiceServer(
         f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME], transport=settings.transport
     )
-    pb_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(worker, decisions), server.grpc)
+    pb_grpc.add_PlannerServiceServicer_to_server(
+        PlannerServicer(worker, decisions, settings.policies), server.grpc
+    )
     metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
     logger.info("metrics_started", port=metrics_port)
     worker.warm_up(settings.warm_groups)
@@ -48,12 +50,13 @@ async def serve(settings: PlannerSettings) -> None:
 
 def main() -> None:
     """Serve, or replay a decision log: exit code 1 if a plan is not reproduced."""
+    settings = load(PlannerSettings)
     match sys.argv[1:]:
         case []:
-            settings = load(PlannerSettings)
             log.configure("planner", settings.log_level)
             asyncio.run(serve(settings))
         case ["replay", path]:
-            sys.exit(int(replay(Path(path), OrbitFlow(warm_solver)) > 0))
+            different = replay(Path(path), OrbitFlow(warm_solver), settings.policies)
+            sys.exit(int(different > 0))
         case _:
             sys.exit(USAGE)

@@ -5,30 +5,17 @@ Every range is checked as a snapshot is read, and the parts against each other b
 hostile snapshot from costing more than a large honest one.
 """
 
-from collections.abc import Iterable
-from enum import Enum
+from collections.abc import Collection
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from services.kit.errors import InvalidRequestError
 from services.kit.wire import fail, read, write
 from services.placement.judging.contradiction import find_contradiction
-from services.placement.policies import NEEDED_FIELDS
-from services.placement.presets import (
-    PRESETS,
-    AdmissionPolicy,
-    PlacementPolicy,
-    RunPolicy,
-    resolved,
-)
+from services.placement.presets import PRESETS, preset_of
 from services.placement.ranges import MAX_SECONDS
-from services.placement.types import Plan, PolicyParameters, Snapshot
+from services.placement.types import Plan, Snapshot
 
 MAX_GROUPS = 192  # tables of the solver grow with the cube of it
-AXES: dict[str, type[Enum]] = {
-    "placement_policy": PlacementPolicy,
-    "run_policy": RunPolicy,
-    "admission_policy": AdmissionPolicy,
-}
 
 
 def budget_from_proto(request: pb.PlanRequest) -> float | None:
@@ -41,26 +28,19 @@ def budget_from_proto(request: pb.PlanRequest) -> float | None:
     return request.time_budget_s if request.HasField("time_budget_s") else None
 
 
-def snapshot_from_proto(request: pb.PlanRequest) -> Snapshot:
-    """Return the snapshot of a request. Raises InvalidRequestError naming the field at fault."""
+def snapshot_from_proto(request: pb.PlanRequest, more: Collection[str] = ()) -> Snapshot:
+    """Return the snapshot of a request. Raises InvalidRequestError naming the field at fault.
+
+    `more`: policies that it may name beside the presets. No other is imported for a peer.
+    """
     if not request.HasField("snapshot"):
         fail("snapshot", "is required")
     snapshot = read(Snapshot, request.snapshot, "snapshot")
-    _check_choice("snapshot.policy", snapshot.policy, PRESETS)
-    _check_axes(snapshot.parameters)
+    known = (*PRESETS, *more)
+    if snapshot.policy not in known:
+        fail("snapshot.policy", f"unknown, not one of {', '.join(sorted(known))}")
     _check_together(snapshot)
     return snapshot
-
-
-def _check_axes(parameters: PolicyParameters) -> None:
-    for name, axis in AXES.items():
-        if value := getattr(parameters, name):
-            _check_choice(f"snapshot.parameters.{name}", value, [one.value for one in axis])
-
-
-def _check_choice(path: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        fail(path, f"unknown, not one of {', '.join(sorted(known))}")
 
 
 def _check_together(snapshot: Snapshot) -> None:
@@ -69,10 +49,9 @@ def _check_together(snapshot: Snapshot) -> None:
         fail(f"snapshot.{contradiction.field}", contradiction.message)
     if snapshot.engine.num_groups > MAX_GROUPS:
         fail("snapshot.engine.layers_per_group", f"gives more than {MAX_GROUPS} layer groups")
-    preset, _ = resolved(snapshot)
-    for name in NEEDED_FIELDS.get(preset.placement, ()):
+    for name in preset_of(snapshot.policy).placing.needs:
         if getattr(snapshot, name) is None:
-            fail(f"snapshot.{name}", f"is required by placement policy {preset.placement.value}")
+            fail(f"snapshot.{name}", f"is required by policy {snapshot.policy}")
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message import Message
 
 from evenflow.planner.v1 import planner_pb2 as pb
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 def line_of(snapshot: pb.Snapshot, plan: pb.Plan) -> str:
@@ -15,12 +18,19 @@ def line_of(snapshot: pb.Snapshot, plan: pb.Plan) -> str:
 
 
 def entry_of(line: str) -> tuple[pb.Snapshot, pb.Plan]:
-    """Return what a line holds. Raises ValueError for anything but such a line."""
+    """Return what a line holds, but for fields that are no more.
+
+    Raises ValueError for anything but such a line.
+    """
     try:
         entry = json.loads(line)
-        return ParseDict(entry["snapshot"], pb.Snapshot()), ParseDict(entry["plan"], pb.Plan())
+        return _message(entry["snapshot"], pb.Snapshot()), _message(entry["plan"], pb.Plan())
     except Exception as error:
         raise ValueError(f"not a decision: {error}") from error
+
+
+def _message(entry: dict[str, Any], empty: MessageT) -> MessageT:
+    return ParseDict(entry, empty, ignore_unknown_fields=True)
 
 
 def _as_dict(message: Any) -> dict[str, Any]:

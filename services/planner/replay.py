@@ -1,9 +1,11 @@
 """`python -m services.planner replay FILE`: make logged plans again and compare.
 
-A plan is reproduced if its status, its placements and its objective to 1e-9 are the same.
+A plan is reproduced if its status, its placements and its objective to 1e-9 are the same. Policies
+beside the presets are those that the planner's settings name.
 """
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 from evenflow.planner.v1 import planner_pb2 as pb
@@ -16,21 +18,21 @@ from services.planner.solver.budget import NodeBudget
 TOLERANCE = 1e-9  # relative
 
 
-def replay(path: Path, optimiser: OrbitFlow) -> int:
+def replay(path: Path, optimiser: OrbitFlow, policies: Collection[str] = ()) -> int:
     """Print one line per logged plan. Returns how many were not reproduced."""
     num_different = 0
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            problem = difference(line, optimiser)
+            problem = difference(line, optimiser, policies)
             num_different += problem is not None
             print(f"{path}:{number}: {problem or 'reproduced'}")
     return num_different
 
 
-def difference(line: str, optimiser: OrbitFlow) -> str | None:
+def difference(line: str, optimiser: OrbitFlow, policies: Collection[str] = ()) -> str | None:
     """Return what is different when the plan of a line is made again, None for nothing."""
     snapshot, logged = entry_of(line)
-    domain = convert.snapshot_from_proto(pb.PlanRequest(snapshot=snapshot))
+    domain = convert.snapshot_from_proto(pb.PlanRequest(snapshot=snapshot), policies)
     budget = NodeBudget(logged.quality.num_nodes)
     again = convert.plan_to_proto(make_plan(domain, budget, optimiser))
     if again.status != logged.status:

@@ -1,6 +1,7 @@
 """gRPC edge of the planner: convert, delegate. No state."""
 
 import math
+from collections.abc import Collection
 
 import structlog
 
@@ -16,11 +17,14 @@ log = structlog.get_logger()
 
 
 class PlannerServicer(pb_grpc.PlannerServiceServicer):
-    def __init__(self, worker: Worker, decisions: DecisionLog) -> None:
-        self._worker, self._decisions = worker, decisions
+    def __init__(
+        self, worker: Worker, decisions: DecisionLog, policies: Collection[str] = ()
+    ) -> None:
+        """`policies`: that a snapshot may name beside the presets."""
+        self._worker, self._decisions, self._policies = worker, decisions, policies
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanResponse:
-        snapshot = convert.snapshot_from_proto(request)
+        snapshot = convert.snapshot_from_proto(request, self._policies)
         asked_s = convert.budget_from_proto(request)
 
         plan = await self._worker.plan(snapshot, budget_s=timeout_s(asked_s or math.inf))

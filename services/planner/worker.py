@@ -8,7 +8,7 @@ import structlog
 
 from services.kit.clock import Clock
 from services.placement.step_time.patterns import PatternSpace
-from services.placement.types import BufferMode, Plan, Snapshot
+from services.placement.types import Plan, Snapshot
 from services.planner.metrics import PLAN_SECONDS, WARM
 from services.planner.policy.orbitflow import OrbitFlow
 from services.planner.policy.policies import make_plan, needs_solver
@@ -34,7 +34,7 @@ class Worker:
     def _warm_up(self, num_groups: tuple[int, ...]) -> None:
         start_s, self._busy = self._now_s(), True
         for count in num_groups:
-            warm_solver(count, PatternSpace.FULL, BufferMode.PRIVATE)
+            warm_solver(count, PatternSpace.FULL)
         gc.collect()
         gc.freeze()  # what lives from here on is not looked through again
         self._busy = False

@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 from enum import Enum
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from simulator.comparison.grid import Cell, CellResult
@@ -22,7 +23,7 @@ SOURCES = (
 
 @cache
 def code_version() -> str:
-    """Return a hash of all code and data files that a run depends on."""
+    """Return a hash of all code and data files that a run depends on, but for a policy's own."""
     digest = hashlib.sha256()
     for folder in SOURCES:
         for path in sorted((ROOT / folder).rglob("*")):
@@ -31,12 +32,25 @@ def code_version() -> str:
     return digest.hexdigest()
 
 
+@cache
+def _policy_version(policy: str) -> str:
+    """Return a hash of the module of a `module:attribute`, and of those beside it."""
+    digest = hashlib.sha256()
+    module, colon, _ = policy.partition(":")
+    spec = find_spec(module) if colon else None
+    if spec is not None and spec.origin is not None:
+        for path in sorted(Path(spec.origin).parent.glob("*.py")):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
 def cell_key(cell: Cell) -> str:
     """Return a hash of the cell's inputs and of the code. Its label is no input."""
     inputs = asdict(cell)
     del inputs["label"]
     text = json.dumps(inputs, sort_keys=True, default=_plain)
-    return hashlib.sha256(f"{code_version()}\n{text}".encode()).hexdigest()
+    versions = f"{code_version()}\n{_policy_version(cell.policy)}"
+    return hashlib.sha256(f"{versions}\n{text}".encode()).hexdigest()
 
 
 def _plain(value: object) -> str:

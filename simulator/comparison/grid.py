@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.pacing.types import ServiceLevel
-from services.placement.presets import PRESETS, SLO_BLIND, with_axes
+from services.placement.presets import preset_of
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.types import PolicyParameters
@@ -136,9 +136,7 @@ class Cell:
     @property
     def asked(self) -> "Cell":
         """Return the cell without what its run does not depend on: equal ones have one run."""
-        if self.policy not in SLO_BLIND or self.rates_tps:
-            return self
-        if with_axes(self.policy, self.parameters) != PRESETS[self.policy]:
+        if self.rates_tps or not preset_of(self.policy).is_slo_blind:
             return self
         return replace(self, slo_tbt_s=0.0, slo_ttft_s=None, slo_scale=None)
 

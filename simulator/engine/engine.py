@@ -6,8 +6,8 @@ same run, to the bit.
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from services.control.controller import Controller
 from services.control.measures.rates import Rates
@@ -15,11 +15,8 @@ from services.control.measures.step_timing import CopyTime, LinkCalibration, Ste
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import Stage
 from services.control.run_director import director_of
-from services.control.run_policies import POLICIES
-from services.control.run_policies import Policy as RunDecider
 from services.control.seam import ScheduledStep
 from services.control.types import Trigger
-from services.placement.presets import RunPolicy
 from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape
 from simulator.device.copies import Lane, LaneCounts
@@ -79,7 +76,6 @@ class Brain:
 
     options: PlanningOptions
     policy: Policy
-    run_policies: Mapping[RunPolicy, RunDecider] = field(default_factory=lambda: POLICIES)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,9 +107,7 @@ class Engine:
         self._seam = SimulatedSeam(self.scheduler, self.h2d, self.d2h, ledger, options)
         self._planner = LatePlanner(brain.policy, brain.options.plan_latency_s, self._now)
         self._controller = Controller(options, self._seam, self._planner, ledger, self._now)
-        self.director = director_of(
-            options, self._seam, self._controller, self._now, policies=brain.run_policies
-        )
+        self.director = director_of(options, self._seam, self._controller, self._now)
         self._reports = ReaderReports(brain.options.report_interval_s)
         self._rng = random.Random(seed)
         self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]

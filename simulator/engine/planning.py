@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from services.control.options import ControllerOptions
 from services.control.plans.planner import Answer
-from services.placement.presets import PlacementPolicy, RunPolicy, with_axes
+from services.placement.presets import ALL_RESIDENT, preset_of
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.types import Plan, PolicyParameters, Snapshot
@@ -20,7 +20,7 @@ Policy: TypeAlias = Callable[[Snapshot], Plan]
 class PlanningOptions:
     """Who decides, and how late."""
 
-    policy: str  # a preset
+    policy: str  # see `services.placement.presets.preset_of`
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
     tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
     ellm: EllmRules = field(default_factory=EllmRules)
@@ -34,9 +34,8 @@ class PlanningOptions:
     @property
     def uses_host(self) -> bool:
         """Whether KV may leave the pool: layers of requests that run, or whole ones that wait."""
-        preset = with_axes(self.policy, self.parameters)
-        parks = preset.run is not RunPolicy.FCFS
-        return parks or preset.placement is not PlacementPolicy.ALL_RESIDENT
+        preset = preset_of(self.policy)
+        return preset.run is not None or preset.placing is not ALL_RESIDENT
 
     @property
     def controller(self) -> ControllerOptions:
@@ -46,6 +45,7 @@ class PlanningOptions:
             seed=self.seed,
             mismatch_frac=self.mismatch_frac,
             ellm=self.ellm,
+            tokenflow=self.tokenflow,
             run_log=self.run_log,
         )
 

@@ -36,7 +36,7 @@ from services.executor.request_tag import to_extra_args
 from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.deposit import due_times_s
 from services.pacing.types import ServiceLevel
-from services.placement.types import BufferMode, PolicyParameters, VictimRule
+from services.placement.types import PolicyParameters, VictimRule
 from tests.exact.reference import reference
 from tests.scripted_planner import Answer, keep_everything, scripted_planner
 
@@ -169,7 +169,7 @@ SAID_BY_UNIT_TESTS = pytest.mark.nightly  # that of plan_rules; the engine asks 
             changed(epoch=1_000_000), "rejected_epoch", id="another-epoch", marks=SAID_BY_UNIT_TESTS
         ),
         pytest.param(
-            changed(policy="joint"),
+            changed(policy="tokenflow"),
             "rejected_policy",
             id="another-policy",
             marks=SAID_BY_UNIT_TESTS,
@@ -430,15 +430,10 @@ def test_under_load_every_field_of_the_snapshot_is_filled(runner: StepRunner) ->
     sampling = {"extra_args": to_extra_args(level)}
     workload = [replace(a, sampling=sampling, num_output_tokens=60) for a in [*mixed(8), *STEADY]]
     parameters = PolicyParameters(
-        placement_policy="optimiser",
-        run_policy="fcfs",
-        admission_policy="fcfs",
         deposit=True,
         pause=True,
         victim_rule=VictimRule.LONGEST,
-        buffer_mode=BufferMode.PRIVATE,
         even_patterns_only=True,
-        no_overlap=True,
         min_pause_s=0.05,
         max_pause_s=0.3,
     )

@@ -13,9 +13,9 @@ from lab.engine.workloads import mixed
 from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
 from services.control.run_director import RunDirector
-from services.control.run_policies import Policy
 from services.executor.request_tag import to_extra_args
 from services.pacing.types import ServiceLevel
+from services.placement.presets import Run
 from services.placement.run.types import RunDecision, RunSnapshot
 from tests.exact.cases import make_case
 from tests.exact.reference import reference
@@ -42,7 +42,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
 PARKS_EVERY = 8  # decisions
 
 
-def at_random(rng: random.Random) -> Policy:
+def at_random(rng: random.Random) -> Run:
     """Return a policy that parks, admits, orders and cuts prompts as it likes, in every step."""
     decisions = count(1)
 

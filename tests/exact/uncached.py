@@ -14,7 +14,8 @@ from lab.engine.step_runner import Arrival, EngineCase, Hook, Outcome, StepRunne
 from lab.engine.workloads import together
 from services.control.options import ControllerOptions
 from services.control.requests.life import State
-from services.control.run_director import Policy, RunDirector
+from services.control.run_director import RunDirector
+from services.placement.presets import Run
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.types import RunDecision, RunSnapshot
 from tests.exact.cases import make_case, num_groups
@@ -43,7 +44,7 @@ STANDING = {
 }
 
 
-def at_random(seed: int, away: Collection[str] = ()) -> Policy:
+def at_random(seed: int, away: Collection[str] = ()) -> Run:
     """Return a policy under which everybody runs, with uncached prefixes of random lengths.
 
     But for those that are in `away` at the moment: they are sent to the queue, and stay there.
@@ -93,7 +94,7 @@ class Recomputed:
 
 @contextmanager
 def deciding(
-    runner: StepRunner, policy: Policy | None = None, *, rules: EllmRules = BEST
+    runner: StepRunner, policy: Run | None = None, *, rules: EllmRules = BEST
 ) -> Iterator[Recomputed]:
     """Let a policy decide in a run, or the product's own by `rules`.
 

@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 
 from lab.models import exactness_model
+from lab.policies.presets import full_name
 from services.control.options import ControllerOptions
 from services.executor.engine import config as config_module
 from services.executor.engine.config import (
@@ -35,6 +36,9 @@ from services.executor.settings import ExecutorSettings
 from services.executor.sizing import block_size_for_copies
 
 pytestmark = pytest.mark.filterwarnings("default")
+
+
+FLEXGEN = full_name("flexgen")
 
 
 def make_settings(**overrides: Any) -> ExecutorSettings:
@@ -112,10 +116,10 @@ def test_one_setting_switches_to_stock_vllm() -> None:
 
 def test_the_policy_and_its_options_reach_the_scheduler() -> None:
     options = ControllerOptions.of(
-        make_config(make_settings(policy="slo-aware", shadow_policy="joint", plan_alpha=2.0))
+        make_config(make_settings(policy=FLEXGEN, shadow_policy="orbitflow", plan_alpha=2.0))
     )
 
-    assert (options.policy, options.shadow_policy) == ("slo-aware", "joint")
+    assert (options.policy, options.shadow_policy) == (FLEXGEN, "orbitflow")
     assert options.parameters.alpha == 2.0
 
 

@@ -21,7 +21,7 @@ from services.executor.kv_options import (
 from services.executor.prompts.prompt_renderer import NUM_WORKERS
 from services.executor.settings import ExecutorSettings
 from services.executor.sizing import block_size_for_copies
-from services.placement.presets import RunPolicy, with_axes
+from services.placement.presets import preset_of
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.types import PolicyParameters
 
@@ -115,7 +115,7 @@ def use_layerwise_scheduler(config: VllmConfig) -> None:
     check_supported(config)
     scheduler, options = config.scheduler_config, ControllerOptions.of(config)
     is_asynchronous = scheduler.async_scheduling
-    if with_axes(options.policy, options.parameters).run is not RunPolicy.ELLM:
+    if not preset_of(options.policy).recomputes:
         scheduler.scheduler_cls = (
             ASYNC_LAYERWISE_SCHEDULER if is_asynchronous else SYNC_LAYERWISE_SCHEDULER
         )

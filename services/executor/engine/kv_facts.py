@@ -7,9 +7,10 @@ from services.control.options import ControllerOptions
 from services.executor.kv_options import CONFIG_KEY, layers_per_group
 from services.executor.types import KVFacts
 from services.placement.link_ratio import link_ratio
-from services.placement.presets import PRESETS, with_axes
+from services.placement.presets import ALL_RESIDENT, OPTIMISER, preset_of
 
 STOCK = "vllm"  # what acts without layer-wise KV
+PLACINGS = {ALL_RESIDENT: "all-resident", OPTIMISER: "optimiser"}
 
 
 def kv_facts(vllm_config: Any, told: Mapping[str, float]) -> KVFacts:
@@ -17,7 +18,7 @@ def kv_facts(vllm_config: Any, told: Mapping[str, float]) -> KVFacts:
     is_layerwise = CONFIG_KEY in (vllm_config.additional_config or {})
     options = ControllerOptions.of(vllm_config)
     policy = options.policy if is_layerwise else STOCK
-    preset = with_axes(policy, options.parameters) if is_layerwise else PRESETS[STOCK]
+    preset = preset_of(policy)
     deposit = options.parameters.deposit if is_layerwise else None
     num_pool_tokens = _num_pool_tokens(vllm_config)
     return KVFacts(
@@ -35,8 +36,8 @@ def kv_facts(vllm_config: Any, told: Mapping[str, float]) -> KVFacts:
         else 0.0,
         is_layerwise=is_layerwise,
         policy=policy,
-        run_policy=preset.run.value,
-        placement_policy=preset.placement.value,
+        run_policy=policy if preset.run else "fcfs",
+        placement_policy=PLACINGS.get(preset.placing, policy),
         plans_with_deposit=preset.deposit if deposit is None else deposit,
     )
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from services.placement.mirror import mirror_of
-from services.placement.presets import REPLAN, PlacementPolicy, Replan
 from services.placement.step_time.batch import (
     capacity_blocks,
     demand_of,
@@ -17,13 +16,15 @@ from services.placement.step_time.batch import (
 )
 from services.placement.step_time.patterns import Pattern
 from services.placement.step_time.prefill import progress_of
-from services.placement.types import Plan, PlanStatus, Quality, RequestState, Snapshot
+from services.placement.types import Plan, PlanStatus, Quality, Replan, RequestState, Snapshot
 
 Placed: TypeAlias = Sequence[tuple[RequestState, Pattern]]
 
 
-def rated(plan: Plan, snapshot: Snapshot, policy: PlacementPolicy) -> Plan:
+def rated(plan: Plan, snapshot: Snapshot, replan: Replan) -> Plan:
     """Return the plan with its quality; without a profile or a link nothing is predicted.
+
+    `replan`: of the policy that made it; a plan that is never asked for anew holds for good.
 
     The lower bound is the time without any stall. The SLO does not limit how long such a plan
     holds: these policies do not look ahead for it.
@@ -37,8 +38,8 @@ def rated(plan: Plan, snapshot: Snapshot, policy: PlacementPolicy) -> Plan:
         if request.request_id in running
     ]
     longest = snapshot.parameters.max_window
-    lasting = longest if policy is PlacementPolicy.ALL_RESIDENT else _num_steps(snapshot, batch)
-    window = 1 if REPLAN[policy] is Replan.EVERY_STEP else max(1, lasting)
+    lasting = longest if replan is Replan.NEVER else _num_steps(snapshot, batch)
+    window = 1 if replan is Replan.EVERY_STEP else max(1, lasting)
     first_s = predicted_step_s(snapshot, batch)
     last_s = predicted_step_s(snapshot, batch, growth=window - 1)
     paused_some = len(batch) < len(members(snapshot))

@@ -41,15 +41,11 @@ def is_protected(request: RequestState, parameters: PolicyParameters) -> bool:
 def ranked_victims(
     requests: Sequence[RequestState], rule: VictimRule, *, seed: int
 ) -> list[RequestState]:
-    """Return requests in the order in which to pause them, less important ones first.
-
-    SMALLEST_SET ranks by fewest KV tokens; which set suffices is the caller's to find.
-    """
+    """Return requests in the order in which to pause them, less important ones first."""
     keys: dict[VictimRule, Callable[[RequestState], float]] = {
         VictimRule.KV_AND_DEPOSIT: lambda r: -(r.num_tokens + r.num_deposited_tokens),
         VictimRule.LONGEST: lambda r: -r.num_tokens,
         VictimRule.SHORTEST: lambda r: r.num_tokens,
-        VictimRule.SMALLEST_SET: lambda r: r.num_tokens,
         VictimRule.RANDOM: lambda r: _draw(seed, r.request_id),
     }
     return sorted(requests, key=lambda r: (-r.priority, keys[rule](r), r.request_id))

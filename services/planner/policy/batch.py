@@ -181,17 +181,14 @@ class Batch:
             weights,
             compute_s=np.array(step_compute_s(engine, self._profile, progress, read_after)),
             capacity=self.capacity,
-            buffer_mode=self.snapshot.parameters.buffer_mode,
         )
-        if window > 1 and not instance.eq1:
+        if window > 1:
             instance.use[:] = np.maximum(instance.use, self._use_before(window))
         if self._present_offloaded.any():
-            if not instance.eq1:
-                instance.use[:] += self._restore_blocks(weights.full_blocks)
+            instance.use[:] += self._restore_blocks(weights.full_blocks)
             if switching:
                 instance.penalty_s[:] += self._restored * self._restore_s[:, None] / window
-        if not instance.eq1:
-            instance.use[:] += self._late_blocks
+        instance.use[:] += self._late_blocks
         instance.use[self._forbidden] = FORBIDDEN
         return instance
 

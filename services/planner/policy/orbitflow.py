@@ -20,7 +20,6 @@ from services.placement.run.pause import (
 from services.placement.step_time.batch import answer, members
 from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import (
-    BufferMode,
     Plan,
     PlanStatus,
     Quality,
@@ -31,16 +30,11 @@ from services.placement.types import (
 )
 from services.planner.policy.placer import Finding, Placer
 from services.planner.policy.problem import library_for, without_hopeless
-from services.planner.policy.victims import (
-    MAX_EXACT_VICTIMS,
-    Victims,
-    growing_sets,
-    smallest_sets,
-)
+from services.planner.policy.victims import Victims, growing_sets
 from services.planner.solver.budget import Budget
 from services.planner.solver.solver import Solver
 
-Solvers: TypeAlias = Callable[[int, PatternSpace, BufferMode], Solver]
+Solvers: TypeAlias = Callable[[int, PatternSpace], Solver]
 
 
 class OrbitFlow:
@@ -56,7 +50,7 @@ class OrbitFlow:
         """
         snapshot, parameters = without_hopeless(snapshot), snapshot.parameters
         space = PatternSpace.EVEN if parameters.even_patterns_only else PatternSpace.FULL
-        solver = self._solvers(snapshot.engine.num_groups, space, parameters.buffer_mode)
+        solver = self._solvers(snapshot.engine.num_groups, space)
         return _Planning(snapshot, solver.over(library_for(snapshot, space)), budget).plan()
 
 
@@ -124,20 +118,11 @@ class _Planning:
             return self._placer.is_hopeless(without(batch, victims), [*held, *victims])
 
         ranked = self._ranked([r for r in batch if not is_protected(r, self._parameters)])
-        if self._victim_rule is VictimRule.SMALLEST_SET:
-            if len(ranked) <= MAX_EXACT_VICTIMS:
-                yield from smallest_sets(
-                    ranked, self._budget, num_running=len(batch), is_hopeless=is_hopeless
-                )
-            ranked.reverse()
         yield from growing_sets(ranked, num_running=len(batch), is_hopeless=is_hopeless)
 
-    @property
-    def _victim_rule(self) -> VictimRule:
-        return self._parameters.victim_rule or VictimRule.KV_AND_DEPOSIT
-
     def _ranked(self, candidates: Sequence[RequestState]) -> list[RequestState]:
-        return ranked_victims(candidates, self._victim_rule, seed=self._snapshot.seed)
+        rule = self._parameters.victim_rule or VictimRule.KV_AND_DEPOSIT
+        return ranked_victims(candidates, rule, seed=self._snapshot.seed)
 
     def _pause_for_room(
         self, batch: list[RequestState], held: Sequence[RequestState]

@@ -68,20 +68,16 @@ def _pool_blocks(choice: Ints, board: Board, growth: BatchGrowth, step: int) -> 
     """Return the pool blocks after step `step`, by the formula of `capacity`."""
     tables, size = board.tables, growth.block_size
     groups = tables.offloaded.shape[1]
-    total, peak = 0.0, np.zeros(groups)
+    total = 0.0
     for r in range(choice.shape[0]):
         after = growth.num_tokens[r] + step + 1
         full, partial = after // size, int(after % size > 0)
         offloaded, buffers = tables.num_jobs[choice[r]], tables.buffers[choice[r]]
         total += (groups - offloaded) * (full + partial)
-        if board.instance.eq1:
-            for layer in range(groups):
-                peak[layer] += (full + partial) * tables.offloaded[choice[r], layer]
-            continue
         sealing = int(full > max(growth.num_tokens[r] - SEALING_STEPS, 0) // size)
         total += buffers * full + growth.passing_blocks[r]
         total += offloaded * (partial + sealing + growth.chunk_blocks[r])
-    return total + peak.max()
+    return total
 
 
 @compiled

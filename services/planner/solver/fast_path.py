@@ -115,15 +115,11 @@ class FastPath:
             raise SolverFailedError(self._highs.modelStatusToString(status))
         solution = self._highs.getSolution()
         point, duals = np.asarray(solution.col_value), -np.asarray(solution.row_dual)
-        num_layer_rows = self._num_rows - self._num_equal - 1 - len(self._program.pool)
-        cuts = self._num_equal + 1 + num_layer_rows
-        layers = duals[self._num_equal + 1 : cuts]
         return Relaxed(
             shares=np.maximum(point[self._shares_at], 0.0),
             theta=float(point[self._theta_at]),
-            cut_prices=np.maximum(duals[cuts:], 0.0),
+            cut_prices=np.maximum(duals[self._num_equal + 1 :], 0.0),
             capacity_price=max(float(duals[self._num_equal]), 0.0),
-            layer_prices=layers if num_layer_rows else np.zeros(self._program.library.num_groups),
         )
 
 

@@ -1,8 +1,7 @@
 """One placement problem in numbers: choose a pattern for each request.
 
     minimise  T(x) + sum_r penalty[r, x_r]
-    subject to  sum_r use[r, x_r] <= capacity           (private buffers)
-           or   sum_r use[r, x_r] + max_l sum_{r: l offloaded} blocks[r] <= capacity   (Eq. 1)
+    subject to  sum_r use[r, x_r] <= capacity
 
 T is the length of a decode step without the time outside the layers.
 """
@@ -12,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.placement.types import BufferMode
 from services.planner.solver.library import Floats, Ints, PatternLibrary
 
 TIE_BREAK = 1e-7  # of the transfer time: among equally fast placements, the fewest copies
@@ -25,12 +23,10 @@ class Instance(NamedTuple):
     """What the kernels read of one problem. R requests, K patterns, L layer groups."""
 
     transfer_s: Floats  # [R] tau_r = b_r / B: one layer of the request over the link
-    blocks: Floats  # [R] b_r: blocks of one layer, for Eq. 1's buffer
     use: Floats  # [R, K] pool blocks under each pattern; FORBIDDEN where not allowed
     penalty_s: Floats  # [R, K] separable cost: switching per step, tie-break
     compute_s: Floats  # [L] comp_l
     capacity: float  # blocks
-    eq1: bool  # whether `capacity` also holds Eq. 1's shared buffer
     share_blocks: float  # blocks that the relaxation counts in units of U_k
     fixed_blocks: float  # blocks needed under every pattern: open ones
 
@@ -55,38 +51,29 @@ def make_instance(
     *,
     compute_s: Floats,
     capacity: float,
-    buffer_mode: BufferMode = BufferMode.PRIVATE,
 ) -> Instance:
     """Return the instance in which every pattern is allowed and nothing is paid for switching."""
     tables, groups = library.tables, library.num_groups
     offloaded = tables.num_jobs.astype(np.float64)
-    eq1 = buffer_mode is BufferMode.EQ1
     open_blocks = weights.resident_blocks - weights.full_blocks
     use = np.outer(weights.resident_blocks, groups - offloaded)
-    if not eq1:
-        use += np.outer(weights.full_blocks, tables.buffers) + np.outer(
-            weights.offloaded_blocks, offloaded
-        )
+    use += np.outer(weights.full_blocks, tables.buffers) + np.outer(
+        weights.offloaded_blocks, offloaded
+    )
     return Instance(
         transfer_s=weights.transfer_s,
-        blocks=weights.resident_blocks,
         use=use,
         penalty_s=TIE_BREAK * np.outer(weights.transfer_s, offloaded),
         compute_s=compute_s,
         capacity=float(capacity),
-        eq1=eq1,
-        share_blocks=float((weights.resident_blocks if eq1 else weights.full_blocks).sum()),
-        fixed_blocks=0.0 if eq1 else groups * float(open_blocks.sum()),
+        share_blocks=float(weights.full_blocks.sum()),
+        fixed_blocks=groups * float(open_blocks.sum()),
     )
 
 
-def pool_blocks(instance: Instance, tables_offloaded: Floats, choice: Ints) -> float:
+def pool_blocks(instance: Instance, choice: Ints) -> float:
     """Return the pool blocks of a choice, exactly."""
-    rows = np.arange(instance.num_requests)
-    used = float(instance.use[rows, choice].sum())
-    if instance.eq1:
-        used += float((instance.blocks @ tables_offloaded[choice]).max(initial=0.0))
-    return used
+    return float(instance.use[np.arange(instance.num_requests), choice].sum())
 
 
 def penalty_s(instance: Instance, choice: Ints) -> float:

@@ -23,7 +23,6 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 
-from services.placement.types import BufferMode
 from services.planner.solver.instance import TIE_BREAK
 from services.planner.solver.library import Floats, PatternLibrary
 
@@ -62,37 +61,27 @@ class Relaxed:
     theta: float  # length of the step / sum_r tau_r, as far as the cuts know
     cut_prices: Floats  # [P + slots in use] lambda >= 0
     capacity_price: float  # mu >= 0
-    layer_prices: Floats  # [L] nu >= 0, of Eq. 1's buffer; zeros with private buffers
 
 
 class PlacementProgram:
     """The relaxation, over a fixed pool of cuts and a few slots for new ones."""
 
-    def __init__(self, library: PatternLibrary, pool: Cuts, buffer_mode: BufferMode) -> None:
+    def __init__(self, library: PatternLibrary, pool: Cuts) -> None:
         tables, num_layers = library.tables, library.num_groups
-        self.library, self.pool, self.buffer_mode = library, pool, buffer_mode
+        self.library, self.pool = library, pool
         self._compute = cp.Parameter(num_layers, nonneg=True)
         self._capacity = cp.Parameter(nonneg=True)
         self._slot_rows = cp.Parameter((NUM_SLOTS, library.num_patterns), nonneg=True)
         self._slot_compute = cp.Parameter(NUM_SLOTS, nonneg=True)
         self.shares = cp.Variable(library.num_patterns, nonneg=True)
         self.theta = cp.Variable()
-        capacity, layers = self._capacity_constraints()
-        self._capacity_row, self._layer_rows = capacity, layers
+        self._capacity_row = tables.units @ self.shares <= self._capacity
         self._pool_rows = self.theta >= pool.rows @ self.shares + pool.masks @ self._compute
         self._slots = self.theta >= self._slot_rows @ self.shares + self._slot_compute
         objective = self.theta + TIE_BREAK * (tables.num_jobs @ self.shares)
-        constraints = [cp.sum(self.shares) == 1, capacity, *layers, self._pool_rows, self._slots]
+        every = cp.sum(self.shares) == 1
+        constraints = [every, self._capacity_row, self._pool_rows, self._slots]
         self.problem = cp.Problem(cp.Minimize(objective), constraints)
-
-    def _capacity_constraints(self) -> tuple[cp.Constraint, list[cp.Constraint]]:
-        tables = self.library.tables
-        if self.buffer_mode is BufferMode.PRIVATE:
-            return tables.units @ self.shares <= self._capacity, []
-        resident = self.library.num_groups - tables.num_jobs
-        buffer = cp.Variable(nonneg=True)
-        fits: cp.Constraint = resident @ self.shares + buffer <= self._capacity
-        return fits, [tables.offloaded.T @ self.shares <= buffer]
 
     def values(self, shares: Shares, extra: Cuts) -> dict[int, Floats]:
         """Return the value of each parameter by its CVXPY id; zeros may be left out.
@@ -130,11 +119,9 @@ class PlacementProgram:
         """Solve through CVXPY: what the fast path must equal."""
         self.problem.solve(solver=cp.HIGHS)
         pool, slots = self._pool_rows.dual_value, self._slots.dual_value[:num_extra]
-        layers = self._layer_rows[0].dual_value if self._layer_rows else None
         return Relaxed(
             shares=np.maximum(self.shares.value, 0.0),
             theta=float(self.theta.value),
             cut_prices=np.maximum(np.concatenate([pool, slots]), 0.0),
             capacity_price=max(float(self._capacity_row.dual_value), 0.0),
-            layer_prices=np.zeros(self.library.num_groups) if layers is None else layers,
         )

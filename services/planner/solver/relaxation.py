@@ -1,11 +1,10 @@
 """Lower bound and prices of a placement problem.
 
-The relaxation's duals (lambda of the cuts, mu of the capacity, nu of Eq. 1's buffer) price each
-pattern for each request,
+The relaxation's duals (lambda of the cuts, mu of the capacity) price each pattern for each request,
 
-    cost[r, k] = tau_r * lambda @ A_k + mu * use[r, k] + b_r * nu @ off_k + penalty[r, k],
+    cost[r, k] = tau_r * lambda @ A_k + mu * use[r, k] + penalty[r, k],
 
-and for *any* lambda >= 0 with sum 1, mu >= 0 and nu >= 0 with sum mu, every placement that fits has
+and for *any* lambda >= 0 with sum 1 and mu >= 0, every placement that fits has
 
     objective >= lambda @ M @ comp - mu * capacity + sum_r min_k cost[r, k].
 
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.placement.types import BufferMode
 from services.planner.solver.fast_path import FastPath, SolverFailedError
 from services.planner.solver.instance import FORBIDDEN, Instance
 from services.planner.solver.kernels.longest_path import critical_path, path_row
@@ -50,12 +48,12 @@ class Bound:
 class Relaxation:
     """Solves relaxations over one pattern library. Holds a solver: not thread-safe."""
 
-    def __init__(self, library: PatternLibrary, buffer_mode: BufferMode) -> None:
+    def __init__(self, library: PatternLibrary) -> None:
         """Build the pool of cuts, the same one every time. Takes about a second."""
         self._library = library
         self._none = no_cuts(library)
         pool = no_stall_cut(library)
-        self._solver = FastPath(PlacementProgram(library, pool, buffer_mode))
+        self._solver = FastPath(PlacementProgram(library, pool))
         self._pool = pool
         for compute_share in POOL_COMPUTE_SHARES:
             found = self._none
@@ -65,7 +63,7 @@ class Relaxation:
                 found = joined(found, extra)
             if len(found):
                 pool = distinct(joined(pool, found))
-                self._solver = FastPath(PlacementProgram(library, pool, buffer_mode))
+                self._solver = FastPath(PlacementProgram(library, pool))
                 self._pool = pool
 
     @property
@@ -117,7 +115,6 @@ class Relaxation:
     def _priced(
         self, instance: Instance, relaxed: Relaxed, cuts: Cuts, library: PatternLibrary
     ) -> Bound:
-        tables = library.tables
         cut_prices = relaxed.cut_prices / relaxed.cut_prices.sum()
         per_block = float(instance.transfer_s.sum()) / max(instance.share_blocks, 1e-300)
         capacity_price = relaxed.capacity_price * per_block
@@ -127,11 +124,6 @@ class Relaxation:
             per_second = np.concatenate([per_second, more])
         cost = np.outer(instance.transfer_s, per_second)
         cost += capacity_price * instance.use + instance.penalty_s
-        if instance.eq1 and capacity_price > 0.0:
-            layers = np.maximum(relaxed.layer_prices, 0.0)
-            layers = layers * (capacity_price / max(float(layers.sum()), 1e-300))
-            if layers.sum() > 0.0:
-                cost += np.outer(instance.blocks, tables.offloaded @ layers)
         cost[instance.use >= FORBIDDEN] = np.inf
         base_s = float(cut_prices @ (cuts.masks @ instance.compute_s))
         base_s -= capacity_price * instance.capacity

@@ -51,8 +51,8 @@ class Incumbent:
 
     def offer(self, choice: Ints) -> bool:
         """Take over a choice that fits the pool and is better; returns whether it was."""
-        instance, tables = self._board.instance, self._board.tables
-        if pool_blocks(instance, tables.offloaded, choice) > instance.capacity * ROOM:
+        instance = self._board.instance
+        if pool_blocks(instance, choice) > instance.capacity * ROOM:
             return False
         value_s = objective_s(choice, self._board)
         if value_s >= self.objective_s:

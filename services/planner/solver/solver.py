@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from services.placement.step_time.patterns import PatternSpace
-from services.placement.types import BufferMode, PlanStatus
+from services.placement.types import PlanStatus
 from services.planner.solver.budget import Budget, NodeBudget, Share
 from services.planner.solver.instance import (
     FORBIDDEN,
@@ -48,14 +48,13 @@ class Solution:
 class Solver:
     """Solves instances over one pattern library. Not thread-safe."""
 
-    def __init__(self, library: PatternLibrary, buffer_mode: BufferMode) -> None:
+    def __init__(self, library: PatternLibrary) -> None:
         self.library = library
-        self.buffer_mode = buffer_mode
-        self._relaxation = Relaxation(library, buffer_mode)
+        self._relaxation = Relaxation(library)
         self._even: Solver | None = None
         if len(library.even) < library.num_patterns:
             even = pattern_library(library.num_groups, PatternSpace.EVEN)
-            self._even = Solver(even, buffer_mode)
+            self._even = Solver(even)
 
     def over(self, library: PatternLibrary) -> "Solver":
         """Return this solver for a library that extends its own. They share what they hold."""
@@ -68,8 +67,7 @@ class Solver:
 
     def fits(self, instance: Instance, choice: Ints) -> bool:
         """Say whether a choice is allowed and within the capacity."""
-        used = pool_blocks(instance, self.library.tables.offloaded, choice)
-        return used <= instance.capacity * ROOM
+        return pool_blocks(instance, choice) <= instance.capacity * ROOM
 
     def solve(
         self, instance: Instance, budget: Budget, *, starts: list[Ints], seed: int = 0
@@ -92,9 +90,8 @@ class Solver:
     def cannot_fit(self, instance: Instance) -> bool:
         """Say whether no placement fits the pool, for certain."""
         least = instance.use.min(axis=1)
-        # By Eq. 1 everything offloaded needs the least: one layer of each request.
-        needed = float(instance.blocks.sum() if instance.eq1 else least.sum())
-        return needed > instance.capacity * ROOM or bool((least >= FORBIDDEN).any())
+        too_much = float(least.sum()) > instance.capacity * ROOM
+        return too_much or bool((least >= FORBIDDEN).any())
 
     def _improve(self, problem: Problem, incumbent: Incumbent, budget: Budget, seed: int) -> bool:
         """Search until the budget ends; returns whether nothing better exists."""
@@ -173,10 +170,10 @@ def score(instance: Instance, choice: Ints, library: PatternLibrary) -> tuple[fl
 
 
 @lru_cache(maxsize=8)
-def warm_solver(num_groups: int, space: PatternSpace, buffer_mode: BufferMode) -> Solver:
+def warm_solver(num_groups: int, space: PatternSpace) -> Solver:
     """Return a solver whose kernels are compiled; the same object for the same arguments."""
     library = pattern_library(num_groups, space)
-    solver = Solver(library, buffer_mode)
+    solver = Solver(library)
     for num_requests in (2, MAX_EXACT_REQUESTS + 1):
         blocks = np.arange(10.0, 10.0 + num_requests)
         weights = Weights(
@@ -190,7 +187,6 @@ def warm_solver(num_groups: int, space: PatternSpace, buffer_mode: BufferMode) -
             weights,
             compute_s=np.full(num_groups, 1e-3),
             capacity=0.6 * num_groups * float(blocks.sum()),
-            buffer_mode=buffer_mode,
         )
         solver.solve(instance, NodeBudget(1_000), starts=[])
     return solver

@@ -178,7 +178,7 @@ def test_the_other_papers_figures_have_tables_and_charts_where_there_is_an_axis(
     for one in made:
         charts = section(one).body.count('class="chart"')
         assert charts == len(one.charts) + (0 if one.x_label == "-" else len(paper.DRAWN))
-    assert {point.cell.policy for points in wanted.values() for point in points} >= {"evenflow"}
+    assert {point.cell.name for points in wanted.values() for point in points} >= {"evenflow"}
 
 
 def test_what_a_paper_says_stands_beside_what_its_figures_say_here() -> None:
@@ -186,7 +186,7 @@ def test_what_a_paper_says_stands_beside_what_its_figures_say_here() -> None:
     by_policy = {"sglang": 200.0, "tokenflow": 300.0, "evenflow": 150.0}
     found = {
         name: [
-            (point, result(effective_tokens_per_s=by_policy.get(point.cell.policy, 1.0)))
+            (point, result(effective_tokens_per_s=by_policy.get(point.cell.name, 1.0)))
             for point in points
         ]
         for name in ("4090 (c)", "4090 (d)")

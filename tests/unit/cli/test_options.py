@@ -113,7 +113,7 @@ def test_a_directory_is_named_in_full_and_a_hub_id_as_it_is(
         (("m", "--xyzzy"), "there is no option --xyzzy"),
         (("m", "--dtype", "int3"), "invalid choice: 'int3'"),
         (("m", "--port", "0"), '"0" is not a port from 1 to 65535'),
-        (("m", "--policy", "best"), "invalid choice: 'best'"),
+        (("m", "--policy", "best"), "policy 'best' is neither one of"),
         (("m", "--api-key-file", "/none"), "there is no file /none"),
     ],
 )

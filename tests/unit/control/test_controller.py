@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from lab.policies.presets import full_name
 from services.control.controller import Controller
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
@@ -359,7 +360,7 @@ def test_requests_that_ended_meanwhile_are_skipped() -> None:
 
 
 def test_policies_that_replan_at_batch_changes_only_are_left_alone_otherwise() -> None:
-    loop = Loop("a", policy="flexgen-plus")
+    loop = Loop("a", policy=full_name("flexgen-plus"))
     loop.steps(6)
     asked = len(loop.planner.asked)
 

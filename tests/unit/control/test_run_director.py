@@ -18,7 +18,7 @@ from services.pacing.types import ServiceLevel
 from services.placement.layer_placement import ALL_RESIDENT
 from services.placement.run.reason import Reason
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
-from services.placement.types import EngineShape, PolicyParameters, RequestId
+from services.placement.types import EngineShape, RequestId
 from tests.unit.placement.run.snapshots import make_engine
 from tests.unit.records import make_record
 
@@ -198,11 +198,9 @@ def test_of_a_long_queue_the_first_are_shown_and_nobody_else_is_left_out() -> No
 def test_vllms_own_order_needs_no_director() -> None:
     bench = Bench()
 
-    def made(policy: str, **parameters: Any) -> RunDirector | None:
-        options = ControllerOptions(policy=policy, parameters=PolicyParameters(**parameters))
+    def made(policy: str) -> RunDirector | None:
+        options = ControllerOptions(policy=policy)
         return director_of(options, bench.engine, bench.controller, lambda: 0.0)
 
     assert made("orbitflow") is None
-    assert made("evenflow", run_policy="fcfs") is None
     assert made("evenflow") is not None
-    assert made("orbitflow", run_policy="evenflow") is not None

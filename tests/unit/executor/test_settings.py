@@ -57,12 +57,12 @@ def test_an_adapter_has_an_id_of_its_own_and_a_place(modules: dict[str, str]) ->
 def test_evenflow_is_the_policy_of_layerwise_kv_unless_another_is_named() -> None:
     plain = ExecutorSettings(model="m")
     layerwise = ExecutorSettings(model="m", layerwise_kv=True)
-    other = ExecutorSettings(model="m", layerwise_kv=True, policy="slo-aware")
+    other = ExecutorSettings(model="m", layerwise_kv=True, policy="layerkv")
 
     assert [s.acting_policy for s in (plain, layerwise, other)] == [
         "vllm",
         "evenflow",
-        "slo-aware",
+        "layerkv",
     ]
 
 
@@ -77,7 +77,7 @@ def test_one_setting_switches_to_stock_vllm() -> None:
     [
         ({"policy": "orbitflow"}, "policy"),  # without layer-wise KV
         ({"layerwise_kv": True, "policy": "clairvoyant"}, "policy"),
-        ({"layerwise_kv": True, "policy": "hcache"}, "policy"),  # the simulator's
+        ({"layerwise_kv": True, "policy": "lab.policies.presets:NOBODY"}, "policy"),
         ({"layerwise_kv": True, "policy": "ellm", "ellm_uncached_frac": 1.1}, "ellm_uncached_frac"),
         ({"shadow_policy": "clairvoyant"}, "shadow_policy"),
         ({"plan_min_window": 9, "plan_max_window": 8}, "plan_max_window"),

@@ -6,11 +6,10 @@ import pytest
 
 from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.placement.mirror import blocks_with_mirror, mirror_of
-from services.placement.policies import POLICIES
-from services.placement.presets import PlacementPolicy
 from services.placement.step_time.batch import demand_of, pool_need
 from services.placement.step_time.patterns import RESIDENT, Pattern
 from services.placement.types import RequestPhase
+from tests.policies import RULES
 
 SECOND = Pattern((1, 3, 5, 7), 1)
 FIRST = Pattern((0, 2, 4, 6), 1)
@@ -84,9 +83,9 @@ def test_missing_blocks_count_as_pool_blocks_until_they_are_copied() -> None:
     assert blocks_with_mirror(request, last, mirror, make_engine()) == need + 11
 
 
-@pytest.mark.parametrize("policy", [p for p in PlacementPolicy if p in POLICIES])
+@pytest.mark.parametrize("policy", RULES)
 def test_no_policy_offloads_a_decoding_request_that_has_no_room_on_the_host(
-    policy: PlacementPolicy,
+    policy: str,
 ) -> None:
     bare = make_request("bare", 3_200, num_host_blocks=())
     prompt = make_request(
@@ -98,6 +97,6 @@ def test_no_policy_offloads_a_decoding_request_that_has_no_room_on_the_host(
         num_host_blocks=(),
     )
     # All resident they need 8 * 401 blocks; 3000 are there, so somebody waits.
-    plan = POLICIES[policy](make_snapshot(bare, prompt, num_free_blocks=3_000))
+    plan = RULES[policy].rule(make_snapshot(bare, prompt, num_free_blocks=3_000))
 
     assert [placement.offloaded_layers for placement in plan.placements] == [(), ()]

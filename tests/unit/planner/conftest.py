@@ -5,7 +5,6 @@ import pytest
 
 from lab.planning.exhaustive import exhaustive
 from services.placement.step_time.patterns import PatternSpace
-from services.placement.types import BufferMode
 from services.planner.solver.library import pattern_library
 from tests.kernels import compile_kernels
 from tests.unit.planner.small_instances import small_instance
@@ -16,5 +15,5 @@ def kernels() -> None:
     """Compile the planner's kernels and the tests' own: no test's own time."""
     compile_kernels()
     library = pattern_library(5, PatternSpace.FULL)
-    instance = small_instance(np.random.default_rng(0), library, 1, BufferMode.PRIVATE)
+    instance = small_instance(np.random.default_rng(0), library, 1)
     exhaustive(instance, library)

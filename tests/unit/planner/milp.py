@@ -19,11 +19,7 @@ def by_milp(instance: Instance, library: PatternLibrary) -> float:
     mass = instance.transfer_s @ pick
     blocks = cp.sum(cp.multiply(np.minimum(instance.use, FORBIDDEN), pick))
     constraints = [cp.sum(pick, axis=1) == 1]
-    if instance.eq1:
-        layers = instance.blocks @ pick @ library.tables.offloaded
-        constraints.append(blocks + cp.max(layers) <= instance.capacity)
-    else:
-        constraints.append(blocks <= instance.capacity)
+    constraints.append(blocks <= instance.capacity)
     cuts = no_cuts(library)
     row, mask = np.empty(patterns), np.empty(library.num_groups)
     constraints.append(theta >= float(instance.compute_s.sum()))

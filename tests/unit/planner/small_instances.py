@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from services.placement.types import BufferMode
 from services.planner.solver.instance import Instance, Weights, make_instance
 from services.planner.solver.library import PatternLibrary
 
@@ -11,7 +10,6 @@ def small_instance(
     random: np.random.Generator,
     library: PatternLibrary,
     num_requests: int,
-    buffer_mode: BufferMode,
 ) -> Instance:
     """Return a problem with few sizes, so that ties occur, and any capacity, so that some fail."""
     full = random.integers(1, 7, num_requests).astype(np.float64)
@@ -26,6 +24,4 @@ def small_instance(
     groups = library.num_groups
     compute_s = random.integers(1, 5, groups) * float(random.choice([0.5, 1.0, 3.0]))
     capacity = np.floor(random.uniform(0.05, 1.1) * groups * float((full + open_).sum()))
-    return make_instance(
-        library, weights, compute_s=compute_s, capacity=float(capacity), buffer_mode=buffer_mode
-    )
+    return make_instance(library, weights, compute_s=compute_s, capacity=float(capacity))

@@ -108,7 +108,6 @@ def test_a_promise_that_could_be_kept_alone_binds_others() -> None:
         (VictimRule.KV_AND_DEPOSIT, "b"),
         (VictimRule.LONGEST, "b"),
         (VictimRule.SHORTEST, "a"),
-        (VictimRule.SMALLEST_SET, "a"),
     ],
 )
 def test_the_victim_rule_says_who_is_paused(rule, victim) -> None:

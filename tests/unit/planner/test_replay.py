@@ -9,6 +9,7 @@ import pytest
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from lab.planning.protos import make_engine, make_plan_request, make_request
+from lab.policies.presets import full_name
 from services.planner import convert
 from services.planner.decision_log import DecisionLog, entry_of, line_of
 from services.planner.policy.orbitflow import OrbitFlow
@@ -20,6 +21,7 @@ from services.planner.solver.solver import warm_solver
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
 OPTIMISER = OrbitFlow(warm_solver)
+HEURISTIC = full_name("dynamic-heuristic")
 
 
 def decided(num_requests: int, num_looks: int, **overrides) -> tuple[pb.Snapshot, pb.Plan]:
@@ -42,7 +44,7 @@ def decided(num_requests: int, num_looks: int, **overrides) -> tuple[pb.Snapshot
         **overrides,
     )
     budget = DeadlineBudget(partial(next, itertools.count()), num_looks)
-    plan = make_plan(convert.snapshot_from_proto(request), budget, OPTIMISER)
+    plan = make_plan(convert.snapshot_from_proto(request, [HEURISTIC]), budget, OPTIMISER)
     return request.snapshot, convert.plan_to_proto(plan)
 
 
@@ -55,10 +57,10 @@ def test_plans_made_under_a_deadline_are_reproduced_from_their_nodes(tmp_path, c
             entry = decided(num_requests, num_looks, seed=num_requests)
             searched.add(entry[1].quality.num_nodes > 0)
             log.append(*entry)
-    log.append(*decided(3, 5, policy="dynamic-heuristic"))
+    log.append(*decided(3, 5, policy=HEURISTIC))
     log.close()
 
-    assert replay(path, OPTIMISER) == 0
+    assert replay(path, OPTIMISER, [HEURISTIC]) == 0
     assert capsys.readouterr().out.count("reproduced") == 16
     assert searched == {True, False}
 

@@ -22,7 +22,7 @@ from lab.planning.protos import (
 )
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import ServiceInterceptor
-from services.placement.presets import PRESETS, PlacementPolicy
+from services.placement.presets import ALL_RESIDENT
 from services.planner.convert import plan_to_proto, snapshot_from_proto
 from services.planner.decision_log import DecisionLog
 from services.planner.policy.orbitflow import OrbitFlow
@@ -32,6 +32,7 @@ from services.planner.solver.budget import NodeBudget
 from services.planner.solver.solver import warm_solver
 from services.planner.worker import Worker
 from tests.fuzz import examples
+from tests.policies import EVERY
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
@@ -44,7 +45,8 @@ async def stub() -> AsyncIterator[pb_grpc.PlannerServiceStub]:
     looks = count()
     worker = Worker(lambda: next(looks) * LOOK_S, max_budget_s=0.05)
     server = aio.server(interceptors=[ServiceInterceptor()])
-    pb_grpc.add_PlannerServiceServicer_to_server(PlannerServicer(worker, DecisionLog(None)), server)
+    servicer = PlannerServicer(worker, DecisionLog(None), EVERY)
+    pb_grpc.add_PlannerServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -72,8 +74,8 @@ async def test_vllm_is_answered_with_epoch_policy_and_every_request(stub) -> Non
     )
 
 
-@pytest.mark.parametrize("policy", PRESETS)
-async def test_every_preset_answers_within_the_pool(stub, policy) -> None:
+@pytest.mark.parametrize("policy", EVERY)
+async def test_every_policy_answers_within_the_pool(stub, policy) -> None:
     # 105 tokens: 7 blocks in each of 4 layers, 28 in all. 20 blocks are free.
     response = await stub.Plan(make_plan_request(policy=policy), timeout=600)
 
@@ -81,7 +83,7 @@ async def test_every_preset_answers_within_the_pool(stub, policy) -> None:
     assert (response.plan.policy, placement.paused) == (policy, False)
     resident = 4 - len(placement.offloaded_layers)
     needed = resident * 7 + 6 * placement.num_prefetch_buffers + len(placement.offloaded_layers)
-    assert needed <= 20 or PRESETS[policy].placement is PlacementPolicy.ALL_RESIDENT
+    assert needed <= 20 or EVERY[policy].placing is ALL_RESIDENT
     assert response.plan.quality.expires_after >= 1
     assert response.plan.quality.first_latency_s > 0
 
@@ -111,6 +113,7 @@ NAMED = [
     (make_plan_request(epoch=0), "snapshot.epoch"),
     (make_plan_request(policy=""), "snapshot.policy"),
     (make_plan_request(policy="gurobi"), "snapshot.policy"),
+    (make_plan_request(policy="simulator.cli:app"), "snapshot.policy"),  # nothing is imported
     (make_plan_request(engine=None), "snapshot.engine"),
     (make_plan_request(engine=make_engine(num_layers=0)), "snapshot.engine.num_layers"),
     (make_plan_request(engine=make_engine(num_layers=2**31 - 1)), "snapshot.engine.num_layers"),
@@ -130,16 +133,12 @@ NAMED = [
     (make_plan_request(h2d=make_link(chunk_bytes=0)), "snapshot.h2d.chunk_bytes"),
     (make_plan_request(profile=make_profile(layer_base_s=math.nan)), "profile.layer_base_s"),
     (make_plan_request(profile=make_profile(mean_tpot_s=-1.0)), "profile.mean_tpot_s"),
-    (with_parameters(placement_policy="gurobi"), "parameters.placement_policy"),
-    (with_parameters(run_policy="lifo"), "parameters.run_policy"),
-    (with_parameters(admission_policy="none"), "parameters.admission_policy"),
     (with_parameters(min_window=0), "parameters.min_window"),
     (with_parameters(max_window=2**20), "parameters.max_window"),
     (with_parameters(min_window=9, max_window=8), "parameters.max_window"),
     (with_parameters(min_pause_s=2.0, max_pause_s=1.0), "parameters.max_pause_s"),
     (with_parameters(alpha=math.inf), "parameters.alpha"),
     (with_parameters(victim_rule=77), "parameters.victim_rule"),
-    (with_parameters(buffer_mode=77), "parameters.buffer_mode"),
     (with_request(request_id=""), "requests[0].request_id"),
     (make_plan_request(requests=[make_request()] * 2), "requests[1].request_id"),
     (with_request(phase=0), "requests[0].phase"),
@@ -217,12 +216,10 @@ PROFILES = st.none() | st.builds(
 )
 PARAMETERS = st.none() | st.builds(
     pb.PolicyParameters,
-    placement_policy=st.sampled_from(["", "optimiser", "layerkv", "x"]),
     alpha=MAYBE,
     min_window=st.none() | st.integers(-1, 5),
     max_window=st.none() | st.integers(-1, 64),
     victim_rule=st.integers(-1, 6),
-    buffer_mode=st.integers(0, 3),
     even_patterns_only=st.booleans(),
 )
 
@@ -252,7 +249,7 @@ def almost_sound(draw: st.DrawFn) -> pb.Snapshot:
         for i, phase in enumerate(draw(st.lists(st.integers(1, 5), max_size=3)))
     ]
     snapshot = make_plan_request(engine=engine, requests=requests, num_free_blocks=1).snapshot
-    snapshot.policy = draw(st.sampled_from(sorted(PRESETS)))
+    snapshot.policy = draw(st.sampled_from(sorted(EVERY)))
     snapshot.num_free_blocks = draw(st.sampled_from([0, 1, 60, 100, 2**40]))
     snapshot.num_write_through_blocks = draw(st.sampled_from([0, 1, 2**40]))
     spoilt = draw(st.sampled_from(["h2d", "d2h", "profile", "parameters", "engine", "none"]))
@@ -278,7 +275,7 @@ def optimiser() -> OrbitFlow:
 def answer(request: pb.PlanRequest) -> pb.Plan | None:
     """Return the plan, None where the request was refused as invalid; anything else raises."""
     try:
-        snapshot = snapshot_from_proto(request)
+        snapshot = snapshot_from_proto(request, EVERY)
     except InvalidRequestError as error:
         if not error.field:
             raise
@@ -303,13 +300,8 @@ def assert_within_pool(snapshot: pb.Snapshot, plan: pb.Plan) -> None:
         resident = layers - len(placement.offloaded_layers)
         needed += full * (resident + placement.num_prefetch_buffers)
     held = sum(sum(request.num_blocks) for request in snapshot.requests)
-    eq1 = snapshot.parameters.buffer_mode == pb.BUFFER_MODE_EQ1
-    preset = PRESETS[snapshot.policy].placement
-    named = snapshot.parameters.placement_policy
-    placement_policy = PlacementPolicy(named) if named else preset
-    optimised = eq1 and placement_policy is PlacementPolicy.OPTIMISER
-    unlimited = placement_policy is PlacementPolicy.ALL_RESIDENT
-    assert optimised or unlimited or needed <= snapshot.num_free_blocks + held
+    unlimited = EVERY[snapshot.policy].placing is ALL_RESIDENT
+    assert unlimited or needed <= snapshot.num_free_blocks + held
 
 
 @given(snapshot=almost_sound())

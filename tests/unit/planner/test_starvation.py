@@ -16,7 +16,6 @@ from services.placement.types import (
     RequestPhase,
     RequestState,
     Snapshot,
-    VictimRule,
 )
 from services.planner.policy.policies import make_plan
 from services.planner.solver.budget import NodeBudget
@@ -45,7 +44,6 @@ class Clockwork:
     """An engine that obeys each plan and asks again every quarter of a second."""
 
     num_blocks: int
-    rule: VictimRule = VictimRule.KV_AND_DEPOSIT
     now_s: float = 0.0
     last_completion_s: float | None = None
     requests: dict[str, RequestState] = dataclasses.field(default_factory=dict)
@@ -73,7 +71,6 @@ class Clockwork:
         return make_snapshot(
             *self.requests.values(),
             epoch=epoch,
-            victim_rule=self.rule,
             num_free_blocks=self.num_blocks,
             last_completion_age_s=ago,
             alpha=0.0,
@@ -183,21 +180,17 @@ NUM_TICKS = 64
 
 
 @pytest.mark.parametrize("spare", [0, 500, 2_000, 4_000])
-@pytest.mark.parametrize("rule", [VictimRule.KV_AND_DEPOSIT, VictimRule.SMALLEST_SET])
 @given(arrivals=arrivals_of(NUM_TICKS))
 @settings(max_examples=examples(2))
-def test_nobody_starves_and_nobody_flaps(
-    arrivals: list[Arrival], spare: int, rule: VictimRule
-) -> None:
-    engine = Clockwork(pool_for(arrivals, NUM_TICKS, spare), rule)
+def test_nobody_starves_and_nobody_flaps(arrivals: list[Arrival], spare: int) -> None:
+    engine = Clockwork(pool_for(arrivals, NUM_TICKS, spare))
 
     run(engine, arrivals, NUM_TICKS)
 
     check_pauses(engine)
 
 
-@pytest.mark.parametrize("rule", [VictimRule.KV_AND_DEPOSIT, VictimRule.SMALLEST_SET])
-def test_a_long_crowded_run_pauses_and_still_completes_everybody(rule: VictimRule) -> None:
+def test_a_long_crowded_run_pauses_and_still_completes_everybody() -> None:
     # Too many for their SLO most of the time: without pauses nobody would keep 20 ms.
     random = np.random.default_rng(23)
     arrivals = [
@@ -209,7 +202,7 @@ def test_a_long_crowded_run_pauses_and_still_completes_everybody(rule: VictimRul
         )
         for i in range(10)
     ]
-    engine = Clockwork(pool_for(arrivals[:4], 60, 0), rule)
+    engine = Clockwork(pool_for(arrivals[:4], 60, 0))
 
     run(engine, arrivals, 250)
 

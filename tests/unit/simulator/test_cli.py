@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from simulator.cli import app
 
+HEURISTIC = "lab.policies.presets:DYNAMIC_HEURISTIC"
 SMALL = ["--model", "llama-3-8b", "--device", "a5000", "--pool-tokens", "1024"]
 
 
@@ -17,15 +18,15 @@ def call(*arguments: str):
 def test_simulate_writes_a_line_per_policy_and_all_figures(tmp_path) -> None:
     path = tmp_path / "out" / "report.json"
     result = call(
-        "simulate", *SMALL, "--policy", "vllm", "--policy", "dynamic-heuristic",
+        "simulate", *SMALL, "--policy", "vllm", "--policy", HEURISTIC,
         "--lengths", "alpaca", "--rate", "1", "--num-requests", "8", "--jobs", "1",
         "--json", str(path),
     )  # fmt: skip
     report = json.loads(path.read_text())
 
     assert result.exit_code == 0, result.output
-    assert "dynamic-heuristic" in result.output
-    assert [cell["policy"] for cell in report["cells"]] == ["vllm", "dynamic-heuristic"]
+    assert "DYNAMIC_HEURISTIC" in result.output
+    assert [cell["policy"] for cell in report["cells"]] == ["vllm", "DYNAMIC_HEURISTIC"]
     assert all(0.0 <= cell["tbt"] <= cell["tbt_deposit"] <= 1.0 for cell in report["cells"])
     assert report["deployment"]["device"]["source"]
     assert report["definitions"]["tbt"]
@@ -75,10 +76,18 @@ def test_a_model_that_does_not_fit_is_refused_with_a_reason() -> None:
     assert "no room for KV" in result.output.replace("\n", " ")
 
 
+def test_a_policy_that_cannot_be_loaded_is_refused_in_a_sentence() -> None:
+    for command in (["simulate"], ["size", "--context", "400"]):
+        result = call(*command, *SMALL, "--policy", "nowhere:X")
+
+        assert result.exit_code == 2
+        assert "policy 'nowhere:X' cannot be loaded" in " ".join(result.output.split())
+
+
 def test_a_sweep_is_one_page_that_loads_nothing(tmp_path) -> None:
     path = tmp_path / "report.html"
     result = call(
-        "simulate", *SMALL, "--policy", "vllm", "--policy", "dynamic-heuristic",
+        "simulate", *SMALL, "--policy", "vllm", "--policy", HEURISTIC,
         "--lengths", "alpaca", "--rate", "1", "--rate", "2", "--slo-scale", "1",
         "--slo-scale", "2.5", "--num-requests", "4", "--html", str(path), "--jobs", "1",
     )  # fmt: skip

@@ -11,6 +11,7 @@ from services.planner.convert import snapshot_from_proto
 from services.planner.decision_log import line_of
 from simulator.cli import app
 from simulator.device.costs import StepLoad
+from simulator.hcache import PRESET
 from simulator.measured import read_decision_log
 
 PROFILE = pb.Profile(
@@ -101,11 +102,11 @@ def test_simulate_needs_an_engine() -> None:
     assert "--measured" in result.output
 
 
-def test_simulate_refuses_what_nobody_has_measured_of_an_engine(tmp_path) -> None:
+def test_simulate_refuses_what_is_not_measured_of_an_engine(tmp_path) -> None:
     path, _ = written(tmp_path, engine=make_engine(num_layers=4, num_blocks=4_000))
     result = CliRunner().invoke(
-        app, ["simulate", "--measured", str(path), "--policy", "vllm", "--policy", "hcache"]
+        app, ["simulate", "--measured", str(path), "--policy", "vllm", "--policy", PRESET]
     )
 
     assert result.exit_code == 2, result.output
-    assert "hcache needs a model and a device" in " ".join(result.output.split())
+    assert "HCACHE needs a model and a device" in " ".join(result.output.split())

@@ -21,8 +21,7 @@ class Load(NamedTuple):
 
     mass: Floats  # [K] seconds
     users: Ints  # [K] requests per pattern; mass is exactly 0 where this is 0
-    layer_blocks: Floats  # [L] offloaded blocks by layer, for Eq. 1
-    sums: Floats  # [2] pool blocks without Eq. 1's buffer, penalty in seconds
+    sums: Floats  # [2] pool blocks, penalty in seconds
     work: Floats  # [L + 1] scratch
     active: Ints  # [K] scratch
 
@@ -39,7 +38,6 @@ def new_load(num_patterns: int, num_layers: int) -> Load:
     return Load(
         np.zeros(num_patterns),
         np.zeros(num_patterns, np.int64),
-        np.zeros(num_layers),
         np.zeros(2),
         np.zeros(num_layers + 1),
         np.zeros(num_patterns, np.int64),
@@ -48,28 +46,22 @@ def new_load(num_patterns: int, num_layers: int) -> Load:
 
 @compiled
 def add(load: Load, board: Board, request: int, pattern: int) -> None:
-    instance, tables = board
+    instance = board.instance
     load.mass[pattern] += instance.transfer_s[request]
     load.users[pattern] += 1
     load.sums[0] += instance.use[request, pattern]
     load.sums[1] += instance.penalty_s[request, pattern]
-    if instance.eq1:
-        for layer in range(load.layer_blocks.shape[0]):
-            load.layer_blocks[layer] += instance.blocks[request] * tables.offloaded[pattern, layer]
 
 
 @compiled
 def remove(load: Load, board: Board, request: int, pattern: int) -> None:
-    instance, tables = board
+    instance = board.instance
     load.mass[pattern] -= instance.transfer_s[request]
     load.users[pattern] -= 1
     if load.users[pattern] == 0:
         load.mass[pattern] = 0.0
     load.sums[0] -= instance.use[request, pattern]
     load.sums[1] -= instance.penalty_s[request, pattern]
-    if instance.eq1:
-        for layer in range(load.layer_blocks.shape[0]):
-            load.layer_blocks[layer] -= instance.blocks[request] * tables.offloaded[pattern, layer]
 
 
 @compiled
@@ -79,15 +71,8 @@ def add_all(load: Load, board: Board, requests: Ints, choice: Ints) -> None:
 
 
 @compiled
-def used_blocks(load: Load, board: Board) -> float:
-    if board.instance.eq1:
-        return load.sums[0] + load.layer_blocks.max()
-    return load.sums[0]
-
-
-@compiled
 def fits(load: Load, board: Board) -> bool:
-    return used_blocks(load, board) <= board.instance.capacity * ROOM
+    return load.sums[0] <= board.instance.capacity * ROOM
 
 
 @compiled

@@ -4,15 +4,7 @@ import numpy as np
 
 from services.planner.solver.instance import FORBIDDEN, Instance
 from services.planner.solver.jit import compiled
-from services.planner.solver.kernels.load import (
-    Board,
-    Load,
-    add,
-    fits,
-    load_of,
-    remove,
-    used_blocks,
-)
+from services.planner.solver.kernels.load import Board, add, fits, load_of, remove
 from services.planner.solver.kernels.step import step_s
 from services.planner.solver.library import Floats, Ints
 
@@ -51,14 +43,14 @@ def repair(choice: Ints, board: Board, columns: Ints, prices: Floats) -> bool:
 
     Returns False, with `choice` spoilt, where no move frees anything.
     """
-    load = load_of(choice, board)
+    load, use = load_of(choice, board), board.instance.use
     while not fits(load, board):
-        over = used_blocks(load, board) - board.instance.capacity
+        over = load.sums[0] - board.instance.capacity
         best, best_request, best_pattern = np.inf, -1, -1
         for request in range(choice.shape[0]):
             old = choice[request]
             for pattern in columns:
-                freed = _freed(load, board, request, pattern, old)
+                freed = use[request, old] - use[request, pattern]
                 if freed > 0.0:
                     price = max(prices[request, pattern] - prices[request, old], 0.0)
                     score = (price + 1e-12) / min(freed, over)
@@ -70,16 +62,3 @@ def repair(choice: Ints, board: Board, columns: Ints, prices: Floats) -> bool:
         add(load, board, best_request, best_pattern)
         choice[best_request] = best_pattern
     return True
-
-
-@compiled
-def _freed(load: Load, board: Board, request: int, pattern: int, old: int) -> float:
-    instance, tables = board
-    freed = instance.use[request, old] - instance.use[request, pattern]
-    if instance.eq1 and freed > 0.0:
-        peak = 0.0
-        for layer in range(load.layer_blocks.shape[0]):
-            moved = tables.offloaded[pattern, layer] - tables.offloaded[old, layer]
-            peak = max(peak, load.layer_blocks[layer] + instance.blocks[request] * moved)
-        freed -= peak - load.layer_blocks.max()
-    return freed

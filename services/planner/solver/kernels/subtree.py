@@ -12,7 +12,6 @@ from services.planner.solver.kernels.load import (
     Load,
     add,
     remove,
-    used_blocks,
 )
 from services.planner.solver.kernels.step import step_s
 from services.planner.solver.library import Floats, Ints
@@ -94,7 +93,7 @@ def _decide_last(frame: SearchFrame, board: Board, request: int) -> int:
         if dominated:
             continue
         add(frame.load, board, request, pattern)
-        if used_blocks(frame.load, board) <= room:
+        if frame.load.sums[0] <= room:
             tried[num_tried] = pattern
             num_tried += 1
             reached = step_s(frame.load, board) + frame.load.sums[1]
@@ -122,4 +121,4 @@ def _descend(frame: SearchFrame, board: Board, request: int, pattern: int) -> bo
         return False
     add(frame.load, board, request, pattern)
     frame.trial[request] = pattern
-    return used_blocks(frame.load, board) <= room
+    return frame.load.sums[0] <= room

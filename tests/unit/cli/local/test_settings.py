@@ -31,6 +31,13 @@ def test_a_planner_runs_where_it_is_asked(layerwise: str, policy: str, asks: boo
     assert settings.asks_planner is asks
 
 
+def test_the_planner_may_load_the_policies_that_the_executor_is_given_and_no_other() -> None:
+    named = {"EVENFLOW_EXECUTOR_POLICY": "my.rules:OURS", "EVENFLOW_EXECUTOR_SHADOW_POLICY": "vllm"}
+
+    assert read(**named).environment()["EVENFLOW_PLANNER_POLICIES"] == '["my.rules:OURS"]'
+    assert read().environment()["EVENFLOW_PLANNER_POLICIES"] == "[]"
+
+
 def test_a_model_is_served_under_its_last_name_or_the_one_it_is_given() -> None:
     assert read().model_id == "Some-Model"
     assert read(EVENFLOW_EXECUTOR_SERVED_MODEL_NAME="other").model_id == "other"

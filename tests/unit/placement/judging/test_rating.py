@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from lab.planning.snapshots import make_request, make_snapshot
+from lab.policies.dynamic_heuristic import dynamic_heuristic
 from services.placement.judging.rating import rated
-from services.placement.policies import POLICIES
-from services.placement.presets import REPLAN, PlacementPolicy, Replan
 from services.placement.step_time.batch import (
     capacity_blocks,
     demand_of,
@@ -16,13 +15,12 @@ from services.placement.step_time.batch import (
     pool_need,
     predicted_step_s,
 )
-from services.placement.types import Plan, PlanStatus, Quality, RequestPhase, Snapshot
+from services.placement.types import Plan, PlanStatus, Quality, Replan, RequestPhase, Snapshot
+from tests.policies import RULES
 
-WITHOUT_SOLVER = [policy for policy in PlacementPolicy if policy in POLICIES]
 
-
-def rated_plan(snapshot: Snapshot, policy: PlacementPolicy) -> tuple[Plan, Quality]:
-    plan = rated(POLICIES[policy](snapshot), snapshot, policy)
+def rated_plan(snapshot: Snapshot, policy: str) -> tuple[Plan, Quality]:
+    plan = rated(RULES[policy].rule(snapshot), snapshot, RULES[policy].replan)
     assert plan.quality is not None
     return plan, plan.quality
 
@@ -39,8 +37,8 @@ def needed_blocks(snapshot: Snapshot, plan: Plan, growth: int) -> int:
     )
 
 
-@pytest.mark.parametrize("policy", WITHOUT_SOLVER)
-def test_every_policy_predicts_its_step_by_the_latency_model(policy: PlacementPolicy) -> None:
+@pytest.mark.parametrize("policy", RULES)
+def test_every_policy_predicts_its_step_by_the_latency_model(policy: str) -> None:
     snapshot = make_snapshot(
         make_request("a", 8_000), make_request("b", 3_001), num_free_blocks=5_000, max_window=24
     )
@@ -55,12 +53,12 @@ def test_every_policy_predicts_its_step_by_the_latency_model(policy: PlacementPo
     assert quality.first_latency_s == predicted_step_s(snapshot, placed)
     assert quality.latency_s == predicted_step_s(snapshot, placed, growth=quality.window - 1)
     assert 0.0 < quality.lower_bound_s <= quality.objective_s
-    assert quality.window == 1 or REPLAN[policy] is not Replan.EVERY_STEP
+    assert quality.window == 1 or RULES[policy].replan is not Replan.EVERY_STEP
 
 
-@pytest.mark.parametrize("policy", [p for p in WITHOUT_SOLVER if p.value != "all-resident"])
+@pytest.mark.parametrize("policy", [p for p in RULES if p != "all_resident"])
 @pytest.mark.parametrize("spare", [0, 8, 40, 400])
-def test_a_plan_expires_before_the_pool_is_exceeded(policy: PlacementPolicy, spare: int) -> None:
+def test_a_plan_expires_before_the_pool_is_exceeded(policy: str, spare: int) -> None:
     snapshot = make_snapshot(
         make_request("a", 8_003), make_request("b", 3_001), num_free_blocks=4_000 + spare
     )
@@ -75,7 +73,7 @@ def test_a_batch_that_fills_its_last_block_expires_then() -> None:
     # 1603 tokens are 100 full blocks and an open one in 8 layers: 808 blocks hold 13 more tokens.
     snapshot = make_snapshot(make_request("a", 1_603), num_free_blocks=808)
 
-    _, quality = rated_plan(snapshot, PlacementPolicy.FLEXGEN_PLUS)
+    _, quality = rated_plan(snapshot, "flexgen_plus")
 
     assert (quality.window, quality.expires_after) == (13, 13)
 
@@ -83,7 +81,7 @@ def test_a_batch_that_fills_its_last_block_expires_then() -> None:
 def test_stock_vllm_never_expires_and_its_bound_is_its_step() -> None:
     snapshot = make_snapshot(make_request("a", 9_000), num_free_blocks=0, max_window=32)
 
-    _, quality = rated_plan(snapshot, PlacementPolicy.ALL_RESIDENT)
+    _, quality = rated_plan(snapshot, "all_resident")
 
     assert (quality.window, quality.expires_after) == (32, 32)
     assert quality.lower_bound_s == pytest.approx(quality.latency_s)
@@ -93,11 +91,7 @@ def test_stock_vllm_never_expires_and_its_bound_is_its_step() -> None:
 def test_without_a_profile_or_a_link_nothing_is_predicted(missing: str) -> None:
     snapshot = dataclasses.replace(make_snapshot(make_request("a")), **{missing: None})
 
-    plan = rated(
-        POLICIES[PlacementPolicy.DYNAMIC_HEURISTIC](snapshot),
-        snapshot,
-        PlacementPolicy.DYNAMIC_HEURISTIC,
-    )
+    plan = rated(dynamic_heuristic(snapshot), snapshot, Replan.EVERY_STEP)
 
     assert plan.quality is None
 
@@ -105,15 +99,15 @@ def test_without_a_profile_or_a_link_nothing_is_predicted(missing: str) -> None:
 def test_the_quality_says_that_some_are_paused() -> None:
     snapshot = make_snapshot(make_request("a"), make_request("huge", 64_000), num_free_blocks=900)
 
-    plan, quality = rated_plan(snapshot, PlacementPolicy.DYNAMIC_HEURISTIC)
+    plan, quality = rated_plan(snapshot, "dynamic_heuristic")
 
     assert [placement.paused for placement in plan.placements] == [False, True]
     assert quality.serve_all is PlanStatus.INFEASIBLE
 
 
-@pytest.mark.parametrize("policy", WITHOUT_SOLVER)
+@pytest.mark.parametrize("policy", RULES)
 def test_who_is_on_hold_stays_paused_where_it_is_and_lends_its_blocks(
-    policy: PlacementPolicy,
+    policy: str,
 ) -> None:
     held = make_request(
         "held",
@@ -133,7 +127,3 @@ def test_who_is_on_hold_stays_paused_where_it_is_and_lends_its_blocks(
     assert plan.placements[0].offloaded_layers == (3, 7)
     assert not plan.placements[1].paused
     assert capacity_blocks(snapshot) == 2_000
-
-
-def test_every_placement_policy_says_when_to_plan_again() -> None:
-    assert set(REPLAN) == set(PlacementPolicy)

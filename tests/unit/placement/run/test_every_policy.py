@@ -3,18 +3,13 @@
 import pytest
 from hypothesis import given, settings
 
-from services.control.run_policies import POLICIES
-from services.placement.admit.layerkv import with_slo_aware_admission
 from services.placement.run.papers import fcfs
 from services.placement.run.types import RunSnapshot
 from tests.fuzz import examples
+from tests.policies import DECIDING
 from tests.unit.placement.run.snapshots import ask, make_snapshot, snapshots
 
-EVERY = {
-    **{policy.value: decide for policy, decide in POLICIES.items()},
-    "streams": fcfs.streams,
-    "slo-aware": with_slo_aware_admission(fcfs.streams),
-}
+EVERY = {**DECIDING, "streams": fcfs.streams}
 pytestmark = pytest.mark.parametrize("decide", EVERY.values(), ids=EVERY.keys())
 
 

@@ -60,7 +60,6 @@ REQUESTS = [
         (VictimRule.KV_AND_DEPOSIT, ["rich", "large", "small"]),  # 3010, 3000, 1000
         (VictimRule.LONGEST, ["large", "rich", "small"]),
         (VictimRule.SHORTEST, ["small", "rich", "large"]),
-        (VictimRule.SMALLEST_SET, ["small", "rich", "large"]),
     ],
 )
 def test_victims_are_ranked_by_the_rule(rule, expected) -> None:

@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 import pytest
 
-from services.placement.run import evenflow, joint
+from lab.policies import joint
+from services.placement.run import evenflow
 from services.placement.run.types import RunDecision, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     SLOW,

@@ -15,7 +15,6 @@ from services.placement.step_time.batch import (
 )
 from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import (
-    BufferMode,
     Link,
     Placement,
     PlanStatus,
@@ -153,7 +152,7 @@ def test_the_plan_in_force_is_never_left_for_a_worse_one() -> None:
         make_request("b", 4_000, offloaded_layers=(7,), num_prefetch_buffers=1),
         num_free_blocks=6_500,  # the plan in force takes 4000 + 2000, growth a little more
     )
-    library = warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE).library
+    library = warm_solver(8, PatternSpace.FULL).library
     batch = Batch(snapshot, snapshot.requests, library)
     plan = plan_of(snapshot, nodes=0)
     assert plan.quality is not None
@@ -171,7 +170,7 @@ def test_a_plan_in_force_that_no_library_pattern_matches_is_kept_while_it_is_the
     # one of them back over a link that needs 0.66 s for it, or offloads more.
     odd = make_request("a", 8_000, offloaded_layers=(2, 3), num_prefetch_buffers=2)
     slow = Link(bytes_per_s=5e7)
-    library = warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE).library
+    library = warm_solver(8, PatternSpace.FULL).library
     snapshot = make_snapshot(odd, h2d=slow, min_window=1, max_window=1)
     assert placed_pattern(odd, snapshot.engine) not in library.index
 
@@ -220,7 +219,7 @@ def test_course_and_load_equal_the_shared_formulas() -> None:
         ),
         h2d=Link(bytes_per_s=3e9, copy_overhead_s=1e-5, chunk_bytes=1 << 20),
     )
-    library = warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE).library
+    library = warm_solver(8, PatternSpace.FULL).library
     batch = Batch(snapshot, snapshot.requests, library)
     random = np.random.default_rng(3)
     for _ in range(20):
@@ -308,7 +307,7 @@ def test_a_step_that_a_prompt_makes_long_is_not_the_fault_of_a_placement() -> No
 def test_the_problem_counts_staging_until_layers_are_back() -> None:
     request = make_request("a", 1_003, offloaded_layers=(3, 7), num_prefetch_buffers=2)
     snapshot = make_snapshot(request)
-    library = warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE).library
+    library = warm_solver(8, PatternSpace.FULL).library
     instance = Batch(snapshot, [request], library).instance(window=1, read_after=0, switching=True)
     demand = demand_of(request, snapshot.engine, growth=1)
     present = placed_pattern(request, snapshot.engine)
@@ -336,7 +335,7 @@ SIZES = st.integers(20, 9_000)
 @st.composite
 def crowded(draw: st.DrawFn) -> Snapshot:
     """Return a snapshot of any sizes, any pool, any plan in force, any mirror, any window."""
-    library = warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE).library
+    library = warm_solver(8, PatternSpace.FULL).library
     requests = []
     for i, size in enumerate(draw(st.lists(SIZES, min_size=1, max_size=5))):
         pattern = library.patterns[draw(st.integers(0, library.num_patterns - 1))]

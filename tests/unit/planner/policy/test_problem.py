@@ -9,7 +9,7 @@ from lab.planning.exhaustive import exhaustive
 from lab.planning.snapshots import make_engine, make_request, make_snapshot
 from services.placement.step_time.batch import placed_pattern
 from services.placement.step_time.patterns import Pattern, PatternSpace
-from services.placement.types import BufferMode, PlanStatus
+from services.placement.types import PlanStatus
 from services.planner.policy.batch import Batch
 from services.planner.policy.problem import MAX_EXTRA_PATTERNS, library_for
 from services.planner.solver.budget import NodeBudget
@@ -60,7 +60,7 @@ def test_a_half_mirrored_request_takes_the_best_of_its_own_patterns() -> None:
 
 def test_the_bound_holds_over_patterns_that_the_relaxation_does_not_know() -> None:
     random = np.random.default_rng(17)
-    solver = warm_solver(8, PatternSpace.FULL, BufferMode.PRIVATE)
+    solver = warm_solver(8, PatternSpace.FULL)
     num_better = 0
     for _ in range(60):
         groups = tuple(np.flatnonzero(random.random(8) < 0.6).tolist()) or (7,)

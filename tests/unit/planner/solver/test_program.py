@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from services.placement.step_time.patterns import PatternSpace
-from services.placement.types import BufferMode
 from services.planner.solver.compiled_data import compiled_data
 from services.planner.solver.fast_path import FastPath
 from services.planner.solver.kernels.longest_path import critical_path
@@ -20,7 +19,6 @@ from services.planner.solver.relaxation import Relaxation, distinct, joined, no_
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
-MODES = pytest.mark.parametrize("mode", BufferMode)
 LIBRARY = pattern_library(9, PatternSpace.FULL)
 
 
@@ -41,18 +39,16 @@ def random_paths(random: np.random.Generator, count: int) -> Cuts:
     return found
 
 
-@MODES
-def test_the_program_is_disciplined_parametrised(mode) -> None:
-    program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY), mode)
+def test_the_program_is_disciplined_parametrised() -> None:
+    program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY))
 
     assert program.problem.is_dcp(dpp=True)
 
 
-@MODES
-def test_the_compiled_map_gives_what_cvxpy_gives(mode) -> None:
+def test_the_compiled_map_gives_what_cvxpy_gives() -> None:
     random = np.random.default_rng(11)
     pool = distinct(joined(no_stall_cut(LIBRARY), random_paths(random, 6)))
-    program = PlacementProgram(LIBRARY, pool, mode)
+    program = PlacementProgram(LIBRARY, pool)
     program.set(random_shares(random), no_cuts(LIBRARY))
     found = compiled_data(program.compiled(), num_tail_rows=NUM_SLOTS)
     for count in (0, 1, 5, NUM_SLOTS):
@@ -66,7 +62,7 @@ def test_the_compiled_map_gives_what_cvxpy_gives(mode) -> None:
 
 
 def test_a_map_that_does_not_give_its_own_data_is_refused() -> None:
-    program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY), BufferMode.PRIVATE)
+    program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY))
     program.set(random_shares(np.random.default_rng(1)), no_cuts(LIBRARY))
     data = program.compiled()
 
@@ -74,11 +70,10 @@ def test_a_map_that_does_not_give_its_own_data_is_refused() -> None:
         compiled_data(data | {"b": data["b"] + 1.0}, num_tail_rows=NUM_SLOTS)
 
 
-@MODES
-def test_the_fast_path_equals_cvxpy(mode) -> None:
+def test_the_fast_path_equals_cvxpy() -> None:
     random = np.random.default_rng(3)
     pool = distinct(joined(no_stall_cut(LIBRARY), random_paths(random, 6)))
-    program = PlacementProgram(LIBRARY, pool, mode)
+    program = PlacementProgram(LIBRARY, pool)
     fast = FastPath(program)
     for trial in range(40):
         shares, extra = random_shares(random), random_paths(random, trial % (NUM_SLOTS + 1))
@@ -91,15 +86,14 @@ def test_the_fast_path_equals_cvxpy(mode) -> None:
         assert quick.cut_prices.sum() == pytest.approx(1.0, abs=1e-6)
 
 
-@MODES
-def test_an_answer_does_not_depend_on_what_was_solved_before(mode) -> None:
+def test_an_answer_does_not_depend_on_what_was_solved_before() -> None:
     random = np.random.default_rng(5)
     pool = distinct(joined(no_stall_cut(LIBRARY), random_paths(random, 6)))
     problems = [(random_shares(random), random_paths(random, n)) for n in (0, 3, 1, 0, 8)]
-    used = FastPath(PlacementProgram(LIBRARY, pool, mode))
+    used = FastPath(PlacementProgram(LIBRARY, pool))
     first = [used.solve(*problem) for problem in problems]
     for problem, before in zip(reversed(problems), reversed(first), strict=True):
-        fresh = FastPath(PlacementProgram(LIBRARY, pool, mode)).solve(*problem)
+        fresh = FastPath(PlacementProgram(LIBRARY, pool)).solve(*problem)
         again = used.solve(*problem)
         for other in (fresh, again):
             assert np.array_equal(other.shares, before.shares)
@@ -107,9 +101,8 @@ def test_an_answer_does_not_depend_on_what_was_solved_before(mode) -> None:
             assert other.capacity_price == before.capacity_price
 
 
-@MODES
-def test_the_pool_is_the_same_each_time_and_its_cuts_are_paths(mode) -> None:
-    one, other = Relaxation(LIBRARY, mode).pool, Relaxation(LIBRARY, mode).pool
+def test_the_pool_is_the_same_each_time_and_its_cuts_are_paths() -> None:
+    one, other = Relaxation(LIBRARY).pool, Relaxation(LIBRARY).pool
 
     assert np.array_equal(one.rows, other.rows)
     assert np.array_equal(one.masks, other.masks)
@@ -125,7 +118,7 @@ def test_the_pool_is_the_same_each_time_and_its_cuts_are_paths(mode) -> None:
 
 def test_a_program_does_not_age() -> None:
     """HiGHS counts the time of all its runs together against a time limit."""
-    program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY), BufferMode.EQ1)
+    program = PlacementProgram(LIBRARY, no_stall_cut(LIBRARY))
     highs = FastPath(program)._highs
 
     _, limit_s = highs.getOptionValue("time_limit")

@@ -7,7 +7,7 @@ from lab.planning.exhaustive import exhaustive
 from lab.planning.instances import HARDWARE, realistic_instance
 from services.placement.step_time.latency import Fetch, step_timing
 from services.placement.step_time.patterns import PatternSpace
-from services.placement.types import BufferMode, PlanStatus
+from services.placement.types import PlanStatus
 from services.planner.solver.budget import NodeBudget
 from services.planner.solver.instance import FORBIDDEN, Weights, make_instance, pool_blocks
 from services.planner.solver.kernels.load import Board, load_of
@@ -22,24 +22,20 @@ from tests.unit.planner.small_instances import small_instance
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
 
-MODES = pytest.mark.parametrize("mode", BufferMode)
 UNLIMITED = 10**9
 TINY = pattern_library(5, PatternSpace.FULL)
 EVEN_9 = pattern_library(9, PatternSpace.EVEN)
-SOLVERS = {
-    (library, mode): Solver(library, mode) for library in (TINY, EVEN_9) for mode in BufferMode
-}
+SOLVERS = {library: Solver(library) for library in (TINY, EVEN_9)}
 
 
-@MODES
 @pytest.mark.parametrize("library", [TINY, EVEN_9], ids=["full", "even"])
 @pytest.mark.parametrize("seed", [11, 12, 13])
-def test_branch_and_bound_equals_enumeration(seed, library, mode) -> None:
-    solver, random = SOLVERS[library, mode], np.random.default_rng(seed)
+def test_branch_and_bound_equals_enumeration(seed, library) -> None:
+    solver, random = SOLVERS[library], np.random.default_rng(seed)
     statuses = set()
     for trial in range(120):
         num_requests = 1 + trial % (3 if trial % 5 == 0 else 2)
-        instance = small_instance(random, library, num_requests, mode)
+        instance = small_instance(random, library, num_requests)
         best = exhaustive(instance, library)
         found = solver.solve(instance, NodeBudget(UNLIMITED), starts=[])
         bound = solver.bound(instance).lower_bound_s
@@ -55,11 +51,10 @@ def test_branch_and_bound_equals_enumeration(seed, library, mode) -> None:
     assert statuses == {PlanStatus.OPTIMAL, PlanStatus.INFEASIBLE}
 
 
-@MODES
-def test_the_mixed_integer_program_agrees(mode) -> None:
-    solver, random = SOLVERS[EVEN_9, mode], np.random.default_rng(13)
+def test_the_mixed_integer_program_agrees() -> None:
+    solver, random = SOLVERS[EVEN_9], np.random.default_rng(13)
     for trial in range(12):
-        instance = small_instance(random, EVEN_9, 1 + trial % 4, mode)
+        instance = small_instance(random, EVEN_9, 1 + trial % 4)
         found = solver.solve(instance, NodeBudget(UNLIMITED), starts=[])
 
         assert found.objective_s == pytest.approx(by_milp(instance, EVEN_9), rel=1e-6)
@@ -70,7 +65,7 @@ def test_kernels_equal_the_reference_model() -> None:
     library = pattern_library(12, PatternSpace.FULL)
     row, mask = np.empty(library.num_patterns), np.empty(library.num_groups)
     for _ in range(100):
-        instance = small_instance(random, library, 3, BufferMode.PRIVATE)
+        instance = small_instance(random, library, 3)
         board = Board(instance, library.tables)
         choice = random.integers(0, library.num_patterns, 3)
         fetches = [
@@ -87,13 +82,12 @@ def test_kernels_equal_the_reference_model() -> None:
         assert row @ load.mass + mask @ instance.compute_s == pytest.approx(expected)
 
 
-@MODES
-def test_a_point_over_capacity_is_never_taken_over(mode) -> None:
+def test_a_point_over_capacity_is_never_taken_over() -> None:
     random = np.random.default_rng(19)
-    instance = small_instance(random, TINY, 3, mode)
-    bound = SOLVERS[TINY, mode].bound(instance)
+    instance = small_instance(random, TINY, 3)
+    bound = SOLVERS[TINY].bound(instance)
     resident = np.zeros(3, dtype=np.int64)
-    used = pool_blocks(instance, TINY.tables.offloaded, resident)
+    used = pool_blocks(instance, resident)
     for capacity, taken in ((used, True), (used - 1, False)):
         tight = instance._replace(capacity=float(capacity))
         incumbent = Incumbent(Problem(instance=tight, library=TINY, bound=bound))
@@ -104,9 +98,9 @@ def test_a_point_over_capacity_is_never_taken_over(mode) -> None:
 
 def test_a_forbidden_pattern_is_never_chosen() -> None:
     random = np.random.default_rng(23)
-    solver = SOLVERS[TINY, BufferMode.PRIVATE]
+    solver = SOLVERS[TINY]
     for _ in range(60):
-        instance = small_instance(random, TINY, 2, BufferMode.PRIVATE)
+        instance = small_instance(random, TINY, 2)
         allowed = random.random(instance.use.shape) < 0.4
         instance.use[~allowed] = FORBIDDEN
         found = solver.solve(instance, NodeBudget(UNLIMITED), starts=[])
@@ -120,7 +114,7 @@ def test_a_forbidden_pattern_is_never_chosen() -> None:
 @pytest.mark.parametrize("num_requests", [1, 4, 12])
 def test_no_answer_is_worse_than_even_spacing_or_a_start(num_requests) -> None:
     library = pattern_library(32, PatternSpace.FULL)
-    solver, random = Solver(library, BufferMode.PRIVATE), np.random.default_rng(29)
+    solver, random = Solver(library), np.random.default_rng(29)
     for _ in range(15):
         instance = realistic_instance(random, library, HARDWARE["8b-a5000"], num_requests)
         board = Board(instance, library.tables)
@@ -129,7 +123,7 @@ def test_no_answer_is_worse_than_even_spacing_or_a_start(num_requests) -> None:
         fitting = [
             objective_s(rival, board)
             for rival in rivals
-            if pool_blocks(instance, library.tables.offloaded, rival) <= instance.capacity
+            if pool_blocks(instance, rival) <= instance.capacity
         ]
         found = solver.solve(instance, NodeBudget(0), starts=[start])
 
@@ -139,7 +133,7 @@ def test_no_answer_is_worse_than_even_spacing_or_a_start(num_requests) -> None:
 
 def test_more_search_never_hurts_and_a_node_budget_repeats_exactly() -> None:
     library = pattern_library(32, PatternSpace.FULL)
-    solver, random = Solver(library, BufferMode.PRIVATE), np.random.default_rng(31)
+    solver, random = Solver(library), np.random.default_rng(31)
     for num_requests in (3, 10):
         instance = realistic_instance(random, library, HARDWARE["8b-a5000"], num_requests)
         values = []
@@ -162,34 +156,6 @@ def test_requests_without_a_full_block_cost_their_compute_only() -> None:
         offloaded_blocks=np.ones(2),
     )
     instance = make_instance(TINY, weights, compute_s=np.full(5, 2.0), capacity=10.0)
-    found = SOLVERS[TINY, BufferMode.PRIVATE].solve(instance, NodeBudget(0), starts=[])
+    found = SOLVERS[TINY].solve(instance, NodeBudget(0), starts=[])
 
     assert (found.status, found.step_s) == (PlanStatus.OPTIMAL, 10.0)
-
-
-def test_figure_3_of_orbitflow_is_planned_as_drawn() -> None:
-    # Eq. 1 buffers, pool 70, 3 blocks per layer time: step 1 is stall-free with B, which copies
-    # least; step 16 (R1 grown to 4 blocks) is best with C's two offloaded layers: 2 units of stall.
-    solver = SOLVERS[EVEN_9, BufferMode.EQ1]
-    for r1_blocks, stall, expected in (
-        (3.0, 0.0, ((), (2, 5, 8))),
-        (4.0, 2.0, ((3, 7), (2, 5, 8))),
-    ):
-        blocks = np.array([r1_blocks, 6.0])
-        instance = make_instance(
-            EVEN_9,
-            Weights(
-                transfer_s=blocks,
-                full_blocks=blocks,
-                resident_blocks=blocks,
-                offloaded_blocks=np.zeros(2),
-            ),
-            compute_s=np.full(9, 3.0),
-            capacity=70.0,
-            buffer_mode=BufferMode.EQ1,
-        )
-        found = solver.solve(instance, NodeBudget(UNLIMITED), starts=[])
-
-        assert found.choice is not None
-        assert tuple(EVEN_9.patterns[k].offloaded for k in found.choice) == expected
-        assert found.step_s - 27.0 == pytest.approx(stall)

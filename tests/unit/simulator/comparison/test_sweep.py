@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.placement.presets import SLO_BLIND
 from services.placement.types import PolicyParameters, VictimRule
 from simulator.comparison.cache import CellCache, cell_key
 from simulator.comparison.grid import Cell, Workload
@@ -12,6 +11,7 @@ from simulator.comparison.sweep import sweep
 from simulator.deployment import Deployment
 from simulator.device.hardware import assumptions, device, model
 from simulator.workload import constant_length
+from tests.policies import EVERY
 
 
 def make_cell(**overrides) -> Cell:
@@ -39,7 +39,7 @@ def test_answers_depend_neither_on_the_number_of_processes_nor_on_the_cache(tmp_
     assert rows[0] == rows[1] == rows[2]
 
 
-@pytest.mark.parametrize("policy", sorted(SLO_BLIND))
+@pytest.mark.parametrize("policy", [name for name, one in EVERY.items() if one.is_slo_blind])
 def test_one_run_serves_every_slo_that_a_policy_does_not_look_at(policy) -> None:
     crowded = Workload(lengths=(constant_length(160), constant_length(40)), num_requests=12)
     cells = [
@@ -57,8 +57,6 @@ def test_one_run_serves_every_slo_that_a_policy_does_not_look_at(policy) -> None
 
 def test_a_policy_that_looks_at_slos_runs_at_each() -> None:
     cells = [make_cell(policy="orbitflow", slo_tbt_s=slo_s) for slo_s in (0.01, 0.2)]
-    chosen = PolicyParameters(placement_policy="optimiser")
-    cells += [make_cell(parameters=chosen, slo_tbt_s=slo_s) for slo_s in (0.01, 0.2)]
 
     assert len({cell_key(cell.asked) for cell in cells}) == len(cells)
 

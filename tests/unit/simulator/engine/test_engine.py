@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from lab.policies.presets import full_name
 from services.control.room import resumes
 from services.pacing.types import ServiceLevel
 from services.placement.judging.contradiction import find_contradiction
-from services.placement.presets import PRESETS
 from services.placement.run.resume import ResumeWay
 from services.placement.types import (
     EngineShape,
@@ -32,6 +32,7 @@ from simulator.engine.scheduler import Turn
 from simulator.engine.simulation import simulate
 from simulator.report.figures import delivered_s
 from simulator.workload import ArrivingRequest, constant_length, drawn_requests, gamma_gaps
+from tests.policies import EVERY
 
 BLOCK_BYTES = 1_000
 
@@ -94,7 +95,9 @@ def scripted_engine(policy: Scripted, *, machine: Machine | None = None, **shape
     """Return an engine that asks at changes of the batch only."""
     made = make_shape(**shape)
     parameters = PolicyParameters(min_pause_s=5.0, max_pause_s=20.0)
-    options = PlanningOptions(policy="flexgen-plus", parameters=parameters, plan_latency_s=0.0)
+    options = PlanningOptions(
+        policy=full_name("flexgen-plus"), parameters=parameters, plan_latency_s=0.0
+    )
     brain = Brain(options=options, policy=policy)
     return Engine(made, machine or make_machine(), brain, offloads=True, seed=0)
 
@@ -210,7 +213,7 @@ def test_what_the_pool_cannot_hold_runs_with_layers_on_the_host() -> None:
     engine = make_engine(
         make_shape(num_blocks=64, max_num_batched_tokens=16),
         machine,
-        PlanningOptions(policy="dynamic-heuristic"),
+        PlanningOptions(policy=full_name("dynamic-heuristic")),
     )
     record = run(engine, [request(prompt=120, output=30)])
 
@@ -245,7 +248,7 @@ def busy_engine(policy: str, *, seed: int = 0, num_host_blocks: int = 4_000) -> 
 
 
 @pytest.mark.parametrize("num_host_blocks", [150, 4_000], ids=["small-host", "large-host"])
-@pytest.mark.parametrize("policy", list(PRESETS))
+@pytest.mark.parametrize("policy", list(EVERY))
 def test_nothing_is_lost_under_any_policy(policy, num_host_blocks) -> None:
     requests = busy_requests(1)
     engine = busy_engine(policy, num_host_blocks=num_host_blocks)
@@ -265,7 +268,7 @@ def test_nothing_is_lost_under_any_policy(policy, num_host_blocks) -> None:
 
 
 @pytest.mark.parametrize("num_host_blocks", [150, 250, 4_000])
-@pytest.mark.parametrize("policy", ["dynamic-heuristic", "orbitflow"])
+@pytest.mark.parametrize("policy", [full_name("dynamic-heuristic"), "orbitflow"])
 def test_nothing_is_lost_while_requests_are_preempted_and_come_back_at_random(
     policy, num_host_blocks, monkeypatch
 ) -> None:
@@ -287,7 +290,7 @@ def test_nothing_is_lost_while_requests_are_preempted_and_come_back_at_random(
     assert min(record.totals.resumes.values()) >= 1
 
 
-@pytest.mark.parametrize("policy", ["vllm", "dynamic-heuristic", "orbitflow"])
+@pytest.mark.parametrize("policy", ["vllm", full_name("dynamic-heuristic"), "orbitflow"])
 def test_the_same_seed_gives_the_same_run(policy) -> None:
     requests = busy_requests(1, num_requests=5)
     first = run(busy_engine(policy, seed=3), requests)

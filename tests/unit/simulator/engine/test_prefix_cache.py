@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.policies.presets import full_name
 from services.placement.run.types import RunPhase
 from services.placement.types import EngineShape, RequestId
 from simulator.compose import make_engine
@@ -33,7 +34,7 @@ def make(
     link_bytes_per_s: float = 1e6,
     token_s: float = 0.1,
     num_host_blocks: int = 4_000,
-    policy: str = "dynamic-heuristic",
+    policy: str = full_name("dynamic-heuristic"),
     prefix_caching: bool = True,
 ) -> Engine:
     """Return an engine of four layers; `token_s`: of a token in one layer."""

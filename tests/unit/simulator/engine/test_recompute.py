@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lab.policies.presets import full_name
 from services.pacing.types import ServiceLevel
 from services.placement.blocks import BlockGeometry
 from services.placement.run.papers.ellm import EllmRules
@@ -43,7 +44,7 @@ def run(
 ) -> RunRecord:
     workload = Workload(lengths=(constant_length(400), constant_length(60)), num_requests=16)
     requests = workload.requests(rate_per_s=rate_per_s, seed=seed, level=LEVEL)
-    options = PlanningOptions(policy=policy, ellm=EllmRules(uncached_frac=uncached_frac))
+    options = PlanningOptions(policy=full_name(policy), ellm=EllmRules(uncached_frac=uncached_frac))
     return run_policy(on, requests, options, seed=seed)
 
 
@@ -129,7 +130,7 @@ def test_hidden_states_take_less_of_the_link() -> None:
     workload = Workload(lengths=(constant_length(400), constant_length(200)), num_requests=16)
     requests = workload.requests(rate_per_s=100.0, seed=1, level=ServiceLevel())
     swap, hcache = (
-        run_policy(slow, requests, PlanningOptions(policy=policy), seed=1)
+        run_policy(slow, requests, PlanningOptions(policy=full_name(policy)), seed=1)
         for policy in ("vllm-swap", "hcache")
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from lab.policies.presets import full_name
 from services.placement.types import EngineShape, RequestId
 from simulator.compose import make_engine
 from simulator.device.costs import LinearCosts
@@ -33,7 +34,7 @@ def make(*, link_bytes_per_s: float, token_s: float = 0.1) -> Engine:
     """Return an engine of four layers; `token_s`: of a token in one layer."""
     costs = LinearCosts(layer_base_s=1.0, per_token_s=token_s, outside_step_s=0.5)
     machine = Machine(costs=costs, link_bytes_per_s=link_bytes_per_s, chunk_bytes=1_000)
-    return make_engine(SHAPE, machine, PlanningOptions(policy="dynamic-heuristic"))
+    return make_engine(SHAPE, machine, PlanningOptions(policy=full_name("dynamic-heuristic")))
 
 
 def asked(name: str, *, num_prompt_tokens: int) -> ArrivingRequest:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lab.policies.presets import full_name
 from services.control.run_log import replay
 from services.pacing.types import ServiceLevel
 from simulator.comparison.grid import Workload
@@ -22,7 +23,7 @@ SMALL = Deployment(
 )
 
 
-@pytest.mark.parametrize("policy", ["evenflow", "andes"])
+@pytest.mark.parametrize("policy", ["evenflow", full_name("andes")])
 def test_a_runs_decisions_are_all_in_its_log_and_are_made_again(policy: str, tmp_path) -> None:
     path = tmp_path / "decisions.jsonl"
     workload = Workload(lengths=(constant_length(400), constant_length(60)), num_requests=16)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.placement.run.papers import ellm, fcfs
+from lab.policies import fcfs
+from services.placement.run.papers import ellm
 from services.placement.run.papers.ellm import EllmRules, best_batch
 from tests.fuzz import examples
 from tests.unit.placement.run.snapshots import COSTS, ask, make_engine, make_snapshot, runs

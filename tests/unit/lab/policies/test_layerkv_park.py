@@ -1,6 +1,6 @@
 """LayerKV with its layers away for prompts only."""
 
-from services.placement.run.papers.layerkv_park import decide
+from lab.policies.layerkv_park import decide
 from services.placement.run.types import WHOLE
 from tests.unit.placement.run.snapshots import ask, make_snapshot, parked, runs
 

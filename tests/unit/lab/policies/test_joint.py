@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from hypothesis import given
 
-from services.placement.run.joint import Candidates, JointRules, Rating, best, decide
-from services.placement.run.papers import fcfs
+from lab.policies import fcfs
+from lab.policies.joint import Candidates, JointRules, Rating, best, decide
 from services.placement.run.promise import Promise
 from services.placement.run.types import RunPhase, RunRequest, RunSnapshot
 from tests.unit.placement.run.snapshots import (

@@ -1,7 +1,7 @@
 """Baselines that give every request the same offload distance.
 
 - `deepspeed`: all layers of all requests offloaded, the next layer prefetched while this one
-  computes: 2 buffers (OrbitFlow, section 5.1 (1)). Without overlap, as the published artefact: 1.
+  computes: 2 buffers (OrbitFlow, section 5.1 (1)).
 - `flexgen`: one static distance, the best predicted for the largest batch of the longest requests
   at the profiled rates [(2)].
 - `flexgen-plus`: the distance with the best predicted latency for the present batch [(3)].
@@ -58,8 +58,7 @@ def uniform_patterns(engine: EngineShape, num_buffers: int = 1) -> list[Pattern]
 
 def deepspeed(snapshot: Snapshot) -> Plan:
     """Offload everything, with the next layer's copy under way (`deepspeed`)."""
-    depth = 1 if snapshot.parameters.no_overlap else 2
-    everything = make_pattern(tuple(range(snapshot.engine.num_groups)), depth)
+    everything = make_pattern(tuple(range(snapshot.engine.num_groups)), 2)
     return _place(snapshot, lambda batch: everything)
 
 

@@ -1,6 +1,7 @@
-"""First come, first served: who is let in, who gives way, and how he comes back."""
+"""First come, first served: what is let in, what gives way, and how it comes back."""
 
-from services.placement.run.papers import fcfs
+from lab.policies import fcfs
+from services.placement.run.papers.fcfs import PIECE_TOKENS, chunked, streams
 from services.placement.run.resume import ResumeWay
 from tests.unit.placement.run.snapshots import ask, make_engine, make_snapshot, parked, runs
 
@@ -10,9 +11,9 @@ def test_who_fits_comes_in_the_order_of_the_queue_and_the_first_who_does_not_end
     queue = [parked("p", 500), ask("a", 300), ask("b", 500), ask("c", 10)]
     snapshot = make_snapshot(runs("r", 500), *queue)
 
-    for policy in (fcfs.chunked, fcfs.recompute, fcfs.swap):
+    for policy in (chunked, fcfs.recompute, fcfs.swap):
         assert policy(snapshot).run == ("r", "p", "a")
-    assert fcfs.streams(snapshot).run == ("r", "p", "a", "b", "c")
+    assert streams(snapshot).run == ("r", "p", "a", "b", "c")
 
 
 def test_when_the_batch_outgrows_the_pool_the_newest_gives_way_and_nobody_comes() -> None:
@@ -29,11 +30,11 @@ def test_what_is_on_the_host_comes_back_as_the_name_says() -> None:
 
     assert fcfs.recompute(snapshot).allowed_ways == {ResumeWay.RECOMPUTE}
     assert fcfs.swap(snapshot).allowed_ways == {ResumeWay.LOAD}
-    assert fcfs.streams(snapshot).allowed_ways == set(ResumeWay)
+    assert streams(snapshot).allowed_ways == set(ResumeWay)
 
 
 def test_a_step_computes_one_piece_of_prompts() -> None:
-    assert fcfs.chunked(make_snapshot(ask("a", 2_000))).chunk_tokens == fcfs.PIECE_TOKENS
+    assert chunked(make_snapshot(ask("a", 2_000))).chunk_tokens == PIECE_TOKENS
 
 
 def test_room_is_kept_for_a_share_of_every_answers_limit() -> None:

@@ -2,7 +2,7 @@
 
 import math
 
-from services.placement.run.papers.andes import AndesRules, decide
+from lab.policies.andes import AndesRules, decide
 from services.placement.run.resume import ResumeWay
 from tests.unit.placement.run.snapshots import ask, make_snapshot, runs
 

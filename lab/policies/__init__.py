@@ -1,0 +1,1 @@
+"""Policies to compare with: papers' baselines and ablations, loaded by `module:attribute`."""
