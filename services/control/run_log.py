@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from services.control.run_policies import policy_of
+from services.control.run_policies import Policy, policy_of
 from services.placement.presets import AdmissionPolicy, Preset, RunPolicy
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.reason import Reason
@@ -28,6 +28,16 @@ class RunLog:
     def __init__(self, path: Path, preset: Preset, ellm: EllmRules) -> None:
         self._path = path
         self._rules = {"run": preset.run, "admission": preset.admission, "ellm": asdict(ellm)}
+
+    def logged(self, policy: Policy) -> Policy:
+        """Return a policy whose decisions are all appended."""
+
+        def decide(snapshot: RunSnapshot) -> RunDecision:
+            decision = policy(snapshot)
+            self.append(snapshot, decision)
+            return decision
+
+        return decide
 
     def append(self, snapshot: RunSnapshot, decision: RunDecision) -> None:
         seen = asdict(snapshot)

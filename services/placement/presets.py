@@ -2,7 +2,7 @@
 
 Admission limits how many newcomers the run policy may take in, placement may only remove (pause)
 when nothing else fits, and `deposit` says whether deposited tokens back a plan. The planner decides
-the placement axis, the engine's process the other two (`services/control/run_director.py`).
+the placement axis, the engine's process the other two (`services/control/admission.py`).
 """
 
 from collections.abc import Mapping
