@@ -149,7 +149,7 @@ MUTATIONS = (
     Mutation(
         "what is computed anew is measured as decodes",
         f"{EXECUTOR}/scheduler/ellm.py",
-        "self.controller.meter.recomputes(self.shadows.add_to(output))",
+        "self.loop.meter.recomputes(self.shadows.add_to(output))",
         "self.shadows.add_to(output)",
         SHADOWS,
     ),
@@ -239,10 +239,10 @@ MUTATIONS = (
     ),
     Mutation(
         "who is not named by a decision comes in",
-        f"{EXECUTOR}/scheduler/run_line.py",
+        f"{EXECUTOR}/scheduler/run_control.py",
         "        for request in line:\n            queue.add_request(request)\n",
         "        for request in everybody:\n            queue.add_request(request)\n",
-        ("tests/unit/executor/scheduler/test_run_line.py",),
+        ("tests/unit/executor/scheduler/test_admitting.py",),
     ),
     Mutation(
         "a reader makes room with nothing in hand",

@@ -177,12 +177,12 @@ def _requests(num_requests: int, *, num_output_tokens: int, gap: int) -> list[Ar
 
 
 def measure(runner: StepRunner, address: str, workload: Sequence[Arrival]) -> dict[str, Any]:
-    with asking(runner, address) as controller, Listener(runner) as listener:
-        listener.listen_to_planner(controller._planner)
+    with asking(runner, address) as loop, Listener(runner) as listener:
+        listener.listen_to_planner(loop.planning._planner)
         begin_s = time.perf_counter()
         outcome = runner.run(workload, check=False)
         wall_s = time.perf_counter() - begin_s
-        asked = controller.counts.plans["asked"]
+        asked = loop.counts.plans["asked"]
     seconds = listener.watch.seconds
     total_s = sum(seconds.values())
     return {

@@ -1,6 +1,6 @@
 """`python -m bench.planner.decisions [--policy NAME] [--profile]`: who runs, how long it takes.
 
-The whole of `RunDirector.before_schedule`, as the engine's thread pays for it: what a policy sees,
+The whole of `Admission.before_schedule`, as the engine's thread pays for it: what a policy sees,
 its decision, and what becomes of it. In CPU time of the thread: the machine is shared.
 """
 
@@ -9,7 +9,7 @@ import cProfile
 import pstats
 import random
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -19,16 +19,18 @@ import numpy as np
 from bench.planner.tables import Row, printed
 from lab.planning.snapshots import BLOCK_SIZE, make_engine
 from lab.policies.presets import full_name
+from services.control.admission import Admission
 from services.control.counters import Counters
+from services.control.line import Line
 from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column, PrefixCache
+from services.control.requests.life import State
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
-from services.control.run_director import RunDirector, RunPlace
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel
 from services.placement.presets import preset_of
-from services.placement.run.types import RunDecision, RunPhase, StepCosts
+from services.placement.run.types import StepCosts
 from services.placement.types import EngineShape
 
 NUM_LAYERS = 32
@@ -72,8 +74,8 @@ class Request:
     request_id: str
     num_prompt_tokens: int
     num_output_tokens: int
+    arrival_time: float
     num_preemptions: int = 0
-    priority: int = 0
     max_tokens: int = 1_000
 
     @property
@@ -86,31 +88,36 @@ class Request:
 
 
 class Crowded:
-    """`RunSeam` over a crowd that never moves. Half of a newcomer's prompt is cached."""
+    """What `Admission` needs of an `Engine`, over a crowd that never moves.
+
+    Half of a newcomer's prompt is cached.
+    """
 
     def __init__(self, crowd: Crowd, seed: int) -> None:
         draw = random.Random(seed)
-        self.places: list[RunPlace] = []
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
         self.records: dict[str, RequestRecord[Any]] = {}
         self.ledger = RequestLedger(self.records)
         self.cache = PrefixCache(Counters())
         self.keys: dict[str, list[Hashable]] = {}  # of newcomers' full blocks
-        for phase, number in (
-            (RunPhase.RUNNING, 32),
-            (RunPhase.PARKED, crowd.num_parked),
-            (RunPhase.NEW, crowd.num_waiting),
-        ):
-            for index in range(number):
-                self._add(f"{phase.value}{index}", phase, draw)
-        rows = sum(-(-request.num_tokens // BLOCK_SIZE) for request, *_ in self.places[:32])
+        for number in range(32):
+            self._run(self._add(f"running{number}", draw, begun=True))
+        for number in range(crowd.num_parked):
+            parked = self._add(f"parked{number}", draw, begun=True)
+            parked.num_preemptions = 1
+            self.waiting.append(parked)
+        for number in range(crowd.num_waiting):
+            self._wait(self._add(f"new{number}", draw, begun=False))
+        rows = sum(-(-request.num_tokens // BLOCK_SIZE) for request in self.running)
         self.shape: EngineShape = make_engine(
             num_layers=NUM_LAYERS, num_blocks=int(crowd.room * rows * NUM_LAYERS), max_num_seqs=256
         )
 
-    def _add(self, name: str, phase: RunPhase, draw: random.Random) -> None:
-        begun = phase is not RunPhase.NEW
+    def _add(self, name: str, draw: random.Random, *, begun: bool) -> Request:
         request = Request(
             request_id=name,
+            arrival_time=float(len(self.records)),
             num_prompt_tokens=draw.randint(200, 2_000),
             num_output_tokens=draw.randint(1, 200) if begun else 0,
         )
@@ -122,58 +129,56 @@ class Crowded:
             buffer.generated(draw.randint(1, 200), 0.0)
             record.first_token_s = -10.0
             self.ledger.scheduled([name], -10.0)
-        self.places.append(RunPlace(request, record, phase))
-        if phase is RunPhase.NEW:
-            keys = [(name, number) for number in range(request.num_tokens // BLOCK_SIZE)]
-            for key in keys[: len(keys) // 2]:
-                self.cache.publish(Column(key, (0,) * NUM_LAYERS, uid=0))
-            self.keys[name] = keys
+            num_host_blocks = request.num_computed_tokens // BLOCK_SIZE
+            record.kv = SimpleNamespace(mirrored=True, num_host_blocks=num_host_blocks)
+        return request
 
-    def run_places(self) -> Iterator[RunPlace]:
-        yield from self.places
+    def _run(self, request: Request) -> None:
+        self.records[request.request_id].enter(State.RUNNING)
+        self.running.append(request)
 
-    def num_host_tokens(self, place: RunPlace) -> int:
-        if place.phase is not RunPhase.NEW:
-            return place.request.num_computed_tokens
-        keys = self.keys[place.request.request_id]
-        found = self.cache.find_again(place.record.prefix, keys, len(keys))
-        return len(found) * BLOCK_SIZE
+    def _wait(self, request: Request) -> None:
+        keys = [(request.request_id, number) for number in range(request.num_tokens // BLOCK_SIZE)]
+        for key in keys[: len(keys) // 2]:
+            self.cache.publish(Column(key, (0,) * NUM_LAYERS, uid=0))
+        self.keys[request.request_id] = keys
+        self.waiting.append(request)
+
+    def cached_prefix(self, request: Request) -> Sequence[Column]:
+        keys, record = self.keys[request.request_id], self.records[request.request_id]
+        return self.cache.find_again(record.prefix, keys, len(keys))
 
     def num_returning_bytes(self) -> int:
         return 0
 
     def park(self, record: RequestRecord[Any]) -> None:
-        """Nobody moves."""
-
-    def obey(self, decision: RunDecision) -> None:
-        """Nobody moves."""
+        """Nothing moves."""
 
 
-def director_for(crowd: Crowd, policy: str, seed: int) -> RunDirector:
-    engine = Crowded(crowd, seed)
+def admission_for(crowd: Crowd, policy: str, seed: int) -> Admission[Any, Any]:
+    engine: Any = Crowded(crowd, seed)
     engine.ledger.answer_lengths.ended(150)
     rates = Rates(
         h2d_bytes_per_s=crowd.link_bytes_per_s,
         d2h_bytes_per_s=crowd.link_bytes_per_s,
         step_s=0.03,
     )
-    meter = SimpleNamespace(rates=lambda: rates, costs=lambda: COSTS, prefill_frac=0.2)
-    controller: Any = SimpleNamespace(
-        ledger=engine.ledger, meter=meter, note=lambda *triggers: None
-    )
+    meter: Any = SimpleNamespace(rates=lambda: rates, costs=lambda: COSTS, prefill_frac=0.2)
+    resumes: Any = SimpleNamespace(allow=lambda ways: None)
+    line: Line[Any, Any] = Line(engine, resumes, lambda: rates)
     run = preset_of(full_name(policy)).run
     assert run is not None, f"{policy} decides nothing"
-    return RunDirector(run, engine, controller, lambda: 0.0)
+    return Admission(run, line, engine.ledger, meter)
 
 
 def measured(crowd: Crowd, policy: str, num_draws: int) -> Row:
     changed, seen, same = [], [], []
     for seed in range(num_draws):
-        director = director_for(crowd, policy, seed)
-        changed.append(_cpu_s(director.before_schedule))
-        seen.append(_cpu_s(director.snapshot))
-        director.before_schedule()
-        same.append(_cpu_s(director.before_schedule))
+        admission = admission_for(crowd, policy, seed)
+        changed.append(_cpu_s(admission.before_schedule))
+        seen.append(_cpu_s(admission.snapshot))
+        admission.before_schedule(0.0)
+        same.append(_cpu_s(admission.before_schedule))
     figures = {"changed": changed, "snapshot": seen, "same": same}
     return {"crowd": crowd.name, "policy": policy} | {
         name: {f"p{at}": float(np.percentile(values, at)) for at in (50, 99)}
@@ -181,9 +186,9 @@ def measured(crowd: Crowd, policy: str, num_draws: int) -> Row:
     }
 
 
-def _cpu_s(call: Any) -> float:
+def _cpu_s(call: Callable[[float], object]) -> float:
     begin_s = time.thread_time()
-    call()
+    call(0.0)
     return time.thread_time() - begin_s
 
 
@@ -205,7 +210,8 @@ def main() -> None:
     for crowd in CROWDS if options.profile else ():
         profile = cProfile.Profile(time.thread_time)
         for seed in range(options.draws):
-            profile.runcall(director_for(crowd, options.policy, seed).before_schedule)
+            admission = admission_for(crowd, options.policy, seed)
+            profile.runcall(admission.before_schedule, 0.0)
         print(f"\n{crowd.name}")
         pstats.Stats(profile).sort_stats("tottime").print_stats(12)
 

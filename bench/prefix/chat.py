@@ -134,7 +134,7 @@ def link_ratio(runner: StepRunner) -> float:
     """Return what the link moves in a decode step / the pool, as measured; 0: by stock vLLM."""
     if runner.case.kv is None:
         return 0.0
-    rates, owner = runner.scheduler.controller.meter.rates(), runner.scheduler.block_owner
+    rates, owner = runner.scheduler.loop.meter.rates(), runner.scheduler.block_owner
     pool_bytes = owner.pool.num_gpu_blocks * runner.scheduler.control.resumes.block_bytes
     return float((rates.h2d_bytes_per_s or 0.0) * (rates.step_s or 0.0) / pool_bytes)
 

@@ -83,8 +83,8 @@ def measured(regime: str, seed: int) -> Row:
     plain, _ = run(case, "evenflow")
     options = PlanningOptions(policy="evenflow", report_interval_s=case.report_interval_s)
     engine = make_engine(case.shape, case.machine, options)
-    assert engine.director is not None
-    engine.director._policy = with_uncached
+    assert engine.loop.admission is not None
+    engine.loop.admission._policy = with_uncached
     other = simulate(engine, case.requests)
     found = {
         name: [figures(record).get(name, 1.0) for record in (plain, other)] for name in FIGURES

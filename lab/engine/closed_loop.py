@@ -1,4 +1,4 @@
-"""One engine in this process, whose controller asks one planner after another."""
+"""One engine in this process, whose step loop asks one planner after another."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,8 @@ from typing import Any
 
 from lab.engine.step_runner import StepRunner
 from services.control.options import ControllerOptions
-from services.executor.scheduler.closed_loop.planner_client import PlannerClient
+from services.executor.scheduler.planner_client import PlannerClient
+from services.placement.presets import Run
 from services.placement.types import Snapshot
 
 WAIT_S = 120.0
@@ -33,40 +34,44 @@ def asking(
     *,
     timeout_s: float = WAIT_S,
     patient: bool = False,
+    run_policy: Run | None = None,
     **options: Any,
 ) -> Iterator[Any]:
-    """Let the engine's controller ask another planner, with other options, for a while.
+    """Let the engine's step loop ask another planner, with other options, for a while.
 
-    `patient`: the engine waits for each answer.
+    `patient`: the engine waits for each answer; `run_policy`: in place of the options'.
     """
     before = runner.case.controller
     assert before is not None
     client = (PatientClient if patient else PlannerClient)(address, timeout_s=timeout_s)
     log_stats, runner.scheduler.log_stats = runner.scheduler.log_stats, False  # counts add up
-    swap_controller(runner, replace(before, **options), client)
+    swap_loop(runner, replace(before, **options), client, run_policy)
     try:
-        yield runner.scheduler.controller
+        yield runner.scheduler.loop
     finally:
         client.close()
         runner.scheduler.log_stats = log_stats
-        swap_controller(runner, before, None)
+        swap_loop(runner, before, None)
 
 
-def swap_controller(
-    runner: StepRunner, options: ControllerOptions, client: PlannerClient | None
+def swap_loop(
+    runner: StepRunner,
+    options: ControllerOptions,
+    client: PlannerClient | None,
+    run_policy: Run | None = None,
 ) -> None:
-    """Start with a new controller, which knows the calibrated link and nothing else."""
-    before = runner.scheduler.controller.meter
-    runner.scheduler.set_up(options, client)
-    after = runner.scheduler.controller.meter
+    """Start with a new loop, which knows the calibrated link and nothing else."""
+    before = runner.scheduler.loop.meter
+    runner.scheduler.set_up(options, client, run_policy)
+    after = runner.scheduler.loop.meter
     after._h2d, after._d2h = before._h2d, before._d2h
 
 
 class Trace:
     """The counters of the loop, step by step."""
 
-    def __init__(self, controller: Any) -> None:
-        self._counts = controller.counts
+    def __init__(self, loop: Any) -> None:
+        self._counts = loop.counts
         self.triggers: list[dict[str, int]] = []
         self.plans: list[dict[str, int]] = []
 

@@ -66,12 +66,10 @@ def run_arm(runner: StepRunner, planner_address: str, *, slo_s: float, mismatch_
     half = LinkModel(bytes_per_s=kv.h2d_bytes_per_s / 2, latency_s=kv.copy_latency_s)
     times = TokenTimes()
     with (
-        asking(
-            runner, planner_address, mismatch_frac=mismatch_frac, parameters=PARAMETERS
-        ) as controller,
+        asking(runner, planner_address, mismatch_frac=mismatch_frac, parameters=PARAMETERS) as loop,
         ExitStack() as restored,
     ):
-        trace = Trace(controller)
+        trace = Trace(loop)
 
         def hook(scheduler: Any, step: int) -> None:
             trace(scheduler, step)

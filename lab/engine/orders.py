@@ -21,7 +21,7 @@ def pause(scheduler: Any, request_id: str) -> None:
 
 def park(scheduler: Any, request_id: str) -> None:
     """Send a request to the queue, as a run policy does, and keep it there."""
-    scheduler.control.leave(scheduler.records[request_id])
+    scheduler.engine.park(scheduler.records[request_id])
     pause(scheduler, request_id)
 
 

@@ -6,7 +6,21 @@ A request that does not run may be *asleep*: without buffers.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVView:
+    """Where a request's blocks are, per layer group."""
+
+    offloaded: tuple[int, ...] = ()  # layer groups in host memory, ascending
+    num_buffers: int = 0  # staging; asleep: what it wakes up with; 0 iff nothing is offloaded
+    num_blocks: tuple[int, ...] = ()  # of the pool; staging counts with the first groups it serves
+    num_host_blocks: tuple[int, ...] = ()  # leading full blocks whose host copy is complete
+
+
+NOTHING = KVView()
 
 
 class KV(Protocol):
@@ -59,6 +73,10 @@ class KV(Protocol):
     @property
     def num_unmovable(self) -> int:
         """What it keeps even when all that can be taken from it is."""
+
+    @property
+    def view(self) -> KVView:
+        """Where its blocks are, while it runs."""
 
 
 KVT = TypeVar("KVT", bound=KV)

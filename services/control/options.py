@@ -1,4 +1,4 @@
-"""Options of the controller, as they travel in vLLM's `additional_config`."""
+"""Options of the step loop, as they travel in vLLM's `additional_config`."""
 
 from dataclasses import dataclass, field
 from functools import partial

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.control.options import ControllerOptions
+from services.placement.presets import Run
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.run.reason import Reason
@@ -32,6 +33,16 @@ class RunLog:
         self._path = Path(options.run_log)
         rules = {name: asdict(getattr(options, name)) for name in RULES}
         self._rules = {"policy": options.policy, **rules}
+
+    def logged(self, policy: Run) -> Run:
+        """Return a policy whose decisions are all appended."""
+
+        def decide(snapshot: RunSnapshot) -> RunDecision:
+            decision = policy(snapshot)
+            self.append(snapshot, decision)
+            return decision
+
+        return decide
 
     def append(self, snapshot: RunSnapshot, decision: RunDecision) -> None:
         seen = asdict(snapshot)

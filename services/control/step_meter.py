@@ -4,15 +4,17 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from services.control.engine import Engine
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.prediction import MismatchDetector, predicted_step_s
 from services.control.measures.profile import OnlineProfile
 from services.control.measures.rates import Rates
 from services.control.measures.step_timing import StepTiming
 from services.control.plans.counts import ControllerCounts
-from services.control.seam import EngineSeam, ScheduledStep
-from services.control.types import Links, StepSample
+from services.control.requests.request_ledger import RequestLedger
+from services.control.types import Links, ScheduledStep, StepSample
 from services.placement.run.types import StepCosts
 from services.placement.types import Profile
 
@@ -51,9 +53,14 @@ class StepMeter:
     """
 
     def __init__(
-        self, engine: EngineSeam, counts: ControllerCounts, *, mismatch_frac: float
+        self,
+        engine: Engine[Any, Any],
+        ledger: RequestLedger,
+        counts: ControllerCounts,
+        *,
+        mismatch_frac: float,
     ) -> None:
-        self._engine, self._counts = engine, counts
+        self._engine, self._ledger, self._counts = engine, ledger, counts
         self.profile = OnlineProfile(num_layers=engine.shape.num_layers)
         self._h2d, self._d2h = LinkRate(), LinkRate()
         self._mismatch = MismatchDetector(mismatch_frac)
@@ -125,7 +132,7 @@ class StepMeter:
         self._prediction_age += 1
         if self._predicted_s is None or self._prediction_age >= REPREDICT_STEPS:
             profile, links = self._reference
-            batch = self._engine.placed_requests()
+            batch = self._ledger.placed()
             self._predicted_s = predicted_step_s(batch, self._engine.shape, profile, links.h2d)
             self._prediction_age = 0
         return self._predicted_s if step.undisturbed else None

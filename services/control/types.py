@@ -1,4 +1,4 @@
-"""What the controller's parts say to each other."""
+"""What the parts of the step loop say to each other."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +25,21 @@ class Trigger(Enum):
     LAYERS_LEAVE = "layers_leave"  # the run policy lets more run than the pool holds
     STEP = "step"  # the policy decides every step
     RETRY = "retry"  # the last question got no answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledStep:
+    """One step as it leaves the scheduler."""
+
+    request_ids: tuple[str, ...] = ()
+    number: int = 0  # as ranks count steps, from 1; 0: they do not
+    scheduled_s: float
+    num_tokens: int
+    num_context_tokens: int
+    num_prefill_tokens: int
+    num_prefill_pairs: int  # of a prompt's token and a token that it attends to
+    same_batch: bool  # as the step before: requests and placements
+    undisturbed: bool  # no copy but those that layers wait for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,26 +9,24 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.control.controller import Controller
+from services.control.admission import run_policy_of
 from services.control.measures.rates import Rates
 from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
-from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import Stage
-from services.control.run_director import director_of
-from services.control.seam import ScheduledStep
-from services.control.types import Trigger
+from services.control.step_loop import StepLoop
+from services.control.types import ScheduledStep, Trigger
 from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape
 from simulator.device.copies import Lane, LaneCounts
 from simulator.device.costs import Costs, StepLoad
-from simulator.device.step import NO_COSTS, CopyCosts, StagedRequest, StepRun, StepTimes, StepWork
+from simulator.device.step import NO_COSTS, CopyCosts, StepRun, StepTimes, StepWork
 from simulator.engine.events import Arrived, Event, PlanCame, StepEnded, Woke
 from simulator.engine.planning import LatePlanner, PlanningOptions, Policy
 from simulator.engine.reader_reports import ReaderReports
 from simulator.engine.records import Outcome, Totals
 from simulator.engine.residency import ResidencyLog, duplicate_frac, sample_of
-from simulator.engine.scheduler import Scheduler, Turn
-from simulator.engine.seam import SimulatedSeam
+from simulator.engine.scheduler import Scheduler
+from simulator.engine.turns import Turn, load_of, staged_of
 from simulator.memory.moves import WHOLE_KV, WayBack, order_saves
 from simulator.memory.requests import SimulatedRequest, live_request
 
@@ -98,16 +96,17 @@ class Engine:
         self.totals = Totals()
         self.residency = ResidencyLog()
         self.h2d, self.d2h = machine.lane(), machine.lane()
-        self.scheduler = Scheduler(shape, self.h2d, offloads=offloads, rates=self._measured_rates)
+        self.scheduler = Scheduler(
+            shape, self.h2d, self.d2h, offloads=offloads, rates=self._measured_rates
+        )
         self.scheduler.moves.way_back = machine.way_back
         self.scheduler.caches_prefixes &= brain.options.prefix_caching
         options = brain.options.controller
         self._max_pause_s = options.parameters.max_pause_s
-        self._ledger = ledger = RequestLedger(self.scheduler.records)
-        self._seam = SimulatedSeam(self.scheduler, self.h2d, self.d2h, ledger, options)
+        self._now_s = 0.0
         self._planner = LatePlanner(brain.policy, brain.options.plan_latency_s, self._now)
-        self._controller = Controller(options, self._seam, self._planner, ledger, self._now)
-        self.director = director_of(options, self._seam, self._controller, self._now)
+        policy = run_policy_of(options)
+        self.loop = StepLoop(options, self.scheduler.line, self._planner, policy, self._now)
         self._reports = ReaderReports(brain.options.report_interval_s)
         self._rng = random.Random(seed)
         self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
@@ -119,18 +118,14 @@ class Engine:
         self._reduced_bytes = 0  # that all-reduces sent over the lane to the GPU
 
     def _now(self) -> float:
-        return self._seam.now_s
-
-    def _changed(self) -> None:
-        if self.director is not None:
-            self.director.changed()
+        return self._now_s
 
     def _measured_rates(self) -> Rates:
-        return self._controller.meter.rates()
+        return self.loop.meter.rates()
 
     def handle(self, event: Event) -> list[Event]:
         """Take in one event, not earlier than those before it; return what follows from it."""
-        now_s = self._seam.now_s = event.time_s
+        now_s = self._now_s = event.time_s
         match event:
             case Arrived():
                 self._arrived(event)
@@ -147,7 +142,7 @@ class Engine:
         request = live_request(event.request, self.scheduler.geometry)
         if self.scheduler.fits_alone(request):
             self.scheduler.add(request)
-            self._changed()
+            self.loop.changed()
         else:
             self._leave(request, rejected=True)
 
@@ -157,25 +152,22 @@ class Engine:
         scheduler = self.scheduler
         self._take_in_copies(now_s)
         self._reports.take_in(scheduler.running, now_s)
-        self._controller.before_schedule()
+        self.loop.before_schedule()
         for request in scheduler.running:
             request.note_pause(now_s)
-        if self.director is not None:
-            self.director.before_schedule()
         num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
         turns = scheduler.schedule(now_s)
         self._note_progress(turns, scheduler.num_admitted - num_admitted)
-        self._ledger.scheduled([turn.request.request_id for turn in turns], now_s)
-        self._controller.after_schedule(self._scheduled(turns, now_s))
+        self.loop.after_schedule(self._scheduled(turns, now_s), now_s)
         if not turns:
-            self._controller.after_update(None, busy=False)
+            self.loop.after_update(None, busy=False)
             freed = scheduler.pool.num_free > num_free  # for somebody who runs in the next step
             return [Woke(time_s=now_s)] if freed else self._rest(now_s)
         return [StepEnded(time_s=self._run(turns, now_s))]
 
     def _note_progress(self, turns: Sequence[Turn], num_admitted: int) -> None:
-        """Tell the controller who was admitted, who was preempted, and who begins to decode."""
-        note, preempted = self._controller.note, self.scheduler.preempted
+        """Tell the loop which requests came in, were preempted, and begin to decode."""
+        note, preempted = self.loop.note, self.scheduler.preempted
         note(*[Trigger.ADMITTED] * num_admitted, *[Trigger.PREEMPTED] * len(preempted))
         preempted.clear()
         for turn in turns:
@@ -191,6 +183,7 @@ class Engine:
         ]
         same_batch, self._last_batch = batch == self._last_batch, batch
         return ScheduledStep(
+            request_ids=tuple(turn.request.request_id for turn in turns),
             scheduled_s=now_s,
             num_tokens=load.num_tokens,
             num_context_tokens=load.num_context_tokens + sum(map(sum, load.prefixes)),
@@ -211,7 +204,7 @@ class Engine:
             saved, restored = kv.take_in_saves(), kv.take_in_restores()
             self.totals.num_restored_groups += restored
             if restored:
-                self._changed()
+                self.loop.changed()
             if saved:
                 self.scheduler.publish(request)
             if saved or restored:
@@ -222,7 +215,7 @@ class Engine:
             caught_up = request.record.stage is Stage.MIRRORED
             if not caught_up and decodes and kv.mirrored and lag <= CAUGHT_UP_BLOCKS:
                 request.record.stage = Stage.MIRRORED
-                self._controller.note(Trigger.MIRRORED)
+                self.loop.note(Trigger.MIRRORED)
 
     def _rest(self, now_s: float) -> list[Event]:
         """Nobody can run: come back when a copy has ended, or not at all."""
@@ -231,8 +224,8 @@ class Engine:
             return []
         since_s = (request.record.held_since_s for request in self.scheduler.running)
         paused_s = [begun_s for begun_s in since_s if begun_s is not None]
-        if paused_s and not self._seam.num_runnable():
-            return [Woke(time_s=now_s)]  # the controller ends a pause
+        if paused_s and len(paused_s) == len(self.scheduler.running):
+            return [Woke(time_s=now_s)]  # the loop ends a pause
         ends = [end for lane in (self.d2h, self.h2d) if (end := lane.begin(now_s)) is not None]
         if ends:
             return [Woke(time_s=min(ends))]
@@ -242,9 +235,7 @@ class Engine:
             return [Woke(time_s=now_s)]
         if self.scheduler.put_back_last():
             return [Woke(time_s=now_s)]
-        if self.scheduler.decision is not None and len(self.scheduler.line()) < len(
-            self.scheduler.waiting
-        ):
+        if len(list(self.scheduler.line.requests())) < len(self.scheduler.waiting):
             return [Woke(time_s=now_s + WAIT_S)]  # the policy decides anew
         if paused_s:
             return [Woke(time_s=max(now_s, min(paused_s) + self._max_pause_s))]
@@ -305,7 +296,6 @@ class Engine:
                 self.scheduler.publish(request)
             self.scheduler.running.remove(request)
             self._leave(request)
-            self._controller.note(Trigger.FINISHED)
         self._measure(step)
 
     def _save(self, turn: Turn, now_s: float) -> None:
@@ -319,8 +309,10 @@ class Engine:
         request.kv.cancel_copies()
         if request.request_id in self.scheduler.records:
             self.scheduler.forget(request)
-            complete = None if rejected else request.num_output_tokens
-            self._ledger.ended(self._seam.now_s, num_output_tokens=complete)
+            if rejected:
+                self.loop.ledger.ended(self._now_s, num_output_tokens=None)
+            else:
+                self.loop.ended(num_output_tokens=request.num_output_tokens)
         self.outcomes.append(
             Outcome(
                 request_id=request.request_id,
@@ -339,7 +331,7 @@ class Engine:
     # -- measuring -------------------------------------------------------------------------------
 
     def _measure(self, step: _StepUnderWay) -> None:
-        """Tell the controller what the engine's ranks would: times, and what was copied."""
+        """Tell the loop what the engine's ranks would: times, and what was copied."""
         h2d, d2h = (
             CopyTime(
                 num_bytes=lane.counts.carried_bytes - before.carried_bytes,
@@ -356,7 +348,7 @@ class Engine:
             d2h=d2h,
             calibration=None if self.totals.num_steps > 1 else self.machine.calibration(),
         )
-        self._controller.after_update(timing, busy=bool(self.scheduler.live))
+        self.loop.after_update(timing, busy=bool(self.scheduler.live))
 
     def _sum_up(self, step: _StepUnderWay, now_s: float) -> None:
         totals, scheduler = self.totals, self.scheduler
@@ -389,7 +381,7 @@ class Engine:
         self.totals.num_loaded_blocks = counters.num_loaded_blocks
         self.totals.num_cached_tokens = counters.num_prefix_hit_tokens
         self.totals.resumes = {way.value: counters.num_resumes(way) for way in ResumeWay}
-        counts = self._controller.counts
+        counts = self.loop.counts
         triggers = {f"trigger_{name}": number for name, number in counts.triggers.items()}
         self.totals.plans = {**counts.plans, **triggers}
 
@@ -398,28 +390,3 @@ class Engine:
         self.scheduler.check_integrity()
         self.h2d.check_integrity()
         self.d2h.check_integrity()
-
-
-def load_of(turns: Sequence[Turn]) -> StepLoad:
-    """Return what a step computes."""
-    decodes = [turn for turn in turns if turn.is_decode]
-    return StepLoad(
-        num_decodes=len(decodes),
-        num_context_tokens=sum(turn.num_before + 1 for turn in decodes),
-        chunks=tuple((t.num_tokens, t.num_before) for t in turns if not t.is_decode),
-        recomputed=tuple(t.num_recomputed for t in turns if t.num_recomputed),
-    )
-
-
-def staged_of(turns: Sequence[Turn], shape: EngineShape) -> list[StagedRequest]:
-    """Return what a step copies in: of offloaded groups all that is on the host."""
-    return [
-        StagedRequest(
-            offloaded=turn.request.kv.offloaded,
-            num_buffers=turn.request.kv.num_buffers,
-            group_bytes=turn.num_staged * shape.block_bytes,
-            filled_bytes=turn.num_direct * shape.block_bytes,
-        )
-        for turn in turns
-        if turn.request.kv.offloaded
-    ]

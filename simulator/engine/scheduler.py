@@ -9,12 +9,12 @@ back later.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 from services.control.counters import Counters
-from services.control.measures.rates import Rates
+from services.control.line import Line
+from services.control.measures.link_rate import LinkRate
+from services.control.measures.rates import MAX_MIRRORED_BLOCKS, Rates
 from services.control.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
@@ -24,46 +24,38 @@ from services.control.room.capacity_guard import (
     CapacityGuard,
     Need,
 )
-from services.control.room.resumes import Resumes, num_host_tokens
+from services.control.room.resumes import Resumes
+from services.control.types import Links
 from services.placement.blocks import (
     RESIDENT,
     BlockGeometry,
     min_request_blocks,
     num_request_blocks,
 )
-from services.placement.layer_placement import LayerPlacement
-from services.placement.run.resume import LinkAndStep, ResumeWay
-from services.placement.run.types import RunDecision
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane
+from simulator.engine.turns import Turn
 from simulator.memory.host import COLUMNS, HostLedger
 from simulator.memory.kv import KVState, on_host_only
 from simulator.memory.moves import CountedMoves, num_host_blocks, num_shared_slots
 from simulator.memory.pool import PoolLedger
-from simulator.memory.requests import SimulatedRequest, need_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One request's part of a step."""
-
-    request: SimulatedRequest
-    num_tokens: int  # computed, >= 1
-    num_before: int  # computed before the step
-    num_staged: int  # blocks of each offloaded group that the step copies in
-    num_direct: int  # blocks of each offloaded group that the step fills in a staging buffer
-    num_recomputed: int = 0  # leading tokens whose KV the step computes anew
-
-    @property
-    def is_decode(self) -> bool:
-        return self.num_tokens == 1
+from simulator.memory.requests import SimulatedRequest
 
 
 class Scheduler:
-    """Owns the queues, the pool and the host pool. Only the host pool's size allows offloading."""
+    """Owns the queues, the pool and the host pool, and is the `Engine` that the loop steers.
+
+    Only the host pool's size allows offloading.
+    """
 
     def __init__(
-        self, shape: EngineShape, h2d: Lane, *, offloads: bool, rates: Callable[[], Rates]
+        self,
+        shape: EngineShape,
+        h2d: Lane,
+        d2h: Lane,
+        *,
+        offloads: bool,
+        rates: Callable[[], Rates],
     ) -> None:
         """`offloads`: whether KV may leave the pool at all; `rates`: measured so far."""
         self.shape = shape
@@ -85,17 +77,12 @@ class Scheduler:
             restore_when_free_frac=PLANNED_SPARE_FRAC,
         )
         self.resumes = Resumes(self.moves, self.guard, self.counters, block_bytes=shape.block_bytes)
-        self._rates = rates
+        self.line: Line[SimulatedRequest, KVState] = Line(self, self.resumes, rates)
+        self._h2d, self._d2h = h2d, d2h
         self._num_left_of_prompts: int | None = None  # tokens, of this step; None: no limit
         self._num_recomputed: dict[RequestId, int] = {}  # blocks, of this step
-        self.decision: RunDecision | None = None  # of a run policy; None: everybody may run
         self.num_admitted = 0
         self.preempted: list[SimulatedRequest] = []  # since the caller last emptied it
-
-    @property
-    def live(self) -> tuple[SimulatedRequest, ...]:
-        """All requests that have not ended, those that run first."""
-        return (*self.running, *self.waiting)
 
     def add(self, request: SimulatedRequest) -> None:
         """Take in a request that has arrived, at the end of the queue."""
@@ -103,12 +90,51 @@ class Scheduler:
         self.moves.requests[request.request_id] = request
         self.records[request.request_id] = request.record
 
-    def line(self) -> Sequence[SimulatedRequest]:
-        """Return the part of the queue that may run, in the order in which it is admitted."""
-        if self.decision is None:
-            return self.waiting
-        waiting = {request.request_id: request for request in self.waiting}
-        return [waiting[name] for name in self.decision.run if name in waiting]
+    # -- as the loop's engine ------------------------------------------------------------------
+
+    @property
+    def num_places(self) -> int:
+        return self.shape.max_num_seqs - len(self.running)
+
+    @property
+    def live(self) -> tuple[SimulatedRequest, ...]:
+        return (*self.running, *self.waiting)
+
+    def need_of(self, request: SimulatedRequest) -> Need[KVState]:
+        return Need(request.record, request.num_tokens)
+
+    def park(self, record: RequestRecord[KVState]) -> None:
+        self.preempt(self.moves.requests[RequestId(record.request_id)], self._h2d.now_s)
+        self.counters.num_parks += 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        return max(0, self.pool.num_free - self.guard.num_spare)
+
+    @property
+    def num_write_through_blocks(self) -> int:
+        return MAX_MIRRORED_BLOCKS
+
+    def num_predicted_slots(self, request: SimulatedRequest) -> int:
+        return num_host_blocks(self.geometry, request)
+
+    def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
+        kvs = (request.record.kv for request in self.live)
+        returning = sum(
+            job.num_left_bytes for kv in kvs if kv is not None for job in kv.restoring.values()
+        )
+        leaving, chunk_bytes = self._d2h.num_queued_bytes, self._h2d.chunk_bytes
+        return Links(
+            h2d=h2d.link(chunk_bytes=chunk_bytes, num_queued_bytes=returning),
+            d2h=d2h.link(chunk_bytes=chunk_bytes, num_queued_bytes=leaving),
+        )
+
+    def num_returning_bytes(self) -> int:
+        return self._h2d.num_queued_bytes  # between two steps: restores only
+
+    def num_step_load_blocks(self, needs: Sequence[Need[KVState]]) -> int:
+        kvs = (need.record.kv for need in needs)
+        return sum(kv.num_staged * kv.num_staging_groups for kv in kvs if kv is not None)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -117,11 +143,11 @@ class Scheduler:
         self._wake_up()
         self._uncache()
         if self.offloads:
-            active, line = self._active(), self._next_in_line()
-            self.guard.adjust([need_of(r) for r in active], [need_of(r) for r in line])
-            self._prepare_resumes(active)
+            self.line.make_room()
+            self.line.prepare()
         turns: list[Turn] = []
-        self._num_left_of_prompts = self.decision.chunk_tokens if self.decision else None
+        decision = self.line.decision
+        self._num_left_of_prompts = decision.chunk_tokens if decision else None
         budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
         for request in list(self.running):
             if request.record.state is State.PAUSED or request not in self.running:
@@ -143,53 +169,6 @@ class Scheduler:
             turn.request.computed(turn.num_tokens)
         return turns
 
-    def _prepare_resumes(self, active: Sequence[SimulatedRequest]) -> None:
-        """Move parked requests at the head of the queue on towards running, beside active ones."""
-        self.resumes.is_short_of_blocks = False
-        ahead = [need_of(request) for request in active]
-        staged = sum(r.kv.num_staged * r.kv.num_staging_groups for r in active)
-        for request in islice(self.line(), self._num_places):
-            self._seek(request)
-            self.resumes.prepare(
-                request.record,
-                partial(self._choose, request, tuple(ahead), staged),
-                num_slots=num_host_blocks(self.geometry, request),
-                num_kept_free=self.guard.num_blocks_of_next_step(ahead),
-            )
-            if self.resumes.is_short_of_blocks or not request.kv.num_tokens:
-                break
-            ahead.append(need_of(request))
-            staged += request.kv.num_staged * request.kv.num_staging_groups
-
-    def _choose(
-        self,
-        request: SimulatedRequest,
-        ahead: Sequence[Need[KVState]],
-        num_staged: int,
-        kv: KVState,
-    ) -> tuple[ResumeWay, LayerPlacement]:
-        rates = self._rates()
-        engine = LinkAndStep(
-            h2d_bytes_per_s=rates.h2d_bytes_per_s,
-            prompt=rates.prompt,
-            step_s=rates.step_s or 0.0,
-            step_bytes=num_staged * self.shape.block_bytes,
-            queue_bytes=self.moves.h2d.num_queued_bytes,  # between two steps: restores only
-            num_running=len(ahead),
-        )
-        return self.resumes.choose(
-            kv, need_of(request), ahead, num_left=request.num_left_output_tokens, engine=engine
-        )
-
-    def _first_ready(self) -> SimulatedRequest | None:
-        """Return who may be admitted first; who is prepared is passed over."""
-        for request in self.line():
-            self._seek(request)
-            num_tokens = num_host_tokens(request.record)
-            if num_tokens or (num_tokens == 0 and not self.resumes.is_short_of_blocks):
-                return request
-        return None
-
     def _wake_up(self) -> None:
         """Give requests whose pause has ended a staging buffer, as far as there are blocks."""
         for request in self.running:
@@ -204,7 +183,7 @@ class Scheduler:
     def _uncache(self) -> None:
         """Let KV be computed anew that the decision says; what is kept from now on is, too."""
         self._num_recomputed.clear()
-        wanted = self.decision.uncached_blocks if self.decision else {}
+        wanted = self.line.decision.uncached_blocks if self.line.decision else {}
         for request in self.running:
             kv, before = request.kv, request.kv.num_uncached
             number = wanted.get(request.request_id, 0)
@@ -212,26 +191,6 @@ class Scheduler:
                 kv.uncache(number, num_free=self.pool.num_free)
                 self.moves.refresh(kv)
             self._num_recomputed[request.request_id] = max(before, kv.num_uncached)
-
-    @property
-    def _num_places(self) -> int:
-        """How many more requests may run."""
-        return self.shape.max_num_seqs - len(self.running)
-
-    def _next_in_line(self) -> list[SimulatedRequest]:
-        """Return whom to make room for: those being prepared and the first other who waits.
-
-        Nobody while as many run as may run.
-        """
-        line: list[SimulatedRequest] = []
-        for request in self.line() if self._num_places else ():
-            line.append(request)
-            if not request.record.is_prepared:
-                break
-        return line
-
-    def _active(self) -> list[SimulatedRequest]:
-        return [request for request in self.running if not request.is_paused]
 
     def _turn(self, request: SimulatedRequest, budget: int, now_s: float) -> Turn | None:
         num_tokens = self._chunk(request.num_left_tokens, budget)
@@ -283,7 +242,8 @@ class Scheduler:
 
     def _admit(self, budget: int) -> bool:
         """Move the first in line to the running requests if its whole prompt has room."""
-        request = self._first_ready() if self._num_places else None
+        line = self.line.requests() if self.num_places else ()
+        request = next((r for r in line if self.line.num_host_tokens(r) is not None), None)
         if request is None or not self._take_in(request, budget):
             return False
         self.waiting.remove(request)
@@ -316,8 +276,8 @@ class Scheduler:
         """Return where a request that asks for its first blocks would be."""
         kv = KVState(request_id=request.request_id, geometry=self.geometry)
         if self.offloads:
-            others = [need_of(one) for one in self._active()]
-            placement = self.guard.place_new(need_of(request), others)
+            others = self.line.active_needs()
+            placement = self.guard.place_new(self.need_of(request), others)
             kv.mirrored = self.moves.can_reserve(request, num_host_blocks(self.geometry, request))
             if kv.mirrored:
                 kv.wanted_buffers = placement.num_staging
@@ -343,17 +303,12 @@ class Scheduler:
         keys = request.spec.block_keys(self.shape.block_size)
         return self.host.cache.find_again(request.record.prefix, keys, num_blocks)
 
-    def _seek(self, request: SimulatedRequest) -> None:
-        """Let a request without KV begin with what is cached of its tokens, as late as possible."""
-        if request.record.kv is not None or request.record.way is not None:
-            return
-        if columns := self.cached_prefix(request):
-            self.host.cache.share(columns)
-            self.host.set_owned(request.request_id, 0)
-            kv = KVState(
-                request_id=request.request_id, geometry=self.geometry, columns=list(columns)
-            )
-            request.record.kv = on_host_only(kv, len(columns))
+    def adopt_prefix(self, request: SimulatedRequest, columns: Sequence[Column]) -> None:
+        """Let a request that waits begin with what is cached of its tokens."""
+        self.host.cache.share(columns)
+        self.host.set_owned(request.request_id, 0)
+        kv = KVState(request_id=request.request_id, geometry=self.geometry, columns=list(columns))
+        request.record.kv = on_host_only(kv, len(columns))
 
     # -- leaving -------------------------------------------------------------------------------
 
@@ -368,11 +323,6 @@ class Scheduler:
         self.waiting.appendleft(request)
         self.preempted.append(request)
 
-    def park(self, request: SimulatedRequest, now_s: float) -> None:
-        """Send a request to the queue because a policy says so."""
-        self.preempt(request, now_s)
-        self.counters.num_parks += 1
-
     def put_back_last(self) -> bool:
         """Take back the blocks of the last in line that has some: those ahead lack them.
 
@@ -383,7 +333,7 @@ class Scheduler:
             preparing[0].record.way = None
             self.moves.drop(preparing[0].kv)
         elif preparing:
-            self.resumes.put_back(preparing[-1].record)
+            self.line.put_back_last(preparing)
         return bool(preparing)
 
     def forget(self, request: SimulatedRequest) -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from services.control.kv import KVView
 from services.control.prefix_cache import Column
 from services.placement.blocks import BlockGeometry
 from simulator.device.copies import RESTORE, CopyJob
@@ -98,6 +99,22 @@ class KVState:
     def is_parked(self) -> bool:
         """Whether all that it has is on the host, and nothing is on its way back."""
         return self.asleep and not self.num_owned
+
+    @property
+    def view(self) -> KVView:
+        blocks = [self.num_rows] * self.geometry.num_groups
+        for place, group in enumerate(self.offloaded):
+            if group not in self.restoring:
+                blocks[group] = len(self.own)
+            if place < self.num_buffers:
+                blocks[group] += self.buffer_length
+        host_blocks = (self.num_host_blocks,) * self.geometry.num_groups
+        return KVView(
+            offloaded=self.offloaded,
+            num_buffers=self.num_buffers or min(1, len(self.offloaded)),
+            num_blocks=tuple(blocks),
+            num_host_blocks=host_blocks if self.mirrored else (),
+        )
 
     def num_new(self, num_tokens: int) -> int:
         """Return the blocks that room for so many tokens takes, those to wake up not counted."""

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from services.control.requests.life import Hold
 from services.control.requests.request_record import RequestRecord
-from services.control.room.capacity_guard import Need
 from services.pacing.deposit import next_due_s
 from services.pacing.request_buffer import RequestBuffer
 from services.placement.blocks import BlockGeometry
@@ -55,8 +54,8 @@ class SimulatedRequest:
         return self.spec.num_output_tokens
 
     @property
-    def priority(self) -> int:
-        return self.spec.priority
+    def arrival_time(self) -> float:
+        return self.spec.arrival_s
 
     @property
     def num_tokens(self) -> int:
@@ -67,10 +66,6 @@ class SimulatedRequest:
     def num_left_tokens(self) -> int:
         """Tokens known and not computed: 1 for a request that decodes."""
         return self.num_tokens - self.num_computed_tokens
-
-    @property
-    def num_left_output_tokens(self) -> int:
-        return self.spec.num_output_tokens - self.num_output_tokens
 
     @property
     def is_paused(self) -> bool:
@@ -112,15 +107,13 @@ class SimulatedRequest:
         self.num_preemptions += 1
 
 
-def need_of(request: SimulatedRequest) -> Need[KVState]:
-    """Return what the guard makes room for."""
-    return Need(request.record, request.num_tokens)
-
-
 def live_request(spec: ArrivingRequest, geometry: BlockGeometry) -> SimulatedRequest:
     """Return a request that has just arrived."""
     record: RequestRecord[KVState] = RequestRecord(
-        request_id=spec.request_id, buffer=RequestBuffer(spec.level), arrival_s=spec.arrival_s
+        request_id=spec.request_id,
+        buffer=RequestBuffer(spec.level),
+        arrival_s=spec.arrival_s,
+        priority=spec.priority,
     )
     nothing = KVState(request_id=spec.request_id, geometry=geometry)
     return SimulatedRequest(spec=spec, record=record, nothing=nothing)

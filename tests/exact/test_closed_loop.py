@@ -95,11 +95,11 @@ def assert_right(outcome: Outcome, expected: Outcome) -> None:
 def test_tokens_are_stock_vllms_while_plans_come_and_go(
     runner: StepRunner, expected: Outcome, planner_address: str
 ) -> None:
-    with asking(runner, planner_address, patient=True) as controller:
+    with asking(runner, planner_address, patient=True) as loop:
         outcome = runner.run(SHORT)
 
         assert_right(outcome, expected)
-        assert controller.counts.plans["applied"] >= 10
+        assert loop.counts.plans["applied"] >= 10
         assert outcome.num_offloads > 0
         assert outcome.num_restores > 0
 
@@ -194,20 +194,20 @@ def test_a_bad_planner_costs_no_token(
 ) -> None:
     with scripted_planner() as planner:
         planner.answer = answer
-        with asking(runner, planner.address, patient=True) as controller:
+        with asking(runner, planner.address, patient=True) as loop:
             outcome = runner.run(SHORT)
 
-            assert controller.counts.plans[count] >= 1, controller.counts.plans
+            assert loop.counts.plans[count] >= 1, loop.counts.plans
     assert_right(outcome, expected)
 
 
 def test_a_planner_that_hangs_costs_no_token(runner: StepRunner, expected: Outcome) -> None:
     with scripted_planner() as planner:
         planner.answer = hang
-        with asking(runner, planner.address, timeout_s=0.3, patient=True) as controller:
+        with asking(runner, planner.address, timeout_s=0.3, patient=True) as loop:
             outcome = runner.run(SHORT)
 
-            assert controller.counts.plans["failed_deadline_exceeded"] >= 1
+            assert loop.counts.plans["failed_deadline_exceeded"] >= 1
     assert_right(outcome, expected)
 
 
@@ -225,24 +225,24 @@ def test_a_late_plan_costs_no_token(runner: StepRunner, expected: Outcome) -> No
 
     with scripted_planner() as planner:
         planner.answer = late
-        with asking(runner, planner.address) as controller:
+        with asking(runner, planner.address) as loop:
             outcome = runner.run(SHORT, hook=lambda scheduler, step: steps.append(step))
 
-            assert controller.counts.plans["ignored_expired"] >= 1, controller.counts.plans
+            assert loop.counts.plans["ignored_expired"] >= 1, loop.counts.plans
     assert_right(outcome, expected)
 
 
 def test_a_planner_that_dies_in_the_middle_costs_no_token(
     runner: StepRunner, expected: Outcome
 ) -> None:
-    with scripted_planner() as planner, asking(runner, planner.address, patient=True) as controller:
+    with scripted_planner() as planner, asking(runner, planner.address, patient=True) as loop:
         planner.answer = lambda snapshot, context: (
             keep_everything(snapshot, context) if snapshot.epoch < 4 else refuse(snapshot, context)
         )
         outcome = runner.run(SHORT)
 
-        assert controller.counts.plans["applied"] >= 1
-        assert controller.counts.plans["failed_internal"] >= 1
+        assert loop.counts.plans["applied"] >= 1
+        assert loop.counts.plans["failed_internal"] >= 1
     assert_right(outcome, expected)
 
 
@@ -271,10 +271,10 @@ def test_nobody_starves_though_the_planner_pauses_for_ever(
     times = TokenTimes()
     with scripted_planner() as planner:
         planner.answer = pausing(*victims)
-        with asking(runner, planner.address, parameters=parameters) as controller:
+        with asking(runner, planner.address, parameters=parameters) as loop:
             outcome = runner.run(workload, hook=times)
 
-            assert controller.counts.triggers["resumed"] >= 1
+            assert loop.counts.triggers["resumed"] >= 1
     assert outcome.tokens == plain.tokens
     longest_s = max(gap_s for name in plain.tokens for gap_s in gaps_of(times.generated_s[name]))
     assert longest_s >= 0.1  # somebody was paused
@@ -345,7 +345,7 @@ def test_a_held_request_is_not_scheduled_and_goes_on_with_the_same_tokens(
         elif step > 11 and len(held) < 20:
             buffer = scheduler.records["s1"].buffer
             held.append((buffer.num_generated, buffer.num_deposited(time.monotonic())))
-            assert "s1" not in scheduler.controller.ledger.last_scheduled
+            assert "s1" not in scheduler.loop.ledger.last_scheduled
             if len(held) == 20:
                 scheduler.hold({"s1": False})
 

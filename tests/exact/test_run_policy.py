@@ -12,7 +12,6 @@ from lab.engine.step_runner import Outcome, StepRunner
 from lab.engine.workloads import mixed
 from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
-from services.control.run_director import RunDirector
 from services.executor.request_tag import to_extra_args
 from services.pacing.types import ServiceLevel
 from services.placement.presets import Run
@@ -64,16 +63,12 @@ def at_random(rng: random.Random) -> Run:
 
 def test_random_decisions_leave_the_tokens_exact(runner: StepRunner, expected: Outcome) -> None:
     scheduler = runner.scheduler
-    with asking(runner, "") as controller:
-        loop = scheduler.loop
-        loop.director = RunDirector(
-            at_random(random.Random(1)), loop.line, controller, controller._now_s
-        )
+    with asking(runner, "", run_policy=at_random(random.Random(1))) as loop:
         num_parks = scheduler.block_owner.counters.num_parks
         outcome = runner.run(mixed())
 
         assert outcome.tokens == expected.tokens
-        assert loop.director.num_decisions >= 100
+        assert loop.admission.num_decisions >= 100
         assert scheduler.block_owner.counters.num_parks - num_parks >= 10
 
 
@@ -87,4 +82,4 @@ def test_the_products_policy_leaves_the_tokens_exact(runner: StepRunner, expecte
         outcome = runner.run(paced)
 
         assert outcome.tokens == expected.tokens
-        assert runner.scheduler.loop.director.num_decisions >= 20
+        assert runner.scheduler.loop.admission.num_decisions >= 20

@@ -14,7 +14,6 @@ from lab.engine.step_runner import Arrival, EngineCase, Hook, Outcome, StepRunne
 from lab.engine.workloads import together
 from services.control.options import ControllerOptions
 from services.control.requests.life import State
-from services.control.run_director import RunDirector
 from services.placement.presets import Run
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.types import RunDecision, RunSnapshot
@@ -101,10 +100,9 @@ def deciding(
     Afterwards tell what was computed anew, and see the pool whole.
     """
     scheduler, found = runner.scheduler, Recomputed()
-    scheduler.set_up(replace(ELLM, ellm=rules), None)
+    scheduler.set_up(replace(ELLM, ellm=rules), None, policy)
     shadows, uncached = scheduler.shadows, scheduler.block_owner.uncached
     before = shadows.num_rows, uncached.num_dropped_blocks, uncached.num_kept_blocks
-    loop, controller = scheduler.loop, scheduler.controller
     add_to, forget = shadows.add_to, uncached.forget
 
     def watch_step(output: Any) -> Any:
@@ -121,8 +119,6 @@ def deciding(
             found.interrupted[_why_it_ends(scheduler.requests[kv.request_id], kv.record)] += 1
         forget(kv)
 
-    if policy is not None:
-        loop.director = RunDirector(policy, loop.line, controller, controller._now_s)
     shadows.add_to, uncached.forget = watch_step, watch_end
     try:
         yield found

@@ -10,7 +10,7 @@ from lab.planning.snapshots import make_request, make_snapshot
 from lab.stack.ports import free_port
 from lab.stack.processes import wait_until
 from services.control.plans.planner import Answer
-from services.executor.scheduler.closed_loop.planner_client import PlannerClient
+from services.executor.scheduler.planner_client import PlannerClient
 from services.kit.transport import Transport
 from services.placement.types import Snapshot
 from tests.certificates import Authority

@@ -1,4 +1,4 @@
-"""What the controller counts, on its way to the metrics endpoint."""
+"""What the step loop counts, on its way to the metrics endpoint."""
 
 from collections import Counter, defaultdict
 from typing import Any
@@ -45,7 +45,7 @@ class ControllerCounts:
         self.plans[f"failed_{kind.lower()}"] += 1
 
     def stepped(self, *, step_s: float, own_s: float) -> None:
-        """Count one step and the controller's own part of it."""
+        """Count one step and the loop's own part of it."""
         self.sums["num_steps"] += 1
         self.sums["step_s"] += step_s
         self.sums["controller_s"] += own_s

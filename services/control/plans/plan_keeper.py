@@ -4,17 +4,26 @@ import math
 from collections import deque
 from typing import Any
 
+from services.control.engine import Engine
 from services.control.options import ControllerOptions
 from services.control.plans.counts import ControllerCounts
 from services.control.plans.plan_in_force import Pause, PlanInForce, pauses_to_end
 from services.control.requests.life import Hold, State
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
-from services.control.seam import EngineSeam
+from services.control.requests.request_state import SchedulerRequest
 from services.control.types import Trigger
-from services.placement.judging.plan_rules import Moment, Question, Verdict, groups_of, judge
+from services.placement.blocks import RESIDENT, Residency
+from services.placement.judging.plan_rules import (
+    LivePlace,
+    Moment,
+    Question,
+    Verdict,
+    groups_of,
+    judge,
+)
 from services.placement.layer_placement import LayerPlacement
-from services.placement.types import Placement, Plan, Snapshot
+from services.placement.types import Placement, Plan, RequestId, Snapshot
 
 NUM_REMEMBERED_QUESTIONS = 64
 
@@ -25,7 +34,7 @@ class PlanKeeper:
     def __init__(
         self,
         options: ControllerOptions,
-        engine: EngineSeam,
+        engine: Engine[Any, Any],
         ledger: RequestLedger,
         counts: ControllerCounts,
     ) -> None:
@@ -47,7 +56,7 @@ class PlanKeeper:
         now = Moment(
             step=step,
             last_applied_epoch=self.last_applied_epoch,
-            live=self._engine.live_requests(),
+            live=self._live_places(),
             engine=self._engine.shape,
         )
         verdict = judge(plan, question, now)
@@ -134,17 +143,42 @@ class PlanKeeper:
             if now_s - since_s >= parameters.min_pause_s > looked_s - since_s
         ]
         ended = pauses_to_end(
-            [self._pause_of(record, now_s) for record in paused],
-            num_running=self._engine.num_runnable(),
+            [_pause_of(record, now_s) for record in paused],
+            num_running=self._num_runnable(),
             max_pause_s=parameters.max_pause_s,
         )
         for request_id in ended:
             due.extend(self._resume(records[request_id], now_s))
         return due
 
-    def _pause_of(self, record: RequestRecord[Any], now_s: float) -> Pause:
-        return Pause(
-            request_id=record.request_id,
-            age_s=now_s - record.holds[Hold.PLAN],
-            priority=self._engine.priority(record),
-        )
+    def _num_runnable(self) -> int:
+        """Return how many requests the next step may serve: not paused, running or waiting."""
+        records = (self._engine.records[one.request_id] for one in self._engine.live)
+        places = [not record.state.is_queued for record in records if not record.is_held]
+        num_running = sum(places)
+        return num_running if num_running or not self._ledger.last_scheduled else len(places)
+
+    def _live_places(self) -> list[LivePlace]:
+        records = self._engine.records
+        return [_place_of(one, records[one.request_id]) for one in self._engine.live]
+
+
+def _place_of(request: SchedulerRequest, record: RequestRecord[Any]) -> LivePlace:
+    kv, residency = record.kv, RESIDENT
+    if kv is not None:
+        residency = Residency(num_offloaded=len(kv.offloaded), num_staging=max(1, kv.num_buffers))
+    return LivePlace(
+        request_id=RequestId(request.request_id),
+        num_tokens=request.num_tokens,
+        residency=residency,
+        holds_kv=not record.state.is_queued,
+        paused=record.is_held,
+    )
+
+
+def _pause_of(record: RequestRecord[Any], now_s: float) -> Pause:
+    return Pause(
+        request_id=record.request_id,
+        age_s=now_s - record.holds[Hold.PLAN],
+        priority=record.priority,
+    )

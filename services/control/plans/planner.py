@@ -1,4 +1,4 @@
-"""Who is asked for plans, as the controller sees it."""
+"""Which planner is asked for plans, as `Planning` sees it."""
 
 from dataclasses import dataclass
 from typing import Protocol

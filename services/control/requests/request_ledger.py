@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from services.control.measures.answer_lengths import AnswerLengths
+from services.control.measures.prediction import PlacedRequest
 from services.control.requests.request_record import RequestRecord
 
 
@@ -30,6 +31,17 @@ class RequestLedger:
             record = self.records[request_id]
             if record.run_since_s is None:
                 record.run_since_s = now_s
+
+    def placed(self) -> list[PlacedRequest]:
+        """Return the requests of the newest step, and where their KV is."""
+        records = map(self.records.get, self.last_scheduled)
+        return [
+            PlacedRequest(
+                num_tokens=kv.num_tokens, offloaded=tuple(kv.offloaded), num_buffers=kv.num_buffers
+            )
+            for record in records
+            if record is not None and (kv := record.kv) is not None
+        ]
 
     def ended(self, now_s: float, *, num_output_tokens: int | None) -> None:
         """Take in that a request ends; `num_output_tokens`: None if it was aborted."""

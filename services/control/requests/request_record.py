@@ -31,6 +31,7 @@ class RequestRecord(Generic[KVT]):
     request_id: str
     buffer: RequestBuffer  # its reader's
     arrival_s: float
+    priority: int = 0  # lower is served first
     first_token_s: float | None = None
     # Whether it runs.
     state: State = State.WAITING  # changed by `enter` alone

@@ -1,8 +1,8 @@
 """One live request in the planner's terms: the same in the engine and in the simulator."""
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from services.control.kv import NOTHING
 from services.control.measures.answer_lengths import AnswerLengths
 from services.control.requests.life import Hold
 from services.control.requests.request_record import RequestRecord
@@ -19,7 +19,8 @@ class SchedulerRequest(Protocol):
     def request_id(self) -> str: ...
 
     @property
-    def priority(self) -> int: ...
+    def arrival_time(self) -> float:
+        """Seconds of some clock."""
 
     @property
     def max_tokens(self) -> int: ...
@@ -35,24 +36,11 @@ class SchedulerRequest(Protocol):
         """Return how many tokens are known: prompt and output."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVView:
-    """Where a request's blocks are, per layer group."""
-
-    offloaded: tuple[int, ...] = ()  # layer groups in host memory, ascending
-    num_buffers: int = 0  # staging; asleep: what it wakes up with; 0 iff nothing is offloaded
-    num_blocks: tuple[int, ...] = ()  # of the pool; staging counts with the first groups it serves
-    num_host_blocks: tuple[int, ...] = ()  # leading full blocks whose host copy is complete
-
-
-NOTHING = KVView()
-
-
-def phase_of(request: SchedulerRequest, *, runs: bool, held: bool) -> RequestPhase:
-    """Return a request's phase. `runs`: it is in the running queue."""
-    if not runs:
+def phase_of(request: SchedulerRequest, record: RequestRecord[Any]) -> RequestPhase:
+    """Return a request's phase."""
+    if record.state.is_queued:
         return RequestPhase.PREEMPTED if request.num_preemptions else RequestPhase.WAITING
-    if held:
+    if record.is_held:
         return RequestPhase.PAUSED
     # Between two steps a request that decodes has its newest token still to compute.
     num_left = request.num_tokens - request.num_computed_tokens
@@ -66,11 +54,11 @@ class StateReader:
     def __init__(self, engine: EngineShape, answer_lengths: AnswerLengths, now_s: float) -> None:
         self._engine, self._answer_lengths, self._now_s = engine, answer_lengths, now_s
 
-    def state(
-        self, request: SchedulerRequest, record: RequestRecord[Any], kv: KVView, phase: RequestPhase
-    ) -> RequestState:
+    def state(self, request: SchedulerRequest, record: RequestRecord[Any]) -> RequestState:
         """Return one request's state."""
-        engine, now_s = self._engine, self._now_s
+        engine, now_s, phase = self._engine, self._now_s, phase_of(request, record)
+        # A request that is being brought back holds blocks and has no tokens yet.
+        kv = NOTHING if record.kv is None or record.state.is_queued else record.kv.view
         level = record.buffer.service_level
         num_output = request.num_output_tokens
         predicted = self._answer_lengths.predict(
@@ -90,7 +78,7 @@ class StateReader:
             resumed_age_s=_age(record.resumed_s, now_s),
             slo_tpot_s=level.slo_tpot_s,
             slo_tbt_s=level.slo_tbt_s,
-            priority=request.priority,
+            priority=record.priority,
             predicted_min_output_tokens=low,
             predicted_max_output_tokens=high,
             offloaded_layers=tuple(

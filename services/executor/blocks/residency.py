@@ -22,6 +22,7 @@ from itertools import chain, pairwise
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
+from services.control.kv import KVView
 from services.control.prefix_cache import Column
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.host_pool import Promise
@@ -79,6 +80,11 @@ class GroupKV:
         blocks: list[KVCacheBlock | None] = [*self.row[positions.start : positions.stop]]
         del self.row[positions.start : positions.stop]
         return blocks
+
+    @property
+    def num_owned(self) -> int:
+        own = len(self.own) if self.offloaded else len(self.row) - self.num_uncached
+        return own + (len(self.restore.targets) if self.restore is not None else 0)
 
     def owned_blocks(self) -> Iterable[KVCacheBlock]:
         blocks = list(self.own.values()) if self.offloaded else self.row[self.num_uncached :]
@@ -197,6 +203,20 @@ class RequestKV:
             return self.num_owned
         num_open = max(0, self.num_rows - self.num_full_blocks)
         return len(self.groups) * num_open + self.num_recomputed
+
+    @property
+    def view(self) -> KVView:
+        offloaded = self.offloaded
+        num_blocks = [group.num_owned for group in self.groups]
+        num_blocks[0] += self.num_recomputed
+        for index, buffer in zip(offloaded, self.staging, strict=False):
+            num_blocks[index] += len(buffer) - len(self.uncached)
+        return KVView(
+            offloaded=tuple(offloaded),
+            num_buffers=len(self.staging) or min(1, len(offloaded)),
+            num_blocks=tuple(num_blocks),
+            num_host_blocks=tuple(group.num_host_blocks for group in self.groups),
+        )
 
     def uid(self, position: int) -> int:
         """Return a number that stands for the KV of a block position, and for no other's."""

@@ -1,1 +1,1 @@
-"""In the EngineCore process: vLLM's scheduler with our parts, and what it tells the controller."""
+"""In the EngineCore process: vLLM's scheduler with our parts, as the step loop's engine."""

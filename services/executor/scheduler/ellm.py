@@ -27,13 +27,12 @@ class EllmSchedulerMixin(LayerwiseSchedulerMixin):
         super().adjust_placements()
 
     def _wanted(self) -> Mapping[RequestId, int]:
-        director = self.loop.director
-        decision = None if director is None else director.decision
+        decision = self.line.decision
         return {} if decision is None else decision.uncached_blocks
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
-        self.controller.meter.recomputes(self.shadows.add_to(output))
+        self.loop.meter.recomputes(self.shadows.add_to(output))
         return output
 
 

@@ -15,6 +15,7 @@ from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import phase_of
 from services.executor.blocks.residency import GroupKV, RequestKV
 from services.executor.engine import engine_calls
+from services.executor.engine.parent_watch import end_with_parent
 from services.executor.observation import (
     EngineObservation,
     GroupPlace,
@@ -22,7 +23,6 @@ from services.executor.observation import (
     to_plain,
 )
 from services.executor.request_tag import from_extra_args, to_transfer_params
-from services.executor.scheduler.parent_watch import end_with_parent
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.pacing.cause import Cause
 from services.pacing.request_buffer import RequestBuffer
@@ -60,6 +60,7 @@ class ReaderStateMixin(VllmScheduler):
             request_id=request.request_id,
             buffer=RequestBuffer(level, arrived_s=arrival_s),
             arrival_s=arrival_s,
+            priority=request.priority,
         )
         self.records.setdefault(request.request_id, record)
         super().add_request(request)
@@ -179,11 +180,7 @@ class ReaderStateMixin(VllmScheduler):
         groups = [] if record.kv is None else record.kv.groups
         return RequestObservation(
             request_id=request.request_id,
-            phase=phase_of(
-                request,
-                runs=request.status == RequestStatus.RUNNING,
-                held=record.is_held,
-            ),
+            phase=phase_of(request, record),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=request.num_computed_tokens,
             num_generated_tokens=buffer.num_generated,

@@ -1,70 +1,52 @@
-"""Which requests run: held, parked, and coming back. Between vLLM's scheduler and their blocks."""
+"""Which requests run: held, sent away, and coming back; told to vLLM's scheduler.
 
-import itertools
+vLLM admits every request in its queue that has room. While it schedules, the queue holds the line
+alone; the other requests are back in it when the step is made.
+"""
+
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from vllm.v1.request import Request
 
-from services.control.measures.rates import Rates
-from services.control.prefix_cache import Column
+from services.control.line import Line
 from services.control.requests.life import Hold, State
 from services.control.requests.request_record import RequestRecord
-from services.control.room.capacity_guard import Need
-from services.control.room.resumes import Resumes, num_host_tokens
-from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.scheduler.vllm_scheduler import IDLE_WAIT_S, NEVER, VllmScheduler
-from services.placement.layer_placement import LayerPlacement
-from services.placement.run.resume import LinkAndStep, ResumeWay
 
 
 class RunControl:
-    """Holds running requests back, parks them, and prepares parked ones to run again."""
+    """Has vLLM pass over running requests that are held, preempt some, and admit the line only."""
 
     def __init__(
         self,
         scheduler: VllmScheduler,
+        line: Line[Request, RequestKV],
         transfers: Transfers,
-        resumes: Resumes[RequestKV],
-        rates: Callable[[], Rates],
         *,
         max_hold_s: float,
     ) -> None:
-        """`rates`: of the moment; `max_hold_s`: for which a request is held for its reader."""
-        self.resumes = resumes
-        self._scheduler = scheduler
-        self.transfers, self._owner = transfers, transfers.owner
+        """`max_hold_s`: for which a request is held for its reader."""
+        self.resumes = line.resumes
+        self._scheduler, self._line = scheduler, line
+        self._transfers, self._owner = transfers, transfers.owner
         self._records = transfers.owner.records
-        self.guard = resumes.guard
-        self._rates, self._max_hold_s = rates, max_hold_s
-        self.line: Callable[[], Iterable[Request]] = lambda: scheduler.waiting  # who may come in
+        self._max_hold_s = max_hold_s
         self._is_stuck = False
 
-    def record_of(self, request: Request) -> RequestRecord[RequestKV]:
-        return self._records[request.request_id]
-
     # -- each step --------------------------------------------------------------------------
-
-    def leave(self, record: RequestRecord[RequestKV]) -> None:
-        """Send a running request to the queue as soon as no token of it is in flight.
-
-        What is on the host stays there; the rest of its KV is computed again.
-        """
-        if record.state is State.RUNNING or record.state is State.PAUSED:
-            record.enter(State.LEAVING)
-            self._owner.counters.num_parks += 1
 
     def stop_and_start(self) -> None:
         """Tell vLLM which running requests to skip, and send those to the queue that leave."""
         self._release_overdue()
         if self._is_stuck and not self._preempt_idle():
-            self._put_back_last()
+            self._line.put_back_last(self._line.eligible())
         for request in list(self._scheduler.running):
-            record = self.record_of(request)
+            record = self._line.record_of(request)
             if record.is_held:
                 self._stop(request, record)
             elif record.state is State.PAUSED:
@@ -99,134 +81,53 @@ class RunControl:
 
         False if none is skipped.
         """
-        skipped = [r for r in self._scheduler.running if self.record_of(r).state.is_skipped]
+        skipped = [r for r in self._scheduler.running if self._line.record_of(r).state.is_skipped]
         if skipped and skipped[-1].num_in_flight_tokens == 0:
             self._preempt(skipped[-1])
         return bool(skipped)
-
-    def _put_back_last(self) -> None:
-        """Take back the blocks of the last request in line that has some: those ahead lack them."""
-        preparing = [one for one in map(self.record_of, self._eligible()) if one.is_prepared]
-        for record in reversed(preparing):
-            if self.resumes.put_back(record):
-                return
 
     def _preempt(self, request: Request) -> None:
         self._scheduler.running.remove(request)
         self._scheduler._preempt_request(request, time.monotonic())
 
+    @contextmanager
+    def admitting(self) -> Iterator[None]:
+        """Let vLLM see the line alone, and no more of prompts than the decision's chunk."""
+        decision, scheduler = self._line.decision, self._scheduler
+        if decision is None:
+            yield
+            return
+        line = list(self._line.requests())
+        named = {request.request_id for request in line}
+        queue, everybody = scheduler.waiting, list(scheduler.waiting)
+        own_budget = scheduler.max_num_scheduled_tokens
+        others = [one for one in everybody if one.request_id not in named]
+        queue.remove_requests(everybody)
+        for request in line:
+            queue.add_request(request)
+        if decision.chunk_tokens is not None:
+            # Decodes come first: a prompt before them would take their part of the budget.
+            scheduler.running.sort(key=_is_prompt)
+            num_decodes = sum(not _is_prompt(request) for request in scheduler.running)
+            budget = num_decodes + decision.chunk_tokens
+            scheduler.max_num_scheduled_tokens = min(own_budget, budget)
+        try:
+            yield
+        finally:
+            scheduler.max_num_scheduled_tokens = own_budget
+            for request in others:
+                queue.add_request(request)
+
     def admitted(self, requests: Iterable[Request]) -> None:
         """Take in which requests run that did not; they own blocks."""
         counters, block_size = self._owner.counters, self._owner.geometry.block_size
         for request in requests:
-            record = self.record_of(request)
+            record = self._line.record_of(request)
             assert record.kv is not None
             is_new = not request.num_preemptions
             if record.state is State.READY and is_new:
                 counters.num_prefix_hit_tokens += len(record.kv.columns) * block_size
             self.resumes.admitted(record, is_new=is_new)
-
-    # -- the queue --------------------------------------------------------------------------
-
-    def num_host_tokens(self, request: Request) -> int | None:
-        """Return how many tokens a waiting request need not compute; None: pass over it now."""
-        record = self.record_of(request)
-        if record.is_held:
-            return None
-        self._seek(request, record)
-        if record.kv is None and self.resumes.is_short_of_blocks:
-            return None  # no request overtakes one that has yet to find room
-        return num_host_tokens(record)
-
-    def next_in_line(self) -> list[Request]:
-        """Return the requests to make room for: those being prepared, and the first of the rest.
-
-        Nobody while as many run as may run: what they would take is the running requests' own.
-        """
-        line: list[Request] = []
-        if not self._num_places():
-            return line
-        for request in self._eligible():
-            line.append(request)
-            if not self.record_of(request).is_prepared:
-                break
-        return line
-
-    def prepare_resumes(self, num_predicted_slots: Callable[[Request], int]) -> None:
-        """Move parked requests at the head of the queue on towards running."""
-        self.resumes.is_short_of_blocks = False
-        if not self._scheduler.waiting:
-            return
-        ahead = self.active_needs()  # who is served before the request at hand
-        for request in itertools.islice(self._eligible(), self._num_places()):
-            record = self.record_of(request)
-            self._seek(request, record)
-            self.resumes.prepare(
-                record,
-                partial(self._choose, request, tuple(ahead)),
-                num_slots=num_predicted_slots(request),
-                num_kept_free=self.guard.num_blocks_of_next_step(ahead),
-            )
-            if self.resumes.is_short_of_blocks or record.kv is None:
-                break
-            ahead.append(need_of(request, record))
-
-    def cached_prefix(self, request: Request, record: RequestRecord[RequestKV]) -> Sequence[Column]:
-        """Return the columns that a request without KV may begin with: not its last token's."""
-        if record.kv is not None or record.way is not None or not may_mirror(record):
-            return ()
-        if request.skip_reading_prefix_cache:
-            return ()
-        keys = request.block_hashes  # none any more of a request that has lost its KV
-        num_keys = min(len(keys), (request.num_tokens - 1) // self._owner.geometry.block_size)
-        return self._owner.host.find(record.prefix, keys, num_keys)
-
-    def _seek(self, request: Request, record: RequestRecord[RequestKV]) -> None:
-        """Let a request without KV begin with what is cached of its tokens.
-
-        As late as possible: others may still be computing what it begins with.
-        """
-        if columns := self.cached_prefix(request, record):
-            self._owner.adopt_prefix(record, columns, request.block_hashes)
-
-    def _num_places(self) -> int:
-        """Return how many more requests may run."""
-        num_places: int = self._scheduler.max_num_active_reqs - len(self._scheduler.running)
-        return max(0, num_places)
-
-    def _eligible(self) -> Iterator[Request]:
-        return (request for request in self.line() if not self.record_of(request).is_held)
-
-    def _choose(
-        self, request: Request, ahead: Sequence[Need[RequestKV]], kv: RequestKV
-    ) -> tuple[ResumeWay, LayerPlacement]:
-        return self.resumes.choose(
-            kv,
-            need_of(request, kv.record),
-            ahead,
-            num_left=request.max_tokens - request.num_output_tokens,
-            engine=self._link_and_step(len(ahead)),
-        )
-
-    def _link_and_step(self, num_running: int) -> LinkAndStep:
-        rates, transfers = self._rates(), self.transfers
-        return LinkAndStep(
-            h2d_bytes_per_s=rates.h2d_bytes_per_s,
-            prompt=rates.prompt,
-            step_s=rates.step_s or 0.0,
-            step_bytes=transfers.num_step_load_blocks() * self.resumes.block_bytes,
-            queue_bytes=transfers.num_restoring_blocks() * self.resumes.block_bytes,
-            num_running=num_running,
-        )
-
-    def active_needs(self) -> list[Need[RequestKV]]:
-        """Return what the running requests that are not held need, in scheduling order."""
-        records, running = self._records, self._scheduler.running
-        both = [(request, records[request.request_id]) for request in running]
-        return [need_of(request, record) for request, record in both if not record.is_held]
-
-    def needs_in_line(self) -> list[Need[RequestKV]]:
-        return [need_of(request, self.record_of(request)) for request in self.next_in_line()]
 
     # -- idle steps -------------------------------------------------------------------------
 
@@ -238,9 +139,9 @@ class RunControl:
         self._is_stuck = False
         running = self._scheduler.running
         in_flight = any(request.num_in_flight_tokens for request in running)
-        if num_scheduled == 0 and not in_flight and not self.transfers.is_busy:
-            run = [self.record_of(request) for request in running]
-            line = [self.record_of(request) for request in self._eligible()]
+        if num_scheduled == 0 and not in_flight and not self._transfers.is_busy:
+            run = [self._line.record_of(request) for request in running]
+            line = [self._line.record_of(request) for request in self._line.eligible()]
             wants = bool(line) or not all(record.is_held for record in run)
             in_the_way = any(one.state.is_skipped for one in run) or any(
                 one.is_prepared for one in line
@@ -261,6 +162,6 @@ class RunControl:
                 assert may_be_asleep or not kv.asleep, f"{request_id} is asleep: {state}"
 
 
-def need_of(request: Request, record: RequestRecord[RequestKV]) -> Need[RequestKV]:
-    """Return what vLLM makes room for: tokens that are sampled and not yet known count."""
-    return Need(record, request.num_tokens + request.num_output_placeholders)
+def _is_prompt(request: Request) -> bool:
+    """Whether more than its newest token is left to compute."""
+    return bool(request.num_tokens - request.num_computed_tokens > 1)

@@ -4,7 +4,8 @@ Named by `scheduler_cls`. Everything that a plan changes is decided here, in the
 and travels with the step, so that all ranks do the same.
 """
 
-from dataclasses import replace
+import multiprocessing
+import time
 from typing import Any
 
 import structlog
@@ -14,9 +15,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
-from services.control.controller import Controller
+from services.control.admission import run_policy_of
+from services.control.line import Line
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import Rates, write_budget_blocks
 from services.control.options import ControllerOptions
@@ -24,6 +26,8 @@ from services.control.plans.planner import Planner
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
 from services.control.room.resumes import Resumes
+from services.control.step_loop import StepLoop
+from services.control.types import Trigger
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV
@@ -32,19 +36,24 @@ from services.executor.blocks.transfers.moves import BlockMoves
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.plugin.connector import LayerwiseConnector
-from services.executor.scheduler.closed_loop.control_loop import ControlLoop, make_planner
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
-from services.executor.scheduler.engine_shape import engine_shape
+from services.executor.scheduler.planner_client import planner_of
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.recovery import Recovery, error_output, share_nothing
 from services.executor.scheduler.run_control import RunControl
+from services.executor.scheduler.step_watch import StepWatch
+from services.executor.scheduler.vllm_engine import VllmEngine, engine_shape
 from services.executor.sizing import are_slots_ready_at_start, num_host_slots
+from services.executor.stats.kv_stats import KVStats
 from services.executor.step_messages import StepFeedback
+from services.kit.telemetry import log as logging
 from services.pacing.cause import Cause
 from services.placement.blocks import BlockGeometry
-from services.placement.types import EngineShape
+from services.placement.presets import Run
 
 log = structlog.get_logger()
+
+STEPS_PER_STATS = 32  # of the loop's counts
 
 
 class LayerwiseSchedulerMixin(ReaderStateMixin):
@@ -52,6 +61,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if multiprocessing.parent_process() is not None:
+            logging.configure("executor-engine", "info")
         config, manager = self.vllm_config, self.kv_cache_manager
         self.kv_options = options = KVOptions.of(config)
         check_supported(config)
@@ -59,7 +70,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             manager, max_in_flight_tokens=config.max_in_flight_tokens
         )
         self.block_owner = owner = self._make_owner(manager)
-        self._engine_shape = shape = engine_shape(
+        shape = engine_shape(
             config,
             manager.kv_cache_config,
             num_blocks=owner.pool.num_gpu_blocks - 1,  # one is vLLM's null block
@@ -79,14 +90,14 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             restore_when_free_frac=options.restore_when_free_frac,
         )
         resumes = Resumes(moves, self.capacity_guard, owner.counters, block_bytes=shape.block_bytes)
-        self.control = RunControl(
-            self, self.transfers, resumes, self._rates, max_hold_s=options.max_pause_s
-        )
+        self.engine = VllmEngine(self, self.transfers, self.capacity_guard, shape)
+        self.line: Line[Request, RequestKV] = Line(self.engine, resumes, self._rates)
+        self.control = RunControl(self, self.line, self.transfers, max_hold_s=options.max_pause_s)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers))
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._connect(manager)
         controller_options = ControllerOptions.of(config)
-        self.set_up(controller_options, make_planner(controller_options))
+        self.set_up(controller_options, planner_of(controller_options))
 
     def _connect(self, manager: Any) -> None:
         connector = self.connector
@@ -94,25 +105,20 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         connector.transfers = self.transfers
         connector.limit_host = self._limit_host
         connector.relieve = self.capacity_guard.relieve
-        connector.num_host_tokens = self.control.num_host_tokens
+        connector.num_host_tokens = self.line.num_host_tokens
         connector.bind_kv_cache_manager(manager)
 
-    def set_up(self, options: ControllerOptions, planner: Planner | None) -> None:
-        """Start with a controller that knows nothing. There may be no requests."""
+    def set_up(
+        self, options: ControllerOptions, planner: Planner | None, policy: Run | None = None
+    ) -> None:
+        """Start with a loop that knows nothing. There may be no requests.
+
+        `policy`: run policy in place of the options'.
+        """
         assert not self.requests
-        self.loop = ControlLoop(self, self.control, options, planner, lambda: self.engine_shape)
-
-    @property
-    def engine_shape(self) -> EngineShape:
-        """The engine's sizes. Of the host those slots count that can be used by now."""
-        shape, num_ready = self._engine_shape, self.block_owner.host.num_ready
-        if num_ready != shape.num_host_blocks:
-            self._engine_shape = shape = replace(shape, num_host_blocks=num_ready)
-        return shape
-
-    @property
-    def controller(self) -> Controller:
-        return self.loop.controller
+        self._watch, self._num_steps_unreported = StepWatch(self.records), 0
+        policy = policy or run_policy_of(options)
+        self.loop = StepLoop(options, self.line, planner, policy, time.monotonic)
 
     def _make_owner(self, manager: Any) -> BlockOwner:
         config = manager.kv_cache_config
@@ -153,7 +159,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
 
     def describe(self) -> dict[str, float]:
         """Return what the host holds, in tokens, a token's bytes, and the idle link's rate."""
-        shape, links = self._engine_shape, self.connector.calibration
+        shape, links = self.engine.shape, self.connector.calibration
         rate = LinkRate()
         if links is not None:
             rate.calibrate(links.small_h2d, links.large_h2d)
@@ -167,19 +173,19 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     # -- each step --------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        self.loop.before_schedule()  # plans that came, pauses that end
+        self.loop.before_schedule()  # plans that came, pauses that end, which requests may run
         self.transfers.settle()  # copies that are complete
         self._coordinator.discard_drafts()
-        self.control.stop_and_start()  # who is held, who is ready to park
+        self.control.stop_and_start()  # requests that are held, those that are ready to leave
         self.adjust_placements()  # room for the step and for the next in line
-        self.control.prepare_resumes(self._num_predicted_slots)
-        with self.loop.line.admitting():  # whom the run policy lets in, if there is one
+        self.line.prepare()
+        with self.control.admitting():  # the line alone
             output = super().schedule(*args, **kwargs)  # vLLM's, asking for blocks
         self.control.admitted(self._admitted(output))
         self.control.after_step(num_scheduled=output.total_num_scheduled_tokens)
         # Otherwise vLLM would call the connector after the layers have run.
         output.has_sync_kv_loads = True
-        self.loop.after_schedule(output)  # a question to the planner, if there is a reason
+        self._report(output)  # a question to the planner, if there is a reason
         return output
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
@@ -188,13 +194,20 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         vLLM does not heed the connector's "not now" where a prompt must be computed whole.
         """
         whole = request.skip_reading_prefix_cache
-        if whole and self.control.num_host_tokens(request) is None:
+        if whole and self.line.num_host_tokens(request) is None:
             return False
         return bool(super()._handle_blocked_waiting_request(request))
 
     def adjust_placements(self) -> None:
         """Let the capacity guard make room for the next step and the next admission."""
-        self.capacity_guard.adjust(self.control.active_needs(), self.control.needs_in_line())
+        self.line.make_room()
+
+    def _report(self, output: SchedulerOutput) -> None:
+        """Tell the loop of a step as it leaves."""
+        since_s = time.monotonic()
+        step = self._watch.scheduled(output, self.loop.begun_s)
+        self.loop.note(*self._watch.progress(output, self.running))
+        self.loop.after_schedule(step, since_s)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -207,24 +220,27 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             given_up = self.recovery.recover(feedback)
             self.transfers.absorb(feedback)  # before requests end whose copies are complete now
         self.stall_s = 0.0 if feedback is None else feedback.timing.stall_s
-        self.stalled_by = Cause.PLANNER if self.controller.lacks_plan else Cause.COPIES
+        self.stalled_by = Cause.PLANNER if self.loop.planning.lacks_plan else Cause.COPIES
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
         for request in given_up:
             to_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
             to_client.outputs.append(error_output(request))
-        self.loop.after_update(feedback)
-        self.predicted_step_s = self.controller.meter.predicted_step_s
+        if feedback is not None:
+            self._watch.ended(feedback)
+        timing = None if feedback is None else feedback.timing
+        self.loop.after_update(timing, busy=self.has_requests())
+        self.predicted_step_s = self.loop.meter.predicted_step_s
         return outputs
 
     def _rates(self) -> Rates:
-        return self.controller.meter.rates()
+        return self.loop.meter.rates()
 
     def _write_budget(self, num_under_way: int) -> int:
         return write_budget_blocks(
             self._rates(),
-            block_bytes=self.engine_shape.block_bytes,
+            block_bytes=self.engine.shape.block_bytes,
             max_blocks=self.kv_options.max_mirrored_blocks_per_step,
             num_under_way=num_under_way,
         )
@@ -242,18 +258,9 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         """Draft a request that asks for its first blocks."""
         request = self.requests[record.request_id]
         need = Need(record, max(num_tokens, request.num_tokens))
-        placement = self.capacity_guard.place_new(need, self.control.active_needs())
-        num_slots, keys = self._num_predicted_slots(request), request.block_hashes
+        placement = self.capacity_guard.place_new(need, self.line.active_needs())
+        num_slots, keys = self.engine.num_predicted_slots(request), request.block_hashes
         return self.block_owner.draft(record, placement, num_slots=num_slots, keys=keys)
-
-    def _num_predicted_slots(self, request: Request) -> int:
-        geometry = self.block_owner.geometry
-        num_left = max(0, request.max_tokens - request.num_output_tokens)
-        num_tokens: int = min(
-            request.num_tokens + min(num_left, self.kv_options.predicted_output_tokens),
-            self.max_model_len,
-        )
-        return geometry.num_groups * (num_tokens // geometry.block_size)
 
     def _preempt_request(
         self, request: Request, timestamp: float, drop_stale_output: bool = False
@@ -265,7 +272,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         begins_anew = drop_stale_output or request.skip_reading_prefix_cache
         with self._coordinator.keeping(None if begins_anew else request.request_id):
             super()._preempt_request(request, timestamp, drop_stale_output)
-        self.loop.preempted()
+        self.loop.note(Trigger.PREEMPTED)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Let nobody begin with what was computed until now, nor with what follows from it."""
@@ -273,7 +280,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        self.loop.ended(request)
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
+        self.loop.ended(num_output_tokens=None if aborted else request.num_output_tokens)
         return super()._free_request(request, *args, **kwargs)
 
     # -- what others see --------------------------------------------------------------------
@@ -286,13 +294,23 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     def make_stats(
         self, spec: Any = None, kv_stats: KVConnectorStats | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        own = self.loop.take_stats() if self.log_stats else None
+        own = self.loop_stats() if self.log_stats else None
         if own is not None:
             kv_stats = own if kv_stats is None else kv_stats.aggregate(own)
         return super().make_stats(spec, kv_stats, *args, **kwargs)
 
+    def loop_stats(self) -> KVStats | None:
+        """Return the loop's counts once in a while, for most steps change little, and when there
+        are no requests: that step may be the last one for long.
+        """
+        self._num_steps_unreported += 1
+        if self._num_steps_unreported < STEPS_PER_STATS and self.records:
+            return None
+        self._num_steps_unreported = 0
+        return KVStats(data={"controller": self.loop.counts.take()})
+
     def shutdown(self) -> None:
-        self.controller.close()
+        self.loop.close()
         super().shutdown()
 
     def check_integrity(self) -> None:

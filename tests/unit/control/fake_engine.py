@@ -1,28 +1,32 @@
-"""An engine in memory, as the controller sees one."""
+"""An engine in memory, as the step loop sees one."""
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from lab.planning.snapshots import make_engine, make_request, make_snapshot
+from lab.planning.snapshots import make_engine
+from services.control.kv import KVView
+from services.control.line import Line
 from services.control.measures.link_rate import LinkRate
-from services.control.measures.prediction import PlacedRequest
+from services.control.measures.rates import Rates
 from services.control.plans.planner import Answer
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
+from services.control.room.capacity_guard import Need
 from services.control.types import Links
-from services.placement.blocks import RESIDENT
-from services.placement.judging.plan_rules import LivePlace
 from services.placement.types import (
     EngineShape,
     Link,
     Placement,
     PolicyParameters,
-    Profile,
     RequestId,
     Snapshot,
 )
 from tests.unit.records import make_record
 
 LINK = Link(bytes_per_s=1e9)
+NUM_TOKENS = 1_600
+BEGUN = {State.RUNNING, State.PAUSED, State.LEAVING}
 
 
 def place(name: str, *layers: int, paused: bool = False) -> Placement:
@@ -36,12 +40,66 @@ def place(name: str, *layers: int, paused: bool = False) -> Placement:
 
 
 class FakeEngine:
-    """Requests by name: where each was placed, and which are paused."""
+    """`Engine` over requests by name: where each was placed, and which are paused."""
+
+    num_places = 8
+    num_free_blocks = 10_000
+    num_write_through_blocks = 0
 
     def __init__(self, *names: str) -> None:
-        self.records = {name: make_record(name, arrival_s=1_000.0) for name in names}
-        for record in self.records.values():
-            record.enter(State.RUNNING)
+        self.records: dict[str, RequestRecord[Any]] = {}
+        self.requests: dict[str, Any] = {}
+        self.looked_up: list[str] = []  # in the prefix cache, in this order
+        self.parked: list[str] = []
+        for name in names:
+            self.add(name).enter(State.RUNNING)
+
+    def add(self, name: str, **record: Any) -> RequestRecord[Any]:
+        """Let a request arrive, with its KV in the pool once it runs."""
+        made = self.records[name] = make_record(name, **{"arrival_s": 1_000.0} | record)
+        made.kv = SimpleNamespace(
+            num_tokens=NUM_TOKENS,
+            offloaded=(),
+            num_buffers=0,
+            mirrored=True,
+            num_host_blocks=2,
+            view=KVView(),
+        )
+        self.requests[name] = SimpleNamespace(
+            request_id=name,
+            arrival_time=float(len(self.requests)),
+            num_prompt_tokens=NUM_TOKENS - 64,
+            num_output_tokens=64,
+            num_tokens=NUM_TOKENS,
+            num_computed_tokens=NUM_TOKENS,
+            max_tokens=128,
+            num_preemptions=0,
+        )
+        return made
+
+    def line(self) -> Line[Any, Any]:
+        """Return its line; no request of it comes back."""
+        resumes: Any = SimpleNamespace(allow=lambda ways: None)
+        return Line(self, resumes, Rates)
+
+    def _those(self, *, begun: bool) -> list[Any]:
+        return [
+            self.requests[name]
+            for name, record in self.records.items()
+            if (record.state in BEGUN) is begun
+        ]
+
+    @property
+    def running(self) -> list[Any]:
+        return self._those(begun=True)
+
+    @property
+    def waiting(self) -> list[Any]:
+        return self._those(begun=False)
+
+    @property
+    def live(self) -> list[Any]:
+        return [*self.running, *self.waiting]
 
     @property
     def names(self) -> list[str]:
@@ -60,33 +118,30 @@ class FakeEngine:
     def shape(self) -> EngineShape:
         return make_engine()
 
-    def snapshot(self, *, epoch: int, profile: Profile, links: Links) -> Snapshot:
-        requests = [make_request(name) for name in self.names]
-        return make_snapshot(*requests, epoch=epoch, profile=profile, h2d=links.h2d)
+    def need_of(self, request: Any) -> Need[Any]:
+        return Need(self.records[request.request_id], request.num_tokens)
+
+    def park(self, record: RequestRecord[Any]) -> None:
+        self.parked.append(record.request_id)
 
     def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
         return Links(h2d=LINK, d2h=LINK)
 
-    def placed_requests(self) -> list[PlacedRequest]:
-        return [PlacedRequest(num_tokens=1_600) for _ in self.names]
+    def num_returning_bytes(self) -> int:
+        return 7
 
-    def live_requests(self) -> list[LivePlace]:
-        return [
-            LivePlace(
-                request_id=RequestId(name),
-                num_tokens=1_600,
-                residency=RESIDENT,
-                holds_kv=True,
-                paused=name in self.paused,
-            )
-            for name in self.names
-        ]
-
-    def num_runnable(self) -> int:
-        return len(set(self.names) - self.paused)
-
-    def priority(self, record: RequestRecord[Any]) -> int:
+    def num_step_load_blocks(self, needs: Sequence[Need[Any]]) -> int:
         return 0
+
+    def num_predicted_slots(self, request: Any) -> int:
+        return 0
+
+    def cached_prefix(self, request: Any) -> Sequence[Any]:
+        self.looked_up.append(request.request_id)
+        return ()
+
+    def adopt_prefix(self, request: Any, columns: Sequence[Any]) -> None:
+        """Nothing is cached."""
 
 
 class FakePlanner:

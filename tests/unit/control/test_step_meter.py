@@ -5,9 +5,9 @@ import pytest
 from services.control.measures.profile import OnlineProfile
 from services.control.measures.step_timing import StepTiming
 from services.control.plans.counts import ControllerCounts
-from services.control.seam import ScheduledStep
+from services.control.requests.request_ledger import RequestLedger
 from services.control.step_meter import StepMeter
-from services.control.types import StepSample
+from services.control.types import ScheduledStep, StepSample
 from tests.unit.control.fake_engine import FakeEngine
 
 DECODE_S = 0.02
@@ -30,9 +30,14 @@ def step(meter: StepMeter, *, step_s: float, num_prefill_tokens: int = 0) -> Non
     meter.ended(StepTiming(layer_s=layer_s, stall_s=0.005), step_s + 0.005, busy=False)
 
 
+def make_meter(counts: ControllerCounts) -> StepMeter:
+    engine = FakeEngine("a")
+    return StepMeter(engine, RequestLedger(engine.records), counts, mismatch_frac=0.0)
+
+
 def settled(counts: ControllerCounts) -> StepMeter:
     """Return a meter that knows what steps with and without prompts take."""
-    meter = StepMeter(FakeEngine("a"), counts, mismatch_frac=0.0)
+    meter = make_meter(counts)
     for _ in range(8):
         step(meter, step_s=DECODE_S)
     for _ in range(200):
@@ -85,7 +90,7 @@ def test_a_devices_period_is_a_steps_length_only_where_another_step_follows_at_o
     """What a step takes until the next one begins there is also the engine's rest between them."""
     samples: list[StepSample] = []
     monkeypatch.setattr(OnlineProfile, "add", lambda self, sample: samples.append(sample))
-    meter = StepMeter(FakeEngine("a"), ControllerCounts(), mismatch_frac=0.0)
+    meter = make_meter(ControllerCounts())
     known = [  # with each step's output
         StepTiming(),
         StepTiming(step=1, layer_s=1e-3, period_s=9.0),
@@ -106,7 +111,7 @@ def test_what_a_step_computes_anew_counts_as_prompts_of_the_step_that_was_schedu
 ) -> None:
     samples: list[StepSample] = []
     monkeypatch.setattr(OnlineProfile, "add", lambda self, sample: samples.append(sample))
-    meter = StepMeter(FakeEngine("a"), ControllerCounts(), mismatch_frac=0.0)
+    meter = make_meter(ControllerCounts())
     scheduled(meter, 1)
     meter.recomputes([])
     scheduled(meter, 2)

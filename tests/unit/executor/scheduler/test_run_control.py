@@ -4,13 +4,13 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from lab.engine.orders import pause, resume
+from services.control.admission import Admission
 from services.executor.scheduler import run_control
 from services.executor.scheduler.recovery import share_nothing
-from services.executor.scheduler.run_control import need_of
 from services.executor.scheduler.scheduler import AsyncLayerwiseScheduler
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay
-from services.placement.run.types import RunPhase
+from services.placement.run.types import IDLE, RunPhase
 from tests.unit.executor.model_free_engine import (
     ModelFreeEngine,
     make_request,
@@ -77,11 +77,11 @@ def test_room_is_made_for_one_in_line_only_while_one_more_may_run() -> None:
         engine.step()
     engine.add("c", 14)
 
-    in_line_when_full = scheduler.control.next_in_line()
+    in_line_when_full = scheduler.line.next_in_line()
     scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
 
     assert in_line_when_full == []
-    assert names_of(scheduler.control.next_in_line()) == ["c"]
+    assert names_of(scheduler.line.next_in_line()) == ["c"]
 
 
 @pytest.mark.parametrize("needs_whole_prompt", [False, True])
@@ -137,7 +137,7 @@ def test_a_token_that_is_sampled_and_not_yet_known_needs_room_too() -> None:
     scheduler.add_request(request)
     scheduler.schedule()
 
-    need = need_of(request, scheduler.records["a"])
+    need = scheduler.engine.need_of(request)
     assert (request.num_tokens, need.num_tokens) == (8, 9)
 
 
@@ -148,7 +148,7 @@ def test_a_reset_drops_the_kv_of_a_request_that_is_coming_back(num_steps: int) -
     owner = engine.scheduler.block_owner
     resume(engine.scheduler, "a")
     engine.do_copies_end = False
-    engine.scheduler.control.prepare_resumes(lambda request: 0)
+    engine.scheduler.line.prepare()
     assert engine.kv("a").owned_blocks()
     for _ in range(num_steps):
         engine.run(engine.scheduler.transfers.plan_step({}), [])
@@ -210,13 +210,14 @@ def test_policies_know_what_of_a_newcomer_s_prompt_is_cached() -> None:
     engine.add("known", 14, ("a", "b", "x"))
     engine.add("unknown", 14, ("x", "b", "c"))
 
-    line = engine.scheduler.loop.line
-    known, unknown = line.run_places()
+    scheduler, loop = engine.scheduler, engine.scheduler.loop
+    admission = Admission(lambda snapshot: IDLE, scheduler.line, loop.ledger, loop.meter)
+    known, unknown = admission.snapshot(0.0).requests
 
-    assert (known.request.request_id, unknown.request.request_id) == ("known", "unknown")
+    assert (known.request_id, unknown.request_id) == ("known", "unknown")
     assert known.phase is unknown.phase is RunPhase.NEW
-    assert line.num_host_tokens(known) == 2 * BLOCK_SIZE
-    assert line.num_host_tokens(unknown) == 0
+    assert known.num_host_tokens == 2 * BLOCK_SIZE
+    assert unknown.num_host_tokens == 0
 
 
 def test_a_prompt_that_must_be_computed_whole_finds_nothing() -> None:
@@ -232,12 +233,12 @@ def test_a_prompt_that_must_be_computed_whole_finds_nothing() -> None:
 def test_a_request_that_is_to_share_nothing_any_more_finds_nothing_that_it_found_before() -> None:
     engine = with_cached("a", "b", "c")
     request = engine.add("second", 14, ("a", "b", "c"))
-    control, record = engine.scheduler.control, engine.scheduler.records["second"]
-    assert len(control.cached_prefix(request, record)) == 3
+    line = engine.scheduler.line
+    assert len(line.cached_prefix(request)) == 3
 
     share_nothing(request)
 
-    assert len(control.cached_prefix(request, record)) == 0
+    assert len(line.cached_prefix(request)) == 0
 
 
 def test_a_prefix_that_is_cheaper_to_compute_is_sought_once() -> None:

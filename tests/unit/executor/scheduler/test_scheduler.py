@@ -39,7 +39,7 @@ def test_a_steps_stall_is_the_copies_unless_there_is_no_plan(
     lacks_plan: bool, cause: Cause
 ) -> None:
     engine = ModelFreeEngine()
-    engine.scheduler.controller.lacks_plan = lacks_plan
+    engine.scheduler.loop.planning.lacks_plan = lacks_plan
     output = engine.scheduler.schedule()
 
     engine.take_in(output, StepFeedback(step=1, saved_step=1, timing=StepTiming(stall_s=0.25)))
@@ -65,13 +65,11 @@ def test_a_request_whose_prompt_must_be_computed_whole_keeps_no_copies_when_pree
 
 def test_run_policies_see_the_host_slots_that_every_rank_has_and_has_pinned() -> None:
     scheduler = ModelFreeEngine(num_blocks=501, num_slots=600).scheduler
-    assert scheduler.engine_shape.num_host_blocks == 600
+    assert scheduler.engine.shape.num_host_blocks == 600
 
     with capture_logs() as logs:
         scheduler._limit_host(500)
-    assert (
-        scheduler.engine_shape.num_host_blocks == scheduler.loop.line.shape.num_host_blocks == 500
-    )
+    assert scheduler.engine.shape.num_host_blocks == 500
     assert [entry["event"] for entry in logs] == ["host_room"]  # as much as the pool has
 
     with capture_logs() as logs:
@@ -81,9 +79,9 @@ def test_run_policies_see_the_host_slots_that_every_rank_has_and_has_pinned() ->
     host = scheduler.block_owner.host
     host.limit(0)
     host.num_slots = 499  # as where memory is pinned while the engine serves
-    assert scheduler.loop.seam.shape.num_host_blocks == 0
+    assert scheduler.engine.shape.num_host_blocks == 0
     scheduler.transfers.absorb(StepFeedback(step=0, saved_step=0, num_ready_slots=24))
-    assert scheduler.loop.seam.shape.num_host_blocks == 24
+    assert scheduler.engine.shape.num_host_blocks == 24
 
 
 def test_the_last_step_before_an_engine_idles_reports_where_kv_is() -> None:
@@ -102,16 +100,15 @@ def test_the_last_step_before_an_engine_idles_reports_where_kv_is() -> None:
     assert stats.data["scheduler"]["num_free_blocks"] == 41 - 1  # one is vLLM's own
 
 
-def test_a_controller_s_counts_are_reported_before_its_engine_idles() -> None:
+def test_a_loop_s_counts_are_reported_before_its_engine_idles() -> None:
     engine = ModelFreeEngine()
-    loop = engine.scheduler.loop
     engine.add("a", 40)
     engine.step()
-    assert loop.take_stats() is None
+    assert engine.scheduler.loop_stats() is None
     engine.scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
     engine.step()
 
-    stats = loop.take_stats()
+    stats = engine.scheduler.loop_stats()
 
     assert stats is not None
     assert stats.data["controller"]["sums"]["num_steps"] > 0

@@ -9,10 +9,9 @@ from vllm.v1.request import RequestStatus
 
 from lab.engine.orders import Order, park, pause, resume
 from lab.slow_device.emulated_device import num_tokens_of
-from services.control.run_director import RunDirector
-from services.control.seam import ScheduledStep
+from services.control.options import ControllerOptions
+from services.control.types import ScheduledStep
 from services.executor.scheduler.ellm import EllmScheduler
-from services.executor.scheduler.run_line import RunLine
 from services.executor.scheduler.shadows import SUFFIX, Shadows
 from services.executor.scheduler.vllm_scheduler import NEVER
 from services.placement.run.types import RunDecision, RunSnapshot
@@ -42,10 +41,8 @@ class Wanted(dict[str, int]):
 def make_engine(*names: str) -> tuple[ModelFreeEngine, Wanted]:
     """Return an engine whose requests decode, with complete host copies, and what it obeys."""
     engine = ModelFreeEngine(num_blocks=401, scheduler_cls=EllmScheduler)
-    loop, wanted = engine.scheduler.loop, Wanted()
-    line = loop.line
-    assert isinstance(line, RunLine)
-    loop.director = RunDirector(wanted, line, loop.controller, lambda: 0.0)
+    wanted = Wanted()
+    engine.scheduler.set_up(ControllerOptions(), None, wanted)
     for name in names:
         engine.add(name, NUM_TOKENS)
     for _ in range(3):
@@ -67,7 +64,7 @@ def step(engine: ModelFreeEngine) -> set[str]:
 
 def counted(engine: ModelFreeEngine) -> ScheduledStep:
     """Return the newest step, as it is measured."""
-    return engine.scheduler.controller.meter._in_flight[-1][0]
+    return engine.scheduler.loop.meter._in_flight[-1][0]
 
 
 def test_a_prefix_is_a_row_of_its_own_over_the_scratch_that_samples_nothing() -> None:

@@ -13,7 +13,7 @@ from simulator.memory.host import HostLedger
 from simulator.memory.kv import KVState
 from simulator.memory.moves import CountedMoves
 from simulator.memory.pool import PoolLedger
-from simulator.memory.requests import SimulatedRequest, live_request, need_of
+from simulator.memory.requests import SimulatedRequest, live_request
 from simulator.workload import ArrivingRequest
 from tests.unit.records import make_record
 
@@ -79,7 +79,7 @@ class Bench:
     def adjust(
         self, active: list[SimulatedRequest], waiting: tuple[Need[KVState], ...] = ()
     ) -> None:
-        self.guard.adjust([need_of(one) for one in active], waiting)
+        self.guard.adjust([Need(one.record, one.num_tokens) for one in active], waiting)
 
 
 def test_what_fits_stays() -> None:

@@ -198,9 +198,9 @@ def test_policies_know_what_of_a_newcomer_s_prompt_is_cached() -> None:
             replace(one, request_id=RequestId(f"n{number}")), engine.scheduler.geometry
         )
         engine.scheduler.add(request)
-    assert engine.director is not None
+    assert engine.loop.admission is not None
 
-    known, unknown = engine.director.snapshot().requests
+    known, unknown = engine.loop.admission.snapshot(0.0).requests
 
     assert (known.phase, unknown.phase) == (RunPhase.NEW, RunPhase.NEW)
     assert (known.num_prompt_left, unknown.num_prompt_left) == (140 - 108, 140)

@@ -33,6 +33,6 @@ def test_a_runs_decisions_are_all_in_its_log_and_are_made_again(policy: str, tmp
 
     simulate(engine, workload.requests(rate_per_s=100.0, seed=1, level=level))
 
-    assert engine.director is not None
-    assert len(path.read_text().splitlines()) == engine.director.num_decisions > 10
+    assert engine.loop.admission is not None
+    assert len(path.read_text().splitlines()) == engine.loop.admission.num_decisions > 10
     assert replay(path) == []

@@ -1,21 +1,19 @@
 """The closed loop as it is, on streams that run behind the host: it asks, acts, and foresees."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lab.planning.snapshots import make_engine
-from services.control.controller import Controller
 from services.control.measures.link_rate import LinkRate
-from services.control.measures.prediction import PlacedRequest
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
 from services.control.plans.planner import Answer
-from services.control.requests.request_ledger import RequestLedger
-from services.control.seam import ScheduledStep
+from services.control.step_loop import StepLoop
 from services.control.step_meter import Reading
-from services.control.types import Links, Trigger
+from services.control.types import Links, ScheduledStep, Trigger
 from services.placement.types import (
     EngineShape,
     Placement,
@@ -59,41 +57,44 @@ class PlannedEngine(FakeEngine):
     def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
         return self._seam.links(h2d, d2h)
 
-    def placed_requests(self) -> list[PlacedRequest]:
-        self._seam.offloaded = self.offloaded
-        return self._seam.placed_requests()
+    def follow(self) -> None:
+        """Have its KV be where the plan says."""
+        kv: Any = self.records["r"].kv
+        kv.num_tokens, kv.offloaded = CONTEXT, self.offloaded
+        kv.num_buffers = 2 if self.offloaded else 0
 
 
 class ControlledLoop(Loop):
-    """The rank and its device, with a whole controller in the meter's place."""
+    """The rank and its device, with a whole step loop in the meter's place."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         engine: Any = PlannedEngine()
         self.seam = engine
         self.planner = FakePlanner()
-        self.controller = Controller(
+        self.loop = StepLoop(
             ControllerOptions(planner_address="x", mismatch_frac=0.1),
-            engine,
+            engine.line(),
             self.planner,
-            RequestLedger(engine.records),
+            None,
             lambda: self.device.host_s,
         )
         meter: Any = self
         self.meter = meter
-        self.controller.note(Trigger.ADMITTED)
+        self.loop.note(Trigger.ADMITTED)
 
     def scheduled(self, step: ScheduledStep) -> None:
-        self.controller.after_schedule(step)
+        self.seam.follow()
+        self.loop.after_schedule(replace(step, request_ids=("r",)), self.device.host_s)
 
     def ended(self, timing: StepTiming, now_s: float, *, busy: bool) -> Reading:
-        self.controller.after_update(timing, busy=busy)
+        self.loop.after_update(timing, busy=busy)
         return Reading(step_s=0.0, mismatch=False)
 
     def step(self, number: int = 1) -> None:
         for _ in range(number):
             before = self.seam.offloaded
-            self.controller.before_schedule()
+            self.loop.before_schedule()
             after = self.seam.offloaded
             self.run(1, self.place(*after) if after != before else None)
 
@@ -168,16 +169,16 @@ def test_steps_take_what_was_predicted_for_the_plan_that_is_carried_out(
     loop.answer(*layers)
     loop.step(30)
 
-    assert loop.controller.counts.plans["applied"] == 1
+    assert loop.loop.counts.plans["applied"] == 1
     assert loop.seam.offloaded == layers
     assert loop.runner.num_loads >= len(layers) * 25
-    sums = loop.controller.counts.sums
+    sums = loop.loop.counts.sums
     assert sums["num_predicted_steps"] >= 25
     assert sums["abs_error_s"] <= 0.001 * sums["measured_step_s"]
-    assert loop.controller.counts.triggers["mismatch"] == 0
+    assert loop.loop.counts.triggers["mismatch"] == 0
     assert len(loop.planner.asked) == 1
 
-    loop.controller.note(Trigger.ADMITTED)
+    loop.loop.note(Trigger.ADMITTED)
     loop.step()
     assert_measured(loop, loop.planner.asked[-1])  # what layers waited for is none of their time
 
@@ -189,7 +190,7 @@ def test_a_device_that_slows_down_is_asked_about_anew(
     monkeypatch.setattr(test_device_clock, "LAYER_S", 2 * LAYER_S)
     loop.step(60)
 
-    assert loop.controller.counts.triggers["mismatch"] >= 1
+    assert loop.loop.counts.triggers["mismatch"] >= 1
     newest = loop.planner.asked[-1]
     assert newest.epoch > 1
     assert newest.profile is not None

@@ -14,9 +14,8 @@ from services.control.measures.link_rate import LinkRate
 from services.control.measures.prediction import PlacedRequest, predicted_step_s
 from services.control.measures.step_timing import StepTiming
 from services.control.plans.counts import ControllerCounts
-from services.control.seam import ScheduledStep
 from services.control.step_meter import StepMeter
-from services.control.types import Links
+from services.control.types import Links, ScheduledStep
 from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.timing.layer_clock import LayerClock
@@ -51,7 +50,7 @@ class Seam:
         )
         return Links(h2d=h2d_link, d2h=d2h_link)
 
-    def placed_requests(self) -> list[PlacedRequest]:
+    def placed(self) -> list[PlacedRequest]:
         return [
             PlacedRequest(
                 num_tokens=NUM_BLOCKS * BLOCK_SIZE,
@@ -84,7 +83,7 @@ class Loop:
         self.seam = Seam()
         seam: Any = self.seam
         self.counts = ControllerCounts()
-        self.meter = StepMeter(seam, self.counts, mismatch_frac=0.1)
+        self.meter = StepMeter(seam, seam, self.counts, mismatch_frac=0.1)
         self.timings: list[StepTiming] = []
         self.num_mismatches = 0
         self._step = 0
@@ -211,7 +210,7 @@ def test_what_is_predicted_from_resident_steps_is_what_the_device_takes(
     profile, links = reference
 
     period_s = loop.timings[-1].period_s
-    predicted_s = predicted_step_s(loop.seam.placed_requests(), loop.seam.shape, profile, links.h2d)
+    predicted_s = predicted_step_s(loop.seam.placed(), loop.seam.shape, profile, links.h2d)
     assert predicted_s == pytest.approx(period_s, rel=0.05)
     assert loop.num_mismatches == 0
 

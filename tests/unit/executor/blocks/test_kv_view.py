@@ -4,12 +4,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from services.executor.blocks.residency import GroupKV, RequestKV, Restore
-from services.executor.scheduler.closed_loop.kv_view import (
-    has_caught_up,
-    num_leaving_blocks,
-    num_returning_blocks,
-    view_of,
-)
 from tests.unit.records import make_record
 
 
@@ -43,21 +37,20 @@ OFFLOADED = GroupKV(
 
 def test_every_block_of_the_request_is_counted_once() -> None:
     kv = make_kv(RESIDENT, OFFLOADED, OFFLOADED, staging=1)
-    view = view_of(kv)
+    view = kv.view
 
     assert view.offloaded == (1, 2)
     assert view.num_buffers == 1
     assert view.num_blocks == (3, 1 + 2, 1)  # the staging buffer counts with the first it serves
     assert view.num_host_blocks == (1, 2, 2)
-    assert num_leaving_blocks(kv) == 1
 
 
 def test_a_request_that_is_asleep_shows_the_buffer_it_wakes_up_with() -> None:
-    assert view_of(make_kv(RESIDENT, OFFLOADED)).num_buffers == 1
-    assert view_of(make_kv(RESIDENT, RESIDENT)).num_buffers == 0
+    assert make_kv(RESIDENT, OFFLOADED).view.num_buffers == 1
+    assert make_kv(RESIDENT, RESIDENT).view.num_buffers == 0
 
 
-def test_targets_of_a_restore_are_held_and_on_their_way() -> None:
+def test_targets_of_a_restore_are_held() -> None:
     restoring = GroupKV(
         row=OFFLOADED.row,
         offloaded=True,
@@ -70,12 +63,4 @@ def test_targets_of_a_restore_are_held_and_on_their_way() -> None:
 
     kv = make_kv(restoring, staging=1)
 
-    assert view_of(kv).num_blocks == (1 + 2 + 2,)
-    assert num_returning_blocks(kv) == 1
-
-
-def test_a_copy_has_caught_up_when_every_group_lacks_the_newest_blocks_only() -> None:
-    kv = make_kv(RESIDENT, OFFLOADED, staging=1)  # 70 tokens: 4 full blocks of 16
-
-    assert has_caught_up(kv, slack_blocks=3)
-    assert not has_caught_up(kv, slack_blocks=2)
+    assert kv.view.num_blocks == (1 + 2 + 2,)

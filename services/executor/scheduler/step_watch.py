@@ -1,20 +1,23 @@
 """Describes each step as it leaves vLLM's scheduler, at a cost that does not grow with contexts."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from services.control.requests.request_record import RequestRecord, Stage
-from services.control.seam import ScheduledStep
+from services.control.types import ScheduledStep, Trigger
+from services.executor.blocks.residency import RequestKV
 from services.executor.step_messages import StepFeedback, StepTransfers
+from services.placement.step_time.batch import SEALING_STEPS
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 
 class StepWatch:
     """Remembers what the step before was like, and restores under way."""
 
-    def __init__(self, records: Mapping[str, RequestRecord[Any]]) -> None:
+    def __init__(self, records: Mapping[str, RequestRecord[RequestKV]]) -> None:
         """`records`: of all live requests."""
         self._records = records
         self._last_ids: list[str] = []
@@ -35,6 +38,7 @@ class StepWatch:
         }
         transfers = output.kv_connector_metadata
         return ScheduledStep(
+            request_ids=tuple(output.num_scheduled_tokens),
             number=transfers.step if isinstance(transfers, StepTransfers) else 0,
             scheduled_s=scheduled_s,
             num_tokens=output.total_num_scheduled_tokens,
@@ -58,6 +62,22 @@ class StepWatch:
             or any(update.replace for update in transfers.table_updates)
         )
 
+    def progress(
+        self, output: "SchedulerOutput", running: "Iterable[Request]"
+    ) -> Iterator[Trigger]:
+        """Yield which requests came in, begin to decode, and have a complete copy, each once."""
+        for _ in (*output.scheduled_new_reqs, *output.scheduled_cached_reqs.resumed_req_ids):
+            yield Trigger.ADMITTED
+        for request in running:
+            record = self._records[request.request_id]
+            if record.stage is Stage.PREFILL and request.num_computed_tokens >= request.num_tokens:
+                record.stage = Stage.DECODES
+                yield Trigger.PREFILLED
+            if record.stage is Stage.DECODES and _has_caught_up(record.kv):
+                record.stage = Stage.MIRRORED
+                if record.kv is not None and record.kv.mirrored:
+                    yield Trigger.MIRRORED
+
     def ended(self, feedback: StepFeedback) -> None:
         """Take in which restores are complete, or have failed, on some rank."""
         self._restores.difference_update(feedback.num_ranks_done)
@@ -70,3 +90,10 @@ def _num_pairs(output: "SchedulerOutput", chunks: Mapping[str, int]) -> int:
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     computed |= {request.req_id: request.num_computed_tokens for request in new}
     return sum(chunk * computed[name] + chunk * (chunk + 1) // 2 for name, chunk in chunks.items())
+
+
+def _has_caught_up(kv: RequestKV | None) -> bool:
+    """Return whether the host copy, if there is one, lacks the newest blocks at most."""
+    if kv is None or not kv.mirrored:
+        return True
+    return kv.num_host_blocks >= kv.num_full_blocks - SEALING_STEPS

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.executor.scheduler.run_line import RunLine
 from services.executor.scheduler.scheduler import LayerwiseSchedulerMixin
-from services.placement.run.types import RunDecision, RunPhase
+from services.placement.run.types import RunDecision
 from services.placement.types import RequestId
 from tests.unit.executor.model_free_engine import (
     ModelFreeEngine,
@@ -18,12 +17,13 @@ from tests.unit.executor.model_free_engine import (
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def make(names: str) -> tuple[LayerwiseSchedulerMixin, RunLine]:
-    """Return a scheduler with such a queue, and its line."""
+def make(names: str, decided: RunDecision | None = None) -> LayerwiseSchedulerMixin:
+    """Return a scheduler with such a queue, and a decision in force."""
     scheduler = make_scheduler()
     for number, name in enumerate(names):
         scheduler.add_request(make_request(name, 8, arrival_time=float(number)))
-    return scheduler, scheduler.loop.line
+    scheduler.line.obey(decided)
+    return scheduler
 
 
 def decision(run: str, **more: Any) -> RunDecision:
@@ -35,67 +35,57 @@ def queue_of(scheduler: LayerwiseSchedulerMixin) -> str:
 
 
 def test_before_anybody_decides_the_queue_is_vllms() -> None:
-    scheduler, line = make("abc")
+    scheduler = make("abc")
 
-    with line.admitting():
+    with scheduler.control.admitting():
         assert queue_of(scheduler) == "abc"
-    assert [place.phase for place in line.run_places()] == [RunPhase.NEW] * 3
 
 
 def test_while_vllm_schedules_the_queue_is_the_decisions_and_then_whole_again() -> None:
-    scheduler, line = make("abcd")
-    line.obey(decision("dxb"))  # x has gone
+    scheduler = make("abcd", decision("dxb"))  # x has gone
 
-    with line.admitting():
+    with scheduler.control.admitting():
         assert queue_of(scheduler) == "db"
         scheduler.waiting.pop_request()  # vLLM admits it
     assert queue_of(scheduler) == "bac"
 
 
 def test_what_vllm_preempts_meanwhile_stays_at_the_head() -> None:
-    scheduler, line = make("ab")
-    line.obey(decision("b"))
+    scheduler = make("ab", decision("b"))
 
-    with line.admitting():
+    with scheduler.control.admitting():
         scheduler.waiting.prepend_request(make_request("p", 8))
     assert queue_of(scheduler) == "pba"
 
 
 def test_the_queue_is_whole_again_whatever_happens() -> None:
-    scheduler, line = make("abc")
+    scheduler = make("abc")
     whole = scheduler.max_num_scheduled_tokens
-    line.obey(decision("c", chunk_tokens=7))
+    scheduler.line.obey(decision("c", chunk_tokens=7))
 
-    with pytest.raises(RuntimeError), line.admitting():
+    with pytest.raises(RuntimeError), scheduler.control.admitting():
         raise RuntimeError
     assert sorted(queue_of(scheduler)) == ["a", "b", "c"]
     assert scheduler.max_num_scheduled_tokens == whole
 
 
 def test_prompts_share_what_the_decision_gives_them_and_decodes_come_first() -> None:
-    scheduler, line = make("a")
+    scheduler = make("a")
     whole = scheduler.max_num_scheduled_tokens
     for name, num_left in (("p", 60), ("d", 1)):
         request = make_request(name, 100)
         request.num_computed_tokens = 100 - num_left
         scheduler.running.append(request)
-    line.obey(decision("pda", chunk_tokens=32))
+    scheduler.line.obey(decision("pda", chunk_tokens=32))
 
-    with line.admitting():
+    with scheduler.control.admitting():
         assert scheduler.max_num_scheduled_tokens == 33
         assert names_of(scheduler.running) == ["d", "p"]
     assert scheduler.max_num_scheduled_tokens == whole
 
-    line.obey(decision("pda", chunk_tokens=whole + 1))
-    with line.admitting():
+    scheduler.line.obey(decision("pda", chunk_tokens=whole + 1))
+    with scheduler.control.admitting():
         assert scheduler.max_num_scheduled_tokens == whole
-
-
-def test_the_queue_is_shown_by_arrival_whatever_its_order() -> None:
-    scheduler, line = make("abc")
-    scheduler.waiting.prepend_request(scheduler.waiting.pop())
-
-    assert [place.request.request_id for place in line.run_places()] == ["a", "b", "c"]
 
 
 def test_who_is_sent_away_leaves_at_once_and_comes_back_without_being_asked() -> None:
@@ -107,7 +97,7 @@ def test_who_is_sent_away_leaves_at_once_and_comes_back_without_being_asked() ->
     assert names_of(scheduler.running) == ["a", "b"]
 
     record = scheduler.records["b"]
-    scheduler.control.leave(record)
+    scheduler.engine.park(record)
     assert record.is_held
     scheduler.control.stop_and_start()
 
@@ -125,11 +115,11 @@ def test_who_has_a_token_in_flight_leaves_when_it_is_known_unless_called_back() 
     engine.step()
     request.num_in_flight_tokens = 1
 
-    scheduler.control.leave(scheduler.records["a"])
+    scheduler.engine.park(scheduler.records["a"])
     scheduler.control.stop_and_start()
     assert names_of(scheduler.running) == ["a"]
 
     request.num_in_flight_tokens = 0
-    scheduler.loop.line.obey(decision("a"))
+    scheduler.line.obey(decision("a"))
     assert engine.step() == {"a"}
     assert request.num_preemptions == 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from services.control.options import ControllerOptions
 from services.control.plans.planner import Answer
 from services.control.plans.shadow import compare
 from services.kit.transport import PLAIN, Transport
@@ -149,3 +150,15 @@ class PlannerClient:
             self._failing = True
             log.warning("planner_failed", kind=kind, error=str(error)[:500])
         return kind
+
+
+def planner_of(options: ControllerOptions) -> PlannerClient | None:
+    """Return which planner is asked; None if there is none: the capacity guard acts alone."""
+    if not options.planner_address:
+        return None
+    return PlannerClient(
+        options.planner_address,
+        transport=options.transport,
+        timeout_s=options.plan_timeout_s,
+        shadow_policy=options.shadow_policy,
+    )

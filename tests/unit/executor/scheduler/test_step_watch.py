@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from services.control.requests.request_record import Stage
-from services.control.seam import ScheduledStep
-from services.executor.scheduler.closed_loop.step_watch import StepWatch
+from services.control.types import ScheduledStep
+from services.executor.scheduler.step_watch import StepWatch
 from services.executor.step_messages import (
     LoadTableUpdate,
     RestoreOrder,

@@ -1,0 +1,170 @@
+"""Asks the run policy when there is a reason to, and keeps its decision until there is another.
+
+The policy decides in the engine's process, between two steps: who runs, who is parked, who comes
+in. Where layers live stays with the placement policy, which is asked only while the decision says
+that layers leave the pool.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Generic
+
+from services.control.engine import RequestT
+from services.control.kv import KVT
+from services.control.line import Line
+from services.control.options import ControllerOptions
+from services.control.requests.life import State
+from services.control.requests.request_ledger import RequestLedger
+from services.control.requests.request_record import RequestRecord
+from services.control.requests.request_state import SchedulerRequest
+from services.control.run_log import RunLog
+from services.control.step_meter import StepMeter
+from services.placement.presets import Run
+from services.placement.run.reason import Reason
+from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
+from services.placement.types import RequestId
+
+MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival
+
+
+def phase_in_queue(request: SchedulerRequest, *, is_returning: bool) -> RunPhase:
+    """Return where a request is that does not run."""
+    if is_returning:
+        return RunPhase.RETURNING
+    return RunPhase.PARKED if request.num_preemptions else RunPhase.NEW
+
+
+class Admission(Generic[RequestT, KVT]):
+    """One engine's decision in force."""
+
+    def __init__(
+        self, policy: Run, line: Line[RequestT, KVT], ledger: RequestLedger, meter: StepMeter
+    ) -> None:
+        self.decision: RunDecision | None = None  # None: the policy has not decided yet
+        self.num_decisions = 0
+        self._policy, self._engine, self._line = policy, line.engine, line
+        self._ledger, self._meter = ledger, meter
+        self._valid_until_s = -math.inf
+
+    @property
+    def layers_leave(self) -> bool:
+        """Whether the placement policy is asked."""
+        return self.decision is not None and self.decision.offloads
+
+    def changed(self) -> None:
+        """Decide anew before the next step: a request came, began, left, was parked or is back."""
+        self._valid_until_s = -math.inf
+
+    def before_schedule(self, now_s: float) -> list[Reason]:
+        """Decide if it is time to, and carry it out; return the reasons that are new."""
+        new: list[Reason] = []
+        if now_s >= self._valid_until_s:
+            snapshot = self.snapshot(now_s)
+            self.decision = decision = self._policy(snapshot)
+            self._valid_until_s = now_s + decision.valid_for_s
+            self.num_decisions += 1
+            self._carry_out(decision, snapshot)
+            new = self._new_reasons(decision, snapshot)
+        if not self.layers_leave:
+            for record in self._engine.records.values():
+                record.floor = None  # all placements are the guard's
+        return new
+
+    def _carry_out(self, decision: RunDecision, snapshot: RunSnapshot) -> None:
+        """Park in the order of the batch, the same in every process."""
+        for request in snapshot.requests:
+            if request.request_id in decision.park:
+                record = self._engine.records[request.request_id]
+                record.num_parks += 1
+                self._engine.park(record)
+        self._line.obey(decision)
+
+    def _new_reasons(self, decision: RunDecision, snapshot: RunSnapshot) -> list[Reason]:
+        """Remember why each request runs or waits."""
+        new = []
+        for request in snapshot.requests:
+            record = self._engine.records[request.request_id]
+            reason = decision.reason(request.request_id)
+            if reason is not record.reason:
+                record.reason = reason
+                new.append(reason)
+        return new
+
+    # -- what the policy sees ----------------------------------------------------------------
+
+    def snapshot(self, now_s: float) -> RunSnapshot:
+        """Return what the policy is asked with: without requests that are held."""
+        rates, requests, num_new = self._meter.rates(), [], 0
+        for request, phase in self._places():
+            num_new += phase is RunPhase.NEW
+            if num_new <= MAX_NEW or phase is not RunPhase.NEW:
+                requests.append(self._request(request, phase, now_s))
+        return RunSnapshot(
+            requests=tuple(requests),
+            engine=self._engine.shape,
+            costs=self._meter.costs(),
+            h2d_bytes_per_s=rates.h2d_bytes_per_s or 0.0,
+            h2d_queued_bytes=self._engine.num_returning_bytes(),
+            prefill_frac=self._meter.prefill_frac,
+            mean_answer_tokens=self._ledger.answer_lengths.mean_tokens,
+        )
+
+    def _places(self) -> Iterator[tuple[RequestT, RunPhase]]:
+        """Yield where requests are: first those that run, then the queue by arrival."""
+        records = self._engine.records
+        for request in self._engine.running:
+            record = records[request.request_id]
+            if not record.holds:
+                leaves = record.state is State.LEAVING
+                yield request, RunPhase.PARKED if leaves else RunPhase.RUNNING
+        for request in sorted(self._engine.waiting, key=self._arrival):
+            record = records[request.request_id]
+            if not record.holds:
+                yield request, phase_in_queue(request, is_returning=record.is_prepared)
+
+    def _arrival(self, request: RequestT) -> tuple[int, float]:
+        return self._engine.records[request.request_id].priority, request.arrival_time
+
+    def _request(self, request: RequestT, phase: RunPhase, now_s: float) -> RunRequest:
+        record = self._engine.records[request.request_id]
+        interval_s = record.buffer.interval_s
+        runs = phase is RunPhase.RUNNING and record.run_since_s is not None
+        first_s = record.first_token_s
+        num_output_tokens, max_tokens = request.num_output_tokens, request.max_tokens
+        longer = self._ledger.answer_lengths.predict(
+            num_output_tokens=num_output_tokens, max_tokens=max_tokens
+        )
+        return RunRequest(
+            request_id=RequestId(request.request_id),
+            phase=phase,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=num_output_tokens,
+            max_tokens=max_tokens,
+            num_host_tokens=self._num_host_tokens(request, record),
+            rate_tps=1.0 / interval_s if interval_s else 0.0,
+            slack_s=record.buffer.slack_s(now_s),
+            arrival_age_s=now_s - record.arrival_s,
+            run_age_s=now_s - (record.run_since_s or 0.0) if runs else math.inf,
+            num_parks=record.num_parks,
+            num_computed_tokens=request.num_computed_tokens,
+            decoding_s=0.0 if first_s is None else now_s - first_s,
+            slo_ttft_s=record.buffer.service_level.slo_ttft_s,
+            least_answer_tokens=longer[0] if longer else 0,
+        )
+
+    def _num_host_tokens(self, request: RequestT, record: RequestRecord[KVT]) -> int:
+        """Return how many leading tokens have a complete copy on the host, cached or its own."""
+        kv = record.kv
+        if kv is None:
+            num_blocks = len(self._line.cached_prefix(request))
+        else:
+            num_blocks = kv.num_host_blocks if kv.mirrored else 0
+        return num_blocks * self._engine.shape.block_size
+
+
+def run_policy_of(options: ControllerOptions) -> Run | None:
+    """Return the policy that decides who runs, logged if asked for; None for vLLM's own order."""
+    policy = options.run
+    if policy is None or not options.run_log:
+        return policy
+    return RunLog(options).logged(policy)

@@ -1,0 +1,159 @@
+"""The line: which requests are next, and how those in the queue come back.
+
+While the run policy's decision is in force, the line is the part of the queue that it names, in its
+order; else it is the whole queue. A request is moved on towards running while it is in the line:
+one that is cached in part begins with that, and a parked one is brought back.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Generic
+
+from services.control.engine import Engine, RequestT
+from services.control.kv import KVT
+from services.control.measures.rates import Rates
+from services.control.prefix_cache import Column
+from services.control.requests.life import State
+from services.control.requests.request_record import RequestRecord
+from services.control.room.capacity_guard import Need
+from services.control.room.resumes import Resumes, num_host_tokens
+from services.placement.layer_placement import LayerPlacement
+from services.placement.run.resume import LinkAndStep, ResumeWay
+from services.placement.run.types import RunDecision
+from services.placement.types import RequestId
+
+
+class Line(Generic[RequestT, KVT]):
+    """Orders the queue, and prepares the requests at its head."""
+
+    def __init__(
+        self,
+        engine: Engine[RequestT, KVT],
+        resumes: Resumes[KVT],
+        rates: Callable[[], Rates],
+    ) -> None:
+        """`rates`: of the moment."""
+        self.decision: RunDecision | None = None  # in force; None: every request may run
+        self.engine, self.resumes, self._rates = engine, resumes, rates
+        self._ranks: dict[RequestId, int] = {}  # of the requests that the decision lets run
+
+    def obey(self, decision: RunDecision | None) -> None:
+        """Let a decision hold from the next step on; None: the queue is the engine's own."""
+        self.decision = decision
+        if decision is None:
+            return
+        self._ranks = {name: number for number, name in enumerate(decision.run)}
+        self.resumes.allow(decision.allowed_ways)
+        for name, record in self.engine.records.items():
+            if record.state is State.LEAVING and name in self._ranks:
+                record.enter(State.PAUSED)  # it had tokens in flight, and has not left yet
+
+    # -- who is next -------------------------------------------------------------------------
+
+    def requests(self) -> Iterable[RequestT]:
+        """Return the requests that may be admitted, in order."""
+        if self.decision is None:
+            return self.engine.waiting
+        ranks = self._ranks
+        named = [request for request in self.engine.waiting if request.request_id in ranks]
+        return sorted(named, key=lambda request: ranks[RequestId(request.request_id)])
+
+    def eligible(self) -> Iterator[RequestT]:
+        """Yield those of the line that nothing holds."""
+        return (request for request in self.requests() if not self.record_of(request).is_held)
+
+    def next_in_line(self) -> list[RequestT]:
+        """Return the requests to make room for: those being prepared, and the first of the rest.
+
+        None while as many run as may run: what they would take is the running requests' own.
+        """
+        line: list[RequestT] = []
+        for request in self.eligible() if self.engine.num_places else ():
+            line.append(request)
+            if not self.record_of(request).is_prepared:
+                break
+        return line
+
+    def num_host_tokens(self, request: RequestT) -> int | None:
+        """Return how many tokens a request need not compute; None: it is passed over now."""
+        record = self.record_of(request)
+        if record.is_held:
+            return None
+        self._seek(request)
+        if record.kv is None and self.resumes.is_short_of_blocks:
+            return None  # no request overtakes one that has yet to find room
+        return num_host_tokens(record)
+
+    def record_of(self, request: RequestT) -> RequestRecord[KVT]:
+        return self.engine.records[request.request_id]
+
+    # -- room --------------------------------------------------------------------------------
+
+    def active_needs(self) -> list[Need[KVT]]:
+        """Return what the running requests that are not held need, in scheduling order."""
+        running = self.engine.running
+        return [self.engine.need_of(one) for one in running if not self.record_of(one).is_held]
+
+    def make_room(self) -> None:
+        """Let the capacity guard make room for the next step and the next admission."""
+        line = [self.engine.need_of(request) for request in self.next_in_line()]
+        self.resumes.guard.adjust(self.active_needs(), line)
+
+    # -- coming back -------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Move the requests at the head of the line on towards running."""
+        self.resumes.is_short_of_blocks = False
+        line = list(islice(self.eligible(), self.engine.num_places))
+        ahead = self.active_needs() if line else []  # served before the request at hand
+        for request in line:
+            record = self.record_of(request)
+            self._seek(request)
+            self.resumes.prepare(
+                record,
+                partial(self._choose, request, tuple(ahead)),
+                num_slots=self.engine.num_predicted_slots(request),
+                num_kept_free=self.resumes.guard.num_blocks_of_next_step(ahead),
+            )
+            if self.resumes.is_short_of_blocks or record.kv is None:
+                break
+            ahead.append(self.engine.need_of(request))
+
+    def put_back_last(self, requests: Iterable[RequestT]) -> None:
+        """Take back the blocks of the last of these that has some: those ahead lack them."""
+        preparing = [one for one in map(self.record_of, requests) if one.is_prepared]
+        for record in reversed(preparing):
+            if self.resumes.put_back(record):
+                return
+
+    def cached_prefix(self, request: RequestT) -> Sequence[Column]:
+        """Return the columns that a request may begin with; none where it has begun."""
+        record = self.record_of(request)
+        if record.kv is not None or record.way is not None:
+            return ()
+        return self.engine.cached_prefix(request)
+
+    def _seek(self, request: RequestT) -> None:
+        """Let a request without KV begin with what is cached of its tokens.
+
+        As late as possible: others may still be computing what it begins with.
+        """
+        if columns := self.cached_prefix(request):
+            self.engine.adopt_prefix(request, columns)
+
+    def _choose(
+        self, request: RequestT, ahead: Sequence[Need[KVT]], kv: KVT
+    ) -> tuple[ResumeWay, LayerPlacement]:
+        rates, block_bytes = self._rates(), self.resumes.block_bytes
+        engine = LinkAndStep(
+            h2d_bytes_per_s=rates.h2d_bytes_per_s,
+            prompt=rates.prompt,
+            step_s=rates.step_s or 0.0,
+            step_bytes=self.engine.num_step_load_blocks(ahead) * block_bytes,
+            queue_bytes=self.engine.num_returning_bytes(),
+            num_running=len(ahead),
+        )
+        need = self.engine.need_of(request)
+        num_left = request.max_tokens - request.num_output_tokens
+        return self.resumes.choose(kv, need, ahead, num_left=num_left, engine=engine)

@@ -1,1 +1,0 @@
-"""The controller's side of the scheduler: what it sees and orders."""

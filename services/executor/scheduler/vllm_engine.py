@@ -1,0 +1,161 @@
+"""`Engine` on a layer-wise scheduler of vLLM's."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from vllm.v1.request import Request
+
+from services.control.measures.link_rate import LinkRate
+from services.control.prefix_cache import Column
+from services.control.requests.life import State
+from services.control.requests.request_record import RequestRecord
+from services.control.room.capacity_guard import CapacityGuard, Need
+from services.control.types import Links
+from services.executor.blocks.failures import may_mirror
+from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.transfers.transfers import Transfers
+from services.executor.kv_options import KVOptions, max_num_active_seqs
+from services.executor.scheduler.vllm_scheduler import VllmScheduler
+from services.executor.step_messages import CHUNK_BYTES
+from services.placement.types import EngineShape
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class VllmEngine:
+    """Reads the scheduler and its blocks, and gives them orders."""
+
+    def __init__(
+        self,
+        scheduler: VllmScheduler,
+        transfers: Transfers,
+        guard: CapacityGuard[RequestKV],
+        shape: EngineShape,
+    ) -> None:
+        self._scheduler, self._transfers, self._guard = scheduler, transfers, guard
+        self._owner, self._options = transfers.owner, KVOptions.of(scheduler.vllm_config)
+        self._shape = shape
+
+    @property
+    def shape(self) -> EngineShape:
+        """Its sizes. Of the host those slots count that can be used by now."""
+        shape, num_ready = self._shape, self._owner.host.num_ready
+        if num_ready != shape.num_host_blocks:
+            self._shape = shape = replace(shape, num_host_blocks=num_ready)
+        return shape
+
+    # -- its requests ------------------------------------------------------------------------
+
+    @property
+    def records(self) -> Mapping[str, RequestRecord[RequestKV]]:
+        return self._owner.records
+
+    @property
+    def running(self) -> Sequence[Request]:
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        waiting: Sequence[Request] = self._scheduler.waiting
+        return waiting
+
+    @property
+    def live(self) -> Iterable[Request]:
+        scheduler = self._scheduler
+        return chain(scheduler.running, scheduler.kv_holding_waiting, scheduler.waiting)
+
+    @property
+    def num_places(self) -> int:
+        return max(0, self._scheduler.max_num_active_reqs - len(self._scheduler.running))
+
+    def need_of(self, request: Request) -> Need[RequestKV]:
+        record = self._owner.records[request.request_id]
+        return Need(record, request.num_tokens + request.num_output_placeholders)
+
+    def park(self, record: RequestRecord[RequestKV]) -> None:
+        """It leaves as soon as no token of it is in flight; what has no copy is computed again."""
+        if record.state is State.RUNNING or record.state is State.PAUSED:
+            record.enter(State.LEAVING)
+            self._owner.counters.num_parks += 1
+
+    # -- their KV ----------------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        # What the guard keeps free before a layer comes back is not the planner's to give away.
+        return max(0, self._owner.blocks.num_free - self._guard.num_spare)
+
+    @property
+    def num_write_through_blocks(self) -> int:
+        return self._options.max_mirrored_blocks_per_step
+
+    def num_predicted_slots(self, request: Request) -> int:
+        geometry = self._owner.geometry
+        num_left = max(0, request.max_tokens - request.num_output_tokens)
+        num_tokens: int = min(
+            request.num_tokens + min(num_left, self._options.predicted_output_tokens),
+            self._scheduler.max_model_len,
+        )
+        return geometry.num_groups * (num_tokens // geometry.block_size)
+
+    def cached_prefix(self, request: Request) -> Sequence[Column]:
+        record = self._owner.records[request.request_id]
+        if request.skip_reading_prefix_cache or not may_mirror(record):
+            return ()
+        keys = request.block_hashes  # none any more of a request that has lost its KV
+        num_keys = min(len(keys), (request.num_tokens - 1) // self._owner.geometry.block_size)
+        return self._owner.host.find(record.prefix, keys, num_keys)
+
+    def adopt_prefix(self, request: Request, columns: Sequence[Column]) -> None:
+        record = self._owner.records[request.request_id]
+        self._owner.adopt_prefix(record, columns, request.block_hashes)
+
+    # -- copies ------------------------------------------------------------------------------
+
+    def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
+        leaving_bytes = self.shape.block_bytes * sum(
+            group.num_saves_sent - group.num_host_blocks
+            for kv in self._owner.kvs
+            for group in kv.groups
+        )
+        return Links(
+            h2d=h2d.link(chunk_bytes=CHUNK_BYTES, num_queued_bytes=self.num_returning_bytes()),
+            d2h=d2h.link(chunk_bytes=CHUNK_BYTES, num_queued_bytes=leaving_bytes),
+        )
+
+    def num_returning_bytes(self) -> int:
+        return self._transfers.num_restoring_blocks() * self.shape.block_bytes
+
+    def num_step_load_blocks(self, needs: Sequence[Need[RequestKV]]) -> int:
+        return self._transfers.num_step_load_blocks()
+
+
+def engine_shape(
+    config: "VllmConfig", cache: "KVCacheConfig", *, num_blocks: int, num_host_blocks: int
+) -> EngineShape:
+    """Return what does not change while the engine runs. `num_blocks`: that requests can use."""
+    parallel, scheduler, model = (
+        config.parallel_config,
+        config.scheduler_config,
+        config.model_config,
+    )
+    num_layers: int = model.get_total_num_hidden_layers()
+    spec = cache.kv_cache_groups[0].kv_cache_spec
+    layers_per_group = -(-num_layers // len(cache.kv_cache_groups))
+    return EngineShape(
+        num_layers=num_layers,
+        layers_per_group=layers_per_group,
+        block_size=spec.block_size,
+        num_blocks=num_blocks,
+        block_bytes=spec.page_size_bytes * layers_per_group * parallel.tensor_parallel_size,
+        max_num_seqs=max_num_active_seqs(config),
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        num_host_blocks=num_host_blocks,
+        max_model_len=model.max_model_len,
+        max_prefill_chunk_tokens=scheduler.long_prefill_token_threshold
+        or scheduler.max_num_batched_tokens,
+    )
