@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from lab.planning.snapshots import BLOCK_SIZE
 from services.control.admission import MAX_NEW, Admission, run_policy_of
 from services.control.measures.rates import Rates
@@ -14,7 +16,7 @@ from services.pacing.types import ServiceLevel
 from services.placement.layer_placement import ALL_RESIDENT
 from services.placement.run.reason import Reason
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
-from services.placement.types import PolicyParameters, RequestId
+from services.placement.types import RequestId
 from tests.unit.control.fake_engine import FakeEngine
 
 
@@ -177,12 +179,6 @@ def test_a_request_that_leaves_is_shown_as_parked() -> None:
     assert [one.phase for one in bench.asked[0].requests] == [RunPhase.PARKED]
 
 
-def test_vllms_own_order_needs_no_policy() -> None:
-    def made(policy: str, **parameters: Any) -> bool:
-        options = ControllerOptions(policy=policy, parameters=PolicyParameters(**parameters))
-        return run_policy_of(options) is not None
-
-    assert not made("orbitflow")
-    assert not made("evenflow", run_policy="fcfs")
-    assert made("evenflow")
-    assert made("orbitflow", run_policy="evenflow")
+@pytest.mark.parametrize(("policy", "decides"), [("orbitflow", False), ("evenflow", True)])
+def test_vllms_own_order_needs_no_policy(policy: str, decides: bool) -> None:
+    assert (run_policy_of(ControllerOptions(policy=policy)) is not None) == decides

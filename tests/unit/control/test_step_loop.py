@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from lab.policies.presets import full_name
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
 from services.control.plans.planner import Answer
@@ -385,7 +386,7 @@ def test_requests_that_ended_meanwhile_are_skipped() -> None:
 
 
 def test_policies_that_replan_at_batch_changes_only_are_left_alone_otherwise() -> None:
-    bench = Bench("a", policy="flexgen-plus")
+    bench = Bench("a", policy=full_name("flexgen-plus"))
     bench.steps(6)
     asked = len(bench.planner.asked)
 
