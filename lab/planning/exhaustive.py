@@ -4,7 +4,7 @@ import numpy as np
 
 from services.planner.solver.instance import Instance
 from services.planner.solver.jit import compiled
-from services.planner.solver.kernels.load import Board, load_of, used_blocks
+from services.planner.solver.kernels.load import Board, load_of
 from services.planner.solver.kernels.step import step_s
 from services.planner.solver.library import PatternLibrary
 
@@ -27,6 +27,6 @@ def _least_objective(board: Board, columns: np.ndarray) -> float:
             choice[request] = columns[left % len(columns)]
             left //= len(columns)
         load = load_of(choice, board)
-        if used_blocks(load, board) <= board.instance.capacity:
+        if load.sums[0] <= board.instance.capacity:
             least = min(least, step_s(load, board) + load.sums[1])
     return least
