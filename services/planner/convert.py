@@ -10,7 +10,7 @@ from enum import Enum
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from services.kit.errors import InvalidRequestError
-from services.kit.wire import fail, read, write
+from services.kit.wire import fail, read_part, write
 from services.placement.judging.contradiction import find_contradiction
 from services.placement.policies import NEEDED_FIELDS
 from services.placement.presets import (
@@ -43,9 +43,7 @@ def budget_from_proto(request: pb.PlanRequest) -> float | None:
 
 def snapshot_from_proto(request: pb.PlanRequest) -> Snapshot:
     """Return the snapshot of a request. Raises InvalidRequestError naming the field at fault."""
-    if not request.HasField("snapshot"):
-        fail("snapshot", "is required")
-    snapshot = read(Snapshot, request.snapshot, "snapshot")
+    snapshot = read_part(Snapshot, request, "snapshot")
     _check_choice("snapshot.policy", snapshot.policy, PRESETS)
     _check_axes(snapshot.parameters)
     _check_together(snapshot)
@@ -76,4 +74,4 @@ def _check_together(snapshot: Snapshot) -> None:
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:
-    return write(plan, pb.Plan())
+    return write(plan, pb.Plan)
