@@ -12,7 +12,7 @@ import grpc
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
-from services.generation.delay_proto import CAUSE_FROM_PROTO
+from services.generation.convert import CAUSE_FROM_PROTO
 
 if TYPE_CHECKING:
     from evenflow.executor.v1.executor_pb2_grpc import ExecutorServiceStub

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from services.generation.conversation import ToolCallPart
 from services.generation.finish import FinishReason
@@ -12,6 +12,11 @@ from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.telemetry.trace_context import TraceContext
 from services.pacing.cause import Delay
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.placement.ranges import AtMost, PositiveInt
+
+MAX_REQUEST_ID_LENGTH = 128
+
+AnswerId: TypeAlias = Annotated[str, AtMost(MAX_REQUEST_ID_LENGTH)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +67,8 @@ class Delta:
 class Submission:
     """One request as a gateway hands it over."""
 
-    request_id: str  # unique among the live requests of its stream
-    generation: int  # how often it was routed, >= 1
+    request_id: AnswerId  # unique among the live requests of its stream
+    generation: PositiveInt  # how often it was routed
     model: str
     prompt: Prompt
     sampling: SamplingParams = DEFAULT_SAMPLING
@@ -74,6 +79,15 @@ class Submission:
     trace: TraceContext | None = None  # that it belongs to
     cache_salt: str = ""  # only requests with the same one share cached prefixes
     fair_key: str = ""  # the client among which preparation is shared; empty: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FurtherAnswer:
+    """What a further answer to a submission's prompt has of its own."""
+
+    request_id: AnswerId
+    seed: int | None = None
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

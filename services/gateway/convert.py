@@ -1,6 +1,7 @@
 """Protobuf <-> domain: the public gRPC API, the step stream and the tracker's registration."""
 
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import unquote
 
 from evenflow.executor.v1 import executor_pb2
@@ -17,18 +18,19 @@ from services.gateway.errors import (
     GenerationFailedError,
     UnknownModelError,
 )
-from services.generation.conversation_proto import (
-    message_from_proto,
-    message_to_proto,
+from services.generation.conversation import ChatMessage
+from services.generation.convert import (
+    FINISH_FROM_PROTO,
+    delay_from_proto,
+    logprobs_from_proto,
+    logprobs_to_proto,
     options_from_proto,
-    options_to_proto,
     part_from_proto,
     part_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
 )
-from services.generation.delay_proto import delay_from_proto
 from services.generation.finish import FinishReason
-from services.generation.finish_proto import FINISH_FROM_PROTO, FINISH_TO_PROTO
-from services.generation.logprobs_proto import logprobs_from_proto, logprobs_to_proto
 from services.generation.prompts import (
     ChatPrompt,
     Prompt,
@@ -37,12 +39,6 @@ from services.generation.prompts import (
     TokenizeOptions,
     TokenPrompt,
 )
-from services.generation.sampling_proto import sampling_from_proto, sampling_to_proto
-from services.generation.service_level_proto import (
-    BOUNDS,
-    service_level_from_proto,
-    service_level_to_proto,
-)
 from services.kit.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -50,7 +46,10 @@ from services.kit.errors import (
     UnavailableError,
 )
 from services.kit.telemetry.trace_context import TraceContext
-from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.kit.wire import read, write
+from services.pacing.types import ServiceLevel
+
+_BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
 
 # Public API -> domain
 
@@ -80,7 +79,7 @@ def chat_from_proto(
     messages: Sequence[gen.ChatMessage], options: gen.ConversationOptions
 ) -> ChatPrompt:
     return checked_conversation(
-        [message_from_proto(message) for message in messages],
+        [read(ChatMessage, message) for message in messages],
         options_from_proto(options, path="options"),
     )
 
@@ -94,8 +93,8 @@ def host_from_peer(peer: str) -> str:
 
 
 def checked_service_level(level: gen.ServiceLevel) -> ServiceLevel:
-    own = service_level_from_proto(level, path="service_level")
-    check_service_level(own, {name: f"service_level.{name}" for name in BOUNDS})
+    own = read(ServiceLevel, level, "service_level")
+    check_service_level(own, {name: f"service_level.{name}" for name in _BOUNDS})
     return own
 
 
@@ -112,25 +111,11 @@ def token_to_proto(token: types.Token) -> pb.Token:
 
 
 def finish_to_proto(finish: types.Finish) -> pb.Finish:
-    return pb.Finish(
-        reason=FINISH_TO_PROTO[finish.reason],
-        usage=gen.Usage(
-            num_prompt_tokens=finish.num_prompt_tokens,
-            num_output_tokens=finish.num_output_tokens,
-            num_reasoning_tokens=finish.num_reasoning_tokens,
-            num_cached_tokens=finish.num_cached_tokens,
-        ),
-        clipped_max_tokens=finish.clipped_max_tokens,
-    )
+    return write(finish, pb.Finish, usage=write(finish, gen.Usage))
 
 
 def model_to_proto(model: types.ServedModel) -> pb.Model:
-    return pb.Model(
-        id=model.model,
-        max_model_len=model.max_model_len,
-        root=model.root,
-        parent=model.parent or "",
-    )
+    return write(model, pb.Model, id=model.model)
 
 
 # Domain -> executor and tracker
@@ -139,29 +124,27 @@ def model_to_proto(model: types.ServedModel) -> pb.Model:
 def submit_to_proto(
     request: types.GenerationRequest, generation: int, trace: TraceContext | None = None
 ) -> executor_pb2.Submit:
-    submit = executor_pb2.Submit(
-        request_id=request.request_id,
+    return write(
+        request,
+        executor_pb2.Submit,
+        **_input(request.prompt),
         generation=generation,
-        model=request.model,
         sampling=sampling_to_proto(request.sampling),
-        echo=request.echo,
-        returns_prompt_ids=request.returns_prompt_ids,
-        priority=request.priority,
         cache_salt=request.shared_cache,
-        fair_key=request.fair_key,
+        trace_context=_trace(trace),
+        further_answers=(),
     )
-    if request.service_level != NO_SERVICE_LEVEL:
-        submit.service_level.CopyFrom(service_level_to_proto(request.service_level))
-    if trace is not None:
-        submit.trace_context.CopyFrom(_trace_to_proto(trace))
-    match request.prompt:
+
+
+def _input(prompt: Prompt) -> dict[str, Any]:
+    """Return the field of a message that a prompt goes into, and its value."""
+    match prompt:
         case TextPrompt(text):
-            submit.text = text
+            return {"text": text}
         case TokenPrompt(token_ids):
-            submit.token_ids.ids.extend(token_ids)
+            return {"token_ids": gen.TokenIds(ids=token_ids)}
         case ChatPrompt():
-            submit.chat.CopyFrom(_chat_to_proto(request.prompt))
-    return submit
+            return {"chat": write(prompt, executor_pb2.Chat)}
 
 
 def further_answer_to_proto(
@@ -170,61 +153,37 @@ def further_answer_to_proto(
     return executor_pb2.FurtherAnswer(
         request_id=request.request_id,
         seed=request.sampling.seed,
-        trace_context=None if trace is None else _trace_to_proto(trace),
+        trace_context=_trace(trace),
     )
 
 
-def _trace_to_proto(trace: TraceContext) -> executor_pb2.TraceContext:
-    return executor_pb2.TraceContext(traceparent=trace.traceparent, tracestate=trace.tracestate)
-
-
-def _chat_to_proto(prompt: ChatPrompt) -> executor_pb2.Chat:
-    return executor_pb2.Chat(
-        messages=map(message_to_proto, prompt.messages), options=options_to_proto(prompt.options)
-    )
+def _trace(trace: TraceContext | None) -> executor_pb2.TraceContext | None:
+    return None if trace is None else write(trace, executor_pb2.TraceContext)
 
 
 def tokenize_to_proto(
     model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
 ) -> executor_pb2.TokenizeRequest:
-    request = executor_pb2.TokenizeRequest(
-        model=model,
-        omits_special_tokens=not options.add_special_tokens,
-        omits_generation_prompt=not options.add_generation_prompt,
-        with_texts=options.with_texts,
-        fair_key=options.fair_key,
-    )
-    match prompt:
-        case TextPrompt(text):
-            request.text = text
-        case ChatPrompt():
-            request.chat.CopyFrom(_chat_to_proto(prompt))
-    return request
+    return write(options, executor_pb2.TokenizeRequest, **_input(prompt), model=model)
 
 
 def registration_to_proto(
     request: types.GenerationRequest, *, executor_id: str, generation: int, num_prompt_tokens: int
 ) -> tracker_pb2.Registration:
-    registration = tracker_pb2.Registration(
+    return write(
+        request,
+        tracker_pb2.Registration,
         executor_id=executor_id,
-        request_id=request.request_id,
         generation=generation,
         num_prompt_tokens=num_prompt_tokens,
     )
-    if request.service_level != NO_SERVICE_LEVEL:
-        registration.service_level.CopyFrom(service_level_to_proto(request.service_level))
-    return registration
 
 
 # Executor -> domain
 
 
 def tokenization_from_proto(response: executor_pb2.TokenizeResponse) -> Tokenization:
-    return Tokenization(
-        ids=tuple(response.ids),
-        texts=tuple(response.texts),
-        max_model_len=response.max_model_len,
-    )
+    return read(Tokenization, response)
 
 
 def token_from_proto(token: executor_pb2.Token, index: int) -> types.Token:
@@ -237,14 +196,10 @@ def token_from_proto(token: executor_pb2.Token, index: int) -> types.Token:
 
 
 def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ServedModel:
-    return types.ServedModel(
-        executor_id=info.executor_id,
-        model=info.model,
-        max_model_len=info.max_model_len,
+    return read(
+        types.ServedModel,
+        info,
         default_sampling=sampling_from_proto(info.default_sampling, path="default_sampling"),
-        caches_prefixes=info.caches_prefixes,
-        root=info.root,
-        adapters=tuple(types.Adapter(model=one.model, root=one.root) for one in info.adapters),
         template_variables=frozenset(info.template_variables),
     )
 

@@ -9,11 +9,10 @@ from services.gateway import convert
 from services.gateway.access.api_keys import bind_address
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.types import Finish, GenerationRequest, RequestId, Token
+from services.generation.convert import prompt_to_proto, sampling_from_proto
 from services.generation.logprobs import EchoedPrompt
-from services.generation.logprobs_proto import prompt_to_proto
 from services.generation.prompts import Prompt
 from services.generation.sampling_params import SamplingParams
-from services.generation.sampling_proto import sampling_from_proto
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import REQUEST_ID_KEY, Context, current_request_id
 from services.kit.telemetry.tracing import bind_parent, context_from

@@ -35,8 +35,8 @@ Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
 class TokenizeOptions:
     """How text or a conversation becomes token ids, and for whom."""
 
-    add_special_tokens: bool = True  # of text only
-    add_generation_prompt: bool = True  # of a conversation only
+    omits_special_tokens: bool = False  # of text only
+    omits_generation_prompt: bool = False  # of a conversation only
     with_texts: bool = False
     fair_key: str = ""  # the client among which the work is shared; empty: not known
 

@@ -29,7 +29,7 @@ class Within:
         return math.isfinite(value) and self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"{'(' if self.above_low else '['}{self.low:g}, {self.high:g}]"
+        return f"in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from evenflow.planner.v1 import planner_pb2 as pb
 from services.kit.errors import InvalidRequestError
-from services.kit.wire import fail, read, write
+from services.kit.wire import fail, read_part, write
 from services.placement.judging.contradiction import find_contradiction
 from services.placement.presets import PRESETS, preset_of
 from services.placement.ranges import MAX_SECONDS
@@ -33,9 +33,7 @@ def snapshot_from_proto(request: pb.PlanRequest, more: Collection[str] = ()) -> 
 
     `more`: policies that it may name beside the presets. No other is imported for a peer.
     """
-    if not request.HasField("snapshot"):
-        fail("snapshot", "is required")
-    snapshot = read(Snapshot, request.snapshot, "snapshot")
+    snapshot = read_part(Snapshot, request, "snapshot")
     known = (*PRESETS, *more)
     if snapshot.policy not in known:
         fail("snapshot.policy", f"unknown, not one of {', '.join(sorted(known))}")
@@ -55,4 +53,4 @@ def _check_together(snapshot: Snapshot) -> None:
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:
-    return write(plan, pb.Plan())
+    return write(plan, pb.Plan)

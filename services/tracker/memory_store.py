@@ -155,7 +155,7 @@ class MemoryTrackerStore:
             refused.illegal.append(record.key)
             state = record.state
         record = replace(record, state=state, executor_epoch=executor.epoch)
-        count = entry.num_generated
+        count = entry.num_generated_tokens
         if count is not None and (record.generated_at_s is None or count > record.num_generated):
             record = replace(record, num_generated=count, generated_at_s=self._clock())
         self._write(record)
@@ -164,7 +164,7 @@ class MemoryTrackerStore:
         self, record: RequestRecord, gateway: GatewayWriter, entry: DeliveredProgress
     ) -> None:
         record = replace(record, gateway_epoch=gateway.epoch)
-        count = entry.num_delivered
+        count = entry.num_delivered_tokens
         if count is not None and (record.delivered_at_s is None or count > record.num_delivered):
             record = replace(record, num_delivered=count, delivered_at_s=self._clock())
         self._write(record)

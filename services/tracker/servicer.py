@@ -7,10 +7,11 @@ from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
 from services.kit.clock import Clock
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import Context
+from services.kit.wire import read, write
 from services.tracker import convert
 from services.tracker.metrics import ENTRIES, REGISTRATIONS, REPORTS
 from services.tracker.store import TrackerStore
-from services.tracker.types import ReportResult
+from services.tracker.types import ExecutorOffer, ExecutorRef, ExecutorWriter, Renewal, ReportResult
 
 log = structlog.get_logger()
 
@@ -25,7 +26,7 @@ class TrackerServicer(pb_grpc.TrackerServiceServicer):
     async def RegisterExecutor(
         self, request: pb.RegisterExecutorRequest, context: Context
     ) -> pb.RegisterExecutorResponse:
-        offer = convert.offer_from_proto(request)
+        offer = read(ExecutorOffer, request)
 
         await self._store.register_executor(offer)
 
@@ -35,17 +36,16 @@ class TrackerServicer(pb_grpc.TrackerServiceServicer):
     async def RenewLease(
         self, request: pb.RenewLeaseRequest, context: Context
     ) -> pb.RenewLeaseResponse:
-        writer = convert.executor_writer_from_proto(request.executor_id, request.epoch)
-        load = convert.required_load_from_proto(request)
+        renewal = read(Renewal, request)
 
-        await self._store.renew_lease(writer, load)
+        await self._store.renew_lease(renewal.writer, renewal.load)
 
         return pb.RenewLeaseResponse(lease_ttl=self._lease_ttl)
 
     async def ReleaseLease(
         self, request: pb.ReleaseLeaseRequest, context: Context
     ) -> pb.ReleaseLeaseResponse:
-        writer = convert.executor_writer_from_proto(request.executor_id, request.epoch)
+        writer = read(ExecutorWriter, request)
 
         await self._store.release_lease(writer)
 
@@ -63,16 +63,13 @@ class TrackerServicer(pb_grpc.TrackerServiceServicer):
         )
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
-        gateway = convert.gateway_writer_from_proto(
-            request.gateway_id, request.gateway_epoch, epoch_field="gateway_epoch"
-        )
-        registrations = convert.registrations_from_proto(request.registrations)
+        gateway, registrations = convert.registrations_from_proto(request)
 
         stale = await self._store.register(gateway, registrations)
 
         REGISTRATIONS.labels("recorded").inc(len(registrations) - len(stale))
         REGISTRATIONS.labels("stale").inc(len(stale))
-        return pb.RegisterResponse(stale=convert.keys_to_proto(stale))
+        return pb.RegisterResponse(stale=[write(key, pb.RequestKey) for key in stale])
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
         sender = request.WhichOneof("sender")
@@ -91,21 +88,19 @@ class TrackerServicer(pb_grpc.TrackerServiceServicer):
         ENTRIES.labels("unknown").inc(len(result.unknown))
         ENTRIES.labels("stale").inc(len(result.stale))
         ENTRIES.labels("illegal").inc(len(result.illegal))
-        return convert.report_result_to_proto(result)
+        return write(result, pb.ReportResponse)
 
     async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotResponse:
-        executor_id = convert.executor_id_from_proto(request.executor_id)
+        executor = read(ExecutorRef, request)
 
-        snapshot = await self._store.snapshot(executor_id)
+        snapshot = await self._store.snapshot(executor.executor_id)
 
         return convert.snapshot_to_proto(snapshot, now_s=self._clock())
 
     async def _report_generated(self, request: pb.ReportRequest) -> ReportResult:
-        writer = convert.executor_writer_from_proto(request.executor_id, request.epoch)
-        return await self._store.report_generated(writer, convert.generated_from_proto(request))
+        report = convert.generated_from_proto(request)
+        return await self._store.report_generated(report.writer, report.progress)
 
     async def _report_delivered(self, request: pb.ReportRequest) -> ReportResult:
-        gateway = convert.gateway_writer_from_proto(
-            request.gateway_id, request.epoch, epoch_field="epoch"
-        )
-        return await self._store.report_delivered(gateway, convert.delivered_from_proto(request))
+        report = convert.delivered_from_proto(request)
+        return await self._store.report_delivered(report.writer, report.progress)

@@ -1,47 +1,78 @@
-"""What the tracker records: requests, their life cycle, and executors' leases.
+"""What the tracker is told and what it records: requests, their life cycle, and executors' leases.
 
 Instants are wall-clock seconds since the Unix epoch, read by the store's clock.
 """
 
+import re
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import Annotated, NewType, TypeAlias
 
 from services.generation.lifecycle import FINAL_STATES, RequestStatus
 from services.pacing.types import ServiceLevel
+from services.placement.ranges import AtMost, Count, PositiveInt, Within
 
 ExecutorId = NewType("ExecutorId", str)
 RequestId = NewType("RequestId", str)
 GatewayId = NewType("GatewayId", str)
 
 NO_EPOCH = 0  # no process of the executor has claimed the request yet
+MAX_EPOCH = 2**53 - 1  # above it Lua's numbers skip integers; reached in the year 2255
+MAX_ENTRIES = 10_000  # of one call: a script holds up all of Redis while it runs
+MAX_TEXT_LENGTH = 4_096
+VALID_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A text that may be part of a Redis key's hash tag: without braces."""
+
+    def holds(self, text: str) -> bool:
+        return VALID_NAME.fullmatch(text) is not None
+
+    def __str__(self) -> str:
+        return "1 to 128 characters of A-Z, a-z, 0-9 and _.:-"
+
+
+ExecutorName: TypeAlias = Annotated[ExecutorId, Name()]
+GatewayName: TypeAlias = Annotated[GatewayId, Name()]
+Text: TypeAlias = Annotated[str, AtMost(MAX_TEXT_LENGTH)]
+Epoch: TypeAlias = Annotated[int, Within(1, MAX_EPOCH)]  # microseconds since 1970
+Fraction: TypeAlias = Annotated[float, Within(0.0, 1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorRef:
+    """Names one executor."""
+
+    executor_id: ExecutorName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class RequestKey:
     """Names one request on one executor."""
 
-    executor_id: ExecutorId
-    request_id: RequestId
+    executor_id: ExecutorName
+    request_id: Annotated[RequestId, AtMost(128)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorLoad:
     """Load of an executor at the moment of sending."""
 
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    kv_cache_usage_frac: float = 0.0
+    num_running_reqs: Count = 0
+    num_waiting_reqs: Count = 0
+    kv_cache_usage_frac: Fraction = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOffer:
     """What an executor says of itself when it asks for a lease."""
 
-    executor_id: ExecutorId
-    epoch: int  # start of its process, microseconds since 1970, > 0
-    address: str  # "host:port"
-    model: str
-    load: ExecutorLoad
+    executor_id: ExecutorName
+    epoch: Epoch  # start of its process
+    address: Text  # "host:port"
+    model: Text
+    load: ExecutorLoad = field(default_factory=ExecutorLoad)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +87,24 @@ class Lease:
 class GatewayWriter:
     """A gateway process, the only writer of its requests' delivered counts."""
 
-    gateway_id: GatewayId
-    epoch: int  # start of its process, microseconds since 1970, > 0
+    gateway_id: GatewayName
+    epoch: Epoch  # start of its process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorWriter:
     """An executor process, the only writer of its requests' generated counts and states."""
 
-    executor_id: ExecutorId
-    epoch: int  # as in its lease
+    executor_id: ExecutorName
+    epoch: Epoch  # as in its lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """An executor's word that it lives."""
+
+    writer: ExecutorWriter
+    load: ExecutorLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +112,27 @@ class Registration:
     """What is known of a request when it is routed."""
 
     key: RequestKey
-    generation: int  # how often it was routed, >= 1
-    num_prompt_tokens: int  # >= 1
+    generation: PositiveInt  # how often it was routed
+    num_prompt_tokens: PositiveInt
     service_level: ServiceLevel = field(default_factory=ServiceLevel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registrations:
+    """Requests that a gateway routed."""
+
+    gateway_id: GatewayName
+    gateway_epoch: Epoch  # start of its process
+    registrations: Annotated[tuple[Registration, ...], AtMost(MAX_ENTRIES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedProgress:
     """Absolute progress that an executor reports. None: not reported."""
 
-    request_id: RequestId
-    generation: int
-    num_generated: int | None = None
+    request_id: Annotated[RequestId, AtMost(128)]
+    generation: PositiveInt
+    num_generated_tokens: Count | None = None
     state: RequestStatus | None = None
 
 
@@ -93,8 +141,24 @@ class DeliveredProgress:
     """Absolute progress that a gateway reports. None: not reported."""
 
     key: RequestKey
-    generation: int
-    num_delivered: int | None = None
+    generation: PositiveInt
+    num_delivered_tokens: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratedReport:
+    """What an executor's requests have come to."""
+
+    writer: ExecutorWriter
+    progress: Annotated[tuple[GeneratedProgress, ...], AtMost(MAX_ENTRIES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredReport:
+    """What a gateway's readers have come to."""
+
+    writer: GatewayWriter
+    progress: Annotated[tuple[DeliveredProgress, ...], AtMost(MAX_ENTRIES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,7 +186,7 @@ async def test_without_a_lease_an_executor_may_write_nothing(world: World) -> No
     with pytest.raises(LeaseExpiredError):
         await world.store.renew_lease(EXECUTOR, ExecutorLoad())
     with pytest.raises(LeaseExpiredError):
-        await world.store.report_generated(EXECUTOR, [generated(num_generated=3)])
+        await world.store.report_generated(EXECUTOR, [generated(num_generated_tokens=3)])
     record = await record_of(world.store)
     assert record is not None
     assert (record.num_generated, record.state) == (0, S.QUEUED)
@@ -203,7 +203,7 @@ async def test_an_older_process_is_fenced_off(world: World) -> None:
     with pytest.raises(StaleEpochError):
         await world.store.release_lease(old)
     with pytest.raises(StaleEpochError):
-        await world.store.report_generated(old, [generated(num_generated=3)])
+        await world.store.report_generated(old, [generated(num_generated_tokens=3)])
     record = await record_of(world.store)
     assert record is not None
     assert (record.num_generated, record.state) == (0, S.QUEUED)
@@ -287,7 +287,7 @@ async def test_a_request_registered_before_any_lease_is_adopted_not_failed(world
     await world.store.register(GATEWAY, [make_registration()])
 
     await world.store.register_executor(make_offer())
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=4)])
+    await world.store.report_generated(EXECUTOR, [generated(num_generated_tokens=4)])
 
     record = await record_of(world.store)
     assert record is not None
@@ -340,8 +340,10 @@ async def test_a_registered_request_is_recorded_as_it_was_routed(world: World) -
 
 async def test_registering_the_same_generation_keeps_counts_and_state(world: World) -> None:
     await register(world.store)
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=5, state=S.DECODING)])
-    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=2)])
+    await world.store.report_generated(
+        EXECUTOR, [generated(num_generated_tokens=5, state=S.DECODING)]
+    )
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=2)])
     before = await record_of(world.store)
     assert before is not None
     world.clock.now_s += 10.0
@@ -355,8 +357,10 @@ async def test_registering_the_same_generation_keeps_counts_and_state(world: Wor
 
 async def test_a_greater_generation_starts_anew(world: World) -> None:
     await register(world.store)
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=5, state=S.FINISHED)])
-    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=2)])
+    await world.store.report_generated(
+        EXECUTOR, [generated(num_generated_tokens=5, state=S.FINISHED)]
+    )
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=2)])
     world.clock.now_s += 1.0
 
     assert await world.store.register(OTHER_GATEWAY, [make_registration(generation=2)]) == []
@@ -419,9 +423,9 @@ async def test_requests_of_several_executors_are_registered_at_once(world: World
 async def test_counts_merge_by_maximum_and_the_deposit_is_their_difference(world: World) -> None:
     await register(world.store)
     for count in (3, 8, 5):
-        await world.store.report_generated(EXECUTOR, [generated(num_generated=count)])
+        await world.store.report_generated(EXECUTOR, [generated(num_generated_tokens=count)])
     for count in (6, 2):
-        await world.store.report_delivered(GATEWAY, [delivered(num_delivered=count)])
+        await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=count)])
 
     record = await record_of(world.store)
 
@@ -431,9 +435,9 @@ async def test_counts_merge_by_maximum_and_the_deposit_is_their_difference(world
 
 async def test_the_deposit_is_never_negative(world: World) -> None:
     await register(world.store)
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=3)])
+    await world.store.report_generated(EXECUTOR, [generated(num_generated_tokens=3)])
 
-    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=5)])
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=5)])
 
     record = await record_of(world.store)
     assert record is not None
@@ -443,18 +447,18 @@ async def test_the_deposit_is_never_negative(world: World) -> None:
 async def test_an_age_counts_from_the_last_growth(world: World) -> None:
     await register(world.store)
     world.clock.now_s = START_S + 1.0
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=0)])
-    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=0)])
+    await world.store.report_generated(EXECUTOR, [generated(num_generated_tokens=0)])
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=0)])
     record = await record_of(world.store)
     assert record is not None
     assert (record.generated_at_s, record.delivered_at_s) == (START_S + 1.0, START_S + 1.0)
 
     world.clock.now_s = START_S + 2.0
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=4)])
-    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=4)])
+    await world.store.report_generated(EXECUTOR, [generated(num_generated_tokens=4)])
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=4)])
     world.clock.now_s = START_S + 3.0
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=4)])
-    await world.store.report_delivered(GATEWAY, [delivered(num_delivered=4)])
+    await world.store.report_generated(EXECUTOR, [generated(num_generated_tokens=4)])
+    await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=4)])
 
     record = await record_of(world.store)
     assert record is not None
@@ -463,7 +467,9 @@ async def test_an_age_counts_from_the_last_growth(world: World) -> None:
 
 async def test_what_is_not_reported_stays_as_it_is(world: World) -> None:
     await register(world.store)
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=4, state=S.DECODING)])
+    await world.store.report_generated(
+        EXECUTOR, [generated(num_generated_tokens=4, state=S.DECODING)]
+    )
     before = await record_of(world.store)
 
     await world.store.report_generated(EXECUTOR, [generated()])
@@ -476,10 +482,10 @@ async def test_unknown_requests_are_named_and_the_others_applied(world: World) -
     await register(world.store, "a", "b")
 
     by_executor = await world.store.report_generated(
-        EXECUTOR, [generated("x"), generated("a", num_generated=1), generated("y")]
+        EXECUTOR, [generated("x"), generated("a", num_generated_tokens=1), generated("y")]
     )
     by_gateway = await world.store.report_delivered(
-        GATEWAY, [delivered("y"), delivered("b", num_delivered=1), delivered("x")]
+        GATEWAY, [delivered("y"), delivered("b", num_delivered_tokens=1), delivered("x")]
     )
 
     assert by_executor == ReportResult(unknown=(key("x"), key("y")))
@@ -496,10 +502,10 @@ async def test_reports_count_for_their_own_generation_only(world: World, generat
     await world.store.register(GATEWAY, [make_registration(generation=2)])
 
     by_executor = await world.store.report_generated(
-        EXECUTOR, [generated(generation=generation, num_generated=9, state=S.DECODING)]
+        EXECUTOR, [generated(generation=generation, num_generated_tokens=9, state=S.DECODING)]
     )
     by_gateway = await world.store.report_delivered(
-        GATEWAY, [delivered(generation=generation, num_delivered=9)]
+        GATEWAY, [delivered(generation=generation, num_delivered_tokens=9)]
     )
 
     expected = ReportResult(stale=(key(),)) if generation < 2 else ReportResult(unknown=(key(),))
@@ -522,7 +528,7 @@ async def test_only_its_gateway_writes_delivered_counts(
 ) -> None:
     await register(world.store)
 
-    result = await world.store.report_delivered(gateway, [delivered(num_delivered=9)])
+    result = await world.store.report_delivered(gateway, [delivered(num_delivered_tokens=9)])
 
     assert result == (ReportResult() if count else ReportResult(stale=(key(),)))
     record = await record_of(world.store)
@@ -534,7 +540,7 @@ async def test_a_newer_gateway_process_fences_the_older_one(world: World) -> Non
     await register(world.store)
     await world.store.report_delivered(dataclasses.replace(GATEWAY, epoch=NEW), [delivered()])
 
-    result = await world.store.report_delivered(GATEWAY, [delivered(num_delivered=9)])
+    result = await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=9)])
 
     assert result == ReportResult(stale=(key(),))
 
@@ -546,9 +552,9 @@ async def test_one_gateway_reports_on_several_executors(world: World) -> None:
     result = await world.store.report_delivered(
         GATEWAY,
         [
-            delivered(key=other, num_delivered=2),
+            delivered(key=other, num_delivered_tokens=2),
             delivered("x"),
-            delivered(num_delivered=1),
+            delivered(num_delivered_tokens=1),
             delivered(key=dataclasses.replace(other, request_id=RequestId("x"))),
         ],
     )
@@ -575,7 +581,7 @@ async def test_a_report_may_skip_states_but_not_go_where_no_path_leads(
     await bring_to(world.store, state)
 
     result = await world.store.report_generated(
-        EXECUTOR, [generated(state=target, num_generated=6)]
+        EXECUTOR, [generated(state=target, num_generated_tokens=6)]
     )
 
     legal = target is state or target in REACHABLE[state]
@@ -588,9 +594,11 @@ async def test_a_report_may_skip_states_but_not_go_where_no_path_leads(
 
 async def test_what_is_delivered_after_the_end_still_counts(world: World) -> None:
     await register(world.store)
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=9, state=S.FINISHED)])
+    await world.store.report_generated(
+        EXECUTOR, [generated(num_generated_tokens=9, state=S.FINISHED)]
+    )
 
-    result = await world.store.report_delivered(GATEWAY, [delivered(num_delivered=9)])
+    result = await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=9)])
 
     record = await record_of(world.store)
     assert record is not None
@@ -604,8 +612,10 @@ async def test_of_many_concurrent_reports_the_maximum_remains(world: World) -> N
     rng = random.Random(7)
 
     async def send(name: str, count: int) -> None:
-        await world.store.report_generated(EXECUTOR, [generated(name, num_generated=count)])
-        await world.store.report_delivered(GATEWAY, [delivered(name, num_delivered=count // 2)])
+        await world.store.report_generated(EXECUTOR, [generated(name, num_generated_tokens=count)])
+        await world.store.report_delivered(
+            GATEWAY, [delivered(name, num_delivered_tokens=count // 2)]
+        )
 
     rng.shuffle(counts)
     await asyncio.gather(*(send(name, count) for name, count in counts))
@@ -633,7 +643,7 @@ async def test_a_record_is_forgotten_when_its_time_is_over(
     assert await record_of(world.store) is not None
     world.clock.now_s = START_S + life_s
     assert await record_of(world.store) is None
-    result = await world.store.report_delivered(GATEWAY, [delivered(num_delivered=1)])
+    result = await world.store.report_delivered(GATEWAY, [delivered(num_delivered_tokens=1)])
     assert result == ReportResult(unknown=(key(),))
     await world.store.register_executor(make_offer())
     assert (await world.store.report_generated(EXECUTOR, [generated()])).unknown == (key(),)
@@ -659,7 +669,7 @@ async def test_a_forgotten_request_is_registered_anew_with_its_old_generation(
     world: World,
 ) -> None:
     await register(world.store)
-    await world.store.report_generated(EXECUTOR, [generated(num_generated=3)])
+    await world.store.report_generated(EXECUTOR, [generated(num_generated_tokens=3)])
     world.clock.now_s += 60.0
 
     assert await world.store.register(OTHER_GATEWAY, [make_registration()]) == []

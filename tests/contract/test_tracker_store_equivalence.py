@@ -79,10 +79,12 @@ generated = st.builds(
     GeneratedProgress,
     request_id=keys.map(lambda key: key.request_id),
     generation=generations,
-    num_generated=counts,
+    num_generated_tokens=counts,
     state=st.none() | states,
 )
-delivered = st.builds(DeliveredProgress, key=keys, generation=generations, num_delivered=counts)
+delivered = st.builds(
+    DeliveredProgress, key=keys, generation=generations, num_delivered_tokens=counts
+)
 
 
 def batches(entries: st.SearchStrategy[Any], key: Callable[[Any], Any]) -> Any:

@@ -73,7 +73,7 @@ async def generate(
     state: RequestStatus = RequestStatus.DECODING,
 ) -> None:
     progress = GeneratedProgress(
-        request_id=RequestId(request_id), generation=1, num_generated=count, state=state
+        request_id=RequestId(request_id), generation=1, num_generated_tokens=count, state=state
     )
     result = await store.report_generated(EXECUTOR, [progress])
     assert not result.unknown

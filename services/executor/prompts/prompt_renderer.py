@@ -121,13 +121,14 @@ class PromptRenderer:
                 how = replace(
                     renderer.default_cmpl_tok_params,
                     max_total_tokens=None,
-                    add_special_tokens=options.add_special_tokens,
+                    add_special_tokens=not options.omits_special_tokens,
                 )
                 (rendered,) = await renderer.render_cmpl_async([{"prompt": prompt.text}], how)
             case ChatPrompt():
                 how = replace(renderer.default_chat_tok_params, max_total_tokens=None)
                 params = chat_params(prompt.options)
-                params.chat_template_kwargs["add_generation_prompt"] = options.add_generation_prompt
+                adds_prompt = not options.omits_generation_prompt
+                params.chat_template_kwargs["add_generation_prompt"] = adds_prompt
                 _, (rendered,) = await renderer.render_chat_async(
                     [messages_of(prompt)], params, how
                 )

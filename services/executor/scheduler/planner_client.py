@@ -108,7 +108,7 @@ class PlannerClient:
         stub: pb_grpc.PlannerServiceStub = pb_grpc.PlannerServiceStub(channel)
 
         def ask(snapshot: Snapshot) -> Plan:
-            request = pb.PlanRequest(snapshot=write(snapshot, pb.Snapshot()))
+            request = pb.PlanRequest(snapshot=write(snapshot, pb.Snapshot))
             return read(Plan, stub.Plan(request, timeout=self._timeout_s).plan, "plan")
 
         return ask

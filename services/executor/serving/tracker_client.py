@@ -14,9 +14,9 @@ from services.executor.types import EngineLoad
 from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ConflictError, NotFoundError, ServiceError
 from services.kit.rpc import service_errors
+from services.kit.wire import numbers, write
 from services.reporting.ledger import RequestRef
 from services.reporting.reporter import Sender, SenderKind, TrackerReporter
-from services.reporting.states import TO_PROTO
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
@@ -26,6 +26,8 @@ log = structlog.get_logger()
 RPC_TIMEOUT_S = 2.0
 RETRY_S = 0.5  # between two tries to get or keep a lease
 FLUSH_TIMEOUT_S = 2.0
+
+_STATES = numbers(RequestStatus, pb.RequestState)
 
 
 class TrackerClient:
@@ -52,7 +54,7 @@ class TrackerClient:
         self._reporter.update(
             RequestRef(self._executor_id, request_id, generation),
             num_generated=num_generated,
-            state=TO_PROTO[status],
+            state=_STATES[status],
             final=status.is_final,
         )
 
@@ -97,12 +99,7 @@ class TrackerClient:
         self._lease_ttl_s = _seconds(response.lease_ttl.ToTimedelta())
 
     def _load(self) -> pb.ExecutorLoad:
-        load = self._get_load()
-        return pb.ExecutorLoad(
-            num_running_reqs=load.num_running_reqs,
-            num_waiting_reqs=load.num_waiting_reqs,
-            kv_cache_usage_frac=load.kv_cache_usage_frac,
-        )
+        return write(self._get_load(), pb.ExecutorLoad)
 
     async def release(self) -> None:
         """Give the lease back, so that this executor is not listed; unanswered, it expires."""

@@ -9,7 +9,7 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from services.gateway import convert
 from services.gateway.errors import DuplicateRequestError, LinkBrokenError
 from services.gateway.types import RequestSink, Token
-from services.generation.logprobs_proto import prompt_from_proto
+from services.generation.convert import prompt_from_proto
 from services.kit.errors import ServiceError
 
 DROPPED_TOKENS = Counter(

@@ -125,8 +125,8 @@ class ApiRoutes:
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request, TokenizeBody)
         options = TokenizeOptions(
-            add_special_tokens=body.add_special_tokens,
-            add_generation_prompt=body.add_generation_prompt,
+            omits_special_tokens=not body.add_special_tokens,
+            omits_generation_prompt=not body.add_generation_prompt,
             with_texts=body.return_token_strs,
         )
         tokens = await self._dispatcher.tokenize(body.model, body.checked_prompt(), options)

@@ -129,7 +129,7 @@ class RedisTrackerStore:
                 _without_none(
                     request_id=entry.request_id,
                     generation=entry.generation,
-                    num_generated=entry.num_generated,
+                    num_generated=entry.num_generated_tokens,
                     state=entry.state.value if entry.state else None,
                 )
                 for entry in progress
@@ -160,7 +160,7 @@ class RedisTrackerStore:
                     _without_none(
                         request_id=entry.key.request_id,
                         generation=entry.generation,
-                        num_delivered=entry.num_delivered,
+                        num_delivered=entry.num_delivered_tokens,
                     )
                     for entry in batch
                 ],

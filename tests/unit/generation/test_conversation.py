@@ -3,7 +3,6 @@
 import pytest
 
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.generation import conversation_proto as proto
 from services.generation.conversation import (
     DEFAULT_OPTIONS,
     MAX_TOOLS,
@@ -16,7 +15,9 @@ from services.generation.conversation import (
     check_calls,
     check_options,
 )
+from services.generation.convert import options_from_proto, part_from_proto, part_to_proto
 from services.kit.errors import InvalidRequestError
+from services.kit.wire import read, write
 
 F = Tool(name="f")
 CALL = ToolCall(id="c", name="f", arguments="{}")
@@ -38,29 +39,26 @@ EVERYTHING = ConversationOptions(
 
 
 def test_options_survive_the_wire() -> None:
-    message = proto.options_to_proto(EVERYTHING)
+    message = write(EVERYTHING, gen.ConversationOptions)
 
-    assert message is not None
     assert len(message.ListFields()) == len(message.DESCRIPTOR.fields)
-    assert proto.options_from_proto(message, path="") == EVERYTHING
-    assert proto.options_to_proto(DEFAULT_OPTIONS) is None
+    assert options_from_proto(message, path="") == EVERYTHING
 
 
 @pytest.mark.parametrize("choice", ToolChoice)
 def test_every_choice_survives_the_wire(choice: ToolChoice) -> None:
     named = "f" if choice is ToolChoice.NAMED else ""
     options = ConversationOptions(tools=(F,), tool_choice=choice, named_tool=named)
-    message = proto.options_to_proto(options)
+    message = write(options, gen.ConversationOptions)
 
-    assert message is not None
-    assert proto.options_from_proto(message, path="") == options
+    assert options_from_proto(message, path="") == options
 
 
 def test_a_choice_left_open_is_the_model_s_where_there_are_tools() -> None:
     with_tools = gen.ConversationOptions(tools=[gen.Tool(name="f")])
 
-    assert proto.options_from_proto(with_tools, path="").tool_choice is ToolChoice.AUTO
-    assert proto.options_from_proto(gen.ConversationOptions(), path="") == DEFAULT_OPTIONS
+    assert options_from_proto(with_tools, path="").tool_choice is ToolChoice.AUTO
+    assert options_from_proto(gen.ConversationOptions(), path="") == DEFAULT_OPTIONS
 
 
 def test_turns_and_parts_of_calls_survive_the_wire() -> None:
@@ -68,11 +66,9 @@ def test_turns_and_parts_of_calls_survive_the_wire() -> None:
     result = ChatMessage(role="tool", content="y", tool_call_id="c", name="f")
     part = ToolCallPart(2, "c", "f", "{")
 
-    assert [proto.message_from_proto(proto.message_to_proto(m)) for m in (turn, result)] == [
-        turn,
-        result,
-    ]
-    assert proto.part_from_proto(proto.part_to_proto(part)) == part
+    for message in (turn, result):
+        assert read(ChatMessage, write(message, gen.ChatMessage)) == message
+    assert part_from_proto(part_to_proto(part)) == part
 
 
 @pytest.mark.parametrize(

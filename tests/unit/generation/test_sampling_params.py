@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.generation.convert import sampling_from_proto, sampling_to_proto
 from services.generation.sampling_params import (
     DEFAULT_SAMPLING,
     AnswerForm,
@@ -14,7 +15,6 @@ from services.generation.sampling_params import (
     StructuredOutputs,
     check_sampling,
 )
-from services.generation.sampling_proto import sampling_from_proto, sampling_to_proto
 from services.kit.errors import InvalidRequestError
 
 NAN, INF = float("nan"), float("inf")

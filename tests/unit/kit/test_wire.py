@@ -70,13 +70,13 @@ def sent(message: Message) -> Any:
 @settings(max_examples=examples(60))
 @given(values(Snapshot, pb.Snapshot))
 def test_a_snapshot_arrives_as_it_was(snapshot: Snapshot) -> None:
-    assert read(Snapshot, sent(write(snapshot, pb.Snapshot())), "snapshot") == snapshot
+    assert read(Snapshot, sent(write(snapshot, pb.Snapshot)), "snapshot") == snapshot
 
 
 @settings(max_examples=examples(60))
 @given(values(Plan, pb.Plan))
 def test_a_plan_arrives_as_it_was(plan: Plan) -> None:
-    message = sent(write(plan, pb.Plan()))
+    message = sent(write(plan, pb.Plan))
 
     assert read(Plan, message, "plan") == plan
     if plan.quality is not None:
@@ -143,6 +143,6 @@ def test_a_field_that_holds_what_it_may_not_is_named(plan: pb.Plan, field: str) 
 
 def test_members_have_the_names_of_their_wire_values() -> None:
     message = write(
-        Plan(epoch=1, policy="vllm", status=PlanStatus.UNDECIDED, placements=()), pb.Plan()
+        Plan(epoch=1, policy="vllm", status=PlanStatus.UNDECIDED, placements=()), pb.Plan
     )
     assert message.status == pb.PLAN_STATUS_UNDECIDED

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.generation.service_level_proto import service_level_from_proto, service_level_to_proto
 from services.kit.errors import InvalidRequestError
+from services.kit.wire import read, write
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 NAMES = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
@@ -18,7 +18,7 @@ def test_a_service_level_survives_the_wire() -> None:
     )
 
     for level in (full, NO_SERVICE_LEVEL, ServiceLevel(slo_tbt_s=0.25)):
-        assert service_level_from_proto(service_level_to_proto(level), path="level") == level
+        assert read(ServiceLevel, write(level, gen.ServiceLevel)) == level
 
 
 def test_every_bound_of_the_message_is_read() -> None:
@@ -28,10 +28,12 @@ def test_every_bound_of_the_message_is_read() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_a_bound_that_is_none_is_refused_by_its_path(name: str, value: float) -> None:
-    with pytest.raises(InvalidRequestError, match=f"^a.{name}: must be finite and > 0") as caught:
-        service_level_from_proto(gen.ServiceLevel(**{name: value}), path="a")
+    with pytest.raises(
+        InvalidRequestError, match=f"^a.{name}: {value} is not finite and > 0"
+    ) as caught:
+        read(ServiceLevel, gen.ServiceLevel(**{name: value}), "a")
     assert caught.value.field == f"a.{name}"
 
-    with pytest.raises(InvalidRequestError, match=f"^{name}: must") as bare:
-        service_level_from_proto(gen.ServiceLevel(**{name: value}), path="")
+    with pytest.raises(InvalidRequestError, match=f"^{name}: ") as bare:
+        read(ServiceLevel, gen.ServiceLevel(**{name: value}))
     assert bare.value.field == name

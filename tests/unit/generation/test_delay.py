@@ -7,7 +7,7 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from services.executor import convert as executor
 from services.executor.types import Token
 from services.gateway import convert as gateway
-from services.generation.delay_proto import CAUSE_TO_PROTO, delay_from_proto
+from services.generation.convert import CAUSE_TO_PROTO, delay_from_proto
 from services.pacing.cause import Cause, Delay
 
 
