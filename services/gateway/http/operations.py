@@ -33,7 +33,7 @@ from services.gateway.openai.bodies import (
     TokenizeBody,
 )
 from services.gateway.openai.parsing import parse_body
-from services.gateway.openai.requests import HEADER_BY_BOUND, MAX_PARENT_ID_LENGTH
+from services.gateway.openai.requests import MAX_PARENT_ID_LENGTH
 from services.gateway.openai.responses import (
     Answer,
     AnswerHead,
@@ -41,6 +41,7 @@ from services.gateway.openai.responses import (
     ChatForm,
     model_entry,
 )
+from services.gateway.openai.sampled import HEADER_BY_BOUND
 from services.gateway.responses_api import schemas as responses_api
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm

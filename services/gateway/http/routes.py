@@ -32,10 +32,10 @@ from services.gateway.openai.bodies import (
     RequestBody,
     TokenizeBody,
 )
-from services.gateway.openai.lenient import GeneratingBody
 from services.gateway.openai.parsing import BodyT, parse_body
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.openai.responses import AnswerHead, AnswerKind, ChatForm, model_entry
+from services.gateway.openai.sampled import SampledBody
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
 from services.gateway.responses_api.objects import response_head
@@ -47,7 +47,7 @@ from services.kit.clock import wall_s
 from services.kit.errors import ServiceError
 from services.kit.rpc import current_request_id
 
-AskingT = TypeVar("AskingT", bound=RequestBody | GeneratingBody)
+AskingT = TypeVar("AskingT", bound=SampledBody)
 MadeT = TypeVar("MadeT")
 
 VERSION = "0.1.0"  # of pyproject.toml
@@ -168,7 +168,7 @@ class ApiRoutes:
         return self._answers(requests, form)
 
     def _seen(
-        self, request: Request, body: RequestBody | GeneratingBody, asked: list[GenerationRequest]
+        self, request: Request, body: SampledBody, asked: list[GenerationRequest]
     ) -> list[GenerationRequest]:
         """Return requests of which the chat template sees every option, unless the body is strict:
         then the executor refuses the others.
