@@ -7,13 +7,18 @@ from pydantic import ConfigDict, Field
 from services.gateway.anthropic.blocks import TextBlocks, Turn
 from services.gateway.left_out.members import LenientBody, Part
 from services.gateway.openai import rules
-from services.gateway.openai.fields import MaxTokens, TemplateVariables
-from services.gateway.openai.lenient import GeneratingBody, OtherTool
+from services.gateway.openai.fields import (
+    MaxTokens,
+    TemplateVariables,
+    json_text,
+    schema_outputs,
+)
 from services.gateway.openai.parsing import by_kind, kind
-from services.gateway.openai.tools import ReasoningEffort, ToolName, json_text
+from services.gateway.openai.sampled import GeneratingBody
+from services.gateway.openai.tools import OtherTool, ReasoningEffort, ToolName
 from services.generation import sampling_params as limits
 from services.generation.conversation import MAX_TOOLS, Tool
-from services.generation.sampling_params import AnswerForm, StructuredOutputs
+from services.generation.sampling_params import StructuredOutputs
 
 StopSequence = Annotated[str, Field(min_length=1)]
 
@@ -63,8 +68,7 @@ class JsonOutput(Part):
 
     def outputs(self) -> StructuredOutputs:
         """Return what the answer must look like."""
-        text = json_text(self.schema_, "output_config.format.schema") or "{}"
-        return StructuredOutputs(form=AnswerForm.JSON_SCHEMA, text=text)
+        return schema_outputs(self.schema_, "output_config.format.schema")
 
 
 class OutputConfig(LenientBody):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.gateway.anthropic.schemas import MessageUsage
 from services.gateway.pieces import Piece, PieceKind
 from services.gateway.types import Finish, RequestId
 from services.generation.finish import FinishReason
@@ -46,9 +47,9 @@ def ending(finish: Finish, *, has_calls: bool) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": finish.stop_string or None}
 
 
-def usage(finish: Finish) -> dict[str, Any]:
+def usage(finish: Finish) -> MessageUsage:
     """Return the token counts; input tokens are those of the prompt that were not cached."""
-    counts: dict[str, Any] = {
+    counts: MessageUsage = {
         "input_tokens": finish.num_prompt_tokens - finish.num_cached_tokens,
         "cache_read_input_tokens": finish.num_cached_tokens,
         "output_tokens": finish.num_output_tokens,

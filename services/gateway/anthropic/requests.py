@@ -7,7 +7,7 @@ from types import MappingProxyType
 from services.gateway.anthropic.blocks import chat_messages
 from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from services.gateway.checks import checked_conversation
-from services.gateway.openai.tools import json_text
+from services.gateway.openai.fields import json_text
 from services.gateway.types import GenerationRequest, RequestId
 from services.generation.conversation import ConversationOptions, ToolChoice, check_options
 from services.generation.prompts import ChatPrompt
@@ -52,7 +52,7 @@ def to_generation_request(
         stop=tuple(body.stop_sequences),
         structured_outputs=form.outputs() if form else None,
     )
-    return body.request(to_prompt(body), sampling, headers=headers, request_id=request_id)
+    return body.request(request_id, to_prompt(body), sampling=sampling, headers=headers)
 
 
 def _options(body: CountTokensBody) -> ConversationOptions:

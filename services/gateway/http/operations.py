@@ -33,7 +33,7 @@ from services.gateway.openai.bodies import (
     TokenizeBody,
 )
 from services.gateway.openai.parsing import parse_body
-from services.gateway.openai.requests import HEADER_BY_BOUND, MAX_PARENT_ID_LENGTH
+from services.gateway.openai.requests import MAX_PARENT_ID_LENGTH
 from services.gateway.openai.responses import (
     Answer,
     AnswerHead,
@@ -41,6 +41,7 @@ from services.gateway.openai.responses import (
     ChatForm,
     model_entry,
 )
+from services.gateway.openai.sampled import HEADER_BY_BOUND
 from services.gateway.responses_api import schemas as responses_api
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
@@ -124,6 +125,7 @@ class Operation:
 
     @property
     def id(self) -> str:
+        """Return what the document calls it, and `ApiRoutes` its handler."""
         return self.summary.lower().replace(" ", "_")
 
     def described(self, path: str) -> dict[str, Any]:
@@ -329,7 +331,7 @@ GETS: Mapping[str, Operation] = MappingProxyType(
             answer=openai.ModelList,
             told={"object": "list", "data": [_ENTRY]},
         ),
-        "/v1/models/{model_id}": Operation(
+        "/v1/models/{model_id:path}": Operation(
             summary="Get model",
             answer=openai.Model,
             told=_ENTRY,
@@ -349,10 +351,13 @@ GETS: Mapping[str, Operation] = MappingProxyType(
 
 
 def openapi_document(version: str) -> dict[str, Any]:
-    """Return what `/openapi.json` says of this version."""
-    paths: dict[str, Any] = {path: {"get": asked.described(path)} for path, asked in GETS.items()}
-    for path, asked in POSTS.items():
-        paths.setdefault(path, {})["post"] = asked.described(path)
+    """Return what `/openapi.json` says of this version. FastAPI's own would lack each null of the
+    examples, and schemas for bodies that it does not decode itself.
+    """
+    paths: dict[str, Any] = {}
+    for method, operations in (("get", GETS), ("post", POSTS)):
+        for path, asked in operations.items():
+            paths.setdefault(path.replace(":path", ""), {})[method] = asked.described(path)
     return {
         "openapi": "3.1.0",
         "info": {

@@ -20,7 +20,7 @@ from services.gateway.errors import UnknownModelError
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
 from services.gateway.http.faults import error_response, own_name, status_response
-from services.gateway.http.operations import INDEX, openapi_document
+from services.gateway.http.operations import GETS, INDEX, POSTS, openapi_document
 from services.gateway.http.protocol import SAFE_METHODS
 from services.gateway.left_out.template_variables import without_unread
 from services.gateway.live.dispatcher import Dispatcher
@@ -32,10 +32,10 @@ from services.gateway.openai.bodies import (
     RequestBody,
     TokenizeBody,
 )
-from services.gateway.openai.lenient import GeneratingBody
 from services.gateway.openai.parsing import BodyT, parse_body
 from services.gateway.openai.requests import to_generation_requests
 from services.gateway.openai.responses import AnswerHead, AnswerKind, ChatForm, model_entry
+from services.gateway.openai.sampled import SampledBody
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
 from services.gateway.responses_api.objects import response_head
@@ -47,7 +47,7 @@ from services.kit.clock import wall_s
 from services.kit.errors import ServiceError
 from services.kit.rpc import current_request_id
 
-AskingT = TypeVar("AskingT", bound=RequestBody | GeneratingBody)
+AskingT = TypeVar("AskingT", bound=SampledBody)
 MadeT = TypeVar("MadeT")
 
 VERSION = "0.1.0"  # of pyproject.toml
@@ -56,7 +56,7 @@ BODY_BYTES_PER_CONTEXT_TOKEN = 16
 
 
 class ApiRoutes:
-    """Handlers of the APIs, bound to one dispatcher."""
+    """Handlers of the operations, each by its id, bound to one dispatcher."""
 
     def __init__(self, dispatcher: Dispatcher, *, keepalive_s: float) -> None:
         self._dispatcher = dispatcher
@@ -104,6 +104,8 @@ class ApiRoutes:
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+    ping = health
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": VERSION})
@@ -168,7 +170,7 @@ class ApiRoutes:
         return self._answers(requests, form)
 
     def _seen(
-        self, request: Request, body: RequestBody | GeneratingBody, asked: list[GenerationRequest]
+        self, request: Request, body: SampledBody, asked: list[GenerationRequest]
     ) -> list[GenerationRequest]:
         """Return requests of which the chat template sees every option, unless the body is strict:
         then the executor refuses the others.
@@ -244,30 +246,9 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
         redirect_slashes=False,
         exception_handlers={Exception: _error, ServiceError: _error, HTTPException: _http_error},
     )
-    posts = {
-        "/v1/chat/completions": routes.chat_completions,
-        "/v1/completions": routes.completions,
-        "/v1/responses": routes.responses,
-        "/v1/messages": routes.messages,
-        "/v1/messages/count_tokens": routes.count_tokens,
-        "/tokenize": routes.tokenize,
-        "/detokenize": routes.detokenize,
-    }
-    gets = {
-        "/": routes.index,
-        "/v1/models": routes.list_models,
-        "/v1/models/{model_id:path}": routes.get_model,
-        "/health": routes.health,
-        "/version": routes.version,
-        "/load": routes.load,
-        "/ready": routes.ready,
-        "/metrics": routes.metrics,
-    }
-    for path, handler in posts.items():
-        app.add_api_route(path, handler, methods=["POST"])
-    for path, handler in gets.items():
-        app.add_api_route(path, handler, methods=[*SAFE_METHODS])
-    app.add_api_route("/ping", routes.health, methods=[*SAFE_METHODS, "POST"])
+    for path, operation in {**POSTS, **GETS}.items():  # a path in both is answered alike
+        methods = [*SAFE_METHODS] * (path in GETS) + ["POST"] * (path in POSTS)
+        app.add_api_route(path, getattr(routes, operation.id), methods=methods)
     app.openapi_schema = openapi_document(VERSION)
     return app
 

@@ -24,21 +24,20 @@ from services.gateway.openai.fields import (
     NumLogprobs,
     Prompts,
     ResponseFormat,
-    SampledBody,
-    ServiceLevelBody,
     Stop,
     StreamOptions,
     StructuredOutputsBody,
     TemplateVariables,
     Text,
     TokenId,
+    json_text,
 )
+from services.gateway.openai.sampled import SampledBody
 from services.gateway.openai.tools import (
     ChosenTool,
     Message,
     ReasoningEffort,
     Tools,
-    json_text,
     tool_options,
 )
 from services.generation.conversation import (
@@ -114,7 +113,6 @@ class RequestBody(LenientBody, SampledBody):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
     stream_options: StreamOptions | None = None
-    evenflow: ServiceLevelBody = ServiceLevelBody()
 
     @field_validator("stream_options")
     @classmethod

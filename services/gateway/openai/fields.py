@@ -16,13 +16,13 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from services.gateway import types
-from services.gateway.checks import MAX_RATE_TPS, MAX_SLO_S, MIN_RATE_TPS, MIN_SLO_S
 from services.gateway.left_out.members import LenientBody, StrictBody, ignored, note
 from services.gateway.left_out.stand_ins import joined, stand_in
 from services.gateway.openai import rules
 from services.generation import sampling_params as limits
 from services.generation.conversation import RESERVED_VARIABLES
 from services.generation.prompts import Prompt, TextPrompt, TokenPrompt
+from services.kit.errors import InvalidRequestError
 
 
 class OrText:
@@ -168,12 +168,6 @@ _CHOICES_SCHEMA = {
 }
 
 
-def _bound_schema(low: float, high: float) -> WithJsonSchema:
-    """Describe a bound that may be stated; `checks` has it, in seconds."""
-    number = {"type": "number", "minimum": low, "maximum": high}
-    return WithJsonSchema({"anyOf": [number, {"type": "null"}]})
-
-
 Stop = Annotated[tuple[str, ...], BeforeValidator(_stop_strings), WithJsonSchema(_STRINGS_SCHEMA)]
 Text = Annotated[str, BeforeValidator(_joined_text), WithJsonSchema(_TEXT_SCHEMA)]
 Prompts = Annotated[Any, BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
@@ -196,13 +190,29 @@ Penalty = Annotated[
     float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY, allow_inf_nan=False)
 ]
 NumLogprobs = Annotated[int, Field(ge=0, le=limits.MAX_LOGPROBS)]
-Bound = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
-SloMs = Annotated[Bound, _bound_schema(MIN_SLO_S * 1e3, MAX_SLO_S * 1e3)]
-RateTps = Annotated[Bound, _bound_schema(MIN_RATE_TPS, MAX_RATE_TPS)]
 TemplateVariables = Annotated[
     dict[str, Any],
     Field(json_schema_extra={"propertyNames": {"not": {"enum": sorted(RESERVED_VARIABLES)}}}),
 ]
+
+
+def json_text(value: dict[str, Any], name: str) -> str:
+    """Return an object as JSON text, empty for an empty one. Raises InvalidRequestError naming
+    the parameter `name` if it is nested too deeply.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False) if value else ""
+    except RecursionError:
+        raise InvalidRequestError(f"{name}: nested too deeply", field=name) from None
+
+
+JSON_OBJECT = limits.StructuredOutputs(form=limits.AnswerForm.JSON_OBJECT)
+
+
+def schema_outputs(schema: dict[str, Any], name: str) -> limits.StructuredOutputs:
+    """Hold answers to a JSON schema. Raises InvalidRequestError as `json_text` does."""
+    text = json_text(schema, name) or "{}"
+    return limits.StructuredOutputs(form=limits.AnswerForm.JSON_SCHEMA, text=text)
 
 
 class StreamOptions(LenientBody):
@@ -210,17 +220,6 @@ class StreamOptions(LenientBody):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's, of each answer so far, with include_usage only
-
-
-class ServiceLevelBody(StrictBody):
-    """The extension object `evenflow`; milliseconds only here and in the headers."""
-
-    slo_ttft_ms: SloMs = None
-    slo_tpot_ms: SloMs = None
-    slo_tbt_ms: SloMs = None
-    consumption_rate_tps: RateTps = None
-    pace_tail: bool = False
-    strict: bool = False  # refuse what has no effect
 
 
 class JsonSchema(StrictBody):
@@ -254,11 +253,8 @@ class ResponseFormat(StrictBody):
     def outputs(self) -> limits.StructuredOutputs | None:
         """Return what the answer must look like; None for anything."""
         if self.json_schema is not None:
-            text = json.dumps(self.json_schema.schema_, ensure_ascii=False)
-            return limits.StructuredOutputs(form=limits.AnswerForm.JSON_SCHEMA, text=text)
-        if self.type == "json_object":
-            return limits.StructuredOutputs(form=limits.AnswerForm.JSON_OBJECT)
-        return None
+            return schema_outputs(self.json_schema.schema_, "response_format")
+        return JSON_OBJECT if self.type == "json_object" else None
 
 
 def _nothing() -> None:
@@ -287,28 +283,3 @@ class StructuredOutputsBody(StrictBody):
         if form is limits.AnswerForm.CHOICE:
             return limits.StructuredOutputs(form=form, choices=tuple(self.choice or ()))
         return limits.StructuredOutputs(form=form, text=getattr(self, name))
-
-
-class SampledBody(StrictBody):
-    """What every body has that asks for an answer; sampling beyond its API has vLLM's names."""
-
-    model: str = Field(min_length=1)
-    stream: bool = False
-    temperature: float | None = Field(
-        default=None, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False
-    )
-    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(default=None, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
-    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: float | None = Field(
-        default=None, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
-    )
-    logit_bias: TokenBiases = Field(default_factory=dict)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
-    stop_token_ids: TokenIds = Field(default_factory=list)
-    ignore_eos: bool = False
-    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    cache_salt: CacheSalt = ""

@@ -2,33 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from services.gateway import types
-from services.gateway.checks import check_service_level
 from services.gateway.openai.bodies import RequestBody
-from services.gateway.openai.fields import ServiceLevelBody
 from services.gateway.types import GenerationRequest, RequestId
 from services.generation.prompts import Prompt
 from services.generation.sampling_params import (
-    ADVISABLE,
     DEFAULT_SAMPLING,
     SamplingParams,
     StructuredOutputs,
-    check_sampling,
 )
 from services.kit.errors import InvalidRequestError
-from services.pacing.types import ServiceLevel
 
-ALL_TOKENS = -1  # what vLLM takes for a `top_k` of 0
 MAX_PARENT_ID_LENGTH = 124  # leaves room for the number of one of MAX_ANSWERS answers
-
-HEADER_BY_BOUND = {
-    "slo_ttft_ms": "x-slo-ttft-ms",
-    "slo_tpot_ms": "x-slo-tpot-ms",
-    "slo_tbt_ms": "x-slo-tbt-ms",
-    "consumption_rate_tps": "x-consumption-rate-tps",
-}
 
 
 def to_generation_requests(
@@ -52,17 +38,13 @@ def to_generation_requests(
     if num_answers > 1 and len(request_id) > MAX_PARENT_ID_LENGTH:
         rule = f"must have at most {MAX_PARENT_ID_LENGTH} characters for several answers"
         raise InvalidRequestError(f"x-request-id: {rule}", field="x-request-id")
-    first = GenerationRequest(
-        request_id=request_id,
-        model=body.model,
-        prompt=prompts[0],
+    first = body.request(
+        request_id,
+        prompts[0],
         sampling=_sampling(body, default),
-        service_level=service_level(body.evenflow, headers),
-        delivery=types.Delivery.STREAMED if body.stream else types.Delivery.WHOLE,
+        headers=headers,
         echo=body.gives_prompt_back,
         returns_prompt_ids=body.return_token_ids,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
         parent_id=request_id if num_answers > 1 else None,
     )
     return [_answer(first, prompts[k // body.n], k, k % body.n) for k in range(num_answers)]
@@ -90,22 +72,13 @@ def _reseeded(sampling: SamplingParams, index: int) -> SamplingParams:
 
 
 def _sampling(body: RequestBody, default: SamplingParams) -> SamplingParams:
-    named = {name: value for name in ADVISABLE if (value := getattr(body, name)) is not None}
-    if body.top_k == ALL_TOKENS:
-        named["top_k"] = 0
     max_tokens = body.max_output_tokens()
     if max_tokens is None and body.answers_a_conversation:
         max_tokens = default.max_tokens
-    sampling = replace(
+    return body.sampling(
         default,
-        **named,
         max_tokens=max_tokens,
         stop=body.stop,
-        seed=body.seed,
-        logit_bias=MappingProxyType(body.logit_bias),
-        min_tokens=body.min_tokens,
-        stop_token_ids=tuple(body.stop_token_ids),
-        ignore_eos=body.ignore_eos,
         bad_words=tuple(body.bad_words),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         keep_special_tokens=not body.skip_special_tokens,
@@ -113,17 +86,10 @@ def _sampling(body: RequestBody, default: SamplingParams) -> SamplingParams:
         logprobs=body.num_logprobs(),
         structured_outputs=_structured_outputs(body),
     )
-    check_sampling(sampling)
-    return sampling
 
 
 def _structured_outputs(body: RequestBody) -> StructuredOutputs | None:
-    try:
-        asked = body.response_format.outputs() if body.response_format else None
-    except RecursionError:
-        raise InvalidRequestError(
-            "response_format: nested too deeply", field="response_format"
-        ) from None
+    asked = body.response_format.outputs() if body.response_format else None
     if body.structured_outputs is None:
         return asked
     if asked is not None:
@@ -132,45 +98,3 @@ def _structured_outputs(body: RequestBody) -> StructuredOutputs | None:
             field="structured_outputs",
         )
     return body.structured_outputs.outputs()
-
-
-def service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> ServiceLevel:
-    """Return the bounds that the extension object and headers state; the object wins.
-
-    Raises InvalidRequestError naming the parameter or header at fault.
-    """
-    values: dict[str, float | None] = {}
-    for bound, header in HEADER_BY_BOUND.items():
-        values[bound] = getattr(stated, bound) or _header_bound(headers, header)  # both are > 0
-    level = ServiceLevel(
-        slo_ttft_s=_seconds(values["slo_ttft_ms"]),
-        slo_tpot_s=_seconds(values["slo_tpot_ms"]),
-        slo_tbt_s=_seconds(values["slo_tbt_ms"]),
-        consumption_rate_tps=values["consumption_rate_tps"],
-        pace_tail=stated.pace_tail,
-    )
-    fields = {
-        bound.replace("_ms", "_s"): header
-        if getattr(stated, bound) is None
-        else f"evenflow.{bound}"
-        for bound, header in HEADER_BY_BOUND.items()
-    }
-    check_service_level(level, fields)
-    return level
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
-
-
-def _header_bound(headers: Mapping[str, str], name: str) -> float | None:
-    text = headers.get(name)
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise InvalidRequestError(f"{name}: must be a number > 0", field=name)
-    return value

@@ -11,6 +11,7 @@ import msgspec
 from services.gateway.openai.errors import body_of
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.messages import delta, is_plain, message, says_something
+from services.gateway.openai.schemas import Model, Usage
 from services.gateway.types import Finish, RequestId, ServedModel, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
@@ -80,7 +81,7 @@ def event(value: Any) -> bytes:
     return f"data: {encode_json(value)}{_END_OF_EVENT}".encode()
 
 
-def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> dict[str, Any]:
+def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> Usage:
     """Return the token counts of all answers, in order; each prompt counts once."""
     of_prompts = finishes[::answers_per_prompt]
     num_prompt_tokens = sum(f.num_prompt_tokens for f in of_prompts)
@@ -95,7 +96,7 @@ def usage(finishes: Sequence[Finish], answers_per_prompt: int) -> dict[str, Any]
     return counts
 
 
-def _counts(num_prompt_tokens: int, num_output_tokens: int) -> dict[str, Any]:
+def _counts(num_prompt_tokens: int, num_output_tokens: int) -> Usage:
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
@@ -355,7 +356,7 @@ class ChatForm:
         return event(body_of(error))
 
 
-def model_entry(model: ServedModel, created_s: int) -> dict[str, Any]:
+def model_entry(model: ServedModel, created_s: int) -> Model:
     return {
         "id": model.model,
         "object": "model",

@@ -1,15 +1,21 @@
 """Turns, tools and calls: how conversations of the OpenAI API are written in JSON."""
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from services.gateway.left_out.characters import whole_json
-from services.gateway.left_out.members import LenientBody, StrictBody, ignored, note
+from services.gateway.left_out.members import LenientBody, Part, StrictBody, ignored, note
 from services.gateway.openai import rules
-from services.gateway.openai.fields import Text
+from services.gateway.openai.fields import Text, json_text
 from services.gateway.types import ROLES
 from services.generation.conversation import (
     MAX_TOOLS,
@@ -22,7 +28,6 @@ from services.generation.conversation import (
     ToolChoice,
     is_object,
 )
-from services.kit.errors import InvalidRequestError
 
 ToolName = Annotated[str, Field(pattern=f"^{VALID_TOOL_NAME.pattern}$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -149,6 +154,20 @@ class ToolBody(LenientBody):
     function: FunctionBody
 
 
+class OtherTool(Part):
+    """A tool that the API's own servers run, or of a form that no template knows: left out."""
+
+    type: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _leave_out(self, info: ValidationInfo) -> "OtherTool":
+        names = ignored(info)
+        if names is None:
+            raise ValueError("only tools with a schema of their own are supported")
+        note(names, "tools.", self.type)
+        return self
+
+
 Tools = Annotated[list[ToolBody], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
@@ -196,13 +215,3 @@ _CHOICE_SCHEMA = {
     ]
 }
 ChosenTool = Annotated[Any, BeforeValidator(_chosen_tool), WithJsonSchema(_CHOICE_SCHEMA)]
-
-
-def json_text(value: dict[str, Any], name: str) -> str:
-    """Return an object as JSON text, empty for an empty one. Raises InvalidRequestError naming
-    the parameter `name` if it is nested too deeply.
-    """
-    try:
-        return json.dumps(value, ensure_ascii=False) if value else ""
-    except RecursionError:
-        raise InvalidRequestError(f"{name}: nested too deeply", field=name) from None

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from services.gateway.left_out.members import LenientBody, Part
-from services.gateway.openai.fields import MaxTokens, NumLogprobs
-from services.gateway.openai.lenient import GeneratingBody, OtherTool
+from services.gateway.openai.fields import JSON_OBJECT, MaxTokens, NumLogprobs, schema_outputs
 from services.gateway.openai.parsing import by_kind, kind
-from services.gateway.openai.tools import NamedFunction, ReasoningEffort, json_text
+from services.gateway.openai.sampled import GeneratingBody
+from services.gateway.openai.tools import NamedFunction, OtherTool, ReasoningEffort
 from services.gateway.responses_api.items import Input
 from services.generation.conversation import MAX_TOOLS, ToolChoice
-from services.generation.sampling_params import AnswerForm, StructuredOutputs
+from services.generation.sampling_params import StructuredOutputs
 
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 
@@ -94,11 +94,8 @@ class TextFormat(Part):
     def outputs(self) -> StructuredOutputs | None:
         """Return what the answer must look like; None for anything."""
         if self.type == "json_schema":
-            text = json_text(self.schema_, "text.format.schema") or "{}"
-            return StructuredOutputs(form=AnswerForm.JSON_SCHEMA, text=text)
-        if self.type == "json_object":
-            return StructuredOutputs(form=AnswerForm.JSON_OBJECT)
-        return None
+            return schema_outputs(self.schema_, "text.format.schema")
+        return JSON_OBJECT if self.type == "json_object" else None
 
 
 class TextBody(LenientBody):

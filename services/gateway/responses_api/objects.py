@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.gateway.openai.logprobs import chat_logprobs
 from services.gateway.pieces import Piece, PieceKind
 from services.gateway.responses_api.bodies import FunctionTool, ResponsesBody
+from services.gateway.responses_api.schemas import ResponseUsage
 from services.gateway.types import Finish, GenerationRequest, RequestId
 from services.generation.conversation import ToolChoice
 from services.generation.finish import FinishReason
-from services.generation.logprobs import Logprob, TokenLogprobs
+from services.generation.logprobs import TokenLogprobs
 
 _PREFIX = {PieceKind.REASONING: "rs", PieceKind.TEXT: "msg", PieceKind.CALL: "fc"}
 
@@ -90,7 +92,7 @@ def response(
     }
 
 
-def usage(finish: Finish) -> dict[str, Any]:
+def usage(finish: Finish) -> ResponseUsage:
     return {
         "input_tokens": finish.num_prompt_tokens,
         "input_tokens_details": {
@@ -129,15 +131,4 @@ def content(piece: Piece) -> dict[str, Any]:
 
 
 def logprobs(tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-    return [
-        _entry(token.chosen) | {"top_logprobs": [_entry(likely) for likely in token.top]}
-        for token in tokens
-    ]
-
-
-def _entry(logprob: Logprob) -> dict[str, Any]:
-    return {
-        "token": logprob.token,
-        "logprob": logprob.logprob,
-        "bytes": list(logprob.token.encode()),
-    }
+    return list(chat_logprobs(tokens)["content"])

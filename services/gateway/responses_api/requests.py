@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from services.gateway.checks import checked_conversation
-from services.gateway.openai.tools import json_text
+from services.gateway.openai.fields import json_text
 from services.gateway.responses_api.bodies import LOGPROBS, ResponsesBody
 from services.gateway.responses_api.items import turns
 from services.gateway.types import GenerationRequest, RequestId
@@ -41,12 +41,12 @@ def to_generation_request(
             raise InvalidRequestError(f"{name}: {rule}", field=name)
     sampling = body.sampling(
         default,
-        max_tokens=body.max_output_tokens,
+        max_tokens=body.max_output_tokens or default.max_tokens,
         logprobs=body.top_logprobs if LOGPROBS in body.include else None,
         structured_outputs=body.text.format.outputs(),
     )
     prompt = checked_conversation(turns(body.input, body.instructions), _options(body))
-    return body.request(prompt, sampling, headers=headers, request_id=request_id)
+    return body.request(request_id, prompt, sampling=sampling, headers=headers)
 
 
 def _options(body: ResponsesBody) -> ConversationOptions:

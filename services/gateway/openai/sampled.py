@@ -1,0 +1,178 @@
+"""What bodies that ask for an answer have in common: how its tokens are drawn, and when they are
+due.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from services.gateway.checks import (
+    MAX_RATE_TPS,
+    MAX_SLO_S,
+    MIN_RATE_TPS,
+    MIN_SLO_S,
+    check_service_level,
+)
+from services.gateway.left_out.members import LenientBody, StrictBody
+from services.gateway.openai.fields import (
+    CacheSalt,
+    Penalty,
+    TemplateVariables,
+    TokenBiases,
+    TokenIds,
+)
+from services.gateway.types import Delivery, GenerationRequest, RequestId
+from services.generation import sampling_params as limits
+from services.generation.prompts import Prompt
+from services.generation.sampling_params import ADVISABLE, SamplingParams, check_sampling
+from services.kit.errors import InvalidRequestError
+from services.pacing.types import ServiceLevel
+
+HEADER_BY_BOUND = {
+    "slo_ttft_ms": "x-slo-ttft-ms",
+    "slo_tpot_ms": "x-slo-tpot-ms",
+    "slo_tbt_ms": "x-slo-tbt-ms",
+    "consumption_rate_tps": "x-consumption-rate-tps",
+}
+
+
+def _bound_schema(low: float, high: float) -> WithJsonSchema:
+    """Describe a bound that may be stated; `checks` has it, in seconds."""
+    number = {"type": "number", "minimum": low, "maximum": high}
+    return WithJsonSchema({"anyOf": [number, {"type": "null"}]})
+
+
+Bound = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
+SloMs = Annotated[Bound, _bound_schema(MIN_SLO_S * 1e3, MAX_SLO_S * 1e3)]
+RateTps = Annotated[Bound, _bound_schema(MIN_RATE_TPS, MAX_RATE_TPS)]
+
+
+class ServiceLevelBody(StrictBody):
+    """The extension object `evenflow`; milliseconds only here and in the headers."""
+
+    slo_ttft_ms: SloMs = None
+    slo_tpot_ms: SloMs = None
+    slo_tbt_ms: SloMs = None
+    consumption_rate_tps: RateTps = None
+    pace_tail: bool = False
+    strict: bool = False  # refuse what has no effect
+
+
+class SampledBody(StrictBody):
+    """What every body has that asks for an answer; sampling beyond its API has vLLM's names."""
+
+    model: str = Field(min_length=1)
+    stream: bool = False
+    temperature: float | None = Field(
+        default=None, ge=0, le=limits.MAX_TEMPERATURE, allow_inf_nan=False
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(default=None, ge=-1, le=limits.MAX_TOKEN_ID)  # -1, as vLLM has it: 0
+    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False
+    )
+    logit_bias: TokenBiases = Field(default_factory=dict)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
+    stop_token_ids: TokenIds = Field(default_factory=list)
+    ignore_eos: bool = False
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    cache_salt: CacheSalt = ""
+    evenflow: ServiceLevelBody = ServiceLevelBody()
+
+    def sampling(self, default: SamplingParams, **more: Any) -> SamplingParams:
+        """Return how tokens are drawn: as stated here and in `more`, else as `default` advises.
+
+        Raises InvalidRequestError naming the parameter at fault.
+        """
+        advisable = {name: getattr(self, name) for name in ADVISABLE}
+        stated = {name: value for name, value in advisable.items() if value is not None}
+        if self.top_k is not None:
+            stated["top_k"] = max(self.top_k, 0)
+        sampling = replace(
+            default,
+            **stated,
+            seed=self.seed,
+            logit_bias=MappingProxyType(self.logit_bias),
+            min_tokens=self.min_tokens,
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            **more,
+        )
+        check_sampling(sampling)
+        return sampling
+
+    def request(
+        self,
+        request_id: RequestId,
+        prompt: Prompt,
+        *,
+        sampling: SamplingParams,
+        headers: Mapping[str, str],
+        **more: Any,
+    ) -> GenerationRequest:
+        """Return the request for an answer. Raises InvalidRequestError for a service level that is
+        none.
+        """
+        return GenerationRequest(
+            request_id=request_id,
+            model=self.model,
+            prompt=prompt,
+            sampling=sampling,
+            service_level=_service_level(self.evenflow, headers),
+            delivery=Delivery.STREAMED if self.stream else Delivery.WHOLE,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            **more,
+        )
+
+
+class GeneratingBody(LenientBody, SampledBody):
+    """What a body has of the APIs that ask for one answer to a conversation."""
+
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+
+
+def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> ServiceLevel:
+    """Return the bounds that the extension object and headers state; the object wins.
+
+    Raises InvalidRequestError naming the parameter or header at fault.
+    """
+    values: dict[str, float | None] = {}
+    fields: dict[str, str] = {}
+    for bound, header in HEADER_BY_BOUND.items():
+        own = getattr(stated, bound)
+        values[bound] = own or _header_bound(headers, header)  # both are > 0
+        fields[bound.replace("_ms", "_s")] = header if own is None else f"evenflow.{bound}"
+    level = ServiceLevel(
+        slo_ttft_s=_seconds(values["slo_ttft_ms"]),
+        slo_tpot_s=_seconds(values["slo_tpot_ms"]),
+        slo_tbt_s=_seconds(values["slo_tbt_ms"]),
+        consumption_rate_tps=values["consumption_rate_tps"],
+        pace_tail=stated.pace_tail,
+    )
+    check_service_level(level, fields)
+    return level
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _header_bound(headers: Mapping[str, str], name: str) -> float | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise InvalidRequestError(f"{name}: must be a number > 0", field=name)
+    return value
