@@ -43,7 +43,7 @@ MUTATIONS = (
     ),
     Mutation(
         "seal one block early",
-        f"{EXECUTOR}/blocks/block_owner.py",
+        f"{EXECUTOR}/blocks/seals.py",
         "num_complete = min(group.num_host_blocks for group in groups)",
         "num_complete = 1 + min(group.num_host_blocks for group in groups)",
         ONE_ENGINE,

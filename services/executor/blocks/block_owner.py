@@ -1,7 +1,7 @@
 """The life of every KV block: where blocks begin, move between uses, and end.
 
 A block begins in `Growth.grow` (a token needs room), in `StagingBuffers` (a second buffer) or in
-`Restores.begin` (a target). It moves in `seal`, when the host copy of an offloaded group's full
+`Restores.begin` (a target). It moves in `Seals`, when the host copy of an offloaded group's full
 block is complete: the block becomes staging, or is given back. It ends in `PoolBlocks.release`
 (sealed, trimmed), or when its request is freed. `PoolBlocks` is how blocks are taken and
 given back, and who may still find what is in them; `Quarantine` keeps some from being taken.
@@ -10,7 +10,6 @@ Everything here is bookkeeping of the scheduler; the orders that follow from it 
 with the next step, and each rank carries out steps one after the other.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
@@ -27,9 +26,9 @@ from services.executor.blocks.residency import (
     GroupKV,
     RequestKV,
     on_host_only,
-    stretches,
 )
 from services.executor.blocks.restores import Restores
+from services.executor.blocks.seals import Seals
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.blocks.uncached import UncachedPrefixes
@@ -75,6 +74,7 @@ class BlockOwner:
         self.restores = Restores(self.blocks, orders, self.staging, self.counters)
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
         self.uncached = UncachedPrefixes(self.blocks, orders, self.staging)
+        self.seals = Seals(self.blocks, orders, self.staging, self.counters)
 
     # -- a request's beginning and end ------------------------------------------------------
 
@@ -337,72 +337,8 @@ class BlockOwner:
         self.seal(kv)
 
     def seal(self, kv: RequestKV) -> None:
-        """Give up own blocks of offloaded groups whose host copies are complete.
-
-        A position is sealed in all groups together. Its first blocks become the staging blocks of
-        that position where there are none yet, so that sealing never takes a block.
-        """
-        groups = [group for group in kv.groups if group.stages]
-        if not groups:
-            return
-        if kv.asleep:
-            self._seal_asleep(groups)
-            return
-        num_complete = min(group.num_host_blocks for group in groups)
-        donated: set[int] = set()
-        for position in range(kv.staging_length, num_complete):
-            holders = [group for group in groups if position in group.own]
-            if not holders or len(holders) < len(kv.staging):
-                break
-            donated.update(self._donate(kv, holders, position))
-        sealed = self._seal_staged(kv, min(num_complete, kv.staging_length))
-        freed = [block for block in sealed if block.block_id not in donated]
-        self.counters.num_sealed_blocks += len(freed)
-        self.blocks.release(freed)
-
-    def _seal_staged(self, kv: RequestKV, num_positions: int) -> list[KVCacheBlock]:
-        """Point row entries that have staging blocks, of the first positions, at these.
-
-        Return the groups' own blocks there, which are not theirs any more.
-        """
-        freed: list[KVCacheBlock] = []
-        for index, group in enumerate(kv.groups):
-            if not group.stages or not group.own:
-                continue
-            positions = sorted(group.own)
-            positions = positions[: bisect_left(positions, num_positions)]
-            if not positions:
-                continue
-            freed.extend(map(group.own.pop, positions))
-            for stretch in stretches(positions):
-                self.staging.stage(kv, index, stretch)
-        return freed
-
-    def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
-        """Give up every own block whose copy is complete; nobody needs staging for it."""
-        freed = []
-        for group in groups:
-            for position in [p for p in group.own if p < group.num_host_blocks]:
-                freed.append(group.own.pop(position))
-                group.row[position] = self.blocks.null
-        self.counters.num_sealed_blocks += len(freed)
-        self.blocks.release(freed)
-
-    def _donate(self, kv: RequestKV, holders: Sequence[GroupKV], position: int) -> list[int]:
-        """Make own blocks of `holders` the staging blocks of a position, one per buffer.
-
-        Return their ids.
-        """
-        assert position == kv.staging_length
-        unused, donated = list(holders), []
-        for number, buffer in enumerate(kv.staging):
-            donor = next((group for group in unused if group.buffer == number), unused[0])
-            unused = [group for group in unused if group is not donor]
-            block = donor.own[position]
-            buffer.append(block)
-            self.orders.fill_staging(kv.request_id, number, position, [block.block_id])
-            donated.append(block.block_id)
-        return donated
+        """Give up own blocks of offloaded groups whose host copies are complete."""
+        self.seals.seal(kv)
 
     # -- integrity --------------------------------------------------------------------------
 
