@@ -241,7 +241,7 @@ MUTATIONS = (
         "who is not named by a decision comes in",
         f"{EXECUTOR}/scheduler/run_control.py",
         "        for request in line:\n            queue.add_request(request)\n",
-        "        for request in everybody:\n            queue.add_request(request)\n",
+        "        for request in all_waiting:\n            queue.add_request(request)\n",
         ("tests/unit/executor/scheduler/test_admitting.py",),
     ),
     Mutation(

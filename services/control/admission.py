@@ -1,8 +1,8 @@
 """Asks the run policy when there is a reason to, and keeps its decision until there is another.
 
-The policy decides in the engine's process, between two steps: who runs, who is parked, who comes
-in. Where layers live stays with the placement policy, which is asked only while the decision says
-that layers leave the pool.
+The policy decides in the engine's process, between two steps, which requests run, are parked, and
+come in. Where layers live stays with the placement policy, which is asked only while the decision
+says that layers leave the pool.
 """
 
 import math

@@ -49,7 +49,7 @@ class Line(Generic[RequestT, KVT]):
             if record.state is State.LEAVING and name in self._ranks:
                 record.enter(State.PAUSED)  # it had tokens in flight, and has not left yet
 
-    # -- who is next -------------------------------------------------------------------------
+    # -- the order ---------------------------------------------------------------------------
 
     def requests(self) -> Iterable[RequestT]:
         """Return the requests that may be admitted, in order."""

@@ -99,10 +99,10 @@ class RunControl:
             return
         line = list(self._line.requests())
         named = {request.request_id for request in line}
-        queue, everybody = scheduler.waiting, list(scheduler.waiting)
+        queue, all_waiting = scheduler.waiting, list(scheduler.waiting)
         own_budget = scheduler.max_num_scheduled_tokens
-        others = [one for one in everybody if one.request_id not in named]
-        queue.remove_requests(everybody)
+        others = [one for one in all_waiting if one.request_id not in named]
+        queue.remove_requests(all_waiting)
         for request in line:
             queue.add_request(request)
         if decision.chunk_tokens is not None:

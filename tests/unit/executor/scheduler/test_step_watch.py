@@ -4,8 +4,10 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from services.control.requests.request_record import Stage
-from services.control.types import ScheduledStep
+from services.control.types import ScheduledStep, Trigger
 from services.executor.scheduler.step_watch import StepWatch
 from services.executor.step_messages import (
     LoadTableUpdate,
@@ -13,6 +15,7 @@ from services.executor.step_messages import (
     StepFeedback,
     StepTransfers,
 )
+from services.placement.step_time.batch import SEALING_STEPS
 from tests.unit.records import make_record
 
 
@@ -98,3 +101,21 @@ def test_restores_disturb_until_they_are_complete_or_cancelled() -> None:
 
     ended = StepTransfers(step=3, cancelled_restores=[2])
     assert run(watch, {"a": 1}, transfers=ended).undisturbed
+
+
+@pytest.mark.parametrize(
+    ("num_missing", "noted"), [(SEALING_STEPS, [Trigger.MIRRORED]), (SEALING_STEPS + 1, [])]
+)
+def test_a_copy_has_caught_up_when_it_lacks_the_newest_blocks_only(
+    num_missing: int, noted: list[Trigger]
+) -> None:
+    watch = make_watch()
+    kv: Any = SimpleNamespace(mirrored=True, num_host_blocks=10 - num_missing, num_full_blocks=10)
+    watch._records["a"].kv = kv
+    running: list[Any] = [SimpleNamespace(request_id="a", num_computed_tokens=9, num_tokens=10)]
+    step: Any = SimpleNamespace(
+        scheduled_new_reqs=[], scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set())
+    )
+
+    assert list(watch.progress(step, running)) == noted
+    assert list(watch.progress(step, running)) == []  # once
