@@ -43,7 +43,10 @@ def asking(
     """
     before = runner.case.controller
     assert before is not None
-    client = (PatientClient if patient else PlannerClient)(address, timeout_s=timeout_s)
+    shadow_policy = str(options.get("shadow_policy", before.shadow_policy))
+    client = (PatientClient if patient else PlannerClient)(
+        address, timeout_s=timeout_s, shadow_policy=shadow_policy
+    )
     log_stats, runner.scheduler.log_stats = runner.scheduler.log_stats, False  # counts add up
     swap_loop(runner, replace(before, **options), client, run_policy)
     try:

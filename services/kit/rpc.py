@@ -1,6 +1,7 @@
 """The gRPC edge shared by every service: errors, request ids, deadlines, channels."""
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -169,8 +170,8 @@ async def _served(method: str, context: Context, *, routine: bool) -> AsyncItera
     finally:
         duration_s = time.monotonic() - start
         RPC_SECONDS.labels(method, code).observe(duration_s)
-        write = log.debug if routine and code == "OK" else log.info
-        write("rpc_served", rpc_method=method, rpc_status=code, duration_s=duration_s)
+        level = logging.DEBUG if routine and code == "OK" else logging.INFO
+        log.log(level, "rpc_served", rpc_method=method, rpc_status=code, duration_s=duration_s)
 
 
 class ServiceInterceptor(aio.ServerInterceptor):

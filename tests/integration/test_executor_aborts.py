@@ -67,6 +67,7 @@ async def test_a_scored_prompt_is_let_go_of_before_its_first_token(
     assert not outputs.has_unfinished_requests()
 
 
+@pytest.mark.logs("abort_not_answered")
 async def test_a_collector_that_raises_keeps_no_abort_from_the_engine(
     outputs: OutputProcessor,
 ) -> None:

@@ -153,6 +153,7 @@ async def register(stub: "TrackerServiceAsyncStub", request_id: str) -> None:
     )
 
 
+@pytest.mark.logs("executor_registered", "lease_held")
 async def test_the_lease_says_who_serves_what_under_which_load(
     tracker: ServedTracker, stub: "TrackerServiceAsyncStub", client: TrackerClient
 ) -> None:
@@ -210,6 +211,7 @@ async def test_a_tracker_that_comes_back_empty_is_told_everything_again(
     assert seen.requests[0].state == pb.REQUEST_STATE_DECODING
 
 
+@pytest.mark.logs("lease_not_held")
 async def test_a_newer_process_keeps_the_lease_that_it_took_over(
     tracker: ServedTracker, stub: "TrackerServiceAsyncStub", client: TrackerClient
 ) -> None:
@@ -225,6 +227,7 @@ async def test_a_newer_process_keeps_the_lease_that_it_took_over(
         assert (seen.executor.epoch, seen.executor.address) == (EPOCH + 1, "other:1")
 
 
+@pytest.mark.logs("lease_released")
 async def test_a_released_lease_is_gone_at_once(
     tracker: ServedTracker, stub: "TrackerServiceAsyncStub"
 ) -> None:
@@ -240,6 +243,7 @@ async def test_a_released_lease_is_gone_at_once(
     assert not has_lease(await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0")))
 
 
+@pytest.mark.logs("lease_not_released")
 async def test_releasing_to_nobody_is_no_error(tracker: ServedTracker) -> None:
     async with make_channel(tracker.address) as channel:
         await TrackerClient(channel, executor_id="ex0", epoch=EPOCH).release()

@@ -337,6 +337,7 @@ async def test_an_unknown_model_is_a_404_without_asking_the_executor(client, exe
         (executor_pb2.Failure(retryable=False, message="bad grammar"), "generation_failed"),
     ],
 )
+@pytest.mark.logs("stream_failed")
 async def test_a_failure_after_the_first_byte_is_the_last_event(
     client, executor, failure, code
 ) -> None:

@@ -322,6 +322,7 @@ async def test_a_form_that_one_executor_is_too_busy_to_compile_goes_to_no_other(
     assert len(first.submits) + len(second.submits) == 2
 
 
+@pytest.mark.logs("request_rerouted")
 async def test_an_executor_that_dies_before_accepting_passes_the_request_to_the_next(pair) -> None:
     first, second, client = pair
     first.script.accepting.clear()

@@ -84,6 +84,7 @@ async def next_fork(*earlier: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.logs("grammar_used_up_its_time")
 async def test_a_form_that_takes_too_much_of_a_processor_is_given_up_and_the_next_compiled(
     compiler: GrammarCompiler,
 ) -> None:
@@ -96,6 +97,7 @@ async def test_a_form_that_takes_too_much_of_a_processor_is_given_up_and_the_nex
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.logs("grammar_compiler_stood_still")
 async def test_a_process_that_stands_still_gives_no_verdict(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +113,7 @@ async def test_a_process_that_stands_still_gives_no_verdict(
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.logs("grammar_compiler_died")
 async def test_a_form_that_two_forks_died_of_is_asked_of_no_third(
     compiler: GrammarCompiler,
 ) -> None:

@@ -103,7 +103,8 @@ def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Return the controller's counts of both: sums added, lists joined, the newest gauges."""
     if not first or not second:
         return first or second
-    summed = {name: _added(first[name], second[name]) for name in ("sums", "triggers", "plans")}
+    names = ("sums", "triggers", "plans", "reasons")
+    summed = {name: _added(first[name], second[name]) for name in names}
     lists = {name: [*first[name], *second[name]] for name in ("lateness_s", "lateness_steps")}
     return {**summed, **lists, "gauges": {**first["gauges"], **second["gauges"]}}
 

@@ -104,6 +104,7 @@ async def test_a_service_error_becomes_its_status_with_a_reason(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.logs("rpc_crashed")
 async def test_an_unexpected_error_shows_nothing_of_itself(channel, behavior, kind) -> None:
     def fail() -> bytes:
         raise ZeroDivisionError("secret")

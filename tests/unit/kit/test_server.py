@@ -81,6 +81,7 @@ async def test_reflection_lists_the_service() -> None:
 
 
 @pytest.mark.parametrize("drain_timeout_s", [LONG_S, 0.0])
+@pytest.mark.logs("drain_started", "drain_finished")
 async def test_drain_lets_live_calls_end_within_the_timeout(
     drain_timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

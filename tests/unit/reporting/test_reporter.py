@@ -281,6 +281,7 @@ async def test_requests_without_news_are_kept_alive_by_heartbeats_only(
     assert await expiry_s() == first_s + 10.0
 
 
+@pytest.mark.logs("tracker_entry_refused")
 async def test_an_entry_that_the_tracker_refuses_holds_up_no_other(
     tracker: Tracker, gateway: TrackerReporter
 ) -> None:
@@ -334,6 +335,7 @@ async def test_a_lost_lease_is_taken_again_and_the_report_repeated(
     assert await tracker.counts() == {"r": (3, 0)}
 
 
+@pytest.mark.logs("tracker_report_failed")
 async def test_a_dead_tracker_disturbs_nobody_and_loses_nothing(
     tracker: Tracker, gateway: TrackerReporter
 ) -> None:
@@ -357,6 +359,7 @@ async def test_flush_sends_what_is_pending(tracker: Tracker, gateway: TrackerRep
     assert await tracker.counts() == {"r": (0, 2)}
 
 
+@pytest.mark.logs("tracker_flush_timed_out")
 async def test_flush_gives_up_on_a_dead_tracker(tracker: Tracker, gateway: TrackerReporter) -> None:
     await tracker.kill()
     gateway.register(registration())

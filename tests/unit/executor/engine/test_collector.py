@@ -110,6 +110,7 @@ def test_an_engine_error_of_one_request_may_be_retried() -> None:
     assert ending.retryable
 
 
+@pytest.mark.logs("request_failed")
 def test_an_exception_becomes_a_retryable_failure() -> None:
     deltas: list[Delta] = []
     StepCollector("a", deltas.append).put(RuntimeError("secret path"))
@@ -219,6 +220,7 @@ def test_an_answer_with_calls_that_is_cut_short_says_so() -> None:
     assert to_delta(make_output(finish_reason="length"), reporting).ending is FinishReason.LENGTH
 
 
+@pytest.mark.logs("answer_not_read")
 def test_an_answer_that_its_parser_cannot_read_fails_alone() -> None:
     deltas: list[Delta] = []
     collector = StepCollector("r", deltas.append, Reporting(parser=FakeParser()))

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from services.executor.engine.reader_relay import INTERVAL_S, ReaderRelay
 
 Calls = asyncio.Queue[dict[str, int]]
@@ -70,6 +72,7 @@ async def test_a_busy_engine_gets_one_call_with_all_that_came_meanwhile() -> Non
         assert await next_call(calls) == {"a": 49, "b": 1}
 
 
+@pytest.mark.logs("reader_news_lost")
 async def test_a_failed_call_does_not_end_the_relay() -> None:
     calls = Calls()
 

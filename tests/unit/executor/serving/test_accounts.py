@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from prometheus_client import REGISTRY
 
 from services.executor.serving.accounts import Accounts
@@ -88,6 +89,7 @@ async def test_a_request_that_the_scheduler_does_not_have_is_ended_for_its_reade
     assert both == BothSides(meanwhile=both.meanwhile)
 
 
+@pytest.mark.logs("orphan_let_go")
 async def test_a_request_that_no_session_has_is_aborted_at_the_second_look() -> None:
     for stray in ({"answered": {"r"}, "computed": {"r"}}, {"answered": {"r"}}, {"computed": {"r"}}):
         both, before = BothSides(**stray), num_let_go("engine")

@@ -216,6 +216,7 @@ async def test_a_prompt_that_renders_slowly_holds_nobody_up(
     assert (await next_frame(session)).accepted == {"slow": TAKEN}
 
 
+@pytest.mark.logs("request_rejected")
 async def test_a_request_that_the_engine_refuses_leaves_no_trace(
     session: Session, front: Front
 ) -> None:
@@ -225,6 +226,7 @@ async def test_a_request_that_the_engine_refuses_leaves_no_trace(
     assert front.num_live == 0
 
 
+@pytest.mark.logs("gateway_connected", "request_start_crashed")
 async def test_a_start_that_crashes_ends_only_its_own_request(
     session: Session, front: Front
 ) -> None:
@@ -295,6 +297,7 @@ async def test_requests_name_the_model_or_an_adapter_of_it(engine: FakeEngine) -
         await front.detokenize("other", [97], fair_key="")
 
 
+@pytest.mark.logs("gateway_left")
 async def test_abort_ends_a_request_as_cancelled(session: Session, engine: FakeEngine) -> None:
     await submit(session, "a")
     engine.generate("a", 1)
@@ -537,6 +540,7 @@ async def test_drain_lets_live_requests_end_and_takes_no_new_ones(
         await next_frame(session)
 
 
+@pytest.mark.logs("drain_timed_out")
 async def test_what_does_not_end_in_time_fails_and_may_be_retried(
     session: Session, front: Front, engine: FakeEngine
 ) -> None:

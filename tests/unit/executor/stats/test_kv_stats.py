@@ -9,6 +9,8 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.control.counters import Counters
+from services.control.plans.counts import ControllerCounts
+from services.control.types import Trigger
 from services.executor.copies.device.cpu_device import CpuDevice
 from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
@@ -17,6 +19,7 @@ from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.stats.kv_metrics import COUNTERS, GAUGES, KVPromMetrics
 from services.executor.stats.kv_stats import KVStats, Residencies
 from services.executor.step_messages import SaveOrder, StepTransfers
+from services.placement.judging.plan_rules import Verdict
 from services.placement.run.resume import ResumeWay
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -99,6 +102,21 @@ def test_events_add_up_beside_the_schedulers_state() -> None:
     reduced = total.reduce()
     assert (reduced["num_host_blocks"], reduced["num_losses_hung"]) == (4, 2)
     assert (reduced["num_resumes_load"], "num_pauses" in reduced) == (2, False)
+
+
+def test_all_that_the_controller_counts_adds_up() -> None:
+    counts = ControllerCounts()
+    total = KVStats(data={"controller": counts.take()})
+    for _ in range(2):
+        counts.reasons["fits"] += 1
+        counts.triggered(Trigger.HELD)
+        counts.judged(Verdict.APPLIED, waited_s=0.5, waited_steps=1)
+        total = total.aggregate(KVStats(data={"controller": counts.take()}))
+
+    merged = total.data["controller"]
+    assert merged.keys() == counts.take().keys()
+    assert (merged["reasons"], merged["triggers"]) == ({"fits": 2}, {"held": 2})
+    assert (merged["lateness_s"], merged["lateness_steps"]) == ([0.5, 0.5], [1, 1])
 
 
 def test_a_rank_reports_until_all_that_it_copied_is_told_and_then_nothing() -> None:

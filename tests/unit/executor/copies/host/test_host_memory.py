@@ -51,6 +51,7 @@ def test_memory_that_needs_no_pinning_is_ready_at_once() -> None:
     memory.close()
 
 
+@pytest.mark.logs("host_memory_pinned")
 def test_slots_become_ready_chunk_by_chunk_and_only_when_every_slab_has_them() -> None:
     registrar = SteppedRegistrar()
     memory = HostMemory([PAGE_BYTES // 2] * 2, 2 * CHUNK_SLOTS + 3, registrar=registrar)
@@ -84,6 +85,7 @@ def test_nothing_is_pinned_before_it_is_asked_for_and_then_the_first_chunk_at_on
     assert registrar.ranges == {}
 
 
+@pytest.mark.logs("host_memory_unpinned")
 def test_closing_while_pinning_stops_after_the_chunk_under_way_and_unpins_it() -> None:
     registrar = SteppedRegistrar()
     memory = HostMemory([PAGE_BYTES], 8 * CHUNK_SLOTS, registrar=registrar)
@@ -102,6 +104,7 @@ def test_closing_while_pinning_stops_after_the_chunk_under_way_and_unpins_it() -
     memory.close()
 
 
+@pytest.mark.logs("host_memory_pinning_failed")
 def test_when_pinning_is_refused_the_slots_before_it_stay_usable() -> None:
     registrar = SteppedRegistrar(refuses_after=2)
     for _ in range(3):
@@ -155,6 +158,7 @@ def flags_of_mapping(address: int) -> list[str]:
     raise AssertionError("no such mapping")
 
 
+@pytest.mark.logs("host_memory_refused")
 def test_memory_that_is_refused_leaves_fewer_slots() -> None:
     memory = HostMemory([1 << 20], 1 << 30)  # 1 PiB: more than a process can address
 

@@ -55,6 +55,7 @@ def test_rows_come_from_the_node_that_is_asked_for() -> None:
     assert policy_at(near.data_ptr() + near.numel() - 1) == PREFERRED
 
 
+@pytest.mark.logs("host_memory_on_any_node")
 def test_memory_that_cannot_be_near_is_used_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "prefer_node", lambda *_: errno.EPERM)
 

@@ -1,0 +1,276 @@
+"""Every metric of gateway, tracker and planner moves when the thing that it names happens.
+
+Real servers in the test's own loop, so that one registry has the metrics of all processes. What the
+executor's front counts moves in `tests/executors`, what its engine counts in `tests/exact`.
+"""
+
+import asyncio
+import functools
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import aio
+from prometheus_client import REGISTRY
+
+import services.executor.app
+import services.gateway.app
+import services.planner.app
+import services.tracker.app  # noqa: F401  # each with all metrics of its process
+from evenflow.planner.v1 import planner_pb2 as planner_pb
+from evenflow.planner.v1 import planner_pb2_grpc
+from evenflow.tracker.v1 import tracker_pb2 as pb
+from evenflow.tracker.v1 import tracker_pb2_grpc
+from lab.planning.protos import make_engine, make_plan_request, make_request
+from lab.stack.redis_server import RedisServer
+from services.kit import clock
+from services.kit.server import ServiceServer
+from services.planner.decision_log import DecisionLog
+from services.planner.servicer import PlannerServicer
+from services.planner.worker import Worker
+from services.tracker.redis.store import RedisTrackerStore
+from services.tracker.servicer import TrackerServicer
+from services.tracker.types import Lifetimes
+from tests.fake_executor import FakeExecutor, Script
+from tests.gateways import Client, chat_body, gateway_for, stream_body, until
+from tests.slow_reader import ask_and_wait
+
+PARTS = {"histogram": ("_sum", "_count"), "counter": ("_total",)}
+STAYS = "evenflow_planner_warm"  # a solver does not cool down
+WAIT_S = 300.0
+
+Reading = Mapping[str, float]
+Scene = Callable[..., AsyncIterator[None]]
+SEEN: set[str] = set()
+
+
+def read() -> Reading:
+    """Return what every sample reads now, over all its labels."""
+    values: defaultdict[str, float] = defaultdict(float)
+    for family in REGISTRY.collect():
+        for sample in family.samples:
+            values[sample.name] += sample.value
+    return values
+
+
+def sees(*names: str) -> Callable[[Scene], Callable[..., Awaitable[None]]]:
+    """Make a test of a scene, which yields at moments: these move, and gauges go back."""
+    SEEN.update(names)
+
+    def scene(act: Scene) -> Callable[..., Awaitable[None]]:
+        @functools.wraps(act)
+        async def test(**fixtures: Any) -> None:
+            taken = [read()]
+            async for _ in act(**fixtures):
+                taken.append(read())
+            taken.append(read())
+            for name in names:
+                values = [reading.get(name, 0.0) for reading in taken]
+                assert set(values) != {values[0]}, f"{name} stays at {values[0]}"
+                assert is_sum(name) or values[-1] == values[0], f"{name} does not come back"
+
+        return test
+
+    return scene
+
+
+def is_sum(name: str) -> bool:
+    return name == STAYS or name.endswith(("_total", "_sum", "_count"))
+
+
+# -- the gateway ---------------------------------------------------------------------------------
+
+URL = "/v1/chat/completions"
+EXCHANGES = "evenflow_http_request_duration_seconds_count"
+IMPATIENT = {"consumption_rate_tps": 200.0, "slo_ttft_ms": 1, "slo_tpot_ms": 1}
+
+
+@sees(
+    "evenflow_gateway_live_requests",
+    "evenflow_gateway_requests_total",
+    "evenflow_http_request_duration_seconds_sum",
+    EXCHANGES,
+    "evenflow_ttft_seconds_sum",
+    "evenflow_ttft_seconds_count",
+    "evenflow_delivered_tbt_seconds_sum",
+    "evenflow_delivered_tbt_seconds_count",
+    "evenflow_delivered_tpot_seconds_sum",
+    "evenflow_delivered_tpot_seconds_count",
+    "evenflow_delivered_tokens_total",
+    "evenflow_paced_tokens_total",
+    "evenflow_paced_requests_total",
+    "evenflow_effective_tokens_total",
+    "evenflow_missed_tokens_total",
+    "evenflow_reading_seconds_total",
+    "evenflow_rebuffering_seconds_total",
+    "evenflow_slo_misses_total",
+    "evenflow_gateway_duplicate_tokens_total",
+)
+async def test_a_reader_waits_for_tokens(
+    client: Client, executor: FakeExecutor
+) -> AsyncIterator[None]:
+    """The first one, and one in the middle, which comes after some that were sent twice."""
+    script = executor.script = Script(texts=[f"{n} " for n in range(40)])
+    script.generating.clear()
+    script.midway.clear()
+    body, exchanges = (
+        stream_body(evenflow=IMPATIENT),
+        EXCHANGES,
+    )
+    num_exchanges = read()[exchanges]
+    async with client.http.stream("POST", URL, json=body, headers={"x-request-id": "r"}) as answer:
+        lines = answer.aiter_lines()
+        await executor.until(lambda: bool(executor.submits))
+        yield
+        await asyncio.sleep(0.05)  # a promise is late after 6 ms
+        script.generating.set()
+        while "19 " not in await anext(lines):
+            pass
+        await asyncio.sleep(0.05)
+        assert executor.session is not None
+        executor.session.send_tokens("r", 0, script.texts[:5])
+        script.midway.set()
+        async for _ in lines:
+            pass
+    await until(lambda: read()[EXCHANGES] > num_exchanges)
+
+
+@pytest.mark.logs("reader_stopped")
+@sees("evenflow_gateway_holds_total")
+async def test_a_reader_stops(executor: FakeExecutor) -> AsyncIterator[None]:
+    executor.script = Script(texts=["x" * 8_192] * 600, interval_s=0.001)
+    async with gateway_for(executor, max_undelivered_tokens=16) as client:
+        await client.wait_ready()
+        async with ask_and_wait(client.gateway.http_port, stream_body(), request_id="slow"):
+            await executor.until(lambda: bool(executor.holds))
+    yield
+
+
+@pytest.mark.logs(
+    "api_keys_read",
+    "gateway_started",
+    "executor_connected",
+    "serving_started",
+    "http_served",
+    "request_ended",
+    "leaving",
+)
+@sees("evenflow_gateway_key_tokens_total")
+async def test_a_key_is_used(executor: FakeExecutor, tmp_path: Path) -> AsyncIterator[None]:
+    key, file = "sk-alice-0123456789", tmp_path / "keys.toml"
+    file.write_text(f'[[keys]]\nname = "alice"\nkey = "{key}"\n')
+    async with gateway_for(executor, api_keys_file=file, api_keys_refresh_s=0.1) as client:
+        await client.wait_ready()
+        answer = None
+        while answer is None or answer.status_code == 503:  # until the file is read
+            bearer = {"authorization": f"Bearer {key}"}
+            answer = await client.http.post(URL, json=chat_body(), headers=bearer)
+        await client.wait_idle()
+    yield
+
+
+@pytest.mark.logs("executor_lost")
+@sees("evenflow_gateway_executor_connected")
+async def test_an_executor_comes_and_goes(
+    client: Client, executor: FakeExecutor
+) -> AsyncIterator[None]:
+    await executor.kill()
+    await until(lambda: not client.gateway.dispatcher.is_ready)
+    yield
+    await executor.start()
+    await client.wait_ready()
+
+
+# -- the tracker ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def served(add: Callable[[aio.Server], None]) -> AsyncIterator[str]:
+    """Serve what is added; yield the address."""
+    server = ServiceServer("127.0.0.1:0", [])
+    add(server.grpc)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        await server.grpc.stop(grace=None)
+
+
+@pytest.mark.logs("rpc_served")
+@sees(
+    "evenflow_tracker_registrations_total",
+    "evenflow_tracker_reports_total",
+    "evenflow_tracker_entries_total",
+    "evenflow_tracker_redis_up",
+    "evenflow_tracker_redis_errors_total",
+    "evenflow_reporter_rounds_total",
+    "evenflow_reporter_entries_total",
+    "evenflow_rpc_duration_seconds_sum",
+    "evenflow_rpc_duration_seconds_count",
+    "evenflow_rpc_errors_total",
+)
+async def test_a_gateway_reports_until_redis_dies(executor: FakeExecutor) -> AsyncIterator[None]:
+    with RedisServer() as redis:
+        lifetimes = Lifetimes(lease_ttl_s=600.0)
+        store = RedisTrackerStore(redis.url, lifetimes, clock=clock.wall_s, timeout_s=20.0)
+        servicer = TrackerServicer(store, lease_ttl_s=600.0, clock=clock.wall_s)
+        add = functools.partial(tracker_pb2_grpc.add_TrackerServiceServicer_to_server, servicer)
+        before = read()
+        async with served(add) as address:
+            async with gateway_for(executor, tracker=address) as client:
+                await client.wait_ready()
+                await client.http.post(URL, json=stream_body())
+                for name in ("tracker_entries", "reporter_entries", "reporter_rounds"):
+                    counter = f"evenflow_{name}_total"
+                    await until(lambda counter=counter: read()[counter] > before[counter])
+            yield
+            redis.kill()
+            async with aio.insecure_channel(address) as channel:
+                stub = tracker_pb2_grpc.TrackerServiceStub(channel)
+                with pytest.raises(aio.AioRpcError):
+                    await stub.Snapshot(pb.SnapshotRequest(executor_id="ex0"), timeout=WAIT_S)
+        await store.aclose()
+
+
+# -- the planner ---------------------------------------------------------------------------------
+
+
+@pytest.mark.logs("plan_made", "solver_warmed")
+@sees(
+    "evenflow_planner_warm",
+    "evenflow_planner_plans_total",
+    "evenflow_planner_pauses_total",
+    "evenflow_planner_plan_duration_seconds_sum",
+    "evenflow_planner_plan_duration_seconds_count",
+    "evenflow_planner_gap_frac_sum",
+    "evenflow_planner_gap_frac_count",
+)
+async def test_plans_are_made(tmp_path: Path) -> AsyncIterator[None]:
+    """The pool is too small for all requests at once."""
+    worker = Worker(clock.monotonic_s, max_budget_s=WAIT_S)
+    worker.warm_up((4,))
+    servicer = PlannerServicer(worker, DecisionLog(None))
+    add = functools.partial(planner_pb2_grpc.add_PlannerServiceServicer_to_server, servicer)
+    crowd = [make_request(request_id=str(number)) for number in range(8)]
+    async with served(add) as address, aio.insecure_channel(address) as channel:
+        stub = planner_pb2_grpc.PlannerServiceStub(channel)
+        for num_blocks in (60, 100):
+            engine = make_engine(num_blocks=num_blocks)
+            request: planner_pb.PlanRequest = make_plan_request(engine=engine, requests=crowd)
+            await stub.Plan(request, timeout=WAIT_S)
+    worker.close()
+    yield
+
+
+# -- none is forgotten ---------------------------------------------------------------------------
+
+
+def test_every_metric_has_a_scene_in_which_it_moves() -> None:
+    """One without a scene is never seen to move: write the scene, or delete the metric."""
+    families = [f for f in REGISTRY.collect() if f.name.startswith("evenflow_")]
+    names = {f.name + part for f in families for part in PARTS.get(f.type, ("",))}
+
+    assert {name for name in names if not name.startswith("evenflow_executor_")} == SEEN
