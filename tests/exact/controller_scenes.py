@@ -1,7 +1,6 @@
 """Scenes that move the controller's metrics: tests of `test_metrics.py`, which has the engine."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from evenflow.planner.v1 import planner_pb2 as pb
 from lab.engine.closed_loop import asking
 from lab.engine.step_runner import Arrival, Hook, StepRunner, make_prompt
-from services.control.run_director import RunDirector
 from services.placement.run.types import RunDecision, RunSnapshot
 from services.placement.types import PolicyParameters
 from tests.exact.scenes import sees
@@ -41,15 +39,13 @@ def run_planned(
     *,
     hook: Hook | None = None,
     patient: bool = True,
-    begin: Callable[[Any], None] = lambda controller: None,
     **options: Any,
 ) -> None:
     """Run a steady batch for a planner that answers so."""
     with scripted_planner() as planner:
         planner.answer = answer
-        with asking(runner, planner.address, patient=patient, **options) as controller:
+        with asking(runner, planner.address, patient=patient, **options):
             runner.scheduler.log_stats = True
-            begin(controller)
             runner.run(STEADY, hook=hook)
 
 
@@ -154,11 +150,11 @@ def test_steps_take_another_time_than_predicted(
 def test_another_policy_is_compared(runner: StepRunner, patch: pytest.MonkeyPatch) -> None:
     def answer(snapshot: pb.Snapshot, context: grpc.ServicerContext) -> pb.Plan:
         plan = keep_everything(snapshot, context)
-        if snapshot.policy == "flexgen":
+        if snapshot.policy == "layerkv":
             plan.placements[0].paused = True  # it serves one request less
         return plan
 
-    run_planned(runner, answer, shadow_policy="flexgen")
+    run_planned(runner, answer, shadow_policy="layerkv")
 
 
 @sees("controller_reasons", "controller_triggers{layers_leave}")
@@ -166,8 +162,4 @@ def test_a_run_policy_decides(runner: StepRunner, patch: pytest.MonkeyPatch) -> 
     def decide(snapshot: RunSnapshot) -> RunDecision:
         return RunDecision(run=tuple(r.request_id for r in snapshot.requests), offloads=True)
 
-    def begin(controller: Any) -> None:
-        loop = runner.scheduler.loop
-        loop.director = RunDirector(decide, loop.line, controller, controller._now_s)
-
-    run_planned(runner, begin=begin)
+    run_planned(runner, run_policy=decide)

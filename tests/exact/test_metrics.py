@@ -17,7 +17,7 @@ from services.control.types import Trigger
 from services.executor.blocks.transfers import transfers
 from services.executor.copies.device.cpu_device import LinkModel
 from services.executor.kv_options import GuardMode, KVOptions
-from services.executor.scheduler.closed_loop import control_loop
+from services.executor.scheduler import scheduler as scheduler_module
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from services.placement.run.resume import ResumeWay
 from tests.exact.cached_prefixes import room_for
@@ -50,7 +50,7 @@ MANY = 1 << 20  # blocks that a step may copy to the host
 def runner() -> Iterator[StepRunner]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfers, "STEPS_PER_STATS", 1)
-        patch.setattr(control_loop, "STEPS_PER_STATS", 1)
+        patch.setattr(scheduler_module, "STEPS_PER_STATS", 1)
         runner = StepRunner(CASE)
         budget(MANY)(runner.scheduler)
         yield runner
