@@ -117,7 +117,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         """
         assert not self.requests
         self._watch, self._num_steps_unreported = StepWatch(self.records), 0
-        policy = policy or run_policy_of(options)
+        if policy is None:
+            policy = run_policy_of(options)
         self.loop = StepLoop(options, self.line, planner, policy, time.monotonic)
 
     def _make_owner(self, manager: Any) -> BlockOwner:
