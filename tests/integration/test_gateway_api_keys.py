@@ -385,6 +385,7 @@ async def test_log_lines_and_token_counts_name_the_key(client: Client) -> None:
     assert CAROL not in str(lines)
 
 
+@pytest.mark.logs("api_keys_not_read", "api_keys_read")
 async def test_keys_in_redis_are_followed_and_outlive_it(executor: FakeExecutor) -> None:
     async def status(key: str) -> int:
         return await models_status(client, key)

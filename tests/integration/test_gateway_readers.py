@@ -98,6 +98,7 @@ async def test_of_a_held_request_most_is_not_generated(executor) -> None:
             assert executor.delivered.get(NAME, 0) + MAX_UNDELIVERED_TOKENS < NUM_TOKENS
 
 
+@pytest.mark.logs("reader_stopped")
 async def test_a_reader_that_stays_away_is_given_up_and_told_so(executor) -> None:
     async with gateway_over(executor, reader_timeout_s=0.3) as client:
         await client.wait_ready()

@@ -24,7 +24,7 @@ from evenflow.planner.v1 import planner_pb2 as planner_pb
 from evenflow.planner.v1 import planner_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc
-from lab.planning.protos import make_engine, make_plan_request, make_request
+from lab.planning.protos import make_engine, make_link, make_plan_request, make_request
 from lab.stack.redis_server import RedisServer
 from services.kit import clock
 from services.kit.server import ServiceServer
@@ -138,7 +138,6 @@ async def test_a_reader_waits_for_tokens(
     await until(lambda: read()[EXCHANGES] > num_exchanges)
 
 
-@pytest.mark.logs("reader_stopped")
 @sees("evenflow_gateway_holds_total")
 async def test_a_reader_stops(executor: FakeExecutor) -> AsyncIterator[None]:
     executor.script = Script(texts=["x" * 8_192] * 600, interval_s=0.001)
@@ -150,7 +149,6 @@ async def test_a_reader_stops(executor: FakeExecutor) -> AsyncIterator[None]:
 
 
 @pytest.mark.logs(
-    "api_keys_read",
     "gateway_started",
     "executor_connected",
     "serving_started",
@@ -249,7 +247,7 @@ async def test_a_gateway_reports_until_redis_dies(executor: FakeExecutor) -> Asy
     "evenflow_planner_gap_frac_count",
 )
 async def test_plans_are_made(tmp_path: Path) -> AsyncIterator[None]:
-    """The pool is too small for all requests at once."""
+    """The pool is too small for all requests at once; the last policy makes their layers wait."""
     worker = Worker(clock.monotonic_s, max_budget_s=WAIT_S)
     worker.warm_up((4,))
     servicer = PlannerServicer(worker, DecisionLog(None))
@@ -261,6 +259,8 @@ async def test_plans_are_made(tmp_path: Path) -> AsyncIterator[None]:
             engine = make_engine(num_blocks=num_blocks)
             request: planner_pb.PlanRequest = make_plan_request(engine=engine, requests=crowd)
             await stub.Plan(request, timeout=WAIT_S)
+        slow = make_link(bytes_per_s=1e7)
+        await stub.Plan(make_plan_request(policy="deepspeed", h2d=slow, requests=crowd))
     worker.close()
     yield
 

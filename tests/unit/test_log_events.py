@@ -19,7 +19,6 @@ A_PROCESS = "of a process that starts or ends, where its output is read by peopl
 UNPROVOKED = {
     "accounts_not_settled": A_BUG,
     "advised_sampling_left_out": "beside sampling without it: tests see that it is left out",
-    "api_keys_not_read": "beside keys that stay as they were: tests see that they do",
     "block_size_chosen": A_PROCESS,
     "block_tables_copied_in_every_step": A_GPU,
     "block_tables_kept_free": A_GPU,
