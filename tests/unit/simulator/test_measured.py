@@ -109,4 +109,5 @@ def test_simulate_refuses_what_is_not_measured_of_an_engine(tmp_path) -> None:
     )
 
     assert result.exit_code == 2, result.output
-    assert "HCACHE needs a model and a device" in " ".join(result.output.split())
+    said = " ".join(result.output.replace("│", " ").split())
+    assert "HCACHE needs a model and a device" in said
