@@ -8,9 +8,10 @@ class State(Enum):
 
     ```
     arrives ──▶ WAITING ◀─────────▶ LOADING ◀─────▶ READY
-                 ▲  │                                │
-       preempted │  └───────── admitted ─────────────┤
-                 │                                   ▼
+                 ▲  │ ▲                              │ │
+                 │  │ └───── its blocks are taken ───┘ │
+       preempted │  └───────── admitted ───────────────┤
+                 │                                     ▼
                  ├──────────────────────────────  RUNNING ◀───┐
                  │                                 │    │     │
                  │                            held │    │     │ no hold is left

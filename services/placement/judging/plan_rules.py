@@ -1,8 +1,8 @@
 """Whether a plan that comes back may be carried out.
 
 Plans are late by nature. Finished requests in a plan are skipped, requests that it does not name
-keep their placement. It is rejected as a whole only if it names an id that was never known, has
-the wrong shape, or exceeds the pool after these rules.
+keep their placement. What else is wrong refuses it as a whole: `Verdict` has the reasons, `judge`
+their order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,8 @@
-"""What may be changed of the run policy `evenflow`."""
+"""What may be changed of the run policy `evenflow`.
+
+Seconds in hand are before the way back: where a rule weighs a request that must be loaded, the time
+of its load, and of the link's queue, comes on top.
+"""
 
 from dataclasses import dataclass
 
