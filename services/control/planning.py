@@ -10,7 +10,7 @@ from services.control.engine import Engine
 from services.control.options import ControllerOptions
 from services.control.plans.counts import ControllerCounts
 from services.control.plans.plan_keeper import PlanKeeper
-from services.control.plans.planner import Answer, Planner
+from services.control.plans.planner import PlanAnswer, Planner
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_state import StateReader
 from services.control.types import Links, ScheduledStep, Trigger
@@ -70,7 +70,7 @@ class Planning:
         self.note(*self._plans.fall_back(self._step, now_s))
         self.note(*self._plans.look_after_pauses(now_s))
 
-    def _take(self, answer: Answer, now_s: float) -> None:
+    def _take(self, answer: PlanAnswer, now_s: float) -> None:
         if answer.failure:
             self._counts.failed(answer.failure)
             self._retry_at_s = now_s + self._options.retry_s

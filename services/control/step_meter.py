@@ -39,7 +39,7 @@ class _EndedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class StepReading:
     """What one step told."""
 
     step_s: float
@@ -137,10 +137,10 @@ class StepMeter:
             self._prediction_age = 0
         return self._predicted_s if step.undisturbed else None
 
-    def ended(self, timing: StepTiming | None, now_s: float, *, busy: bool) -> Reading:
+    def ended(self, timing: StepTiming | None, now_s: float, *, busy: bool) -> StepReading:
         """Take in how the oldest step in flight went. `busy`: another one follows at once."""
         if not self._in_flight:
-            return Reading(step_s=0.0, mismatch=False)  # a step that was not scheduled by us
+            return StepReading(step_s=0.0, mismatch=False)  # a step that was not scheduled by us
         step, predicted_s = self._in_flight.popleft()
         self.predicted_step_s = predicted_s
         begin_s = self._last_end_s if self._last_end_s is not None else step.scheduled_s
@@ -158,7 +158,7 @@ class StepMeter:
                 length_s = timed.length_s(timing)
                 self._add(timed.step, length_s, timing)
                 mismatch = self._compare(timed, length_s)
-        return Reading(step_s=step_s, mismatch=mismatch)
+        return StepReading(step_s=step_s, mismatch=mismatch)
 
     def _timed(self, ended: _EndedStep, number: int) -> _EndedStep | None:
         """Return the step that a timing is of; None if it tells of none that is remembered."""

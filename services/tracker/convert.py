@@ -14,8 +14,8 @@ from services.tracker.types import (
     Lease,
     Registration,
     Registrations,
-    RequestRecord,
-    Snapshot,
+    TrackedRequest,
+    TrackerSnapshot,
 )
 
 
@@ -60,7 +60,7 @@ def duration_to_proto(seconds: float) -> Duration:
     return duration
 
 
-def snapshot_to_proto(snapshot: Snapshot, *, now_s: float) -> pb.SnapshotResponse:
+def snapshot_to_proto(snapshot: TrackerSnapshot, *, now_s: float) -> pb.SnapshotResponse:
     lease = snapshot.lease
     return pb.SnapshotResponse(
         requests=[record_to_proto(record, now_s=now_s) for record in snapshot.requests],
@@ -68,7 +68,7 @@ def snapshot_to_proto(snapshot: Snapshot, *, now_s: float) -> pb.SnapshotRespons
     )
 
 
-def record_to_proto(record: RequestRecord, *, now_s: float) -> pb.RequestRecord:
+def record_to_proto(record: TrackedRequest, *, now_s: float) -> pb.RequestRecord:
     return write(
         record,
         pb.RequestRecord,

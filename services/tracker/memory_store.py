@@ -20,8 +20,8 @@ from services.tracker.types import (
     Registration,
     ReportResult,
     RequestKey,
-    RequestRecord,
-    Snapshot,
+    TrackedRequest,
+    TrackerSnapshot,
 )
 
 
@@ -45,7 +45,7 @@ class MemoryTrackerStore:
         self._lifetimes = lifetimes
         self._clock = clock
         self._leases: dict[ExecutorId, Lease] = {}
-        self._records: dict[RequestKey, RequestRecord] = {}
+        self._records: dict[RequestKey, TrackedRequest] = {}
 
     async def register_executor(self, offer: ExecutorOffer) -> None:
         stored = self._leases.get(offer.executor_id)
@@ -112,8 +112,8 @@ class MemoryTrackerStore:
                 self._apply_delivered(record, gateway, entry)
         return refused.to_result()
 
-    async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
-        return Snapshot(
+    async def snapshot(self, executor_id: ExecutorId) -> TrackerSnapshot:
+        return TrackerSnapshot(
             requests=self._live_records(executor_id), lease=self._live_lease(executor_id)
         )
 
@@ -128,7 +128,7 @@ class MemoryTrackerStore:
             return True
         lease = self._live_lease(new.key.executor_id)
         self._write(
-            RequestRecord(
+            TrackedRequest(
                 key=new.key,
                 generation=new.generation,
                 gateway_id=gateway.gateway_id,
@@ -145,7 +145,7 @@ class MemoryTrackerStore:
 
     def _apply_generated(
         self,
-        record: RequestRecord,
+        record: TrackedRequest,
         executor: ExecutorWriter,
         entry: GeneratedProgress,
         refused: _Refusals,
@@ -161,7 +161,7 @@ class MemoryTrackerStore:
         self._write(record)
 
     def _apply_delivered(
-        self, record: RequestRecord, gateway: GatewayWriter, entry: DeliveredProgress
+        self, record: TrackedRequest, gateway: GatewayWriter, entry: DeliveredProgress
     ) -> None:
         record = replace(record, gateway_epoch=gateway.epoch)
         count = entry.num_delivered_tokens
@@ -169,19 +169,19 @@ class MemoryTrackerStore:
             record = replace(record, num_delivered=count, delivered_at_s=self._clock())
         self._write(record)
 
-    def _write(self, record: RequestRecord) -> None:
+    def _write(self, record: TrackedRequest) -> None:
         """Store `record` with a fresh expiry."""
         expires_at_s = self._clock() + self._lifetimes.request_s(record.state)
         self._records[record.key] = replace(record, expires_at_s=expires_at_s)
 
-    def _live_record(self, key: RequestKey) -> RequestRecord | None:
+    def _live_record(self, key: RequestKey) -> TrackedRequest | None:
         record = self._records.get(key)
         if record is not None and record.expires_at_s <= self._clock():
             del self._records[key]
             return None
         return record
 
-    def _live_records(self, executor_id: ExecutorId) -> tuple[RequestRecord, ...]:
+    def _live_records(self, executor_id: ExecutorId) -> tuple[TrackedRequest, ...]:
         keys = sorted(key for key in self._records if key.executor_id == executor_id)
         return tuple(record for key in keys if (record := self._live_record(key)) is not None)
 
@@ -199,5 +199,5 @@ class MemoryTrackerStore:
         return lease
 
 
-def _owns(gateway: GatewayWriter, record: RequestRecord) -> bool:
+def _owns(gateway: GatewayWriter, record: TrackedRequest) -> bool:
     return gateway.gateway_id == record.gateway_id and gateway.epoch >= record.gateway_epoch

@@ -19,7 +19,7 @@ from services.tracker.types import (
     Registration,
     ReportResult,
     RequestKey,
-    Snapshot,
+    TrackerSnapshot,
 )
 
 
@@ -58,5 +58,5 @@ class TrackerStore(Protocol):
     ) -> ReportResult:
         """Merge what a gateway delivered, after a final state too."""
 
-    async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
+    async def snapshot(self, executor_id: ExecutorId) -> TrackerSnapshot:
         """Return what is recorded of one executor."""

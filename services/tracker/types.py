@@ -171,7 +171,7 @@ class ReportResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class TrackedRequest:
     """All that is recorded of one request."""
 
     key: RequestKey
@@ -196,10 +196,10 @@ class RequestRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class TrackerSnapshot:
     """All requests of one executor, sorted by id, and its lease if it holds one."""
 
-    requests: tuple[RequestRecord, ...]
+    requests: tuple[TrackedRequest, ...]
     lease: Lease | None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from services.control.options import ControllerOptions
-from services.control.plans.planner import Answer
+from services.control.plans.planner import PlanAnswer
 from services.placement.presets import ALL_RESIDENT, preset_of
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.papers.tokenflow import TokenflowRules
@@ -60,7 +60,7 @@ class LatePlanner:
         self._policy, self._latency_s, self._now_s = policy, latency_s, now_s
         self._waiting: Snapshot | None = None
         self._under_way: Snapshot | None = None
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[PlanAnswer] = deque()
         self._due: list[PlanCame] = []  # not yet taken
 
     def post(self, snapshot: Snapshot) -> bool:
@@ -83,10 +83,10 @@ class LatePlanner:
         """Answer the question under way."""
         snapshot, self._under_way = self._under_way, None
         assert snapshot is not None
-        self._answers.append(Answer(epoch=snapshot.epoch, plan=self._policy(snapshot)))
+        self._answers.append(PlanAnswer(epoch=snapshot.epoch, plan=self._policy(snapshot)))
         self._begin()
 
-    def take(self) -> Answer | None:
+    def take(self) -> PlanAnswer | None:
         return self._answers.popleft() if self._answers else None
 
     def close(self) -> None:

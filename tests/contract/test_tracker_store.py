@@ -30,7 +30,7 @@ from services.tracker.types import (
     ReportResult,
     RequestId,
     RequestKey,
-    RequestRecord,
+    TrackedRequest,
 )
 
 LIFETIMES = Lifetimes(lease_ttl_s=5.0, request_ttl_s=60.0, retention_s=600.0)
@@ -106,7 +106,7 @@ async def register(store: TrackerStore, *request_ids: str) -> None:
     assert await store.register(GATEWAY, entries) == []
 
 
-async def record_of(store: TrackerStore, request_id: str = "r") -> RequestRecord | None:
+async def record_of(store: TrackerStore, request_id: str = "r") -> TrackedRequest | None:
     snapshot = await store.snapshot(EX)
     return next((r for r in snapshot.requests if r.key == key(request_id)), None)
 
@@ -324,7 +324,7 @@ async def test_a_registered_request_is_recorded_as_it_was_routed(world: World) -
     )
 
     assert stale == []
-    assert await record_of(world.store) == RequestRecord(
+    assert await record_of(world.store) == TrackedRequest(
         key=key(),
         generation=3,
         gateway_id=GATEWAY.gateway_id,

@@ -20,7 +20,7 @@ from lab.engine.conversations import BRANCH, SALTED, STEPS_PER_TURN, TWIN, conve
 from lab.engine.step_runner import Arrival, Hook, Outcome, StepRunner, first_difference, make_prompt
 from lab.engine.workloads import churn, fixed, random_way, together
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
-from services.executor.blocks.host_pool import Promise
+from services.executor.blocks.host_pool import SlotPromise
 from services.executor.blocks.pool_blocks import Position
 from services.placement.run.resume import ResumeWay
 from tests.exact import faults
@@ -84,7 +84,7 @@ def room_for(runner: StepRunner, num_columns: int) -> Iterator[None]:
         runner.run([early])
     runner.scheduler.reset_prefix_cache()
     num_left = num_columns * runner.scheduler.block_owner.geometry.num_groups
-    taken, check = host.take(Promise(), host.num_free - num_left), host.check_integrity
+    taken, check = host.take(SlotPromise(), host.num_free - num_left), host.check_integrity
     assert taken is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

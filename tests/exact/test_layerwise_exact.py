@@ -40,7 +40,7 @@ from lab.engine.workloads import (
     together,
     with_aborts,
 )
-from services.executor.blocks.host_pool import Promise
+from services.executor.blocks.host_pool import SlotPromise
 from services.executor.blocks.residency import RequestKV
 from services.executor.copies.device.cpu_device import LinkModel
 from services.placement.run.resume import ResumeWay
@@ -272,7 +272,7 @@ def test_a_full_host_pool_costs_recomputes_and_no_token(
     runner: StepRunner, mixed_outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = runner.scheduler.block_owner
-    somebody_elses, check = Promise(), owner.host.check_integrity
+    somebody_elses, check = SlotPromise(), owner.host.check_integrity
     assert owner.host.reserve(somebody_elses, owner.host.num_free - 200)
     monkeypatch.setattr(
         owner.host,

@@ -9,7 +9,7 @@ from evenflow.planner.v1 import planner_pb2 as pb
 from lab.planning.snapshots import make_request, make_snapshot
 from lab.stack.ports import free_port
 from lab.stack.processes import wait_until
-from services.control.plans.planner import Answer
+from services.control.plans.planner import PlanAnswer
 from services.executor.scheduler.planner_client import PlannerClient
 from services.kit.transport import Transport
 from services.placement.types import Snapshot
@@ -27,8 +27,8 @@ def snapshot(epoch: int = 1) -> Snapshot:
     return make_snapshot(make_request("a"), epoch=epoch)
 
 
-def next_answer(client: PlannerClient) -> Answer:
-    found: list[Answer] = []
+def next_answer(client: PlannerClient) -> PlanAnswer:
+    found: list[PlanAnswer] = []
 
     def came() -> bool:
         answer = client.take()

@@ -8,7 +8,7 @@ from services.placement.types import Plan, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PlanAnswer:
     """What came of one snapshot."""
 
     epoch: int  # of the snapshot
@@ -23,7 +23,7 @@ class Planner(Protocol):
     def post(self, snapshot: Snapshot) -> bool:
         """Hand over a snapshot; return whether an older one, not yet sent, was dropped for it."""
 
-    def take(self) -> Answer | None:
+    def take(self) -> PlanAnswer | None:
         """Return the oldest answer not yet taken; None if there is none."""
 
     def close(self) -> None:

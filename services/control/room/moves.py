@@ -54,7 +54,7 @@ class Loading(NamedTuple):
     lacks_blocks: bool
 
 
-class Returns(Moves[KVT], Protocol[KVT]):
+class ReturnMoves(Moves[KVT], Protocol[KVT]):
     """The moves of requests that come back from the host."""
 
     def reserve(self, kv: KVT, num_slots: int) -> bool:

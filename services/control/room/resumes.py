@@ -14,7 +14,7 @@ from services.control.kv import KVT
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
-from services.control.room.moves import Returns
+from services.control.room.moves import ReturnMoves
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import (
     LinkAndStep,
@@ -29,7 +29,7 @@ class Resumes(Generic[KVT]):
 
     def __init__(
         self,
-        moves: Returns[KVT],
+        moves: ReturnMoves[KVT],
         guard: CapacityGuard[KVT],
         counters: Counters,
         *,

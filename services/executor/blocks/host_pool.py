@@ -18,7 +18,7 @@ from services.control.prefix_cache import Column, FoundPrefix, PrefixCache
 
 
 @dataclass(slots=True, eq=False)
-class Promise:
+class SlotPromise:
     """Slots that a request was promised and has not taken yet."""
 
     num_slots: int = 0
@@ -69,7 +69,7 @@ class HostPool:
     def num_used(self) -> int:
         return self.num_ready - self.num_free
 
-    def reserve(self, promise: Promise, num_slots: int) -> bool:
+    def reserve(self, promise: SlotPromise, num_slots: int) -> bool:
         """Fill an empty promise; False, and nothing changed, if there is no room."""
         assert not promise.num_slots
         if num_slots > self.num_unpromised:
@@ -78,20 +78,20 @@ class HostPool:
         self._num_reserved += num_slots
         return True
 
-    def reserve_unbacked(self, promise: Promise, num_slots: int) -> None:
+    def reserve_unbacked(self, promise: SlotPromise, num_slots: int) -> None:
         """Promise slots that may not be free yet. None may be taken before `back`."""
         assert not promise.num_slots
         promise.num_slots, promise.backed = num_slots, False
         self._num_reserved += num_slots
         self._num_unbacked += num_slots
 
-    def back(self, promise: Promise) -> None:
+    def back(self, promise: SlotPromise) -> None:
         """Make an unbacked promise one like all others: what it lacked has become free."""
         assert self.num_unpromised >= 0
         self._num_unbacked -= promise.num_slots
         promise.backed = True
 
-    def can_take(self, promise: Promise, num_slots: int) -> bool:
+    def can_take(self, promise: SlotPromise, num_slots: int) -> bool:
         """Return whether `take` would succeed, now or once an unbacked promise is backed."""
         num_more = max(0, num_slots - promise.num_slots)
         if not promise.backed:
@@ -100,7 +100,7 @@ class HostPool:
         # is there whatever unbacked ones lack. What is beyond it must be promised to none.
         return num_more <= self.num_unpromised + (0 if num_more else self._num_unbacked)
 
-    def take(self, promise: Promise, num_slots: int) -> list[int] | None:
+    def take(self, promise: SlotPromise, num_slots: int) -> list[int] | None:
         """Return slots from the promise, then from what nobody was promised.
 
         None, and nothing changed, if there are not enough.
@@ -161,7 +161,7 @@ class HostPool:
         self._free.extend(self._held - slots)
         self._held = (self._held & slots) | strays
 
-    def withdraw(self, promise: Promise) -> None:
+    def withdraw(self, promise: SlotPromise) -> None:
         """Empty what is left of a promise."""
         if not promise.backed:
             self._num_unbacked -= promise.num_slots
@@ -171,7 +171,7 @@ class HostPool:
     def check_integrity(
         self,
         owned: Sequence[int],
-        promises: Iterable[Promise],
+        promises: Iterable[SlotPromise],
         used: Iterable[Sequence[Column]] = (),
     ) -> None:
         """Assert that every usable slot is one thing, and that what is free covers promises.

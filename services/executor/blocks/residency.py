@@ -25,7 +25,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from services.control.kv import KVView
 from services.control.prefix_cache import Column
 from services.control.requests.request_record import RequestRecord
-from services.executor.blocks.host_pool import Promise
+from services.executor.blocks.host_pool import SlotPromise
 from services.executor.step_messages import POSITION_BITS
 from services.placement.layer_placement import LayerPlacement
 
@@ -114,7 +114,7 @@ class RequestKV:
     retiring: list[KVCacheBlock] = field(default_factory=list)
     num_tokens: int = 0  # whose KV exists once the steps sent so far have run
     asleep: bool = False  # does not run and has no staging
-    promise: Promise = field(default_factory=Promise)  # of room on the host
+    promise: SlotPromise = field(default_factory=SlotPromise)  # of room on the host
 
     @property
     def request_id(self) -> str:
@@ -362,7 +362,7 @@ def on_host_only(
         num_tokens=num_blocks * old.block_size,
         first_step=0,
         asleep=True,
-        promise=Promise(),
+        promise=SlotPromise(),
     )
 
 

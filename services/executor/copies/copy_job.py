@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from services.executor.copies.copy_engine import Copy, Direction
 from services.executor.copies.pages import GroupPages
-from services.executor.copies.streams import Batch, Event
+from services.executor.copies.streams import CopyBatch, Event
 
 Indices = npt.NDArray[np.int64]
 
@@ -21,7 +21,7 @@ class CopyJob:
     block_ids: Indices
     pages: GroupPages
     ready: Event  # on the compute stream: the model's last use of what it reads or overwrites
-    batch: Batch  # between the pool and the host; of a copy that is made again, the same
+    batch: CopyBatch  # between the pool and the host; of a copy that is made again, the same
     after_save: "CopyJob | None" = None  # must be over before this load
     num_to_issue: int = 0  # chunks
     next_block: int = 0  # of a load: the first that is in no chunk yet
@@ -59,8 +59,8 @@ class Chunk:
 
 def between_pool_and_host(
     direction: Direction, pages: GroupPages, slots: Indices, block_ids: Indices
-) -> Batch:
+) -> CopyBatch:
     """Return the copies between pool blocks and host slots, in parts of chunks."""
     if direction is Direction.H2D:
-        return Batch(pages.to_pool, slots, block_ids, pages.blocks_per_chunk, slots)
-    return Batch(pages.to_host, block_ids, slots, pages.blocks_per_chunk, slots)
+        return CopyBatch(pages.to_pool, slots, block_ids, pages.blocks_per_chunk, slots)
+    return CopyBatch(pages.to_host, block_ids, slots, pages.blocks_per_chunk, slots)

@@ -84,7 +84,7 @@ class Layers:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class CopyBatch:
     """The same rows of all layers, enqueued together, whole or in parts, perhaps many times."""
 
     layers: Layers
@@ -99,7 +99,7 @@ class Batch:
 class Part:
     """Rows `[start, end)` of a batch."""
 
-    batch: Batch
+    batch: CopyBatch
     start: int
     end: int
 

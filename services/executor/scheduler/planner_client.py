@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from services.control.options import ControllerOptions
-from services.control.plans.planner import Answer
+from services.control.plans.planner import PlanAnswer
 from services.control.plans.shadow import compare
 from services.kit.transport import PLAIN, Transport
 from services.placement.types import Plan, Snapshot
@@ -46,7 +46,7 @@ class PlannerClient:
         self._shadow_policy = shadow_policy
         self._wake = threading.Condition()
         self._waiting: Snapshot | None = None
-        self._answers: deque[Answer] = deque(maxlen=MAX_ANSWERS)
+        self._answers: deque[PlanAnswer] = deque(maxlen=MAX_ANSWERS)
         self._closed = False
         self._thread: threading.Thread | None = None
         self._channel: grpc.Channel | None = None
@@ -62,7 +62,7 @@ class PlannerClient:
             self._wake.notify()
         return dropped
 
-    def take(self) -> Answer | None:
+    def take(self) -> PlanAnswer | None:
         return self._answers.popleft() if self._answers else None
 
     def close(self) -> None:
@@ -113,15 +113,15 @@ class PlannerClient:
 
         return ask
 
-    def _plan_for(self, snapshot: Snapshot, ask: Callable[[Snapshot], Plan]) -> Answer:
+    def _plan_for(self, snapshot: Snapshot, ask: Callable[[Snapshot], Plan]) -> PlanAnswer:
         try:
             plan = ask(snapshot)
         except Exception as error:  # noqa: BLE001  # whatever the planner does, the engine lives
-            return Answer(epoch=snapshot.epoch, failure=self._note_failure(error))
+            return PlanAnswer(epoch=snapshot.epoch, failure=self._note_failure(error))
         if self._failing:
             self._failing = False
             log.info("planner_answered_again")
-        return Answer(epoch=snapshot.epoch, plan=plan)
+        return PlanAnswer(epoch=snapshot.epoch, plan=plan)
 
     def _shadow(self, snapshot: Snapshot, acting: Plan, ask: Callable[[Snapshot], Plan]) -> None:
         try:
@@ -132,7 +132,7 @@ class PlannerClient:
             return
         if report is None:
             return
-        self._answers.append(Answer(epoch=snapshot.epoch, shadow=report))
+        self._answers.append(PlanAnswer(epoch=snapshot.epoch, shadow=report))
         log.info(
             "shadow_plan",
             epoch=snapshot.epoch,

@@ -21,7 +21,7 @@ from services.placement.types import PolicyParameters, RequestPhase, RequestStat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class PromisedPace:
     """What one reader expects of a window."""
 
     interval_s: float  # S_r > 0
@@ -35,7 +35,7 @@ class Promise:
         return window - math.floor(num_covered)
 
 
-def promise_of(request: RequestState, *, deposit: bool) -> Promise | None:
+def promise_of(request: RequestState, *, deposit: bool) -> PromisedPace | None:
     """Return a request's promise, None if it has no SLO. Without `deposit` none is counted.
 
     While its prompt is computed a request promises nothing: no step brings it a token.
@@ -45,7 +45,7 @@ def promise_of(request: RequestState, *, deposit: bool) -> Promise | None:
     num_deposited = request.num_deposited_tokens if deposit else 0
     age_s = request.last_release_age_s or 0.0
     slack_s = max(0.0, num_deposited * request.slo_s - age_s)
-    return Promise(interval_s=request.slo_s, slack_s=slack_s)
+    return PromisedPace(interval_s=request.slo_s, slack_s=slack_s)
 
 
 def violations_allowed(parameters: PolicyParameters, *, num_running: int, num_missed: int) -> float:
@@ -59,7 +59,7 @@ def violations_allowed(parameters: PolicyParameters, *, num_running: int, num_mi
     return max(0.0, parameters.alpha - num_missed)
 
 
-def constant_step_rate(promises: Sequence[Promise], step_s: float, window: int) -> float:
+def constant_step_rate(promises: Sequence[PromisedPace], step_s: float, window: int) -> float:
     """Return violations per step, over `window` steps of `step_s` each.
 
     No sequence of steps that are all at least `step_s` has fewer: so a lower bound of the step
@@ -68,7 +68,7 @@ def constant_step_rate(promises: Sequence[Promise], step_s: float, window: int) 
     return sum(promise.num_late(step_s, window) for promise in promises) / window
 
 
-def late_tokens(promises: Sequence[Promise], steps_s: Sequence[float]) -> list[int]:
+def late_tokens(promises: Sequence[PromisedPace], steps_s: Sequence[float]) -> list[int]:
     """Return the number of late tokens in each step of a window."""
     now_s = 0.0
     due_s = [promise.interval_s + promise.slack_s for promise in promises]
@@ -83,6 +83,6 @@ def late_tokens(promises: Sequence[Promise], steps_s: Sequence[float]) -> list[i
     return late
 
 
-def misses(promise: Promise | None, *, window_s: float) -> bool:
+def misses(promise: PromisedPace | None, *, window_s: float) -> bool:
     """Say whether a paused request's reader runs dry within `window_s`."""
     return promise is not None and promise.interval_s + promise.slack_s < window_s

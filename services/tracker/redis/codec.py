@@ -20,7 +20,7 @@ from services.tracker.types import (
     Registration,
     RequestId,
     RequestKey,
-    RequestRecord,
+    TrackedRequest,
 )
 
 Call: TypeAlias = dict[str, Any]
@@ -34,7 +34,7 @@ REACHABLE_TABLE = {a.value: {b.value: True for b in later} for a, later in REACH
 ENDED_TABLE = {state.value: True for state in FINAL_STATES}
 
 
-RECORD = TypeAdapter(RequestRecord)  # takes numbers as texts too
+RECORD = TypeAdapter(TrackedRequest)  # takes numbers as texts too
 
 
 def call_at(now_s: float, lifetimes: Lifetimes) -> Call:
@@ -78,7 +78,7 @@ def decode_lease(executor_id: ExecutorId, flat: Sequence[str], now_s: float) -> 
     )
 
 
-def decode_record(key: RequestKey, text: str | None, now_s: float) -> RequestRecord | None:
+def decode_record(key: RequestKey, text: str | None, now_s: float) -> TrackedRequest | None:
     """Return the record; None if it is missing or has expired."""
     fields = json.loads(text or "{}")
     if not fields or float(fields["expires_at_s"]) <= now_s:

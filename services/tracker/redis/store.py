@@ -32,7 +32,7 @@ from services.tracker.types import (
     Registration,
     ReportResult,
     RequestKey,
-    Snapshot,
+    TrackerSnapshot,
 )
 
 _REFUSALS: dict[str, type[ServiceError]] = {
@@ -170,12 +170,12 @@ class RedisTrackerStore:
         keys = [entry.key for entry in progress]
         return ReportResult(unknown=_in_order(keys, unknown), stale=_in_order(keys, stale))
 
-    async def snapshot(self, executor_id: ExecutorId) -> Snapshot:
+    async def snapshot(self, executor_id: ExecutorId) -> TrackerSnapshot:
         lease, flat = await self._run("snapshot", executor_id)
         now_s = self._clock()
         keys = decode_keys(executor_id, flat[::2])
         records = (decode_record(k, text, now_s) for k, text in zip(keys, flat[1::2], strict=True))
-        return Snapshot(
+        return TrackerSnapshot(
             requests=tuple(sorted((r for r in records if r is not None), key=lambda r: r.key)),
             lease=decode_lease(executor_id, lease, now_s),
         )

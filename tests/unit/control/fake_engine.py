@@ -9,7 +9,7 @@ from services.control.kv import KVView
 from services.control.line import Line
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import Rates
-from services.control.plans.planner import Answer
+from services.control.plans.planner import PlanAnswer
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need
@@ -149,14 +149,14 @@ class FakePlanner:
 
     def __init__(self) -> None:
         self.asked: list[Snapshot] = []
-        self.answers: list[Answer] = []
+        self.answers: list[PlanAnswer] = []
         self.closed = False
 
     def post(self, snapshot: Snapshot) -> bool:
         self.asked.append(snapshot)
         return False
 
-    def take(self) -> Answer | None:
+    def take(self) -> PlanAnswer | None:
         return self.answers.pop(0) if self.answers else None
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from lab.policies.presets import full_name
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
-from services.control.plans.planner import Answer
+from services.control.plans.planner import PlanAnswer
 from services.control.requests.life import Hold
 from services.control.step_loop import StepLoop
 from services.control.types import ScheduledStep, Trigger
@@ -80,7 +80,7 @@ class Bench:
             placements=placements,
             quality=Quality(**(values | quality)),
         )
-        self.planner.answers.append(Answer(epoch=number, plan=plan))
+        self.planner.answers.append(PlanAnswer(epoch=number, plan=plan))
 
     @property
     def triggers(self) -> dict[str, int]:
@@ -227,7 +227,7 @@ def test_an_older_plan_never_replaces_a_newer_one() -> None:
 def test_a_failed_call_is_repeated_after_a_while() -> None:
     bench = planned(place("a"), place("b"))
     asked = len(bench.planner.asked)
-    bench.planner.answers.append(Answer(epoch=2, failure="UNAVAILABLE"))
+    bench.planner.answers.append(PlanAnswer(epoch=2, failure="UNAVAILABLE"))
 
     bench.steps(40)  # 0.8 s
     assert len(bench.planner.asked) == asked
@@ -241,7 +241,7 @@ def test_a_failed_call_is_repeated_after_a_while() -> None:
 def test_between_an_answer_that_is_none_and_the_next_plan_there_is_no_plan() -> None:
     bench = planned(place("a"), place("b"))
     assert not bench.loop.planning.lacks_plan
-    bench.planner.answers.append(Answer(epoch=2, failure="UNAVAILABLE"))
+    bench.planner.answers.append(PlanAnswer(epoch=2, failure="UNAVAILABLE"))
 
     bench.steps(60)  # beyond retry_s = 1
     assert bench.loop.planning.lacks_plan

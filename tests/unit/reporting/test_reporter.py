@@ -18,7 +18,7 @@ from services.reporting.ledger import LedgerLimits, RequestRef
 from services.reporting.reporter import ReporterOptions, Sender, SenderKind, TrackerReporter
 from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
-from services.tracker.types import ExecutorId, Lifetimes, RequestRecord
+from services.tracker.types import ExecutorId, Lifetimes, TrackedRequest
 
 if TYPE_CHECKING:
     from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
@@ -77,7 +77,7 @@ class Tracker:
             await self._server.grpc.stop(grace=None)
             self._server = None
 
-    async def records(self) -> dict[str, RequestRecord]:
+    async def records(self) -> dict[str, TrackedRequest]:
         snapshot = await self.store.snapshot(ExecutorId(EX))
         return {record.key.request_id: record for record in snapshot.requests}
 

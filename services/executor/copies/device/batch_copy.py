@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from services.executor.copies.streams import Batch, Part
+from services.executor.copies.streams import CopyBatch, Part
 
 Numbers = npt.NDArray[np.int64]
 
@@ -141,7 +141,7 @@ class Descriptors:
         return self.numbers.reshape(3, -1, len(self.starts))[:, :, some].reshape(3, -1)
 
 
-def descriptors(batch: Batch, *, rows_per_range: int = 0) -> Descriptors:
+def descriptors(batch: CopyBatch, *, rows_per_range: int = 0) -> Descriptors:
     """Return what the driver is told of a batch.
 
     A run follows on both sides, and crosses no multiple of `rows_per_range` (0: no bound) of pinned
@@ -162,7 +162,7 @@ def descriptors(batch: Batch, *, rows_per_range: int = 0) -> Descriptors:
     return Descriptors(starts, numbers.reshape(3, -1))
 
 
-def runs(batch: Batch, rows_per_range: int) -> tuple[Numbers, Numbers]:
+def runs(batch: CopyBatch, rows_per_range: int) -> tuple[Numbers, Numbers]:
     """Return where runs of rows begin, and how long they are."""
     sources, targets = batch.source_rows, batch.target_rows
     begins = np.empty(len(sources), dtype=bool)

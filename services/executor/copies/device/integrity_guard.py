@@ -32,7 +32,7 @@ from services.executor.copies.copy_job import Indices
 from services.executor.copies.device.pool_sums import BLOCKS_AT_ONCE, Checksums, PoolSums
 from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
-from services.executor.copies.streams import Batch, Device, Event, Layers, Part
+from services.executor.copies.streams import CopyBatch, Device, Event, Layers, Part
 from services.executor.kv_options import GuardMode
 
 log = structlog.get_logger()
@@ -94,7 +94,7 @@ class Verdicts:
             return
         rows = np.array([check.row for check in self._begun])
         self._stream.wait(self._device.compute_stream().record())
-        part = Part(Batch(Layers([self.table], [self._on_host]), rows, rows), 0, len(rows))
+        part = Part(CopyBatch(Layers([self.table], [self._on_host]), rows, rows), 0, len(rows))
         begun, self._begun = self._begun, []
         try:
             self._device.copy(

@@ -25,7 +25,7 @@ from services.executor.copies.copy_job import CopyJob, Indices, between_pool_and
 from services.executor.copies.device.lane import Lane, Saves
 from services.executor.copies.device.loads import Loads
 from services.executor.copies.pages import POISON_BYTE, GroupPages
-from services.executor.copies.streams import Batch, Device, Event
+from services.executor.copies.streams import CopyBatch, Device, Event
 from services.executor.copies.timing.step_marks import Mark
 
 
@@ -81,7 +81,7 @@ class PreparedCopy:
     copy: Copy
     slots: Indices
     block_ids: Indices
-    batch: Batch
+    batch: CopyBatch
     exists: bool  # all of its slots and blocks do
 
 

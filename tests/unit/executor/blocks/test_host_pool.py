@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.blocks.host_pool import HostPool, Promise
+from services.executor.blocks.host_pool import HostPool, SlotPromise
 
 
 def test_a_promise_is_kept_while_others_want_the_room() -> None:
     pool = HostPool(10)
-    a, b = Promise(), Promise()
+    a, b = SlotPromise(), SlotPromise()
     assert pool.reserve(a, 6)
 
     assert pool.take(b, 5) is None
@@ -20,7 +20,7 @@ def test_a_promise_is_kept_while_others_want_the_room() -> None:
 
 def test_a_promise_that_does_not_fit_changes_nothing() -> None:
     pool = HostPool(10)
-    a, b, c = Promise(), Promise(), Promise()
+    a, b, c = SlotPromise(), SlotPromise(), SlotPromise()
     assert pool.reserve(a, 6)
 
     assert not pool.reserve(b, 5)
@@ -29,7 +29,7 @@ def test_a_promise_that_does_not_fit_changes_nothing() -> None:
 
 def test_beyond_its_promise_a_request_takes_what_nobody_was_promised() -> None:
     pool = HostPool(10)
-    a, b = Promise(), Promise()
+    a, b = SlotPromise(), SlotPromise()
     pool.reserve(a, 2)
     pool.reserve(b, 5)
 
@@ -41,7 +41,7 @@ def test_beyond_its_promise_a_request_takes_what_nobody_was_promised() -> None:
 
 def test_what_is_left_of_a_promise_ends_with_its_request() -> None:
     pool = HostPool(4)
-    a, b = Promise(), Promise()
+    a, b = SlotPromise(), SlotPromise()
     pool.reserve(a, 4)
     taken = pool.take(a, 1)
     assert taken is not None
@@ -54,7 +54,7 @@ def test_what_is_left_of_a_promise_ends_with_its_request() -> None:
 
 def test_only_usable_slots_are_promised_and_taken_and_more_become_usable() -> None:
     pool = HostPool(10, num_ready=3)
-    a = Promise()
+    a = SlotPromise()
     assert not pool.reserve(a, 4)
     first = pool.take(a, 3)
     assert first == [0, 1, 2]
@@ -72,7 +72,7 @@ def test_only_usable_slots_are_promised_and_taken_and_more_become_usable() -> No
 
 def test_integrity_notices_a_lost_and_a_doubled_slot() -> None:
     pool = HostPool(3)
-    a = Promise()
+    a = SlotPromise()
     taken = pool.take(a, 2)
     assert taken is not None
 
@@ -87,7 +87,7 @@ def test_integrity_notices_a_lost_and_a_doubled_slot() -> None:
 def test_any_sequence_of_calls_keeps_every_slot_owned_once(calls: list[tuple[str, int]]) -> None:
     pool = HostPool(12)
     owned: dict[str, list[int]] = {}
-    promises = {name: Promise() for name in "abc"}
+    promises = {name: SlotPromise() for name in "abc"}
     for name, number in calls:
         if name in owned and number == 0:
             pool.give_back(owned.pop(name))
@@ -105,7 +105,7 @@ def test_any_sequence_of_calls_keeps_every_slot_owned_once(calls: list[tuple[str
 
 def test_a_slot_in_quarantine_comes_back_only_when_that_ends() -> None:
     pool = HostPool(4)
-    a, b = Promise(), Promise()
+    a, b = SlotPromise(), SlotPromise()
     slots = pool.take(a, 2) or []
     pool.quarantine(frozenset(slots[:1]))
 
@@ -132,7 +132,7 @@ def test_a_free_slot_is_taken_out_of_use_by_its_quarantine() -> None:
 
 def test_a_promise_that_quarantine_has_broken_is_not_kept_and_nothing_changes() -> None:
     pool = HostPool(4)
-    a = Promise()
+    a = SlotPromise()
     assert pool.reserve(a, 4)
     pool.quarantine(frozenset({0, 1}))
 
@@ -143,7 +143,7 @@ def test_a_promise_that_quarantine_has_broken_is_not_kept_and_nothing_changes() 
 
 def test_a_limit_leaves_the_first_slots() -> None:
     pool = HostPool(10)
-    a = Promise()
+    a = SlotPromise()
     pool.limit(3)
 
     assert sorted(pool.take(a, 3) or []) == [0, 1, 2]
@@ -152,7 +152,7 @@ def test_a_limit_leaves_the_first_slots() -> None:
 
 def test_an_unbacked_promise_takes_nothing_from_others_and_nothing_is_left_beside_it() -> None:
     pool = HostPool(10)
-    a, b, c = Promise(), Promise(), Promise()
+    a, b, c = SlotPromise(), SlotPromise(), SlotPromise()
     assert pool.reserve(a, 6)
     pool.reserve_unbacked(b, 8)
     pool.check_integrity([], [a, b, c])

@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.counters import Counters
 from services.control.prefix_cache import Column, FoundPrefix, PrefixCache
-from services.executor.blocks.host_pool import HostPool, Promise
+from services.executor.blocks.host_pool import HostPool, SlotPromise
 from tests.unit.executor.simulated_ranks import found_in, keys_of
 
 NUM_GROUPS = 2
@@ -33,7 +33,7 @@ class Holder:
     blocks: Blocks
     columns: list[Column] = field(default_factory=list)
     slots: list[tuple[int, ...]] = field(default_factory=list)  # of the blocks after the columns
-    promise: Promise = field(default_factory=Promise)
+    promise: SlotPromise = field(default_factory=SlotPromise)
 
     @property
     def num_blocks(self) -> int:

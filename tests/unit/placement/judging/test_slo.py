@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lab.planning.snapshots import make_request
 from services.placement.judging.slo import (
-    Promise,
+    PromisedPace,
     constant_step_rate,
     late_tokens,
     misses,
@@ -29,7 +29,7 @@ STEP_S = 0.5
     ],
 )
 def test_late_tokens_of_four_equal_steps(slack_s, step_s, expected) -> None:
-    promise = Promise(interval_s=1.0, slack_s=slack_s)
+    promise = PromisedPace(interval_s=1.0, slack_s=slack_s)
 
     assert promise.num_late(step_s, 4) == expected
     assert sum(late_tokens([promise], [step_s] * 4)) == expected
@@ -37,13 +37,13 @@ def test_late_tokens_of_four_equal_steps(slack_s, step_s, expected) -> None:
 
 def test_a_late_token_moves_the_readers_clock() -> None:
     # S = 1. Due at 1; written at 3: late. Next due at 4, written at 4: on time; then 4.5, 5.5.
-    late = late_tokens([Promise(interval_s=1.0, slack_s=0.0)], [3.0, 1.0, 0.5, 2.0])
+    late = late_tokens([PromisedPace(interval_s=1.0, slack_s=0.0)], [3.0, 1.0, 0.5, 2.0])
 
     assert late == [1, 0, 0, 1]  # the last is written at 6.5 and was due at 6
 
 
 DURATIONS = st.floats(0.0, 3.0)
-PROMISES = st.builds(Promise, interval_s=st.floats(0.1, 2.0), slack_s=st.floats(0.0, 4.0))
+PROMISES = st.builds(PromisedPace, interval_s=st.floats(0.1, 2.0), slack_s=st.floats(0.0, 4.0))
 
 
 @given(
@@ -82,7 +82,7 @@ def test_what_a_reader_has_lost_already_is_no_violation_of_a_plan(num_deposited_
 
     promise = promise_of(overdue, deposit=True)
 
-    assert promise == Promise(interval_s=0.5, slack_s=0.0)
+    assert promise == PromisedPace(interval_s=0.5, slack_s=0.0)
     assert promise.num_late(0.5, 4) == 0
     assert promise.num_late(0.51, 4) == 4
 
@@ -108,7 +108,7 @@ def test_paused_readers_that_run_dry_use_up_alpha(alpha, num_running, num_missed
 
 
 def test_a_paused_reader_misses_when_its_cover_is_shorter_than_the_window() -> None:
-    promise = Promise(interval_s=0.5, slack_s=1.0)
+    promise = PromisedPace(interval_s=0.5, slack_s=1.0)
 
     assert not misses(promise, window_s=1.5)
     assert misses(promise, window_s=1.6)

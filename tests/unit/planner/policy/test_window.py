@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.placement.judging.slo import Promise
+from services.placement.judging.slo import PromisedPace
 from services.planner.policy.window import Course, Fit, Promises, fit_window, num_late
 
 pytestmark = pytest.mark.timeout(3_600)  # the first run compiles the kernels
@@ -20,7 +20,7 @@ SECONDS = st.floats(1e-4, 10.0)
 )
 def test_late_tokens_are_counted_as_the_promises_say(readers, step_s, window) -> None:
     expected = sum(
-        Promise(interval_s=interval_s, slack_s=slack_s).num_late(step_s, window)
+        PromisedPace(interval_s=interval_s, slack_s=slack_s).num_late(step_s, window)
         for interval_s, slack_s in readers
     )
     table = np.array(readers, dtype=np.float64).reshape(-1, 2)
@@ -34,7 +34,7 @@ def test_a_step_a_hair_above_the_slo_is_covered_by_any_slack() -> None:
     promises = Promises(np.array([interval_s]), np.array([1e300]))
 
     assert num_late(promises, 1e-323, 7) == 0
-    assert Promise(interval_s=interval_s, slack_s=1e300).num_late(1e-323, 7) == 0
+    assert PromisedPace(interval_s=interval_s, slack_s=1e300).num_late(1e-323, 7) == 0
 
 
 def fit(steps_s: list[float], **overrides) -> Fit:

@@ -18,7 +18,7 @@ from services.executor.copies.device.batch_copy import (
     one_by_one,
 )
 from services.executor.copies.device.cuda_device import CudaDevice, CudaStream, EventPool
-from services.executor.copies.streams import Batch, Layers, Part
+from services.executor.copies.streams import CopyBatch, Layers, Part
 
 ROW_BYTES, REFUSED = 64, 801
 
@@ -29,10 +29,10 @@ def rows_of(start: int) -> torch.Tensor:
 
 def batch_of(
     layers: list[tuple[torch.Tensor, torch.Tensor]], rows: list[int], to: list[int], **more: Any
-) -> Batch:
+) -> CopyBatch:
     """Return copies of rows of each layer's first matrix to rows of its second."""
     sources, targets = zip(*layers, strict=True)
-    return Batch(Layers(sources, targets), indices(rows), indices(to), **more)
+    return CopyBatch(Layers(sources, targets), indices(rows), indices(to), **more)
 
 
 def indices(rows: Any) -> Any:
@@ -73,7 +73,7 @@ def test_parts_of_a_batch_are_what_it_is_in_pieces_of_its_own() -> None:
     for rows_per_part in (1, 3, 4, 20):
         rows, to = np.sort(rng.choice(32, 17, replace=False)), np.arange(17)
         layers = [(rows_of(0), rows_of(100)), (rows_of(50), rows_of(150))]
-        batch = Batch(Layers(*zip(*layers, strict=True)), rows, to, rows_per_part, rows)
+        batch = CopyBatch(Layers(*zip(*layers, strict=True)), rows, to, rows_per_part, rows)
         found = descriptors(batch, rows_per_range=8)
         for start in range(0, 17, rows_per_part):
             for end in {*range(start + rows_per_part, 17, rows_per_part), 17}:

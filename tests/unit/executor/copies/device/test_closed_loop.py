@@ -10,9 +10,9 @@ from lab.planning.snapshots import make_engine
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
-from services.control.plans.planner import Answer
+from services.control.plans.planner import PlanAnswer
 from services.control.step_loop import StepLoop
-from services.control.step_meter import Reading
+from services.control.step_meter import StepReading
 from services.control.types import Links, ScheduledStep, Trigger
 from services.placement.types import (
     EngineShape,
@@ -87,9 +87,9 @@ class ControlledLoop(Loop):
         self.seam.follow()
         self.loop.after_schedule(replace(step, request_ids=("r",)), self.device.host_s)
 
-    def ended(self, timing: StepTiming, now_s: float, *, busy: bool) -> Reading:
+    def ended(self, timing: StepTiming, now_s: float, *, busy: bool) -> StepReading:
         self.loop.after_update(timing, busy=busy)
-        return Reading(step_s=0.0, mismatch=False)
+        return StepReading(step_s=0.0, mismatch=False)
 
     def step(self, number: int = 1) -> None:
         for _ in range(number):
@@ -133,7 +133,7 @@ class ControlledLoop(Loop):
             placements=(placement,),
             quality=quality,
         )
-        self.planner.answers.append(Answer(epoch=epoch, plan=plan))
+        self.planner.answers.append(PlanAnswer(epoch=epoch, plan=plan))
 
 
 @pytest.fixture(params=[1e9, 1e6], ids=["fast-link", "slow-link"])

@@ -8,7 +8,7 @@ import torch
 
 from services.executor.copies.copy_engine import Direction
 from services.executor.copies.device.cpu_device import CpuDevice, LinkModel, chunks_of
-from services.executor.copies.streams import Batch, Layers, Part, Stream
+from services.executor.copies.streams import CopyBatch, Layers, Part, Stream
 from tests.link_gate import LinkGate
 
 NUM_ROWS, ROW_BYTES = 10, 1 << 10
@@ -28,7 +28,7 @@ class Rig:
     def copy(self, direction: Direction, source: int, target: int) -> None:
         every = np.arange(NUM_ROWS)
         layers = Layers([self.rows[source]], [self.rows[target]])
-        part = Part(Batch(layers, every, every, rows_per_part=4), 0, NUM_ROWS)
+        part = Part(CopyBatch(layers, every, every, rows_per_part=4), 0, NUM_ROWS)
         stream = self.streams[direction]
         self.device.copy(stream, part, source_is_stable=False, failed=self.errors.append)
 
@@ -116,6 +116,6 @@ def test_parts_are_cut_where_chunks_end(
     start: int, end: int, expected: list[tuple[int, int]]
 ) -> None:
     rows, every = torch.zeros((NUM_ROWS, 8), dtype=torch.uint8), np.arange(NUM_ROWS)
-    part = Part(Batch(Layers([rows], [rows]), every, every, rows_per_part=4), start, end)
+    part = Part(CopyBatch(Layers([rows], [rows]), every, every, rows_per_part=4), start, end)
 
     assert [(chunk.start, chunk.end) for chunk in chunks_of(part)] == expected
