@@ -26,7 +26,7 @@ WHOLE_KV = WayBack()
 
 
 class CountedMoves:
-    """`Returns` over requests' `KVState`."""
+    """`ReturnMoves` over requests' `KVState`."""
 
     def __init__(
         self,

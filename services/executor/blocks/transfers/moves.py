@@ -11,7 +11,7 @@ from services.placement.blocks import BlockGeometry
 
 
 class BlockMoves:
-    """`Returns` over a `BlockOwner`."""
+    """`ReturnMoves` over a `BlockOwner`."""
 
     def __init__(self, owner: BlockOwner, transfers: Transfers, *, overlap: bool = True) -> None:
         """With `overlap`, loads begin with the first blocks that are free; else with all."""
