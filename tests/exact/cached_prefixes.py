@@ -5,7 +5,6 @@ tests run on the engines of `test_layerwise_exact.py`, which imports them; two o
 that `product.py` calls with every engine.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.core import kv_cache_utils
 
 from lab.engine.conversations import BRANCH, SALTED, STEPS_PER_TURN, TWIN, conversations
@@ -28,6 +26,7 @@ from tests.exact.aborts import AbortsByState
 from tests.exact.cases import HALVES, LAYERS
 from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.reference import reference
+from tests.exact.scenes import copies_complete
 
 MIN_HIT_BLOCKS = 1_000  # blocks of one layer that somebody else had computed
 MIN_EVICTED_COLUMNS = 100  # whose slots others took
@@ -239,7 +238,7 @@ def test_what_ended_requests_leave_in_the_pool_is_taken_as_it_is(
         for number, arrival in enumerate(sorted(turns, key=lambda arrival: arrival.request_id))
     ]
 
-    outcome = runner.run(one_at_a_time, hook=copies_complete(runner, monkeypatch))
+    outcome = runner.run(one_at_a_time, hook=copied_at_once(runner, monkeypatch))
 
     assert_same_tokens(runner, expected_turns, outcome)
     num_groups = runner.scheduler.block_owner.geometry.num_groups
@@ -269,7 +268,7 @@ def test_blocks_that_are_found_although_others_have_had_them_are_noticed(
         let_reused_blocks_be_found(runner, monkeypatch)
         num_before = owner.counters.num_found_blocks
 
-        outcome = runner.run(workload, hook=copies_complete(runner, monkeypatch))
+        outcome = runner.run(workload, hook=copied_at_once(runner, monkeypatch))
 
     assert owner.counters.num_found_blocks > num_before
     assert first_difference(right, outcome).keys() == {"third"}
@@ -286,7 +285,7 @@ def test_the_guard_looks_at_blocks_that_nobody_copied(
     let_reused_blocks_be_found(runner, monkeypatch)
     num_before = counters.num_losses_corrupt
 
-    outcome = runner.run(workload, hook=copies_complete(runner, monkeypatch))
+    outcome = runner.run(workload, hook=copied_at_once(runner, monkeypatch))
 
     assert counters.num_losses_corrupt == num_before + 1
     assert first_difference(right, outcome) == {}
@@ -310,17 +309,11 @@ def let_reused_blocks_be_found(runner: StepRunner, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(blocks, "check_integrity", lambda: None)
 
 
-def copies_complete(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> Hook:
+def copied_at_once(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> Hook:
     """Return a hook by which each step's new blocks are on the host before the next one."""
-    transfers: Any = get_kv_transfer_group().runner
-    monkeypatch.setattr(runner.scheduler, "_write_budget", lambda _: MAX_MIRRORED_BLOCKS)
-
-    def wait(scheduler: Any, step: int) -> None:
-        for save in transfers._running_saves:
-            while not transfers.watch.poll(save.copy):
-                time.sleep(1e-3)
-
-    return wait
+    write_through = runner.scheduler.transfers.write_through
+    monkeypatch.setattr(write_through, "_budget", lambda num_under_way: MAX_MIRRORED_BLOCKS)
+    return copies_complete
 
 
 def one_after_the_other(seed: int) -> list[Arrival]:

@@ -55,9 +55,9 @@ class Transfers:
     def settle(self) -> None:
         """Act on completed copies: seal blocks, flip restored rows, end cancelled restores."""
         self._complete_restores()
-        for request in self._unsettled:
-            if request in self.owner.kvs:
-                self.owner.seal(request)
+        for kv in self._unsettled:
+            if kv in self.owner.kvs:
+                self.owner.seal(kv)
         self._unsettled.clear()
 
     def _complete_restores(self) -> None:
@@ -77,10 +77,10 @@ class Transfers:
         """Take in what the ranks have completed."""
         self.owner.host.open_slots(feedback.num_ready_slots)
         self._num_ranks_done.update(feedback.num_ranks_done)
-        for request in self.write_through.confirm(feedback.saved_step):
-            self._unsettled[request] = None
-            if request in self.owner.kvs:
-                self.owner.publish(request)
+        for kv in self.write_through.confirm(feedback.saved_step):
+            self._unsettled[kv] = None
+            if kv in self.owner.kvs:
+                self.owner.publish(kv)
 
     def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
         """Return the transfers of the step that was just scheduled.
@@ -90,15 +90,15 @@ class Transfers:
         owner, step = self.owner, self.owner.orders.next_step
         loading = []
         for request_id, num_tokens in num_tokens_after.items():
-            request = owner.records[request_id].kv
-            assert request is not None
-            num_full_before = request.num_tokens // owner.geometry.block_size
-            request.num_tokens = num_tokens
-            if request.first_step == 0 or request.record.state.is_queued:
-                request.first_step = step
-            if request.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
-                self.write_through.note(request)
-            if request.staging:
+            kv = owner.records[request_id].kv
+            assert kv is not None
+            num_full_before = kv.num_tokens // owner.geometry.block_size
+            kv.num_tokens = num_tokens
+            if kv.first_step == 0 or kv.record.state.is_queued:
+                kv.first_step = step
+            if kv.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
+                self.write_through.note(kv)
+            if kv.staging:
                 loading.append(request_id)
         return owner.orders.take(loading=loading, saves=self.write_through.plan(step))
 
