@@ -25,6 +25,7 @@ from evenflow.planner.v1 import planner_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc
 from lab.planning.protos import make_engine, make_link, make_plan_request, make_request
+from lab.policies.presets import full_name
 from lab.stack.redis_server import RedisServer
 from services.kit import clock
 from services.kit.server import ServiceServer
@@ -250,7 +251,8 @@ async def test_plans_are_made(tmp_path: Path) -> AsyncIterator[None]:
     """The pool is too small for all requests at once; the last policy makes their layers wait."""
     worker = Worker(clock.monotonic_s, max_budget_s=WAIT_S)
     worker.warm_up((4,))
-    servicer = PlannerServicer(worker, DecisionLog(None))
+    baseline = full_name("deepspeed")
+    servicer = PlannerServicer(worker, DecisionLog(None), [baseline])
     add = functools.partial(planner_pb2_grpc.add_PlannerServiceServicer_to_server, servicer)
     crowd = [make_request(request_id=str(number)) for number in range(8)]
     async with served(add) as address, aio.insecure_channel(address) as channel:
@@ -260,7 +262,7 @@ async def test_plans_are_made(tmp_path: Path) -> AsyncIterator[None]:
             request: planner_pb.PlanRequest = make_plan_request(engine=engine, requests=crowd)
             await stub.Plan(request, timeout=WAIT_S)
         slow = make_link(bytes_per_s=1e7)
-        await stub.Plan(make_plan_request(policy="deepspeed", h2d=slow, requests=crowd))
+        await stub.Plan(make_plan_request(policy=baseline, h2d=slow, requests=crowd))
     worker.close()
     yield
 
