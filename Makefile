@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-drawn-failures test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -113,7 +113,7 @@ test-e2e: $(STACK_NEEDS) ## all processes, through the gateway
 	$(PYTEST) $(JUNIT)/e2e.xml tests/e2e
 
 # Several runs, so that what engines leave behind in a test's own process does not add up.
-test-exact: test-layerwise test-engines test-drawn test-drawn-failures ## engines in the tests' own process: tokens are stock vLLM's, token for token
+test-exact: test-layerwise test-engines test-drawn ## engines in the tests' own process: tokens are stock vLLM's, token for token
 
 LAYERWISE := tests/exact/test_layerwise_exact.py
 test-layerwise: $(EXACT_NEEDS) ## of these: layer-wise KV on the engines of every commit
@@ -122,11 +122,8 @@ test-layerwise: $(EXACT_NEEDS) ## of these: layer-wise KV on the engines of ever
 test-engines: $(EXACT_NEEDS) ## of these: parts of the engine
 	$(PYTEST) $(JUNIT)/engines.xml tests/exact --ignore=$(LAYERWISE)
 
-test-drawn: $(EXACT_NEEDS) ## of these: what a commit draws from the product of options
-	$(PYTEST) $(JUNIT)/drawn.xml -v --draw tests/exact/product.py
-
-test-drawn-failures: $(EXACT_NEEDS) ## of these: what a commit draws from the failing copies
-	$(PYTEST) $(JUNIT)/drawn-failures.xml -v --draw tests/exact/failures.py
+test-drawn: $(EXACT_NEEDS) ## of these: what a commit draws from the product of options and failing copies
+	$(PYTEST) $(JUNIT)/drawn.xml -v --draw tests/exact/product.py tests/exact/failures.py
 
 .PHONY: reference executor-reference kernels
 reference: models
@@ -142,7 +139,7 @@ kernels: setup
 test: setup ## everything that must pass (15 to 30 minutes on two cores)
 	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels
 	$(MAKE) --jobs=3 --keep-going --output-sync=line PREPARED=yes test-layerwise test-executors test-e2e test-engines \
-	  test-drawn test-integration test-drawn-failures test-unit
+	  test-drawn test-integration test-unit
 
 .PHONY: product-parallel product-single product-failures
 product-parallel:
@@ -167,7 +164,7 @@ fuzz: setup ## anything at all at a gateway, beside paced streams (minutes; INPU
 test-faults: setup models ## every process and Redis killed, and hung for 30 s, under 22 streams (about 6 minutes)
 	EVENFLOW_TEST_HANG_S=30 $(PYTEST) $(JUNIT)/faults.xml -m "" tests/e2e/test_faults.py
 
-test-timing: setup models ## what is measured with a clock, with nothing else on the machine
+test-timing: setup models ## what a commit leaves out: clocks, with nothing else on the machine, and long runs
 	$(PYTEST) $(JUNIT)/timing.xml -m nightly tests/unit tests/contract tests/integration tests/executors tests/e2e
 	$(PYTEST) $(JUNIT)/timing-exact.xml -m nightly tests/exact
 

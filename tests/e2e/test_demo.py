@@ -14,7 +14,7 @@ from demo.stacks import POOL_TOKENS
 from services.pacing.deposit import next_due_s
 from tests.local_stack import LocalStack
 
-pytestmark = pytest.mark.timeout(3_600)
+pytestmark = [pytest.mark.timeout(3_600), pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,6 @@ def assert_paced(answer: dict[str, Any], rate_tps: float) -> None:
         assert arrived_s - answer["sent_s"] >= k / rate_tps
 
 
-@pytest.mark.nightly
 def test_the_four_readers_were_in_time(shown: dict[str, Any]) -> None:
     # They read slower than the engine makes tokens, whatever this machine's speed.
     num_late = num_gaps = 0

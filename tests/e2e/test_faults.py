@@ -74,7 +74,7 @@ def undisturbed(stack: Stack) -> list[Received]:
     ("fault", "least_s", "life_s"),
     [
         pytest.param(dead, DEAD_S, 15.0, id="die"),
-        pytest.param(hung, HANG_S, 3 * HANG_S + 9.0, id="hang"),
+        pytest.param(hung, HANG_S, 3 * HANG_S + 9.0, id="hang", marks=pytest.mark.nightly),
     ],
 )
 async def test_planner_tracker_and_redis_may(

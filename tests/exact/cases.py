@@ -61,7 +61,7 @@ def pool_share(case: EngineCase, workload: Sequence[Arrival]) -> float:
 PINNED_LATE = replace(SLOW_LINK, pin_bytes_per_s=256e6)  # host memory is ready after a second
 LAYERS = make_case()
 HALVES = make_case(layers_per_group=4, options=PINNED_LATE, asynchronous=True)
-# These cover every pair of options of the product (`product.py`) on every commit.
+# These cover every pair of options of the product (`product.py`).
 STANDING = {
     "layers": LAYERS,
     "layers-asynchronous-in-small-chunks": make_case(asynchronous=True, max_num_batched_tokens=97),
@@ -75,3 +75,4 @@ STANDING = {
     "pipeline-parallel": make_case(pipeline_parallel_size=2),
     "pipeline-parallel-pairs": make_case(layers_per_group=2, buffers=1, pipeline_parallel_size=2),
 }
+EVERY_COMMIT = frozenset({"layers", "halves-asynchronous", "tensor-parallel-pairs"})

@@ -1,4 +1,4 @@
-"""`--draw`: of the product and of failing copies, only the engines that this commit draws."""
+"""`--draw`: of the product and of failing copies, only the engine that this commit draws."""
 
 from collections.abc import Mapping
 
@@ -17,13 +17,20 @@ def others(population: Cases, standing: Cases) -> Cases:
     return {name: case for name, case in population.items() if case not in standing.values()}
 
 
-# The module and the parameter that stands for an engine, those to draw from, and how many are.
-POPULATIONS: tuple[tuple[str, str, Cases, int], ...] = (
-    ("product", "runner", others(product.CASES, cases.STANDING), 1),
-    ("product", "runner", others(product.UNCACHED_CASES, uncached.STANDING), 1),
-    ("product", "case", product.BF16_CASES, 1),
-    ("failures", "runner", failures.CASES, 1),
+# The module, the parameter that stands for an engine, and those to draw from.
+POPULATIONS: tuple[tuple[str, str, Cases], ...] = (
+    ("product", "runner", others(product.CASES, cases.STANDING)),
+    ("product", "runner", others(product.UNCACHED_CASES, uncached.STANDING)),
+    ("product", "case", product.BF16_CASES),
+    ("failures", "runner", failures.CASES),
 )
+
+
+def drawn() -> tuple[str, str]:
+    """Return the module and the name of the engine."""
+    every = [f"{module}: {name}" for module, _, population in POPULATIONS for name in population]
+    module, _, name = draw(every, 1)[0].partition(": ")
+    return module, name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,8 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     if not config.getoption(OPTION):
         return []
-    engines = [name for *_, population, count in POPULATIONS for name in draw(population, count)]
-    return [f"drawn: {', '.join(engines)} ({SEED_VARIABLE}={seed()} draws them again)"]
+    return [f"drawn: {': '.join(drawn())} ({SEED_VARIABLE}={seed()} draws it again)"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,11 +51,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_drawn(item: pytest.Item) -> bool:
-    """Say whether a test needs no engine, or one that is drawn."""
+    """Say whether a test needs no engine, or the one that is drawn."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    drawn = [
-        params[parameter] in [population[name] for name in draw(population, count)]
-        for module, parameter, population, count in POPULATIONS
+    drawn_module, name = drawn()
+    of_engines = [
+        module == drawn_module and params[parameter] == population.get(name)
+        for module, parameter, population in POPULATIONS
         if item.path.stem == module and parameter in params
     ]
-    return not drawn or any(drawn)
+    return not of_engines or any(of_engines)

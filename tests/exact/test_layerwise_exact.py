@@ -1,7 +1,7 @@
 """Whatever is offloaded, moved or aborted: tokens identical to stock vLLM.
 
-Nine engines cover every pair of options that `tests/exact/product.py` contains; of that product,
-each commit runs what it draws, and each night all. Pools hold 40 % of what full residency takes.
+Nine engines cover every pair of options that `tests/exact/product.py` contains: a commit runs three
+of them and one that it draws, a night all. Pools hold 40 % of what full residency takes.
 Copies take their time before any byte appears, and what is not yet there, or no longer owned, is
 NaN.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from lab.engine.link import h2d_link
 from lab.engine.orders import park
@@ -63,7 +64,16 @@ from tests.exact.cached_prefixes import (  # noqa: F401 - their tests run on thi
     test_with_little_room_on_the_host_columns_are_evicted_and_their_slots_used_again,
     turns,
 )
-from tests.exact.cases import HALVES, LAYERS, SCARCE_FRAC, STANDING, num_groups, pool_share
+from tests.exact.cases import (
+    EVERY_COMMIT,
+    HALVES,
+    LAYERS,
+    SCARCE_FRAC,
+    STANDING,
+    num_groups,
+    pool_share,
+)
+from tests.exact.draw import draw
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pool_is_whole
 from tests.exact.reference import RECIPES, answers_to, reference
 
@@ -76,7 +86,12 @@ def mixed_outcome() -> Outcome:
     return reference("float32")["mixed"]
 
 
-@pytest.fixture(scope="module", params=STANDING.values(), ids=STANDING.keys())
+def _param(name: str) -> ParameterSet:
+    runs = name in EVERY_COMMIT or name in draw(STANDING.keys() - EVERY_COMMIT, 1)
+    return pytest.param(STANDING[name], id=name, marks=() if runs else pytest.mark.nightly)
+
+
+@pytest.fixture(scope="module", params=[_param(name) for name in STANDING])
 def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
     runner = StepRunner(request.param)
     yield runner

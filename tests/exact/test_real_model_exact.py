@@ -33,7 +33,11 @@ from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact
 
 # Engines run in this process: their warnings are not ours to fail on. The first run downloads
 # the model.
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(600),
+    pytest.mark.nightly,
+]
 
 NUM_LAYERS = 30
 ALL_LAYERS = frozenset(range(NUM_LAYERS))

@@ -160,6 +160,7 @@ def test_a_stack_at_the_address_of_another_is_refused_with_what_to_do(stack: Loc
     assert "is that of the stack exactness, which serves exactness: --port gives" in second.stderr
 
 
+@pytest.mark.nightly
 def test_a_second_stack_runs_beside_the_first_and_leaves_it_when_it_is_stopped(
     stack: LocalStack,
 ) -> None:
