@@ -27,6 +27,7 @@ from lab.stack.processes import (
     wait_until,
 )
 
+QUICK_EXECUTOR = "lab.stack.quick_executor"
 MAX_NUM_SEQS = 32
 ENGINE_SETTINGS = {
     "DTYPE": "float32",
@@ -41,10 +42,15 @@ class ExecutorProcess:
     """One executor. `settings` are named without their prefix."""
 
     def __init__(
-        self, log_path: Path, *, layer_time: LayerTime | None = None, **settings: object
+        self,
+        log_path: Path,
+        *,
+        module: str = QUICK_EXECUTOR,
+        layer_time: LayerTime | None = None,
+        **settings: object,
     ) -> None:
         """`layer_time`: of an emulated device; needs layer-wise KV."""
-        self._log_path = log_path
+        self._log_path, self._module = log_path, module
         self._layer_time = layer_time
         port = free_port()
         self.address = f"127.0.0.1:{port}"
@@ -71,7 +77,7 @@ class ExecutorProcess:
         """Start the process; return at once, see `wait_serving`."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         own = {f"EVENFLOW_EXECUTOR_{name}": str(value) for name, value in self._settings.items()}
-        module = "services.executor"
+        module = self._module
         if self._layer_time is not None:
             module = "lab.slow_device"
             own[VARIABLE] = json.dumps(asdict(self._layer_time))

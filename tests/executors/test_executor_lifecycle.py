@@ -24,7 +24,7 @@ def executor(tmp_path: Path) -> Iterator[ExecutorProcess]:
     model = tmp_path / "endless"
     model.mkdir()
     os.mkfifo(model / "config.json")
-    process = ExecutorProcess(tmp_path / "executor.log", MODEL=model)
+    process = ExecutorProcess(tmp_path / "executor.log", module="services.executor", MODEL=model)
     process.start()
     try:
         yield process
