@@ -23,7 +23,7 @@ from services.kit.transport import PLAIN, Certificates
 
 MODEL = "test-model"
 NUM_PROMPT_TOKENS = 7
-EVENT_TIMEOUT_S = 120.0
+EVENT_TIMEOUT_S = 600.0
 FIRST_SURROGATE = 0xD800  # from here on the fake's tokens have no text
 UNRENDERABLE = "unrenderable"  # what `Tokenize` refuses
 NOTHING_MORE = pb.Submit()

@@ -11,7 +11,7 @@ from lab.models import NUM_LAYERS, VOCAB_SIZE, exactness_model
 from tests.kv_blocks import BlockRef, greedy_tokens, swap_blocks
 
 # The engine runs in this process: its own warnings are not ours to fail on.
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
 
 BLOCK_SIZE = 32  # the smallest that the CPU attention takes
 NUM_BLOCKS_OF_PROMPT = 8
@@ -24,6 +24,8 @@ def engine() -> Iterator[LLMEngine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         llm = LLM(
             str(exactness_model()),
             dtype="float32",
@@ -68,7 +70,6 @@ def swap_there_and_back(engine: LLMEngine) -> None:
     swap_in_every_request(engine)
 
 
-@pytest.mark.timeout(300)
 def test_one_swapped_block_of_one_layer_changes_the_next_48_tokens(engine: LLMEngine) -> None:
     prompts, num_tokens = make_prompts(), NUM_TOKENS_AFTER_SWAP + 1
     expected = greedy_tokens(engine, prompts, num_tokens=num_tokens)
@@ -86,7 +87,6 @@ def test_one_swapped_block_of_one_layer_changes_the_next_48_tokens(engine: LLMEn
     assert num_noticed >= 0.95 * NUM_TRIALS, f"{num_noticed} of {NUM_TRIALS} swaps noticed"
 
 
-@pytest.mark.timeout(300)
 def test_tokens_do_not_depend_on_the_batch(engine: LLMEngine) -> None:
     prompts = make_prompts()
     alone = ["trial-0", "trial-33", "trial-63"]
