@@ -29,6 +29,7 @@ from simulator.device.hardware import (
 )
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
+from simulator.engine.vllm import VllmOptions
 from simulator.measured import MeasuredDeployment, read_decision_log
 from simulator.report.figures import DEFINITIONS
 from simulator.report.page import definitions, page, sweep_sections
@@ -114,7 +115,13 @@ def simulate(
     turns: Annotated[int, typer.Option(min=1, help="of a conversation; drawn requests only")] = 1,
     turn_gap_s: Annotated[float, typer.Option(min=0, help="between its messages")] = 60.0,
     prefix_caching: Annotated[
-        bool, typer.Option(help="requests begin with what others left on the host")
+        bool, typer.Option(help="requests begin with what others left, or have in the pool")
+    ] = True,
+    watermark: Annotated[
+        float, typer.Option(min=0, max=0.99, help="vLLM's: share of the pool left free")
+    ] = 0.0,
+    scheduler_reserve_full_isl: Annotated[
+        bool, typer.Option(help="vLLM's: all of a prompt must have room")
     ] = True,
     gpus: GpusOption = 1,
     link: LinkOption = None,
@@ -153,6 +160,9 @@ def simulate(
             slo_scale=scale,
             seed=seed,
             prefix_caching=prefix_caching,
+            vllm=VllmOptions(
+                watermark=watermark, scheduler_reserve_full_isl=scheduler_reserve_full_isl
+            ),
         )
         for scale in ([None] if tbt_ms else slo_scale)
         for per_s in rate or [mean_rate_per_s(workload.trace) if trace else DEFAULT_RATE_PER_S]

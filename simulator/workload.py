@@ -30,14 +30,25 @@ class ArrivingRequest:
 
     def block_keys(self, block_size: int) -> Iterator[Hashable]:
         """Yield what each leading full block is found by; of hashed prompts not the answer's."""
+        number = 0
+        while (key := self.shared_key(number, block_size)) is not None:
+            yield key
+            number += 1
+
+    def shared_key(self, number: int, block_size: int) -> Hashable | None:
+        """Return what a full block is found by; None: only this request can have it."""
+        end = (number + 1) * block_size
         if self.conversation:
-            for number in range((self.num_prompt_tokens + self.num_output_tokens) // block_size):
-                yield self.conversation, number
-        else:
-            num_hashed = min(self.num_prompt_tokens, len(self.prompt_hashes) * HASHED_TOKENS)
-            for end in range(block_size, num_hashed + 1, block_size):
-                piece, last = divmod(end - 1, HASHED_TOKENS)
-                yield self.prompt_hashes[piece], last
+            num_tokens = self.num_prompt_tokens + self.num_output_tokens
+            return (self.conversation, number) if end <= num_tokens else None
+        if end > min(self.num_prompt_tokens, len(self.prompt_hashes) * HASHED_TOKENS):
+            return None
+        piece, last = divmod(end - 1, HASHED_TOKENS)
+        return self.prompt_hashes[piece], last
+
+    def block_key(self, number: int, block_size: int) -> Hashable:
+        """Return what a full block is found by, if only by this request itself."""
+        return self.shared_key(number, block_size) or (self.request_id, number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

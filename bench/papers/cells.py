@@ -31,8 +31,12 @@ Found = Mapping[str, Sequence[Simulated]]
 
 
 def under(policy: str, cell: Cell) -> Cell:
-    """Return the cell under a policy, which tables call by its short name."""
-    return replace(cell, policy=full_name(policy), label=policy)
+    """Return the cell under a policy, which tables call by its short name.
+
+    vLLM caches no prefixes, as the papers' had none that was on.
+    """
+    caches = cell.prefix_caching and policy != "vllm"
+    return replace(cell, policy=full_name(policy), label=policy, prefix_caching=caches)
 
 
 def with_seeds(points: Iterable[Point], size: Size) -> list[Point]:

@@ -3,8 +3,12 @@
 from functools import partial
 
 from bench.document import measure_named
-from bench.prefix import chat
+from bench.prefix import chat, shared
 
 if __name__ == "__main__":
-    benchmarks = {name: partial(chat.benchmark, name) for name in chat.SETTINGS}
+    benchmarks = {
+        name: partial(module.benchmark, name)
+        for module in (chat, shared)
+        for name in module.SETTINGS
+    }
     measure_named(benchmarks, prefix="prefix", description=__doc__)

@@ -20,9 +20,11 @@ from simulator.engine.engine import Engine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.simulation import simulate
+from simulator.engine.vllm import VllmOptions
 from simulator.report.figures import figures
 
-POLICIES = ("vllm", "evenflow")
+VLLM = ("vllm", "vllm@0.02", "vllm@0.05")  # at its watermarks
+POLICIES = (*VLLM, "evenflow")
 DEFINITIONS = {
     "lambda": "bytes that the link moves in a resident decode step / bytes of the KV pool",
     "tokens/s": "of complete requests, from the first arrival to the last token",
@@ -31,11 +33,14 @@ DEFINITIONS = {
     "TPOT": "requests whose mean time per token is met, behind Token-Deposit",
     "effective, QoS, rebuffering": "as `simulator/report/streaming.py` defines them",
     "TTFT": "from the arrival to the first token, in seconds; of requests that were served",
+    "cached": "tokens of prompts that were found and not computed / tokens of prompts",
+    "vllm@0.02": "vLLM with `watermark` 0.02; the best of its settings is that with most tokens/s, "
+    "of those within 0.2 % the one with the soonest first token",
     "refused": "requests larger than the engine can ever hold, per run",
 }
 COLUMNS = (
     *("regime", "lambda", "policy", "tokens/s", "effective", "QoS", "in time", "TPOT"),
-    *("rebuffering", "TTFT mean / P50 / P95 / P99", "parks", "refused"),
+    *("rebuffering", "TTFT mean / P50 / P95 / P99", "cached", "parks", "refused"),
 )
 
 
@@ -57,6 +62,7 @@ def main() -> None:
         definitions=DEFINITIONS,
         measure=lambda: rows,
         table=table,
+        verdicts=verdicts,
     )
     content = document(benchmark, rows, load)
     save(content, options.out)
@@ -81,11 +87,18 @@ def measured(regime: str, policy: str, seed: int, host_frac: float | None = None
 
 
 def run(case: Case, policy: str) -> tuple[RunRecord, Engine]:
-    """Simulate a policy, by its name or by `name@alpha`."""
-    name, _, alpha = policy.partition("@")
-    parameters = PolicyParameters(alpha=float(alpha)) if alpha else PolicyParameters()
+    """Simulate a policy, by its name, by `name@alpha`, or by `vllm@watermark`."""
+    name, _, value = policy.partition("@")
+    parameters, vllm = PolicyParameters(), VllmOptions()
+    if value and name == "vllm":
+        vllm = VllmOptions(watermark=float(value))
+    elif value:
+        parameters = PolicyParameters(alpha=float(value))
     options = PlanningOptions(
-        policy=full_name(name), parameters=parameters, report_interval_s=case.report_interval_s
+        policy=full_name(name),
+        parameters=parameters,
+        vllm=vllm,
+        report_interval_s=case.report_interval_s,
     )
     engine = make_engine(case.shape, case.machine, options)
     return simulate(engine, case.requests), engine
@@ -100,6 +113,35 @@ def mean_of(runs: Sequence[Row]) -> Row:
     counted = [name for name in names if name not in ("regime", "policy", "seed")]
     row = {name: fmean(run.get(name, 0.0) for run in runs) for name in counted}
     return {"regime": runs[0]["regime"], "policy": runs[0]["policy"], **row, "runs": list(runs)}
+
+
+def best_vllm(rows: Sequence[Row]) -> Row:
+    """Return the row of vLLM's best setting."""
+    most = max(row["tokens_per_s"] for row in rows)
+    near = [row for row in rows if row["tokens_per_s"] >= 0.998 * most]
+    return min(near, key=lambda row: row["ttft_s"])
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each regime: `evenflow` beside the best setting of vLLM."""
+    return [
+        verdict(best_vllm(theirs), ours)
+        for ours in rows
+        if ours["policy"] == "evenflow"
+        and (theirs := [r for r in rows if r["regime"] == ours["regime"] and r["policy"] in VLLM])
+    ]
+
+
+def verdict(best: Row, ours: Row) -> str:
+    """Say how `evenflow` compares, and whether it is behind: by 1 %, 2 %, or half a point."""
+    tokens = ours["tokens_per_s"] / best["tokens_per_s"]
+    ttft = ours["ttft_s"] / best["ttft_s"]
+    points = 100 * (ours.get("tbt_deposit", 1.0) - best.get("tbt_deposit", 1.0))
+    behind = tokens < 0.99 or ttft > 1.02 or points < -0.5
+    return (
+        f"{ours['regime']}: {tokens:.3f} x the tokens/s of {best['policy']}, {ttft:.3f} x its "
+        f"TTFT, {points:+.2f} points in time{': behind' if behind else ''}"
+    )
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
@@ -118,6 +160,7 @@ def _cells(row: Row) -> Iterator[str]:
         yield f"{100 * row[name]:.{decimals}f} %" if name in row else "-"
     ttfts = [f"{row[name]:.2f}" for name in ("ttft_s", "ttft_p50_s")]
     yield " / ".join([*ttfts, *(f"{row[name]:.1f}" for name in ("ttft_p95_s", "ttft_p99_s"))])
+    yield f"{row['cached']:.0%}"
     yield f"{row['parks']:.0f}"
     yield f"{row['rejected']:.1f}"
 

@@ -16,6 +16,7 @@ from bench.e2e.trace import poisson_trace
 from bench.fidelity.machine import Calibration, machine_of, shape_of
 from bench.fidelity.replayed import WARM_UP_S, warm_up_of
 from bench.papers import ellm, layerkv, orbitflow, tokenflow
+from bench.who_runs import prefixes
 from bench.who_runs.cases import Case, Regime
 from bench.who_runs.demo_readers import demo
 from services.pacing.types import ServiceLevel
@@ -234,4 +235,5 @@ def all_regimes() -> dict[str, Regime]:
             regimes[f"ShareGPT, {readers}, load {load}"] = on_gpu(small, sharegpt(readers, load))
     small = deployed("llama-3-8b", "a5000", pool_tokens=12_000, max_num_seqs=256, num_groups=32)
     regimes["one of 13,000 tokens, pool 12,000"] = on_gpu(small, one_larger_than_the_pool)
-    return regimes | {"demo, four at once": demo} | papers()
+    regimes |= {"demo, four at once": demo} | papers()
+    return regimes | prefixes.regimes(deployed, on_gpu)

@@ -11,6 +11,8 @@ from importlib import import_module
 from multiprocessing import connection, context, forkserver, resource_tracker
 from typing import Any
 
+from setproctitle import getproctitle
+
 from services.executor.app import main
 
 IMPORTED = ("services.executor.plugin.cpu_worker", "services.executor.engine.engine")
@@ -67,6 +69,7 @@ def prepare() -> None:
     """Import everything, and have the engine's processes forked."""
     for name in IMPORTED:
         import_module(name)
+    getproctitle()  # it looks where the title is, which a changed environment hides
     forking = Forking()
     for name in STARTS_PROCESSES:
         import_module(name).get_mp_context = lambda: forking

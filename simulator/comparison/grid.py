@@ -18,6 +18,7 @@ from simulator.compose import run_policy
 from simulator.deployment import Deployment
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
+from simulator.engine.vllm import VllmOptions
 from simulator.measured import MeasuredDeployment
 from simulator.report.figures import figures
 from simulator.report.views import view_of
@@ -114,6 +115,7 @@ class Cell:
     tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
     ellm: EllmRules = field(default_factory=EllmRules)
     prefix_caching: bool = True
+    vllm: VllmOptions = field(default_factory=VllmOptions)
 
     @property
     def name(self) -> str:
@@ -154,6 +156,7 @@ class Cell:
             tokenflow=self.tokenflow,
             ellm=self.ellm,
             prefix_caching=self.prefix_caching,
+            vllm=self.vllm,
         )
         return run_policy(self.deployment, self.requests(), options, seed=self.seed)
 

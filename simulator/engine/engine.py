@@ -27,6 +27,7 @@ from simulator.engine.records import Outcome, Totals
 from simulator.engine.residency import ResidencyLog, duplicate_frac, sample_of
 from simulator.engine.scheduler import Scheduler
 from simulator.engine.turns import Turn, load_of, staged_of
+from simulator.engine.vllm import VllmPool
 from simulator.memory.moves import WHOLE_KV, WayBack, order_saves
 from simulator.memory.requests import SimulatedRequest, live_request
 
@@ -96,12 +97,13 @@ class Engine:
         self.totals = Totals()
         self.residency = ResidencyLog()
         self.h2d, self.d2h = machine.lane(), machine.lane()
-        self.scheduler = Scheduler(
-            shape, self.h2d, self.d2h, offloads=offloads, rates=self._measured_rates
-        )
+        given = brain.options
+        caches = given.prefix_caching
+        vllm = None if offloads else VllmPool(shape, given.vllm, prefix_caching=caches)
+        self.scheduler = Scheduler(shape, self.h2d, self.d2h, vllm=vllm, rates=self._measured_rates)
         self.scheduler.moves.way_back = machine.way_back
-        self.scheduler.caches_prefixes &= brain.options.prefix_caching
-        options = brain.options.controller
+        self.scheduler.caches_prefixes &= caches
+        options = given.controller
         self._max_pause_s = options.parameters.max_pause_s
         self._now_s = 0.0
         self._planner = LatePlanner(brain.policy, brain.options.plan_latency_s, self._now)
@@ -324,6 +326,7 @@ class Engine:
                 decode_steps_s=tuple(request.decode_steps_s),
                 pauses_s=tuple(request.pauses_s),
                 num_preemptions=request.num_preemptions,
+                num_cached_tokens=request.num_cached_tokens,
                 rejected=rejected,
             )
         )

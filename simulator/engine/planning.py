@@ -12,6 +12,7 @@ from services.placement.run.papers.ellm import EllmRules
 from services.placement.run.papers.tokenflow import TokenflowRules
 from services.placement.types import Plan, PolicyParameters, Snapshot
 from simulator.engine.events import PlanCame
+from simulator.engine.vllm import VllmOptions
 
 Policy: TypeAlias = Callable[[Snapshot], Plan]
 
@@ -27,7 +28,9 @@ class PlanningOptions:
     seed: int = 0
     plan_latency_s: float = 0.005  # from the snapshot to the plan, >= 0
     report_interval_s: float = 0.0  # of what readers have, see `reader_reports`; 0: known at once
-    prefix_caching: bool = True  # requests begin with what others left on the host
+    # Requests begin with what others left: on the host, and in the pool where no KV leaves it.
+    prefix_caching: bool = True
+    vllm: VllmOptions = field(default_factory=VllmOptions)
     run_log: str = ""  # file that each run decision is appended to; empty: none
     mismatch_frac: float = 0.15  # of the predicted step that a measured one may differ; 0: any
 

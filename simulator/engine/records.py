@@ -21,6 +21,7 @@ class Outcome:
     decode_steps_s: tuple[float, ...] = ()
     pauses_s: tuple[tuple[float, float], ...] = ()  # beginning and end
     num_preemptions: int = 0
+    num_cached_tokens: int = 0  # of its prompt, that were not computed when it came in first
     rejected: bool = False  # larger than the engine can ever hold
 
     @property

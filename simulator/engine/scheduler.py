@@ -9,7 +9,6 @@ back later.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from services.control.counters import Counters
 from services.control.line import Line
@@ -35,6 +34,7 @@ from services.placement.blocks import (
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane
 from simulator.engine.turns import Turn
+from simulator.engine.vllm import VllmPool
 from simulator.memory.host import COLUMNS, HostLedger
 from simulator.memory.kv import KVState, on_host_only
 from simulator.memory.moves import CountedMoves, num_host_blocks, num_shared_slots
@@ -54,17 +54,17 @@ class Scheduler:
         h2d: Lane,
         d2h: Lane,
         *,
-        offloads: bool,
+        vllm: VllmPool | None,
         rates: Callable[[], Rates],
     ) -> None:
-        """`offloads`: whether KV may leave the pool at all; `rates`: measured so far."""
-        self.shape = shape
-        self.offloads = offloads and shape.num_host_blocks > 0
+        """`vllm`: where no KV may leave the pool; `rates`: measured so far."""
+        self.shape, self._vllm = shape, vllm
+        self.offloads = vllm is None and shape.num_host_blocks > 0
         self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
-        self.pool = PoolLedger(num_blocks=shape.num_blocks)
+        self.pool = vllm.blocks if vllm else PoolLedger(num_blocks=shape.num_blocks)
         self.counters = Counters()
         self.host = HostLedger(num_blocks=shape.num_host_blocks, counters=self.counters)
-        self.caches_prefixes = self.offloads
+        self.caches_prefixes = self.offloads  # on the host
         self.running: list[SimulatedRequest] = []
         self.waiting: deque[SimulatedRequest] = deque()
         self.records: dict[str, RequestRecord[KVState]] = {}  # of all live requests
@@ -207,6 +207,8 @@ class Scheduler:
         rows, staged = request.kv.num_rows, request.kv.num_staged
         request.kv.grow(before + num_tokens)
         self.moves.refresh(request.kv)
+        if self._vllm:
+            self._vllm.publish(request, before, before + num_tokens)
         if self._num_left_of_prompts is not None and request.num_left_tokens > 1:
             self._num_left_of_prompts -= num_tokens
         direct = request.kv.num_staged - staged if request.kv.num_rows > rows else 0
@@ -225,8 +227,8 @@ class Scheduler:
         left = self._num_left_of_prompts
         return most if left is None or num_left == 1 else min(most, left)
 
-    def _has_room(self, kv: KVState, num_tokens: int) -> bool:
-        return kv.num_new(num_tokens) <= self.pool.num_free
+    def _has_room(self, kv: KVState, num_tokens: int, num_kept_free: int = 0) -> bool:
+        return kv.num_new(num_tokens) + num_kept_free <= self.pool.num_free
 
     # -- admission -----------------------------------------------------------------------------
 
@@ -251,7 +253,8 @@ class Scheduler:
         is_new = not request.num_preemptions
         self.resumes.admitted(request.record, is_new=is_new)
         request.num_computed_tokens = request.kv.num_tokens
-        if request.kv.columns and is_new:
+        if is_new:
+            request.num_cached_tokens = request.kv.num_tokens
             self.counters.num_prefix_hit_tokens += request.kv.num_tokens
         self.num_admitted += 1
         return True
@@ -260,15 +263,23 @@ class Scheduler:
         """Return whether there is room for all known tokens of a request."""
         is_new = not request.kv.num_tokens  # else its blocks are from the host
         kv = self._draft(request) if is_new else request.kv
+        cached = self._vllm.cached(request) if self._vllm and is_new else []
+        kv.num_tokens += len(cached) * self.shape.block_size
         chunk = self._chunk(request.num_tokens - kv.num_tokens, budget)
         if not chunk:
             return False
         # Part of a prompt may take more than all of it: what fills a block is staged.
-        if not all(self._has_room(kv, n) for n in (request.num_tokens, kv.num_tokens + chunk)):
+        ends, num_kept_free = [request.num_tokens, kv.num_tokens + chunk], 0
+        if self._vllm:
+            num_kept_free = self._vllm.num_kept_free(cached, beside_others=bool(self.running))
+            ends = ends if self._vllm.options.scheduler_reserve_full_isl else ends[1:]
+        if not all(self._has_room(kv, end, num_kept_free) for end in ends):
             return False
         if is_new and kv.mirrored:
             reserved = self.moves.promise(request, num_host_blocks(self.geometry, request))
             assert reserved
+        if self._vllm and cached:
+            self._vllm.blocks.begin_with(request.request_id, cached)
         request.record.kv = kv
         return True
 
@@ -291,8 +302,10 @@ class Scheduler:
         kv = request.kv
         if not self.caches_prefixes:
             return
-        keys = request.spec.block_keys(self.shape.block_size)
-        for key in islice(keys, len(kv.columns), kv.num_host_blocks):
+        for number in range(len(kv.columns), kv.num_host_blocks):
+            key = request.spec.shared_key(number, self.shape.block_size)
+            if key is None:
+                break
             column = Column(key, (0,) * self.geometry.num_groups, uid=0)
             self.host.publish(request.request_id, column)
             kv.columns.append(column)

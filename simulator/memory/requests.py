@@ -30,6 +30,7 @@ class SimulatedRequest:
     pauses_s: list[tuple[float, float]] = field(default_factory=list)  # complete ones
     decode_steps_s: list[float] = field(default_factory=list)  # see `Outcome`
     num_preemptions: int = 0
+    num_cached_tokens: int = 0  # see `Outcome`
     _paused_s: float | None = None  # since when, as seen last
 
     @property

@@ -45,7 +45,8 @@ DEFINITIONS: Mapping[str, str] = {
     "stall": "share of busy time in which layers waited for copies",
     "prefill": "share of busy time in steps that compute a prompt",
     "plans_per_request": "questions to the placement policy / requests",
-    "cached": "share of the prompts' tokens that were on the host, and not computed",
+    "cached": "share of the prompts' tokens that were found, on the host or in the pool, and not "
+    "computed",
     "duplicate": "share of the pool that would be free if live requests shared cached prefixes "
     "there, counted every 32 steps; mean over busy time",
     "found": "of the blocks that came back from the host, the share that the pool still had",

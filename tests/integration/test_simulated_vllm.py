@@ -1,0 +1,333 @@
+"""The simulator's `vllm` is vLLM: the same traces through vLLM's own scheduler, without a model.
+
+Every step takes one second, so that both count steps.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+from zlib import crc32
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.config import set_current_vllm_config
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from lab.models import exactness_model
+from services.executor.engine.config import make_config
+from services.executor.settings import ExecutorSettings
+from services.placement.types import EngineShape, RequestId
+from simulator.compose import make_engine
+from simulator.device.costs import LinearCosts
+from simulator.engine.engine import Machine
+from simulator.engine.planning import PlanningOptions
+from simulator.engine.simulation import simulate
+from simulator.engine.vllm import VllmOptions
+from simulator.workload import HASHED_TOKENS, ArrivingRequest
+
+BLOCK_SIZE = 32
+MAX_TOKENS = 1_600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    num_blocks: int  # of BLOCK_SIZE tokens
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 256
+    vllm: VllmOptions = field(default_factory=VllmOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One request: what it found when it came in first, how often it gave way, its last step."""
+
+    num_cached_tokens: int
+    num_preemptions: int
+    ended_s: float
+
+
+# -- in the simulator --------------------------------------------------------------------------
+
+
+def simulated(engine: Engine, requests: Sequence[ArrivingRequest]) -> dict[str, Seen]:
+    num_groups = 4
+    shape = EngineShape(
+        num_layers=num_groups,
+        layers_per_group=1,
+        block_size=BLOCK_SIZE,
+        num_blocks=engine.num_blocks * num_groups,
+        block_bytes=1_000,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        num_host_blocks=0,
+        max_model_len=MAX_TOKENS,
+    )
+    one_second = LinearCosts(layer_base_s=0.0, per_token_s=0.0, outside_step_s=1.0)
+    machine = Machine(costs=one_second, link_bytes_per_s=1e9)
+    options = PlanningOptions(policy="vllm", vllm=engine.vllm)
+    made = make_engine(shape, machine, options)
+    record = simulate(made, requests, after_event=lambda event: made.check_integrity())
+    return {
+        one.request_id: Seen(
+            num_cached_tokens=one.num_cached_tokens,
+            num_preemptions=one.num_preemptions,
+            ended_s=one.generated_s[-1],
+        )
+        for one in record.outcomes
+        if not one.rejected
+    }
+
+
+# -- in vLLM -----------------------------------------------------------------------------------
+
+
+class Config:
+    """vLLM's configuration, which cannot be printed."""
+
+    def __init__(self, config: Any) -> None:
+        self.vllm = config
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    directory = str(exactness_model())
+    settings = ExecutorSettings(model=directory, max_model_len=2_048, block_size=BLOCK_SIZE)
+    return Config(make_config(settings))
+
+
+def token_of(request: ArrivingRequest, position: int) -> int:
+    """Return a token that stands where the same ones stand in requests that begin alike."""
+    hashed = min(request.num_prompt_tokens, HASHED_TOKENS * len(request.prompt_hashes))
+    if request.conversation:
+        key: object = (request.conversation, position)
+    elif position < hashed:
+        key = (request.prompt_hashes[position // HASHED_TOKENS], position % HASHED_TOKENS)
+    else:
+        key = (request.request_id, position)
+    return crc32(repr(key).encode())
+
+
+class Vllm:
+    """vLLM's scheduler, and a model that knows what comes next."""
+
+    def __init__(self, engine: Engine, config: Any) -> None:
+        given = config.scheduler_config
+        given.watermark = engine.vllm.watermark
+        given.scheduler_reserve_full_isl = engine.vllm.scheduler_reserve_full_isl
+        given.max_num_seqs = engine.max_num_seqs
+        given.max_num_batched_tokens = engine.max_num_batched_tokens
+        config.cache_config.num_gpu_blocks = engine.num_blocks + 1  # vLLM keeps one for itself
+        spec = FullAttentionSpec(
+            block_size=BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32
+        )
+        self.scheduler = Scheduler(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=engine.num_blocks + 1,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK_SIZE,
+        )
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+        self.live: dict[str, tuple[ArrivingRequest, Request]] = {}
+        self.num_cached: dict[str, int] = {}
+        self.seen: dict[str, Seen] = {}
+
+    def add(self, request: ArrivingRequest) -> None:
+        made = Request(
+            request_id=request.request_id,
+            prompt_token_ids=[token_of(request, i) for i in range(request.num_prompt_tokens)],
+            sampling_params=SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True),
+            pooling_params=None,
+            block_hasher=self._hasher,
+        )
+        self.live[request.request_id] = request, made
+        self.scheduler.add_request(made)
+
+    def step(self, end_s: float) -> None:
+        output = self.scheduler.schedule()
+        ids = list(output.num_scheduled_tokens)
+        for new in output.scheduled_new_reqs:
+            self.num_cached.setdefault(new.req_id, new.num_computed_tokens)
+        sampled = []
+        for request_id in ids:
+            given, live = self.live[request_id]
+            complete = live.num_computed_tokens == live.num_tokens
+            sampled.append([token_of(given, live.num_tokens)] if complete else [])
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=ids,
+                req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
+                sampled_token_ids=sampled,
+            ),
+        )
+        for request_id, (_, live) in list(self.live.items()):
+            if live.is_finished():
+                del self.live[request_id]
+                self.seen[request_id] = Seen(
+                    num_cached_tokens=self.num_cached[request_id],
+                    num_preemptions=live.num_preemptions,
+                    ended_s=end_s,
+                )
+
+
+class Stepped(Protocol):
+    """An engine that is told when a step ends."""
+
+    live: Mapping[str, Any]
+    seen: dict[str, Seen]
+
+    def add(self, request: ArrivingRequest) -> None: ...
+    def step(self, end_s: float) -> None: ...
+
+
+def drive(engine: Stepped, requests: Sequence[ArrivingRequest]) -> dict[str, Seen]:
+    """Run all requests; every step takes a second, and one begins as soon as somebody is there."""
+    pending = sorted(requests, key=lambda request: request.arrival_s)
+    now_s = -1.0
+    while pending or engine.live:
+        if not engine.live and pending[0].arrival_s > now_s:
+            now_s = pending[0].arrival_s
+            engine.add(pending.pop(0))  # a step begins at once, without those who come with it
+        else:
+            while pending and pending[0].arrival_s <= now_s:
+                engine.add(pending.pop(0))
+        now_s += 1.0
+        engine.step(now_s)
+        assert now_s < 20_000, "vLLM makes no progress"
+    return engine.seen
+
+
+def through_vllm(
+    engine: Engine, requests: Sequence[ArrivingRequest], config: Config
+) -> dict[str, Seen]:
+    with set_current_vllm_config(config.vllm):
+        return drive(Vllm(engine, config.vllm), requests)
+
+
+# -- the same ----------------------------------------------------------------------------------
+
+
+def asked(
+    name: str, arrival_s: float, num_prompt: int, num_output: int, **begins: Any
+) -> ArrivingRequest:
+    return ArrivingRequest(
+        request_id=RequestId(name),
+        arrival_s=arrival_s,
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=num_output,
+        **begins,
+    )
+
+
+# Four begin alike while the first is computed; a twin comes in its middle; turns of a conversation;
+# the pool holds about three of them, so that some give way.
+TRACE = [
+    *(asked(f"agent{i}", 0.0, 700 + 40 * i, 90, prompt_hashes=(1,)) for i in range(4)),
+    asked("turn1", 3.0, 300, 60, conversation="c"),
+    asked("alone", 4.0, 500, 200),
+    asked("branch", 5.0, 1_100, 40, prompt_hashes=(1, 2)),
+    asked("turn2", 200.0, 420, 60, conversation="c"),
+    asked("turn3", 320.0, 640, 60, conversation="c"),
+]
+
+
+@pytest.mark.parametrize("watermark", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("reserve", [True, False])
+def test_hits_preemptions_and_ends_are_vllms(
+    config: Config, watermark: float, reserve: bool
+) -> None:
+    options = VllmOptions(watermark=watermark, scheduler_reserve_full_isl=reserve)
+    engine = Engine(num_blocks=60, vllm=options)
+
+    found = simulated(engine, TRACE)
+
+    assert found == through_vllm(engine, TRACE, config)
+    assert sum(one.num_cached_tokens for one in found.values()) > 2_000
+    assert any(one.num_preemptions for one in found.values()) or watermark
+
+
+def test_a_preempted_request_finds_its_own_blocks(config: Config) -> None:
+    """Who is alone with its prompt, too."""
+    trace = [asked("old", 0.0, 300, 200), asked("new", 1.0, 300, 200)]
+    engine = Engine(num_blocks=24)
+
+    found = simulated(engine, trace)
+
+    assert found == through_vllm(engine, trace, config)
+    assert found["new"].num_preemptions
+    assert found["new"].num_cached_tokens == 0
+    without = simulated(engine, [replace(trace[0], num_output_tokens=1), trace[1]])
+    assert without["new"].num_preemptions == 0
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[ArrivingRequest]:
+    requests, arrival_s = [], 0.0
+    said: dict[str, int] = {}  # tokens of each conversation
+    free_s: dict[str, float] = {}  # when its next turn may come
+    for number in range(draw(st.integers(1, 9))):
+        arrival_s += draw(st.sampled_from([0.0, 0.0, 1.0, 7.0, 300.0]))
+        new, answer = draw(st.integers(1, 500)), draw(st.integers(1, 120))
+        begins: dict[str, Any] = {}
+        kind = draw(st.sampled_from(["alone", "hashed", "conversation"]))
+        if kind == "hashed":
+            path = draw(st.sampled_from([(1,), (1, 2), (3,)]))
+            begins = {"prompt_hashes": path}
+            new = min(new + HASHED_TOKENS * len(path), 1_300)
+        elif kind == "conversation":
+            name = draw(st.sampled_from("ab"))
+            if arrival_s >= free_s.get(name, 0.0) and said.get(name, 0) < 700:
+                begins = {"conversation": name}
+                new += said.get(name, 0)
+                said[name], free_s[name] = new + answer, arrival_s + 299.0
+        requests.append(asked(f"r{number}", arrival_s, new, answer, **begins))
+    return requests
+
+
+@given(
+    requests=traces(),
+    num_blocks=st.integers(8, 140),
+    max_num_seqs=st.integers(1, 8),
+    budget=st.sampled_from([32, 100, 256, 1_000]),
+    watermark=st.sampled_from([0.0, 0.02, 0.05, 0.2]),
+    reserve=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_trace_is_scheduled_alike(
+    config: Config,
+    requests: list[ArrivingRequest],
+    num_blocks: int,
+    max_num_seqs: int,
+    budget: int,
+    watermark: float,
+    reserve: bool,
+) -> None:
+    engine = Engine(
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(budget, max_num_seqs),
+        vllm=VllmOptions(watermark=watermark, scheduler_reserve_full_isl=reserve),
+    )
+    most = num_blocks - math.ceil(watermark * num_blocks)
+    fitting = [
+        one
+        for one in requests
+        if -(-(one.num_prompt_tokens + one.num_output_tokens) // BLOCK_SIZE) <= most
+    ]
+
+    assert simulated(engine, fitting) == through_vllm(engine, fitting, config)
