@@ -138,8 +138,8 @@ kernels: setup
 # Three suites at a time, the longest first: two leave a third of both cores idle, while engines start and readers wait.
 test: setup ## everything that must pass (15 to 30 minutes on two cores)
 	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels
-	$(MAKE) --jobs=3 --keep-going --output-sync=line PREPARED=yes test-layerwise test-executors test-e2e test-engines \
-	  test-drawn test-integration test-unit
+	$(MAKE) --jobs=3 --keep-going --output-sync=line PREPARED=yes test-engines test-layerwise test-executors test-e2e \
+	  test-integration test-unit test-drawn
 
 .PHONY: product-parallel product-single product-failures
 product-parallel:

@@ -71,6 +71,7 @@ def forgetting(absorb: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
     return absorb_and_forget
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ALONE)
 def test_each_failure_alone_leaves_the_tokens_exact(
     runner: StepRunner, expected: Outcome, kind: str
