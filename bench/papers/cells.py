@@ -33,7 +33,7 @@ Found = Mapping[str, Sequence[Simulated]]
 def under(policy: str, cell: Cell) -> Cell:
     """Return the cell under a policy, which tables call by its short name.
 
-    vLLM caches no prefixes, as the papers' had none that was on.
+    vLLM's prefix cache is off, as in the papers.
     """
     caches = cell.prefix_caching and policy != "vllm"
     return replace(cell, policy=full_name(policy), label=policy, prefix_caching=caches)

@@ -123,13 +123,14 @@ def cases(setting: Setting) -> dict[str, EngineCase]:
 
 def measure(name: str) -> list[Row]:
     setting, rows = SETTINGS[name], list[Row]()
-    with engines(cases(setting)) as started:
+    all_cases = cases(setting)
+    with engines(all_cases) as started:
         for number in range(NUM_ROUNDS + 1):
             for engine, process in started.items():
                 found = process.measure(one_round, setting, number)
                 if number:
                     rows.append({"engine": engine, "round": number, **found})
-    return [median_of([row for row in rows if row["engine"] == one]) for one in cases(setting)]
+    return [median_of([row for row in rows if row["engine"] == one]) for one in all_cases]
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:

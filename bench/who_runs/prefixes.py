@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import cycle, islice
 
 from bench.who_runs.cases import Regime
-from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
 from simulator.deployment import Deployment
 from simulator.workload import (
@@ -20,7 +19,6 @@ from simulator.workload import (
 
 Requests = Callable[[int], list[ArrivingRequest]]
 Lengths3 = tuple[int, int, int]
-NOTHING_STATED = ServiceLevel()
 
 
 def beginning(name: str, num_tokens: int) -> tuple[int, ...]:
@@ -37,7 +35,6 @@ def asked(
         arrival_s=arrival_s,
         num_prompt_tokens=HASHED_TOKENS * len(hashes) + num_own,
         num_output_tokens=num_answer,
-        level=NOTHING_STATED,
         prompt_hashes=hashes,
     )
 

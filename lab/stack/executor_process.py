@@ -19,6 +19,7 @@ from lab.stack.ports import free_port
 from lab.stack.processes import (
     ENGINE_ENVIRONMENT,
     PYTHON_PATH,
+    QUICK_EXECUTOR,
     ROOT,
     RPC_TIMEOUT_S,
     START_TIMEOUT_S,
@@ -27,7 +28,6 @@ from lab.stack.processes import (
     wait_until,
 )
 
-QUICK_EXECUTOR = "lab.stack.quick_executor"
 MAX_NUM_SEQS = 32
 ENGINE_SETTINGS = {
     "DTYPE": "float32",

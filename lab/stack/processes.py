@@ -26,7 +26,8 @@ EXIT_TIMEOUT_S = 600.0
 RPC_TIMEOUT_S = 60.0
 MODEL = "exactness"
 HANG_S = float(os.environ.get("EVENFLOW_TEST_HANG_S", "2.5"))  # longer than reports and plans wait
-MODULES = {"executor": "lab.stack.quick_executor"}  # else `services.NAME`
+QUICK_EXECUTOR = "lab.stack.quick_executor"
+MODULES = {"executor": QUICK_EXECUTOR}  # else `services.NAME`
 KEEPALIVE_S = 30.0  # no process of a busy machine stands still for so long
 ENGINE_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

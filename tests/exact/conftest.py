@@ -1,6 +1,7 @@
 """`--draw`: of the product and of failing copies, only the engine that this commit draws."""
 
 from collections.abc import Mapping
+from functools import cache
 
 import pytest
 
@@ -26,6 +27,7 @@ POPULATIONS: tuple[tuple[str, str, Cases], ...] = (
 )
 
 
+@cache
 def drawn() -> tuple[str, str]:
     """Return the module and the name of the engine: one of a single rank, which is sooner done."""
     every = [

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from lab.engine.link import h2d_link
 from lab.engine.orders import park
@@ -86,13 +85,17 @@ def mixed_outcome() -> Outcome:
     return reference("float32")["mixed"]
 
 
-def _param(name: str) -> ParameterSet:
-    others = {one for one, case in STANDING.items() if case.num_ranks == 1}
-    runs = name in EVERY_COMMIT or name in draw(others - EVERY_COMMIT, 1)
-    return pytest.param(STANDING[name], id=name, marks=() if runs else pytest.mark.nightly)
+SINGLE_RANK = {name for name, case in STANDING.items() if case.num_ranks == 1}
+OF_THIS_COMMIT = {*EVERY_COMMIT, *draw(SINGLE_RANK - EVERY_COMMIT, 1)}
 
 
-@pytest.fixture(scope="module", params=[_param(name) for name in STANDING])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(case, id=name, marks=() if name in OF_THIS_COMMIT else pytest.mark.nightly)
+        for name, case in STANDING.items()
+    ],
+)
 def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
     runner = StepRunner(request.param)
     yield runner
