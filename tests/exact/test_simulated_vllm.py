@@ -4,14 +4,17 @@
 """
 
 from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
 
 from lab.engine.step_runner import VOCABULARY, Arrival, EngineCase, StepRunner
 from simulator.workload import ArrivingRequest
-from tests.integration.test_simulated_vllm import (
+from tests.vllm_traces import (
     BLOCK_SIZE,
+    MAX_TOKENS,
     TRACE,
     Engine,
     Seen,
@@ -75,7 +78,7 @@ def test_hits_preemptions_and_last_steps_are_the_engines(monkeypatch: pytest.Mon
     case = EngineCase(
         num_blocks=engine.num_blocks + 1,
         block_size=BLOCK_SIZE,
-        max_model_len=2_048,
+        max_model_len=MAX_TOKENS,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         prefix_caching=True,
@@ -87,4 +90,5 @@ def test_hits_preemptions_and_last_steps_are_the_engines(monkeypatch: pytest.Mon
         monkeypatch.undo()
         runner.close()
 
-    assert found == simulated(engine, TRACE)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+        assert found == apart.submit(simulated, engine, TRACE).result()
