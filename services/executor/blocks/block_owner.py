@@ -19,14 +19,11 @@ from services.control.prefix_cache import Column, num_duplicate_blocks
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
+from services.executor.blocks.holder import GroupKV
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.quarantine import Quarantine
-from services.executor.blocks.residency import (
-    GroupKV,
-    RequestKV,
-    on_host_only,
-)
+from services.executor.blocks.residency import RequestKV, on_host_only
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.staging import StagingBuffers
@@ -331,7 +328,7 @@ class BlockOwner:
                 continue
             self.orders.forget_found((kv.request_id, index))
             group.offloaded = True
-            group.own = dict(enumerate(group.row[group.num_uncached :], group.num_uncached))
+            group.own = dict(enumerate(group.row[group.first :], group.first))
             group.buffer = -1
         self.staging.assign(kv)
         self.seal(kv)

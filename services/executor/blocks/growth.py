@@ -2,9 +2,10 @@
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.executor.blocks.holder import GroupKV
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.residency import GroupKV, RequestKV
+from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.staging import StagingBuffers
 
 

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.counters import Counters
+from services.executor.blocks.holder import GroupKV, Holder, Restore, stretches
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.residency import GroupKV, RequestKV, Restore, stretches
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.step_messages import FoundOrder, RestoreOrder
@@ -28,7 +28,7 @@ class Restores:
         self._counters = counters
         self._last_id = 0
 
-    def begin(self, kv: RequestKV, index: int) -> bool:
+    def begin(self, kv: Holder, index: int) -> bool:
         """Start to bring an offloaded group back; False, and nothing changed, if it cannot be.
 
         The group stays offloaded, and takes new tokens in own blocks, until `complete`.
@@ -43,7 +43,7 @@ class Restores:
         self.extend(kv, index, max_blocks=num_blocks)
         return True
 
-    def begin_in_parts(self, kv: RequestKV, index: int) -> None:
+    def begin_in_parts(self, kv: Holder, index: int) -> None:
         """Start to bring back a group of a request that is asleep; `extend` takes its blocks.
 
         One that cannot come back now stays on the host.
@@ -58,7 +58,7 @@ class Restores:
         """Return whether a group is on the host, and no load of it has just failed."""
         return group.stages and self._orders.next_step >= group.restore_from_step
 
-    def extend(self, kv: RequestKV, index: int, *, max_blocks: int) -> int:
+    def extend(self, kv: Holder, index: int, *, max_blocks: int) -> int:
         """Take blocks for what has none yet, and return how many were taken.
 
         Those that still hold its KV come first; the copy of the rest is ordered. A group with
@@ -90,7 +90,7 @@ class Restores:
             self.complete(kv, index)
         return len(wanted)
 
-    def _find(self, kv: RequestKV, index: int, positions: list[int]) -> list[int]:
+    def _find(self, kv: Holder, index: int, positions: list[int]) -> list[int]:
         """Take those blocks that still hold the group's KV; return the positions that have none."""
         if not positions or not self._blocks.num_left:
             return positions
@@ -113,7 +113,7 @@ class Restores:
         )
         return [position for position in positions if position not in here]
 
-    def arrive(self, kv: RequestKV, index: int, done: Collection[int]) -> None:
+    def arrive(self, kv: Holder, index: int, done: Collection[int]) -> None:
         """Take in which orders every rank has carried out; flip the row after the last one."""
         restore = kv.groups[index].restore
         if restore is None or restore.under_way.keys().isdisjoint(done):
@@ -122,7 +122,7 @@ class Restores:
             del restore.under_way[restore_id]
         self.extend(kv, index, max_blocks=0)
 
-    def complete(self, kv: RequestKV, index: int) -> None:
+    def complete(self, kv: Holder, index: int) -> None:
         """Flip a group's row to the targets, which every rank has filled."""
         group = kv.groups[index]
         assert group.restore is not None
@@ -141,7 +141,7 @@ class Restores:
             self._staging.assign(kv)
             self._staging.trim(kv)
 
-    def cancel(self, kv: RequestKV, index: int) -> bool:
+    def cancel(self, kv: Holder, index: int) -> bool:
         """Stop bringing a group back; False if it was not.
 
         Its targets end when every rank has let go of them.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.counters import Counters
+from services.executor.blocks.holder import GroupKV, Holder, stretches
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.residency import GroupKV, RequestKV, stretches
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
 
@@ -21,7 +21,7 @@ class Seals:
         self._blocks, self._orders, self._staging = blocks, orders, staging
         self._counters = counters
 
-    def seal(self, kv: RequestKV) -> None:
+    def seal(self, kv: Holder) -> None:
         """Give up what can be given up of a request.
 
         A position is sealed in all groups together. Its first blocks become the staging blocks of
@@ -45,7 +45,7 @@ class Seals:
         self._counters.num_sealed_blocks += len(freed)
         self._blocks.release(freed)
 
-    def _seal_staged(self, kv: RequestKV, num_positions: int) -> list[KVCacheBlock]:
+    def _seal_staged(self, kv: Holder, num_positions: int) -> list[KVCacheBlock]:
         """Point row entries that have staging blocks, of the first positions, at these.
 
         Return the groups' own blocks there, which are not theirs any more.
@@ -73,7 +73,7 @@ class Seals:
         self._counters.num_sealed_blocks += len(freed)
         self._blocks.release(freed)
 
-    def _donate(self, kv: RequestKV, holders: Sequence[GroupKV], position: int) -> list[int]:
+    def _donate(self, kv: Holder, holders: Sequence[GroupKV], position: int) -> list[int]:
         """Make own blocks of `holders` the staging blocks of a position, one per buffer.
 
         Return their ids.

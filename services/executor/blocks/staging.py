@@ -2,8 +2,8 @@
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.executor.blocks.holder import Holder
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.step_orders import StepOrders
 
 
@@ -14,13 +14,13 @@ class StagingBuffers:
         self._blocks = blocks
         self._orders = orders
 
-    def set_number(self, kv: RequestKV, num_staging: int) -> None:
+    def set_number(self, kv: Holder, num_staging: int) -> None:
         """Ask for a number of staging buffers; there may be fewer for want of blocks."""
         if kv.wanted_staging != num_staging:
             kv.wanted_staging = num_staging
             self.assign(kv)
 
-    def assign(self, kv: RequestKV) -> None:
+    def assign(self, kv: Holder) -> None:
         """Give offloaded groups their buffers in turns, after the set of them has changed."""
         if kv.asleep:
             return
@@ -42,7 +42,7 @@ class StagingBuffers:
             self._orders.set_staging(kv.request_id, len(kv.staging))
         self._blocks.release(dropped)
 
-    def drop(self, kv: RequestKV) -> None:
+    def drop(self, kv: Holder) -> None:
         """Give a request's buffers back: it is asleep until `take`. It must not run."""
         if kv.asleep:
             return
@@ -56,13 +56,13 @@ class StagingBuffers:
         kv.asleep = True
         self._blocks.release(dropped)
 
-    def num_to_wake(self, kv: RequestKV) -> int:
+    def num_to_wake(self, kv: Holder) -> int:
         """Return how many blocks `take` needs."""
         if not kv.asleep:
             return 0
-        return max(0, kv.num_staged_positions - len(kv.uncached))
+        return max(0, kv.num_staged_positions - kv.first)
 
-    def take(self, kv: RequestKV) -> bool:
+    def take(self, kv: Holder) -> bool:
         """Wake a request up; False, and nothing changed, if there are too few blocks."""
         if not kv.asleep:
             return True
@@ -77,17 +77,18 @@ class StagingBuffers:
             self.assign(kv)
         return True
 
-    def extend(self, kv: RequestKV, length: int) -> None:
+    def extend(self, kv: Holder, length: int) -> None:
         for number in range(len(kv.staging)):
             self._fill(kv, number, length)
 
-    def _begin_buffer(self, kv: RequestKV) -> None:
-        """Give a request one buffer more, with nothing in it but scratch."""
-        kv.staging.append(list(kv.uncached))
-        scratch = (block.block_id for block in kv.uncached)
-        self._orders.fill_staging(kv.request_id, len(kv.staging) - 1, 0, scratch)
+    def _begin_buffer(self, kv: Holder) -> None:
+        """Give a holder one buffer more, with nothing in it of its own."""
+        before = kv.groups[0].row[: kv.first]
+        kv.staging.append(before)
+        ids = (block.block_id for block in before)
+        self._orders.fill_staging(kv.request_id, len(kv.staging) - 1, 0, ids)
 
-    def _fill(self, kv: RequestKV, number: int, length: int) -> None:
+    def _fill(self, kv: Holder, number: int, length: int) -> None:
         """Take what a buffer lacks in length; nothing changes if there are too few blocks."""
         buffer = kv.staging[number]
         start = len(buffer)
@@ -97,24 +98,24 @@ class StagingBuffers:
         new = (block.block_id for block in buffer[start:])
         self._orders.fill_staging(kv.request_id, number, start, new)
 
-    def trim(self, kv: RequestKV) -> None:
+    def trim(self, kv: Holder) -> None:
         """Give back what no offloaded group stages any more."""
-        length = max(kv.num_staged_positions, len(kv.uncached))
+        length = max(kv.num_staged_positions, kv.first)
         for number, buffer in enumerate(kv.staging):
             if length < len(buffer):
                 self._blocks.release(buffer[length:])
                 del buffer[length:]
                 self._orders.fill_staging(kv.request_id, number, length)
 
-    def _add(self, kv: RequestKV, num_wanted: int) -> None:
+    def _add(self, kv: Holder, num_wanted: int) -> None:
         while len(kv.staging) < num_wanted:
             length = kv.staging_length
-            if self._blocks.num_free < length - len(kv.uncached):
+            if self._blocks.num_free < length - kv.first:
                 return
             self._begin_buffer(kv)
             self._fill(kv, len(kv.staging) - 1, length)
 
-    def _point_at(self, kv: RequestKV, index: int, buffer: int) -> None:
+    def _point_at(self, kv: Holder, index: int, buffer: int) -> None:
         """Let a group use a buffer."""
         group = kv.groups[index]
         if group.buffer == buffer:
@@ -122,21 +123,20 @@ class StagingBuffers:
         group.buffer = buffer
         self.load_anew(kv, index)
 
-    def load_anew(self, kv: RequestKV, index: int) -> None:
+    def load_anew(self, kv: Holder, index: int) -> None:
         """Have a group load what it has staged, and nothing else."""
         group = kv.groups[index]
         self._orders.replace_table((kv.request_id, index), group.buffer)
         for staged in group.staged_stretches():
             self.stage(kv, index, staged)
 
-    def stage(self, kv: RequestKV, index: int, positions: range) -> None:
+    def stage(self, kv: Holder, index: int, positions: range) -> None:
         """Point row entries of a group at its buffer, and load them from now on."""
         group, stretch = kv.groups[index], slice(positions.start, positions.stop)
         group.row[stretch] = kv.staging[group.buffer][stretch]
         self._orders.append_table((kv.request_id, index), group.buffer, positions)
 
 
-def _blocks_of(kv: RequestKV, first: int = 0) -> list[KVCacheBlock]:
-    """Return the blocks of a request's buffers from the `first` one on, without scratch."""
-    num_uncached = len(kv.uncached)
-    return [block for buffer in kv.staging[first:] for block in buffer[num_uncached:]]
+def _blocks_of(kv: Holder, first: int = 0) -> list[KVCacheBlock]:
+    """Return a holder's own blocks in its buffers from the `first` one on."""
+    return [block for buffer in kv.staging[first:] for block in buffer[kv.first :]]

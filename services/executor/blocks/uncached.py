@@ -82,7 +82,7 @@ class UncachedPrefixes:
                 ids = [block.block_id for block in buffer[start:]]
                 self._orders.fill_staging(kv.request_id, number, start, ids)
         for index, group in enumerate(kv.groups):
-            group.num_uncached = end
+            group.first = end
             group.row[start:end] = new
             for position in range(start, end):
                 group.own.pop(position, None)
@@ -106,7 +106,7 @@ class UncachedPrefixes:
             ids = [block.block_id for block in buffer[start:]]
             self._orders.fill_staging(kv.request_id, number, start, ids)
         for index, group in enumerate(kv.groups):
-            group.num_uncached = start
+            group.first = start
             if group.offloaded:
                 self._staging.stage(kv, index, range(start, end))
                 continue

@@ -13,7 +13,8 @@ from services.control.measures.step_clock import StepClock
 from services.control.requests.life import Hold
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import phase_of
-from services.executor.blocks.residency import GroupKV, RequestKV
+from services.executor.blocks.holder import GroupKV
+from services.executor.blocks.residency import RequestKV
 from services.executor.engine import engine_calls
 from services.executor.engine.parent_watch import end_with_parent
 from services.executor.observation import (

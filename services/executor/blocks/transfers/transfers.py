@@ -124,9 +124,7 @@ class Transfers:
 
     def num_step_load_blocks(self) -> int:
         """Return how many blocks a step of all requests that are awake loads."""
-        return sum(
-            len(kv.offloaded) * (kv.staging_length - len(kv.uncached)) for kv in self.owner.kvs
-        )
+        return sum(len(kv.offloaded) * (kv.staging_length - kv.first) for kv in self.owner.kvs)
 
     def stats(self) -> KVStats | None:
         """Return where KV is now, once in a while, and at once when a copy has gone wrong or no

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from services.executor.blocks.block_owner import BlockOwner
-from services.executor.blocks.residency import GroupKV, RequestKV
+from services.executor.blocks.holder import GroupKV
+from services.executor.blocks.residency import RequestKV
 from services.executor.step_messages import SaveOrder
 
 

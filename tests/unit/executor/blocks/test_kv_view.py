@@ -3,7 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from services.executor.blocks.residency import GroupKV, RequestKV, Restore
+from services.executor.blocks.holder import GroupKV, Restore
+from services.executor.blocks.residency import RequestKV
 from tests.unit.records import make_record
 
 
