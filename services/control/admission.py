@@ -6,7 +6,7 @@ says that layers leave the pool.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic
 
 from services.control.engine import RequestT
@@ -18,6 +18,7 @@ from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import SchedulerRequest
 from services.control.run_log import RunLog
+from services.control.shared_prefixes import shared_prefixes
 from services.control.step_meter import StepMeter
 from services.placement.presets import Run
 from services.placement.run.reason import Reason
@@ -94,13 +95,19 @@ class Admission(Generic[RequestT, KVT]):
 
     def snapshot(self, now_s: float) -> RunSnapshot:
         """Return what the policy is asked with: without requests that are held."""
-        rates, requests, num_new = self._meter.rates(), [], 0
+        rates, seen, num_new = self._meter.rates(), [], 0
         for request, phase in self._places():
             num_new += phase is RunPhase.NEW
             if num_new <= MAX_NEW or phase is not RunPhase.NEW:
-                requests.append(self._request(request, phase, now_s))
+                seen.append((request, phase))
+        shared = shared_prefixes([self._engine.stretches(request) for request, _ in seen])
+        requests = [
+            self._request(request, phase, now_s, prefixes)
+            for (request, phase), prefixes in zip(seen, shared.of, strict=True)
+        ]
         return RunSnapshot(
             requests=tuple(requests),
+            prefix_rows=shared.rows,
             engine=self._engine.shape,
             costs=self._meter.costs(),
             h2d_bytes_per_s=rates.h2d_bytes_per_s or 0.0,
@@ -125,7 +132,9 @@ class Admission(Generic[RequestT, KVT]):
     def _arrival(self, request: RequestT) -> tuple[int, float]:
         return self._engine.records[request.request_id].priority, request.arrival_time
 
-    def _request(self, request: RequestT, phase: RunPhase, now_s: float) -> RunRequest:
+    def _request(
+        self, request: RequestT, phase: RunPhase, now_s: float, prefixes: Sequence[int]
+    ) -> RunRequest:
         record = self._engine.records[request.request_id]
         interval_s = record.buffer.interval_s
         runs = phase is RunPhase.RUNNING and record.run_since_s is not None
@@ -150,6 +159,7 @@ class Admission(Generic[RequestT, KVT]):
             decoding_s=0.0 if first_s is None else now_s - first_s,
             slo_ttft_s=record.buffer.service_level.slo_ttft_s,
             least_answer_tokens=longer[0] if longer else 0,
+            prefixes=prefixes,
         )
 
     def _num_host_tokens(self, request: RequestT, record: RequestRecord[KVT]) -> int:

@@ -12,6 +12,7 @@ from services.control.prefix_cache import Column
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import SchedulerRequest
 from services.control.room.capacity_guard import Need
+from services.control.shared_prefixes import Stretch
 from services.control.types import Links
 from services.placement.types import EngineShape
 
@@ -67,6 +68,9 @@ class Engine(Protocol[RequestT, KVT]):
 
     def cached_prefix(self, request: RequestT) -> Sequence[Column]:
         """Return the columns that a request without KV may begin with: not its last token's."""
+
+    def stretches(self, request: RequestT) -> Sequence[Stretch]:
+        """Return what a request begins with that others may share, or will once it comes."""
 
     def adopt_prefix(self, request: RequestT, columns: Sequence[Column]) -> None:
         """Let a request in the queue have these columns, as if it were parked."""

@@ -3,11 +3,14 @@
 A request's *row* has the same length in every layer group. What an offloaded group has on the host
 is staged in the request's buffers; a group on its way back is offloaded until it is there.
 A request that does not run may be *asleep*: without buffers.
+
+Requests that begin alike may share a *trunk*, a stretch of positions whose blocks are none of
+theirs. It is placed as requests are; both are *holders* of blocks.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +27,18 @@ NOTHING = KVView()
 
 
 class KV(Protocol):
-    """One request's KV, in blocks of the pool."""
+    """One holder's KV, in blocks of the pool: a request's own part, or a trunk's."""
 
     @property
     def request_id(self) -> str: ...
+
+    @property
+    def trunks(self) -> Sequence[Any]:
+        """What it begins with that several requests have once: each a `KV` of its own."""
+
+    @property
+    def num_shared(self) -> int:
+        """Leading blocks of a row that are not its own, but trunks'."""
 
     @property
     def mirrored(self) -> bool:
@@ -50,7 +61,7 @@ class KV(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that have a place, in the pool or on the host."""
+        """Tokens that have a place, in the pool or on the host, those of its trunks included."""
 
     @property
     def num_host_blocks(self) -> int:

@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from services.control.counters import Counters
 
@@ -23,6 +24,9 @@ class Column:
     slots: tuple[int, ...]  # one per layer group
     uid: int  # of its KV, see `RequestKV.uid`
     num_users: int = 1  # live requests whose KV this is
+    # Who has it in the pool, or on its way there: a request or a trunk; None: nobody, or one whose
+    # steps compute it.
+    holder: Any = None
 
 
 @dataclass(slots=True, eq=False)

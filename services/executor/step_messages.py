@@ -18,6 +18,11 @@ CHUNK_BYTES = 4 << 20  # a copy goes in chunks of about this size, so that other
 POSITION_BITS = 24  # of a uid, its last: the position in a row, which has fewer blocks than that
 
 
+def position_of(uid: int) -> int:
+    """Return the position of a block's KV in its row."""
+    return uid & ((1 << POSITION_BITS) - 1)
+
+
 class FailureCause(StrEnum):
     """What went wrong with a copy."""
 
@@ -126,6 +131,8 @@ class StepTransfers:
     restores: list[RestoreOrder] = field(default_factory=list)
     found: list[FoundOrder] = field(default_factory=list)
     cancelled_restores: list[int] = field(default_factory=list)
+    # Requests whose rows begin with a trunk's, by its name, where that has changed.
+    users: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def needs_hooks(self) -> bool:

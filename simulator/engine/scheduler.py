@@ -24,6 +24,7 @@ from services.control.room.capacity_guard import (
     Need,
 )
 from services.control.room.resumes import Resumes
+from services.control.shared_prefixes import Stretch
 from services.control.types import Links
 from services.placement.blocks import (
     RESIDENT,
@@ -315,6 +316,10 @@ class Scheduler:
         num_blocks = (request.num_tokens - 1) // self.shape.block_size
         keys = request.spec.block_keys(self.shape.block_size)
         return self.host.cache.find_again(request.record.prefix, keys, num_blocks)
+
+    def stretches(self, request: SimulatedRequest) -> Sequence[Stretch]:
+        """Return nothing: each request has all of its KV for itself."""
+        return ()
 
     def adopt_prefix(self, request: SimulatedRequest, columns: Sequence[Column]) -> None:
         """Let a request that waits begin with what is cached of its tokens."""

@@ -44,6 +44,15 @@ class KVState:
     )  # copies of groups on their way back
 
     @property
+    def trunks(self) -> tuple[()]:
+        """Return none: each request has all of its KV for itself."""
+        return ()
+
+    @property
+    def num_shared(self) -> int:
+        return 0
+
+    @property
     def num_rows(self) -> int:
         """Blocks of a row, the open one included."""
         return -(-self.num_tokens // self.geometry.block_size)

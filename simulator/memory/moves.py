@@ -163,6 +163,12 @@ class CountedMoves:
     def num_to_find(self, kv: KVState, groups: Collection[int]) -> int:
         return self.pool.num_to_find([column.key for column in kv.columns], groups)
 
+    def share(self, kv: KVState) -> None:
+        """Requests share nothing in the pool."""
+
+    def keep_shared(self, kv: KVState) -> None:
+        raise NotImplementedError("nothing is shared")
+
     def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_buffers = num_buffers
         self._lacking[kv.request_id] = list(groups)

@@ -13,9 +13,11 @@ from functools import cache
 from pathlib import Path
 
 from demo.cached_build import build_once, recipe_fingerprint
+from lab.engine import agents as sharers
 from lab.engine import conversations as dialogues
 from lab.engine import step_runner as harness
 from lab.engine import workloads
+from lab.engine.agents import agents
 from lab.engine.conversations import conversations
 from lab.engine.step_runner import Arrival, EngineCase, Outcome, StepRunner, stock
 from lab.engine.workloads import long_prompt, mixed, sampled, stopping
@@ -38,6 +40,7 @@ def float32(run: Run) -> dict[str, Outcome]:
         "sampled": run(sampled()),
         "stopping": run(stopping(plain.texts)),
         "conversations": turn_by_turn(run),
+        "agents": run(agents()),
     }
 
 
@@ -89,6 +92,7 @@ def _fingerprint(name: str) -> str:
         harness,
         workloads,
         dialogues,
+        sharers,
     )
 
 

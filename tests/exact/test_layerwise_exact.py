@@ -75,6 +75,13 @@ from tests.exact.cases import (
 from tests.exact.draw import draw
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pool_is_whole
 from tests.exact.reference import RECIPES, answers_to, reference
+from tests.exact.shared_prefixes import (  # noqa: F401 - as above
+    expected_agents,
+    shared_at_once,
+    test_a_broken_trunk_is_noticed,
+    test_aborts_of_first_and_last_users_leave_the_others_exact,
+    test_agents_share_prefixes_that_move_and_are_larger_than_the_pool,
+)
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]

@@ -5,8 +5,9 @@ guard offloads more when the pool is too small, and brings back what it took on 
 when there is room again.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Generic, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple
 
 from services.control.counters import Counters
 from services.control.kv import KVT
@@ -26,6 +27,15 @@ class Need(NamedTuple, Generic[KVT]):
 
     record: RequestRecord[KVT]
     num_tokens: int  # known tokens, >= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one holder takes of the pool: a request's own part, or a trunk's."""
+
+    kv: Any  # None: a request that has no block yet
+    num_tokens: int  # of its own, at which it owns most blocks
+    floor: LayerPlacement
 
 
 class CapacityGuard(Generic[KVT]):
@@ -52,8 +62,9 @@ class CapacityGuard(Generic[KVT]):
         """Return where a request that asks for its first blocks belongs, beside `others`."""
         needs = [*others, need]
         idle = self._moves.idle(but={need.record for need in needs})
-        answers = self._fewest(needs, num_blocks=self._num_movable(idle))
-        return self._placement(need.record, answers[-1])
+        shares = self._shares(needs)
+        answers = self._fewest(shares, num_blocks=self._num_movable(idle))
+        return self._placement(shares[-1], answers[-1])
 
     def adjust(self, running: Sequence[Need[KVT]], waiting: Sequence[Need[KVT]]) -> None:
         """Move layer groups so that the next step fits, and back when there is room.
@@ -67,28 +78,29 @@ class CapacityGuard(Generic[KVT]):
             return
         idle = self._moves.idle(but={need.record for need in needs})
         num_movable = self._num_movable(idle)
-        tight = self._fewest(needs, num_blocks=num_movable)
-        roomy = self._fewest(needs, num_blocks=num_movable - self.num_spare)
+        shares, num_running = self._shares(needs), len(self._shares(running))
+        tight = self._fewest(shares, num_blocks=num_movable)
+        roomy = self._fewest(shares, num_blocks=num_movable - self.num_spare)
         num_needed = [
-            self._num_blocks_of(need, found) for need, found in zip(needs, tight, strict=True)
+            self._num_blocks_of(share, found) for share, found in zip(shares, tight, strict=True)
         ]
         self._reclaim(idle, self._moves.num_blocks - sum(num_needed))
         # Restores take what the next step and the next in line leave, or they would be given up
         # and begun anew step after step.
         self._num_kept_free = self.num_spare + self.num_blocks_of_next_step(running)
-        for need, num_blocks in zip(waiting, num_needed[len(running) :], strict=True):
-            kv = need.record.kv
-            self._num_kept_free += max(0, num_blocks - (0 if kv is None else kv.num_owned))
-        for need, least, most in zip(running, tight, roomy, strict=False):
-            kv = need.record.kv
+        for share, num_blocks in zip(shares[num_running:], num_needed[num_running:], strict=True):
+            num_owned = 0 if share.kv is None else share.kv.num_owned
+            self._num_kept_free += max(0, num_blocks - num_owned)
+        for share, least, most in zip(shares[:num_running], tight, roomy, strict=False):
+            kv = share.kv
             if kv is None or not kv.mirrored:
                 continue
             if not kv.offloaded and most is not None and most.num_offloaded == 0:
                 continue  # all of it is in the pool and may stay
             self._move(
                 kv,
-                least=self._placement(need.record, least),
-                most=self._placement(need.record, most),
+                least=self._placement(share, least),
+                most=self._placement(share, most),
             )
 
     def relieve(self) -> bool:
@@ -108,21 +120,35 @@ class CapacityGuard(Generic[KVT]):
 
         `running` may include requests that are about to run.
         """
-        return sum(
-            self._moves.num_new(kv, need.num_tokens) + self._moves.num_to_wake(kv)
-            for need in running
-            if (kv := need.record.kv) is not None
-        )
+        kvs = {need: kv for need in running if (kv := need.record.kv) is not None}
+        num_new = sum(self._moves.num_new(kv, need.num_tokens) for need, kv in kvs.items())
+        num_to_wake: int = sum(map(self._moves.num_to_wake, holders_of(kvs.values())))
+        return num_new + num_to_wake
 
-    def _num_movable(self, idle: Sequence[KVT]) -> int:
+    def _shares(self, needs: Sequence[Need[KVT]]) -> list[Share]:
+        """Return what holders take, each once: a trunk stands before its first user."""
+        block_size, shares, seen = self._moves.geometry.block_size, list[Share](), set[Any]()
+        for need in needs:
+            kv, num_tokens = need.record.kv, self._num_tokens_to_hold(need)
+            for trunk in () if kv is None else kv.trunks:
+                if trunk not in seen:
+                    seen.add(trunk)
+                    num_own = trunk.num_tokens - trunk.num_shared * block_size
+                    shares.append(Share(trunk, num_own, trunk.floor or ALL_RESIDENT))
+            num_shared = 0 if kv is None else kv.num_shared
+            num_own = num_tokens - num_shared * block_size
+            shares.append(Share(kv, num_own, need.record.floor or ALL_RESIDENT))
+        return shares
+
+    def _num_movable(self, idle: Sequence[Any]) -> int:
         """Return the blocks that are not kept by idle requests when all that can be taken is."""
-        return self._moves.num_blocks - sum(kv.num_unmovable for kv in idle)
+        num_kept: int = sum(kv.num_unmovable for kv in idle)
+        return self._moves.num_blocks - num_kept
 
-    def _num_blocks_of(self, need: Need[KVT], residency: Residency | None) -> int:
+    def _num_blocks_of(self, share: Share, residency: Residency | None) -> int:
         if residency is None:
             return 0
-        num_tokens = self._num_tokens_to_hold(need)
-        return num_request_blocks(self._moves.geometry, residency, num_tokens=num_tokens)
+        return num_request_blocks(self._moves.geometry, residency, num_tokens=share.num_tokens)
 
     def _num_tokens_to_hold(self, need: Need[KVT]) -> int:
         """Return at which length a request owns most blocks: as it is, or with its next token.
@@ -134,7 +160,7 @@ class CapacityGuard(Generic[KVT]):
         fills = num_tokens % size and not (num_tokens + 1) % size
         return num_tokens if fills else num_tokens + 1
 
-    def _reclaim(self, idle: Sequence[KVT], num_allowed: int) -> bool:
+    def _reclaim(self, idle: Sequence[Any], num_allowed: int) -> bool:
         """Take blocks of idle requests, layer by layer, until they will own `num_allowed`.
 
         Returns whether anything was taken; blocks come free as their copies complete.
@@ -160,11 +186,11 @@ class CapacityGuard(Generic[KVT]):
             num_excess -= num_taken
         return took
 
-    def _sleep(self, kv: KVT) -> None:
-        """Take the buffers of a request that does not run."""
+    def _sleep(self, kv: Any) -> None:
+        """Take the buffers of what is in no step."""
         self._moves.sleep(kv)
-        record = self._records[kv.request_id]
-        if record.state is State.READY:
+        record = self._records.get(kv.request_id)
+        if record is not None and record.state is State.READY:
             record.enter(State.LOADING)
 
     def _is_all_resident_with_room(self, needs: Sequence[Need[KVT]]) -> bool:
@@ -178,43 +204,53 @@ class CapacityGuard(Generic[KVT]):
             if kv.num_buffers or kv.asleep:  # what is offloaded and awake has buffers
                 return False
             if kv.request_id not in active:
-                num_rows += kv.num_rows
+                num_rows += kv.num_rows - kv.num_shared
         block_size = moves.geometry.block_size
         for need in needs:
+            shared = need.record.kv
             num_rows += need.num_tokens // block_size + 1
+            num_rows -= 0 if shared is None else shared.num_shared
         return num_rows * moves.geometry.num_groups <= moves.num_blocks - self.num_spare
 
-    def _move(self, kv: KVT, *, least: LayerPlacement, most: LayerPlacement) -> None:
+    def _move(self, kv: Any, *, least: LayerPlacement, most: LayerPlacement) -> None:
         """Offload what must leave and restore what may come back; between the two, stay."""
         now, returning = set(kv.offloaded), set(kv.restoring)
         leaving = [g for g in sorted(least.offloaded) if g not in now or g in returning]
         if leaving:
             self._moves.offload(kv, leaving)
         for group in sorted(now - most.offloaded):
-            if group in returning or kv.num_rows > self._moves.num_free - self._num_kept_free:
+            if (
+                group in returning
+                or kv.num_rows - kv.num_shared > self._moves.num_free - self._num_kept_free
+            ):
                 break
             self._moves.restore(kv, group)
         if kv.num_buffers and kv.num_buffers != least.num_staging:
             self._moves.set_staging(kv, least.num_staging)
 
-    def _fewest(self, needs: Sequence[Need[KVT]], *, num_blocks: int) -> list[Residency | None]:
-        demands = [self._demand(need) for need in needs]
+    def _fewest(self, shares: Sequence[Share], *, num_blocks: int) -> list[Residency | None]:
+        claims = [
+            Claim(
+                num_tokens=share.num_tokens,
+                offloadable=share.kv is None or share.kv.mirrored,
+                min_offloaded=len(share.floor.offloaded),
+            )
+            for share in shares
+        ]
         return fewest_offloaded(
-            demands, self._moves.geometry, num_blocks=num_blocks, max_staging=self._max_staging
+            claims, self._moves.geometry, num_blocks=num_blocks, max_staging=self._max_staging
         )
 
-    def _demand(self, need: Need[KVT]) -> Claim:
-        kv = need.record.kv
-        return Claim(
-            num_tokens=self._num_tokens_to_hold(need),
-            offloadable=kv is None or kv.mirrored,
-            min_offloaded=len(_floor(need.record).offloaded),
-        )
-
-    def _placement(self, record: RequestRecord[KVT], residency: Residency | None) -> LayerPlacement:
+    def _placement(self, share: Share, residency: Residency | None) -> LayerPlacement:
         """Return which groups: those of its floor, then the ones that spread best."""
-        return widened(_floor(record), residency, self._spread)
+        return widened(share.floor, residency, self._spread)
 
 
-def _floor(record: RequestRecord[KVT]) -> LayerPlacement:
-    return record.floor or ALL_RESIDENT
+def holders_of(kvs: Iterable[KVT]) -> Iterator[Any]:
+    """Yield requests' own parts and the trunks that they begin with, each once."""
+    seen = set[Any]()
+    for kv in kvs:
+        new = [trunk for trunk in kv.trunks if trunk not in seen]
+        seen.update(new)
+        yield from new
+        yield kv

@@ -1,7 +1,7 @@
 """The moves of KV that the capacity guard and the resumes may order."""
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from services.control.kv import KVT
 from services.control.requests.request_record import RequestRecord
@@ -9,7 +9,7 @@ from services.placement.blocks import BlockGeometry
 
 
 class Moves(Protocol[KVT]):
-    """All KV of an engine, and the moves that there are."""
+    """All KV of an engine, and the moves that there are: of requests' own parts, and of trunks."""
 
     @property
     def geometry(self) -> BlockGeometry: ...
@@ -21,27 +21,31 @@ class Moves(Protocol[KVT]):
     @property
     def num_free(self) -> int: ...
 
-    def all(self) -> Iterable[KVT]: ...
+    def all(self) -> Iterable[Any]:
+        """Return all holders."""
 
-    def idle(self, but: Collection[RequestRecord[KVT]]) -> list[KVT]:
-        """Return the KV of all requests `but` some, the likeliest victim of a preemption first."""
+    def idle(self, but: Collection[RequestRecord[KVT]]) -> list[Any]:
+        """Return the KV of all requests `but` some, the likeliest victim of a preemption first.
+
+        Trunks that none of those some begins with come last.
+        """
 
     def num_new(self, kv: KVT, num_tokens: int) -> int:
         """Return the blocks that room for so many tokens takes, those to wake up not counted."""
 
-    def num_to_wake(self, kv: KVT) -> int:
-        """Return the blocks that a request takes to run again; 0 if it is not asleep."""
+    def num_to_wake(self, kv: Any) -> int:
+        """Return the blocks that a holder takes to be in a step again; 0 if it is not asleep."""
 
-    def offload(self, kv: KVT, groups: Sequence[int]) -> None:
+    def offload(self, kv: Any, groups: Sequence[int]) -> None:
         """Let groups leave, block by block as copies are complete; a restore is given up."""
 
-    def restore(self, kv: KVT, group: int) -> None:
+    def restore(self, kv: Any, group: int) -> None:
         """Begin to bring a group back, if it may come."""
 
-    def set_staging(self, kv: KVT, num_buffers: int) -> None: ...
+    def set_staging(self, kv: Any, num_buffers: int) -> None: ...
 
-    def sleep(self, kv: KVT) -> None:
-        """Give buffers back. It must not run."""
+    def sleep(self, kv: Any) -> None:
+        """Give buffers back. It must be in no step."""
 
     def give_up_restores(self) -> bool:
         """Let no group come back; return whether blocks will come free by themselves."""
@@ -65,6 +69,12 @@ class ReturnMoves(Moves[KVT], Protocol[KVT]):
 
     def num_to_find(self, kv: KVT, groups: Collection[int]) -> int:
         """Return how many blocks of these groups are still in free blocks of the pool."""
+
+    def share(self, kv: KVT) -> None:
+        """Let a request that comes back begin with what others have in the pool."""
+
+    def keep_shared(self, kv: KVT) -> None:
+        """Give up a request's copies behind what it shares: that is computed again."""
 
     def begin_load(self, kv: KVT, groups: Sequence[int], *, num_buffers: int) -> None:
         """Let groups come back as blocks come free; the request asks for so many buffers."""

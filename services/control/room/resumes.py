@@ -62,10 +62,11 @@ class Resumes(Generic[KVT]):
         placement = self.guard.place_new(need, others)
         num_groups = self._moves.geometry.num_groups
         loaded = [group for group in range(num_groups) if group not in placement.offloaded]
-        group_bytes = kv.num_host_blocks * self.block_bytes
+        group_bytes = (kv.num_host_blocks - kv.num_shared) * self.block_bytes
         parked = ParkedRequest(
             num_tokens=need.num_tokens,
             num_host_tokens=kv.num_tokens,
+            num_shared_tokens=kv.num_shared * self._moves.geometry.block_size,
             load_bytes=len(loaded) * group_bytes,
             found_bytes=self._moves.num_to_find(kv, loaded) * self.block_bytes,
             num_left=max(1, num_left),
@@ -93,6 +94,7 @@ class Resumes(Generic[KVT]):
         if kv is None or not kv.asleep:
             return
         if way is None or (way is ResumeWay.LOAD and kv.is_parked):  # it was put back
+            self._moves.share(kv)
             way, placement = choose(kv)
             record.way = way = self._begin(kv, way, placement, num_slots)
             if way is not ResumeWay.RECOMPUTE and not record.is_prepared:
@@ -113,7 +115,13 @@ class Resumes(Generic[KVT]):
     def _begin(
         self, kv: KVT, way: ResumeWay, placement: LayerPlacement, num_slots: int
     ) -> ResumeWay:
-        """Return the way taken: without room on the host to grow into, all is recomputed."""
+        """Return the way taken: without room on the host to grow into, all is recomputed.
+
+        What is shared in the pool is neither loaded nor recomputed.
+        """
+        if way is ResumeWay.RECOMPUTE and kv.num_shared:
+            self._moves.keep_shared(kv)
+            way = ResumeWay.LOAD
         if way is ResumeWay.RECOMPUTE or not self._moves.reserve(kv, num_slots):
             way = ResumeWay.RECOMPUTE
             self._moves.drop(kv)

@@ -10,7 +10,8 @@ Everything here is bookkeeping of the scheduler; the orders that follow from it 
 with the next step, and each rank carries out steps one after the other.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -19,7 +20,7 @@ from services.control.prefix_cache import Column, num_duplicate_blocks
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
-from services.executor.blocks.holder import GroupKV
+from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.quarantine import Quarantine
@@ -28,8 +29,8 @@ from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
+from services.executor.blocks.trunks import Trunks, give_up, leave_found, own_columns
 from services.executor.blocks.uncached import UncachedPrefixes
-from services.executor.step_messages import PrefixSlots
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 
@@ -72,6 +73,17 @@ class BlockOwner:
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
         self.uncached = UncachedPrefixes(self.blocks, orders, self.staging)
         self.seals = Seals(self.blocks, orders, self.staging, self.counters)
+        self.trunks = Trunks(
+            self.blocks, orders, self.restores, self.seals, block_size=geometry.block_size
+        )
+
+    def holders(self) -> Iterator[Holder]:
+        """Return all that blocks may belong to: requests, and trunks that they share."""
+        return chain(self.kvs, self.trunks.all)
+
+    def is_live(self, holder: Holder) -> bool:
+        """Return whether a holder has not ended."""
+        return holder in self.kvs or holder in self.trunks.all
 
     # -- a request's beginning and end ------------------------------------------------------
 
@@ -144,7 +156,7 @@ class BlockOwner:
         del self.kvs[kv]
         for index in range(len(kv.groups)):
             self.restores.cancel(kv, index)
-        blocks = kv.owned_blocks()
+        blocks = [*kv.owned_blocks(), *self.trunks.leave(kv)]
         self.uncached.forget(kv)
         self._give_back_slots(kv)
         self.orders.drop_request(kv.request_id, num_kept=num_kept)
@@ -156,15 +168,14 @@ class BlockOwner:
 
         What each step computes anew is in none, and what the next one would have kept not yet.
         """
-        positions = range(kv.num_recomputed, len(kv.columns) if kv.keys else 0)
-        held = [group.hand_over(positions) for group in kv.groups]
-        uids = (kv.uid(position) for position in positions)
-        left = list(zip(uids, zip(*held, strict=True), strict=True))
-        self.blocks.leave(reversed(left))  # the last ones are taken first
+        give_up(kv)
+        first = max(kv.num_recomputed, kv.first)
+        leave_found(self.blocks, kv, range(first, len(kv.columns) if kv.keys else 0))
 
-    def _give_back_slots(self, kv: RequestKV) -> None:
+    def _give_back_slots(self, kv: RequestKV, *, but: int = 0) -> None:
+        """Give up a request's room on the host, `but` for its first columns."""
         self.host.give_back(kv.own_slots())
-        self.host.release(kv.columns)
+        self.host.release(kv.columns[but:])
         self.host.withdraw(kv.promise)
 
     def forget(self, kv: RequestKV) -> None:
@@ -176,12 +187,13 @@ class BlockOwner:
 
         What has no complete copy in every group is forgotten; without any copy, all of it is.
         """
-        num_kept = old.num_host_blocks
+        num_kept = old.num_host_blocks if old.mirrored else 0
         if not num_kept:
             return self.pop(old)
         # A new object: copies under way of the old one, beyond what is kept, mean nothing.
         kept = [group.host_slots[:num_kept] for group in old.groups]
         parked = on_host_only(old, kept, null=self.blocks.null)
+        self._leave(old)
         parked.columns, old.columns = old.columns, []
         for group in old.groups:
             del group.host_slots[:num_kept]
@@ -212,13 +224,7 @@ class BlockOwner:
         )
         slots = [list(group) for group in zip(*(column.slots for column in columns), strict=True)]
         self._put(on_host_only(nothing, slots, null=self.blocks.null))
-        self.orders.begin_with(
-            PrefixSlots(
-                record.request_id,
-                [column.uid for column in columns],
-                [list(group) for group in slots],
-            )
-        )
+        self.orders.begin_with(record.request_id, columns, slots)
 
     def publish(self, kv: RequestKV) -> None:
         """Let others begin with the full blocks of a live request that are on the host."""
@@ -230,10 +236,23 @@ class BlockOwner:
             )
             self.host.cache.publish(column)
             kv.columns.append(column)
+            column.holder = kv
+
+    def keep_shared(self, kv: RequestKV) -> None:
+        """Forget what a request that is asleep has on the host behind its trunks."""
+        num_kept = kv.num_shared
+        give_up(kv)
+        self._give_back_slots(kv, but=num_kept)
+        kv.num_tokens = num_kept * kv.block_size
+        del kv.columns[num_kept:]
+        for group in kv.groups:
+            assert not group.own
+            del group.host_slots[num_kept:], group.row[num_kept:]
+            group.num_saves_sent = group.num_host_blocks = num_kept
 
     def num_duplicate_blocks(self) -> int:
         """Return how many blocks the pool could do without if requests shared them there."""
-        holders = [(kv.columns, kv.offloaded) for kv in self.kvs]
+        holders = [(list(own_columns(one)), one.offloaded) for one in self.holders()]
         return num_duplicate_blocks(holders, num_groups=self.geometry.num_groups)
 
     def forget_prefixes(self) -> None:
@@ -242,6 +261,8 @@ class BlockOwner:
         self.blocks.forget_left()
         for kv in self.kvs:
             kv.keys = ()
+        for trunk in self.trunks.all:
+            trunk.is_found = False
 
     # -- host room --------------------------------------------------------------------------
 
@@ -304,17 +325,22 @@ class BlockOwner:
         group.num_host_blocks = min(group.num_host_blocks, num_kept)
 
     def unmirror(self, kv: RequestKV) -> None:
-        """Forget all host copies of a request that has no offloaded groups, for good."""
+        """Forget the host copies of a request that has no offloaded groups, for good.
+
+        Those of its trunks stay.
+        """
         assert not kv.offloaded, f"{kv.request_id} is partly on the host only"
-        self._give_back_slots(kv)
-        kv.columns = []
+        give_up(kv)
+        self._give_back_slots(kv, but=kv.num_shared)
+        del kv.columns[kv.num_shared :]
         for group in kv.groups:
-            group.host_slots, group.num_saves_sent, group.num_host_blocks = [], 0, 0
+            del group.host_slots[kv.num_shared :]
+            group.num_saves_sent = group.num_host_blocks = kv.num_shared
         kv.mirrored = False
 
     # -- offload ----------------------------------------------------------------------------
 
-    def offload(self, kv: RequestKV, groups: Iterable[int]) -> None:
+    def offload(self, kv: Holder, groups: Iterable[int]) -> None:
         """Make groups offloaded. Blocks whose host copy is complete are given back at once.
 
         The others follow in `seal` as their copies complete. A group that is being restored stays
@@ -333,7 +359,7 @@ class BlockOwner:
         self.staging.assign(kv)
         self.seal(kv)
 
-    def seal(self, kv: RequestKV) -> None:
+    def seal(self, kv: Holder) -> None:
         """Give up own blocks of offloaded groups whose host copies are complete."""
         self.seals.seal(kv)
 
@@ -351,7 +377,9 @@ class BlockOwner:
             assert kv.record.kv is kv
             kv.check_integrity()
             assert bool(kv.num_recomputed) == (kv in self.uncached.kvs)
-            owned.extend(kv.owned_blocks())
+        self.trunks.check_integrity(self.kvs)
+        for holder in self.holders():
+            owned.extend(holder.owned_blocks())
         ids = [block.block_id for block in owned]
         assert len(ids) == len(set(ids)), "a block is owned twice"
         assert all(block.ref_cnt == 1 + self.quarantine.num_references(block) for block in owned), (

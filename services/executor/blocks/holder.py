@@ -119,6 +119,11 @@ class Holder(ABC):
         return []
 
     @property
+    @abstractmethod
+    def num_shared(self) -> int:
+        """Return how many leading positions trunks have."""
+
+    @property
     def first(self) -> int:
         """Return the first position that is its own."""
         return self.groups[0].first

@@ -1,4 +1,4 @@
-"""One request's KV: its own part of the pool, and where that ends.
+"""What requests have of the pool: each its own part, and trunks, which several begin with.
 
 A *parked* request is asleep and owns no block at all.
 
@@ -18,6 +18,7 @@ from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import SlotPromise
 from services.executor.step_messages import POSITION_BITS
+from services.placement.layer_placement import LayerPlacement
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -26,17 +27,34 @@ class RequestKV(Holder):
 
     record: RequestRecord["RequestKV"]
     generation: int = 0  # of its KV: another one each time that begins from nothing
-    first_step: int = 0  # that uses these blocks, since it was admitted; 0: none yet
+    first_step: int = 0  # that computed some of it; 0: none yet
     keys: Sequence[BlockHash] = ()  # of its full blocks, as its tokens become known; none: unshared
     uncached: list[KVCacheBlock] = field(default_factory=list)  # scratch blocks, by position
     # Those behind them that were scratch until now: the next step that it is in computes them anew,
     # once more, for positions that are cached from then on.
     retiring: list[KVCacheBlock] = field(default_factory=list)
     promise: SlotPromise = field(default_factory=SlotPromise)  # of room on the host
+    trunks: list["Trunk"] = field(default_factory=list)  # that it begins with, in order
 
     @property
     def request_id(self) -> str:
         return self.record.request_id
+
+    @property
+    def num_shared(self) -> int:
+        return self.trunks[-1].end if self.trunks else 0
+
+    def shown_rows(self) -> tuple[list[KVCacheBlock], ...]:
+        """Return what its block table shows, by layer group: of its trunks, then its own."""
+        if not self.trunks:
+            return tuple(group.row for group in self.groups)
+        return tuple(
+            [
+                *(b for trunk in self.trunks for b in trunk.groups[index].row[trunk.first :]),
+                *group.row[self.first :],
+            ]
+            for index, group in enumerate(self.groups)
+        )
 
     @property
     def num_recomputed(self) -> int:
@@ -93,6 +111,7 @@ class RequestKV(Holder):
         return (
             self.record.state.is_queued
             and self.asleep
+            and not self.trunks
             and all(
                 group.offloaded and not group.own and group.restore is None for group in self.groups
             )
@@ -104,8 +123,54 @@ class RequestKV(Holder):
         assert number <= self.num_full_blocks, "an open block is uncached"
         runs = not self.record.state.is_queued
         assert runs or not self.num_recomputed, "scratch of a request in the queue"
-        assert self.first == number
-        assert self.groups[0].row[:number] == self.uncached, "a row shows no scratch"
+        assert self.first == (self.num_shared or number)
+        assert not (self.trunks and self.scratch), "a request that shares has scratch"
+        assert self.trunks or self.groups[0].row[:number] == self.uncached, "a row without scratch"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Trunk(Holder):
+    """A stretch of positions that its users begin with, behind their trunks before it.
+
+    All of it is on the host, in columns that its users have, too: nothing of it is written, or
+    copied to the host. It takes part in each step that one of its users is in.
+    """
+
+    name: str
+    users: dict[RequestKV, None]  # which have a place in the pool, or are on their way there
+    floor: LayerPlacement | None = None  # the plan's; None: all may be in the pool
+    is_found: bool = True  # what it leaves in the pool when it ends
+
+    @property
+    def request_id(self) -> str:
+        return self.name
+
+    @property
+    def end(self) -> int:
+        """Return the position behind it."""
+        return len(self.columns)
+
+    @property
+    def num_shared(self) -> int:
+        return self.first
+
+    @property
+    def trunks(self) -> tuple[()]:
+        """Return none: those before it are its users'."""
+        return ()
+
+    @property
+    def is_parked(self) -> bool:
+        return False
+
+    def uid(self, position: int) -> int:
+        return self.columns[position].uid
+
+    def check_integrity(self) -> None:
+        super(Trunk, self).check_integrity()
+        assert self.users, "a trunk that nobody uses"
+        assert self.num_rows == self.end == self.num_full_blocks
+        assert self.num_host_blocks == self.end, "a trunk is not on the host"
 
 
 def on_host_only(
@@ -133,7 +198,7 @@ def on_host_only(
         uncached=[],
         retiring=[],
         num_tokens=num_blocks * old.block_size,
-        first_step=0,
         asleep=True,
         promise=SlotPromise(),
+        trunks=[],
     )

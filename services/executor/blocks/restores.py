@@ -24,7 +24,7 @@ class Restores:
         self.orphans: dict[int, list[KVCacheBlock]] = {}  # targets of cancelled restores
         self._blocks = blocks
         self._orders = orders
-        self._staging = staging
+        self.staging = staging
         self._counters = counters
         self._last_id = 0
 
@@ -138,8 +138,8 @@ class Restores:
         self._counters.num_restored_groups += 1
         self._orders.drop_table(key)
         if not kv.asleep:
-            self._staging.assign(kv)
-            self._staging.trim(kv)
+            self.staging.assign(kv)
+            self.staging.trim(kv)
 
     def cancel(self, kv: Holder, index: int) -> bool:
         """Stop bringing a group back; False if it was not.

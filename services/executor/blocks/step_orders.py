@@ -1,7 +1,9 @@
 """Collects between two steps what the next step's message tells the ranks."""
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
+from services.control.prefix_cache import Column
 from services.executor.step_messages import (
     FoundOrder,
     LoadTableUpdate,
@@ -11,9 +13,10 @@ from services.executor.step_messages import (
     SaveOrder,
     StagingUpdate,
     StepTransfers,
+    position_of,
 )
 
-GroupOf = tuple[str, int]  # request id, layer group
+GroupOf = tuple[str, int]  # holder, layer group
 
 
 class StepOrders:
@@ -30,6 +33,7 @@ class StepOrders:
         self._staging: dict[tuple[str, int], StagingUpdate] = {}  # by request and buffer
         self._restores: dict[int, RestoreOrder] = {}
         self._found: dict[GroupOf, list[FoundOrder]] = {}
+        self._users: dict[str, list[str]] = {}  # of trunks, where they changed
         self._cancelled: list[int] = []
         self._poisoned: list[int] = []
         self._cleared: list[int] = []
@@ -80,9 +84,46 @@ class StepOrders:
             )
         pending.block_ids[start - pending.start :] = block_ids
 
-    def begin_with(self, prefix: PrefixSlots) -> None:
-        """Tell the ranks where on the host a request's first blocks are, which others saved."""
-        self._prefixes[prefix.request_id] = prefix
+    def use(self, trunk: str, users: list[str]) -> None:
+        """Let the rows of exactly these requests begin with a trunk's."""
+        self._users[trunk] = users
+
+    def split(self, holder: str, trunk: str, end: int) -> None:
+        """Let a trunk have what is pending of a holder's positions before `end`.
+
+        But for its tables and buffers, which are ordered anew.
+        """
+        for _, group in [key for key in self._edits if key[0] == holder]:
+            edits, self._edits[holder, group] = self._edits[holder, group], []
+            for edit in edits:
+                edit_end = edit.start + len(edit.block_ids)
+                for piece in _outside(edit, 0, end):
+                    self._edits[holder, group].append(piece)
+                for piece in _outside(edit, end, edit_end):
+                    self.edit_row((trunk, group), piece.start, piece.block_ids)
+        for _, group in [key for key in self._found if key[0] == holder]:
+            for order in self._found.pop((holder, group)):
+                front = [position_of(uid) < end for uid in order.uids]
+                self._found_in(order, trunk, front)
+                self._found_in(order, holder, [not is_front for is_front in front])
+
+    def _found_in(self, order: FoundOrder, holder: str, is_its: Sequence[bool]) -> None:
+        """Let a holder have found a part of what an order says."""
+        uids, slots, block_ids = (
+            list(compress(values, is_its)) for values in (order.uids, order.slots, order.block_ids)
+        )
+        if uids:
+            self.found(FoundOrder(holder, order.group, uids, slots, block_ids))
+
+    def begin_with(
+        self, holder: str, columns: Sequence[Column], slots: Sequence[Sequence[int]]
+    ) -> None:
+        """Tell the ranks where on the host a holder's first blocks are, which others saved.
+
+        `slots`: of these columns, by layer group.
+        """
+        uids = [column.uid for column in columns]
+        self._prefixes[holder] = PrefixSlots(holder, uids, [list(group) for group in slots])
 
     def found(self, order: FoundOrder) -> None:
         """Tell the ranks which blocks a group has taken as they are."""
@@ -122,6 +163,7 @@ class StepOrders:
         else:
             self._num_kept_slots.pop(request_id, None)
             self._prefixes.pop(request_id, None)
+        self._users.pop(request_id, None)
         self._dropped[(request_id, None)] = None
 
     def take(self, *, loading: list[str], saves: list[SaveOrder]) -> StepTransfers:
@@ -143,10 +185,11 @@ class StepOrders:
             restores=list(self._restores.values()),
             found=[order for orders in self._found.values() for order in orders],
             cancelled_restores=self._cancelled,
+            users=self._users,
         )
         self._edits, self._tables, self._dropped = {}, {}, {}
         self._restores, self._num_kept_slots, self._prefixes = {}, {}, {}
-        self._found = {}
+        self._found, self._users = {}, {}
         self._num_staging, self._staging = {}, {}
         self._cancelled, self._poisoned, self._cleared = [], [], []
         return message

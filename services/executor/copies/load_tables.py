@@ -5,16 +5,17 @@ the blocks of its staging buffers. A table is put together from both, and so is 
 """
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from services.executor.step_messages import (
-    POSITION_BITS,
     LoadTableUpdate,
     PrefixSlots,
     RestoreOrder,
     RowEdit,
     SaveOrder,
     StepTransfers,
+    position_of,
 )
 
 
@@ -102,22 +103,18 @@ class RequestLoads:
         self.chain = sorted(self.tables)
 
 
-def position_of(uid: int) -> int:
-    return uid & ((1 << POSITION_BITS) - 1)
-
-
 class LoadTables:
     """The tables of all requests."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, RequestLoads] = {}
+        self._requests: dict[str, RequestLoads] = {}  # trunks' are among them
+        self._users: dict[str, list[str]] = {}  # of trunks
         self._written: list[SaveOrder] = []  # out of staging, by the last step
 
     def update(self, transfers: StepTransfers) -> tuple[list[str], list[RowEdit]]:
         """Take in a step's changes.
 
-        Return the requests that ended, or ended and begin anew, and how rows change, beside what
-        the message itself says of them.
+        Return the holders that ended, or ended and begin anew, and how rows of requests change.
         """
         for save in self._written:  # what a step writes to staging is loaded from the next one on
             self._append(save)
@@ -134,7 +131,18 @@ class LoadTables:
             self._of(buffer.request_id).staging[buffer.buffer][buffer.start :] = array(
                 "q", buffer.block_ids
             )
-        return ended, [edit for update in transfers.table_updates for edit in self._point(update)]
+        self._users.update(transfers.users)
+        edits = [edit for update in transfers.table_updates for edit in self._point(update)]
+        return ended, [*self._shown(transfers.row_edits), *self._shown(edits)]
+
+    def _shown(self, edits: Iterable[RowEdit]) -> Iterator[RowEdit]:
+        """Yield edits of requests' rows; a trunk's is shown by those of all its users."""
+        for edit in edits:
+            users = self._users.get(edit.request_id)
+            if users is None:
+                yield edit
+            else:
+                yield from (replace(edit, request_id=user) for user in users)
 
     def _append(self, save: SaveOrder) -> None:
         loads = self._requests[save.request_id]
@@ -147,6 +155,7 @@ class LoadTables:
         for request_id, group in transfers.dropped_tables:
             if group is None:
                 gone = self._requests.pop(request_id, None)
+                self._users.pop(request_id, None)
                 ended.append(request_id)
                 if gone is not None and request_id in transfers.num_kept_slots:
                     kept = gone.kept(transfers.num_kept_slots[request_id])
@@ -173,6 +182,10 @@ class LoadTables:
     def holders(self, uid: int) -> list[str]:
         """Return the requests that a block's KV is part of: several, if it is a cached prefix."""
         return [name for name, loads in self._requests.items() if loads.holds(uid)]
+
+    def users_of(self, holder: str) -> Sequence[str]:
+        """Return the requests whose rows begin with a trunk's; of a request none."""
+        return self._users.get(holder, ())
 
     def of(self, request_ids: list[str]) -> dict[str, RequestLoads]:
         """Return the tables of requests that have some."""

@@ -109,7 +109,7 @@ class TransferRunner:
     def take_in(self, transfers: StepTransfers) -> list[RowEdit]:
         """Take in what a step changes, before `begin_step`; return all edits of rows."""
         self._ended, edits = self._tables.update(transfers)
-        return [*transfers.row_edits, *edits]
+        return edits
 
     def begin_step(self, transfers: StepTransfers) -> None:
         """Start what can start before a step's first layer."""
@@ -343,9 +343,11 @@ class TransferRunner:
             for request_id in request_ids:
                 self._lose(request_id, cause)
 
-    def _lose(self, request_id: str, cause: FailureCause) -> None:
-        if request_id not in self._lost:
-            self._lost[request_id] = self._newly_lost[request_id] = cause
+    def _lose(self, holder: str, cause: FailureCause) -> None:
+        """Take in that a request's KV is wrong, or a trunk's, and so that of all its users."""
+        for name in (holder, *self._tables.users_of(holder)):
+            if name not in self._lost:
+                self._lost[name] = self._newly_lost[name] = cause
 
 
 def group_of_layers(groups: Sequence[Sequence[str]]) -> tuple[dict[str, int], dict[str, int]]:

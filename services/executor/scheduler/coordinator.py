@@ -122,7 +122,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         request = self._kv(request_id)
         if request is None:
             return self._nothing
-        return tuple(group.row for group in request.groups)
+        return request.shown_rows()
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         request = self._kv(request_id)

@@ -21,6 +21,7 @@ class EllmSchedulerMixin(LayerwiseSchedulerMixin):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.shadows = Shadows(self, self.block_owner)
+        self.block_owner.trunks.is_on = False  # both claim what a request begins with
 
     def adjust_placements(self) -> None:
         self.shadows.uncache(self._wanted())

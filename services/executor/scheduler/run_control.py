@@ -71,7 +71,7 @@ class RunControl:
     def _start(self, request: Request, record: RequestRecord[RequestKV]) -> None:
         kv = record.kv
         # Wait for its token in flight: the scheduler would read it from the previous step.
-        if request.num_in_flight_tokens == 0 and (kv is None or self._owner.staging.take(kv)):
+        if request.num_in_flight_tokens == 0 and (kv is None or self._owner.trunks.wake(kv)):
             record.enter(State.RUNNING)
             request.next_decode_eligible_step = 0
             self._owner.counters.num_resumes_in_place += 1

@@ -12,6 +12,7 @@ from services.control.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
+from services.control.shared_prefixes import Stretch
 from services.control.types import Links
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV
@@ -109,6 +110,13 @@ class VllmEngine:
         keys = request.block_hashes  # none any more of a request that has lost its KV
         num_keys = min(len(keys), (request.num_tokens - 1) // self._owner.geometry.block_size)
         return self._owner.host.find(record.prefix, keys, num_keys)
+
+    def stretches(self, request: Request) -> Sequence[Stretch]:
+        record = self._owner.records[request.request_id]
+        kv = record.kv
+        if kv is None:
+            return self._owner.trunks.found(self.cached_prefix(request))
+        return self._owner.trunks.stretches(kv)
 
     def adopt_prefix(self, request: Request, columns: Sequence[Column]) -> None:
         record = self._owner.records[request.request_id]

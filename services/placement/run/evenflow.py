@@ -52,6 +52,7 @@ NO_SPARE = math.inf
 NEXT_TOKENS = 1  # that everybody who runs must have room for: nobody leaves earlier than he must
 AHEAD_TOKENS = 2  # that everybody has room for beside somebody who joins
 MOST_TRIES = 4  # of parked ones that do not fit into room that is left
+LEAST_FREED_ROWS = 2  # blocks per layer group that a victim must have for itself
 JUDGED_TOKENS = 4  # by which a batch that outgrows the pool is judged
 
 
@@ -136,8 +137,7 @@ class _Draft:
     # -- what holds of a batch ---------------------------------------------------------------
 
     def _fits(self, batch: Iterable[RunRequest], *, growth: int = AHEAD_TOKENS) -> bool:
-        blocks = self._snapshot.blocks(growth=growth)
-        return sum([blocks[request.request_id] for request in batch]) <= self._num_pool_blocks
+        return self._snapshot.num_blocks_of(batch, growth=growth) <= self._num_pool_blocks
 
     def _stays(self, request: RunRequest) -> bool:
         """Return whether a request may come back for a while, all layers in the pool."""
@@ -166,6 +166,9 @@ class _Draft:
         if costs is None or not self._promise.keeps(batch):
             return False
         limit_s = self._limit_s(costs, batch, self._rules.tight_frac)
+        if last.prefixes:  # who joins those that wait for a prefix of his adds little to that
+            rest = [request for request in batch if request is not last]
+            limit_s = max(limit_s, self._steps.decode_s(rest, growth=growth) if rest else 0.0)
         if self._steps.decode_s(batch, growth=growth, limit_s=limit_s) > limit_s:
             return False
         return all(self._pays(batch, last, growth=n) for n in (JUDGED_TOKENS, growth))
@@ -296,6 +299,8 @@ class _Draft:
             if not free or len(gone) >= most:
                 return False
             victim = free.pop()
+            if victim.prefixes and free and not self._frees(rest, victim):
+                continue
             if self._is_sure(victim):
                 stays = victim.spare_s < floor_s(victim)
             else:
@@ -308,6 +313,13 @@ class _Draft:
         self._parks += gone
         self._reasons.update(dict.fromkeys(gone, Reason.GAVE_PLACE))
         return True
+
+    def _frees(self, batch: Sequence[RunRequest], victim: RunRequest) -> bool:
+        """Return whether the pool gains by a victim that shares most of what it has."""
+        others = [request for request in batch if request is not victim]
+        num_blocks = self._snapshot.num_blocks_of(batch, growth=AHEAD_TOKENS)
+        num_left = self._snapshot.num_blocks_of(others, growth=AHEAD_TOKENS)
+        return num_blocks - num_left > LEAST_FREED_ROWS * self._snapshot.engine.num_groups
 
     def fill_room(self) -> None:
         """Let parked ones come into room that is left, if it stays for a while."""

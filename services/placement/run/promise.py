@@ -32,8 +32,7 @@ def _reading_frac(request: RunRequest, step_s: float) -> float:
 
 def _full_step_s(snapshot: RunSnapshot, costs: StepCosts, members: Sequence[RunRequest]) -> float:
     """Return the time from token to token of a batch that fills the pool, prompts included."""
-    blocks = snapshot.blocks(growth=1)
-    num_blocks = sum([blocks[request.request_id] for request in members])
+    num_blocks = snapshot.num_blocks_of(members, growth=1)
     frac = min(1.0, snapshot.engine.num_blocks / max(1, num_blocks))
     context = sum([request.num_tokens for request in members])
     step_s = costs.base_s + frac * (costs.token_s * len(members) + costs.context_s * context)
@@ -44,30 +43,47 @@ def sure_ones(snapshot: RunSnapshot, members: Iterable[RunRequest]) -> frozenset
     """Return the oldest whose reading the pool sustains: nobody else's lateness touches them."""
     oldest_first = sorted(members, key=lambda request: -request.arrival_age_s)
     blocks = snapshot.blocks(growth=1)
-    num_blocks = sum([blocks[request.request_id] for request in oldest_first])
+    num_blocks = snapshot.num_blocks_of(oldest_first, growth=1)
     if snapshot.costs is None or num_blocks <= snapshot.engine.num_blocks:
         return frozenset([request.request_id for request in oldest_first])
     fracs = reading_fracs(snapshot, oldest_first)
     sure: list[RequestId] = []
-    num_used = 0.0
-    for request_id, frac in fracs.items():
-        num_used += frac * blocks[request_id]
-        if sure and num_used > snapshot.engine.num_blocks:
+    used = Used(snapshot)
+    for request in oldest_first:
+        used.add(request, fracs[request.request_id], blocks[request.request_id])
+        if sure and used.num_blocks > snapshot.engine.num_blocks:
             break
-        sure.append(request_id)
+        sure.append(request.request_id)
     return frozenset(sure)
 
 
 def holds_few(snapshot: RunSnapshot, requests: Sequence[RunRequest]) -> bool:
     """Return whether the pool holds fewer than `LEAST_TURNS` requests of their mean size."""
-    blocks = snapshot.blocks(growth=1)
-    num_blocks = sum([blocks[request.request_id] for request in requests])
+    num_blocks = snapshot.num_blocks_of(requests, growth=1)
     return LEAST_TURNS * num_blocks > snapshot.engine.num_blocks * len(requests)
 
 
 def can_take_turns(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> bool:
     """Return whether turns are worth their way back."""
     return not holds_few(snapshot, members)
+
+
+class Used:
+    """Blocks that requests have for a share of the time: what they share once, up to always."""
+
+    def __init__(self, snapshot: RunSnapshot) -> None:
+        self.num_blocks = 0.0
+        self._snapshot = snapshot
+        self._shares: dict[int, float] = {}  # of the time, of what several share
+
+    def add(self, request: RunRequest, share: float, num_blocks: int) -> None:
+        """Let a request of `num_blocks` have them for a `share` of the time, in [0, 1]."""
+        self.num_blocks += share * num_blocks
+        for part in request.prefixes:
+            before = self._shares.get(part, 0.0)
+            self._shares[part] = after = min(1.0, before + share)
+            twice = share - (after - before)
+            self.num_blocks -= twice * self._snapshot.prefix_blocks(part)
 
 
 class Promise:
@@ -82,8 +98,10 @@ class Promise:
 
         Without it the copies of parked ones go to others, and they are computed anew.
         """
-        num_blocks = sum([self._num_kept(request) for request in requests])
-        return num_blocks <= self._snapshot.engine.num_host_blocks
+        once = Used(self._snapshot)
+        for request in requests:
+            once.add(request, 1.0, self._num_kept(request))
+        return once.num_blocks <= self._snapshot.engine.num_host_blocks
 
     def _num_kept(self, request: RunRequest) -> int:
         """Return a request's blocks at its end: at its limit, while no answer has ended."""
@@ -97,19 +115,20 @@ class Promise:
         if costs is None:
             return False
         step_s, ends = _full_step_s(self._snapshot, costs, members), self._ends
-        num_used = num_returning = num_seats = 0.0
+        used, num_returning, num_seats = Used(self._snapshot), 0.0, 0.0
         largest = 0
         for request in members:
             num_blocks, load_s = ends.get(request.request_id) or self._end(request)
+            num_own = num_blocks - sum(map(self._snapshot.prefix_blocks, request.prefixes))
             reads = _reading_frac(request, step_s)
             returns = (1.0 - reads) * load_s / (LEAST_TURN_S + 2.0 * load_s)
             share = min(1.0, reads + returns)
-            num_used += share * num_blocks
+            used.add(request, share, num_blocks)
             num_seats += share
-            num_returning += returns * num_blocks
-            largest = max(largest, num_blocks)
+            num_returning += returns * num_own
+            largest = max(largest, num_own)
         return (
-            num_used <= PROMISED_FRAC * engine.num_blocks - PACKING_FRAC * largest
+            used.num_blocks <= PROMISED_FRAC * engine.num_blocks - PACKING_FRAC * largest
             and num_seats <= PROMISED_FRAC * engine.max_num_seqs
             and num_returning <= RETURNING_FRAC * engine.num_blocks
             and self.keeps(members)
@@ -120,7 +139,8 @@ class Promise:
         snapshot, load_s = self._snapshot, 0.0
         num_blocks = snapshot.num_blocks(request, growth=_num_to_come(snapshot, request) + 1)
         if snapshot.h2d_bytes_per_s:
-            load_s = num_blocks * snapshot.engine.block_bytes / snapshot.h2d_bytes_per_s
+            num_own = num_blocks - sum(map(snapshot.prefix_blocks, request.prefixes))
+            load_s = num_own * snapshot.engine.block_bytes / snapshot.h2d_bytes_per_s
         end = self._ends[request.request_id] = num_blocks, load_s
         return end
 

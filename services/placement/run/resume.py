@@ -59,6 +59,7 @@ class ParkedRequest:
     load_bytes: int  # of the layers that have room in the pool
     num_left: int  # tokens that it may still generate, >= 1
     found_bytes: int = 0  # of those to be loaded, what free blocks of the pool still hold
+    num_shared_tokens: int = 0  # leading ones that others have in the pool
 
 
 MIN_LINK_SHARE = 0.05  # of the link is left to background copies, whatever the steps load
@@ -83,7 +84,8 @@ def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, 
     stalls_s = num_staged * mean_left_frac * copied_bytes / engine.h2d_bytes_per_s
     return {
         ResumeWay.LOAD: load_s + num_delayed * tail_s,
-        ResumeWay.RECOMPUTE: num_delayed * engine.prompt.seconds(0, parked.num_tokens),
+        ResumeWay.RECOMPUTE: num_delayed
+        * engine.prompt.seconds(parked.num_shared_tokens, parked.num_tokens),
         ResumeWay.HOST_RESIDENT: num_delayed * (tail_s + stalls_s),
     }
 

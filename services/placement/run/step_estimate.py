@@ -39,8 +39,7 @@ def decode_s(
     costs, engine = snapshot.costs, snapshot.engine
     assert costs is not None
     seconds = compute_s(costs, batch, growth=growth)
-    blocks, num_groups = snapshot.blocks(growth=growth + 1), engine.num_groups
-    sizes = sorted([blocks[request.request_id] for request in batch], reverse=True)
+    num_groups, sizes = engine.num_groups, _sizes(snapshot, batch, growth=growth + 1)
     num_kept = engine.num_blocks * (1.0 - KEPT_FREE_FRAC)
     excess = sum(sizes) - num_kept + len(batch)  # a block of margin each
     if excess <= 0:
@@ -68,6 +67,18 @@ def decode_s(
         if step_s <= seconds * ROUNDED:
             break  # nothing is waited for
     return best_s
+
+
+def _sizes(snapshot: RunSnapshot, batch: Sequence[RunRequest], *, growth: int) -> list[int]:
+    """Return the blocks of all that gives layers up, largest first: own parts, shared ones once."""
+    shared = dict.fromkeys(part for request in batch for part in request.prefixes)
+    if shared:
+        sizes = [snapshot.num_own_blocks(request, growth=growth) for request in batch]
+        sizes += map(snapshot.prefix_blocks, shared)
+    else:
+        blocks = snapshot.blocks(growth=growth)
+        sizes = [blocks[request.request_id] for request in batch]
+    return sorted(sizes, reverse=True)
 
 
 def longest_s(batch: Sequence[RunRequest], *, paced_frac: float, unpaced_s: float) -> float:

@@ -4,7 +4,8 @@ Units: seconds, tokens, blocks of the pool, bytes. "Beside" a request means in t
 """
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -44,6 +45,7 @@ class RunRequest:
     decoding_s: float = 0.0  # since its first token
     slo_ttft_s: float | None = None
     least_answer_tokens: int = 0  # lower bound of the predicted length; 0: nothing is predicted
+    prefixes: Sequence[int] = ()  # what it shares with others: indices of `prefix_rows`
 
     @property
     def num_tokens(self) -> int:
@@ -106,6 +108,8 @@ class RunSnapshot:
     h2d_queued_bytes: int
     prefill_frac: float  # of the engine's time that prompts took of late
     mean_answer_tokens: float  # of answers that have ended; 0: none has
+    # Parts that several requests begin with and the pool holds once, in blocks of one group.
+    prefix_rows: Sequence[int] = ()
     _blocks: dict[int, Mapping[RequestId, int]] = field(  # by growth, once it is asked for
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -135,6 +139,31 @@ class RunSnapshot:
             }
         return known
 
+    def num_blocks_of(self, batch: Iterable[RunRequest], *, growth: int) -> int:
+        """Return the blocks of requests together: what several of them share counts once."""
+        blocks = self.blocks(growth=growth)
+        num_blocks, users = 0, Counter[int]()
+        for request in batch:
+            num_blocks += blocks[request.request_id]
+            if request.prefixes:
+                users.update(request.prefixes)
+        return num_blocks - sum((n - 1) * self.prefix_blocks(part) for part, n in users.items())
+
+    def num_own_blocks(self, request: RunRequest, *, growth: int) -> int:
+        """Return `num_blocks` of a request without what it shares."""
+        shared = sum(map(self.prefix_blocks, request.prefixes))
+        return self.num_blocks(request, growth=growth) - shared
+
+    def prefix_blocks(self, part: int) -> int:
+        """Return the blocks of a part that is shared."""
+        return self.prefix_rows[part] * self.engine.num_groups
+
+    @property
+    def prefixes_there(self) -> set[int]:
+        """Return which shared parts are in the pool, or on their way there."""
+        there = (RunPhase.RUNNING, RunPhase.RETURNING)
+        return {part for r in self.requests if r.phase in there for part in r.prefixes}
+
     def is_saved(self, request: RunRequest, *, unsaved_blocks: int) -> bool:
         """Return whether all but its newest `unsaved_blocks` per layer group have a host copy."""
         num_unsaved = request.num_tokens - request.num_host_tokens
@@ -145,6 +174,9 @@ class RunSnapshot:
         if not self.h2d_bytes_per_s:
             return 0.0
         num_blocks = request.num_host_tokens // self.engine.block_size * self.engine.num_groups
+        if request.prefixes:
+            there = self.prefixes_there.intersection(request.prefixes)
+            num_blocks = max(0, num_blocks - sum(map(self.prefix_blocks, there)))
         return num_blocks * self.engine.block_bytes / self.h2d_bytes_per_s
 
     def way_back_s(self, request: RunRequest) -> float:

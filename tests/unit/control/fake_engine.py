@@ -140,6 +140,9 @@ class FakeEngine:
         self.looked_up.append(request.request_id)
         return ()
 
+    def stretches(self, request: Any) -> Sequence[Any]:
+        return ()
+
     def adopt_prefix(self, request: Any, columns: Sequence[Any]) -> None:
         """Nothing is cached."""
 

@@ -18,6 +18,7 @@ from services.control.prefix_cache import Column, FoundPrefix
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.holder import Holder
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers.transfers import Transfers
@@ -305,7 +306,7 @@ class Simulation:
         is_new = start == 0 or request_id in self.returning
         self.returning.discard(request_id)
         if is_new:  # vLLM sends the whole row
-            gained = tuple(group.row for group in request.groups)
+            gained = request.shown_rows()
         ids = tuple([block.block_id for block in row] for row in gained)
         return Slice(
             request_id,
@@ -352,6 +353,17 @@ class Simulation:
         self.owner.adopt(request)
         self.lengths[name] = 0
         return request
+
+    def place(self, holder: Holder, wanted: LayerPlacement) -> None:
+        """Let a request's own part, or a trunk, be where a planner without any sense says."""
+        self.owner.offload(holder, wanted.offloaded)
+        if isinstance(holder, RequestKV):
+            self.transfers.write_through.note(holder)
+        for index in set(holder.offloaded) - wanted.offloaded:
+            self.owner.restores.begin(holder, index)
+            if self.rng.random() < 0.2:
+                self.owner.restores.cancel(holder, index)
+        self.owner.staging.set_number(holder, wanted.num_staging)
 
     def sleep(self, request_id: str, groups: Iterable[int]) -> None:
         """Take the staging and some groups of a request that does not run."""

@@ -11,7 +11,8 @@ import structlog
 
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import note_failed_saves
-from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.holder import Holder
+from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.blocks.transfers.write_through import Retraction
 from services.executor.step_messages import FailureCause, StepFeedback
@@ -37,8 +38,10 @@ class Losses:
         lost = {
             request_id: cause
             for request_id, cause in feedback.lost_requests.items()
-            if not self._has_begun_anew(request_id, feedback.step)
+            if request_id in self._owner.records
+            and not self._has_begun_anew(request_id, feedback.step)
         }
+        lost |= self._lost_with_trunks(feedback.lost_requests)
         for restore_id, cause in feedback.failed_restores.items():
             lost |= self._end_restore(restore_id, cause)
         lost |= self._retract_saves(feedback)
@@ -50,6 +53,15 @@ class Losses:
                 if kv.request_id not in lost and uses(kv, new_blocks, new_slots):
                     lost[kv.request_id] = FailureCause.HUNG
         return lost | self._distrust(lost)
+
+    def _lost_with_trunks(self, lost: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
+        """Return who begins with a trunk that is lost, since whenever: nothing loads it now."""
+        return {
+            user: lost[trunk.name]
+            for trunk in (self._owner.trunks.all if lost else ())
+            if trunk.name in lost
+            for user in users_of(trunk)
+        }
 
     def _distrust(self, lost: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
         """Return who else loses its KV because it shares host copies that are corrupt.
@@ -69,25 +81,25 @@ class Losses:
         }
 
     def _has_begun_anew(self, request_id: str, step: int) -> bool:
-        """Return whether a request runs, and did not yet use its present blocks in a step."""
+        """Return whether all that a running request has was computed after a step."""
         record = self._owner.records.get(request_id)
         kv = None if record is None else record.kv
         return kv is not None and not kv.record.state.is_queued and kv.first_step > step
 
     def _end_restore(self, restore_id: int, cause: FailureCause) -> dict[str, FailureCause]:
         self._owner.counters.num_failed_restores += 1
-        for kv in self._owner.kvs:
-            for index, group in enumerate(kv.groups):
+        for holder in self._owner.holders():
+            for index, group in enumerate(holder.groups):
                 if group.restore is None or restore_id not in group.restore.under_way:
                     continue
-                self._owner.restores.cancel(kv, index)
+                self._owner.restores.cancel(holder, index)
                 group.restore_from_step = self._owner.orders.next_step + (
                     STEPS_BEFORE_RETRY << min(group.num_failed_restores, 8)
                 )
                 group.num_failed_restores += 1
                 # Bytes that came back wrong may be wrong on the host, and there is no other copy.
                 is_lost = cause is FailureCause.CORRUPT
-                return {kv.request_id: cause} if is_lost else {}
+                return dict.fromkeys(users_of(holder), cause) if is_lost else {}
         return {}
 
     def _retract_saves(self, feedback: StepFeedback) -> dict[str, FailureCause]:
@@ -113,8 +125,16 @@ class Losses:
         return lost
 
 
+def users_of(holder: Holder) -> list[str]:
+    """Return the requests that begin with a trunk, or the one whose own part a holder is."""
+    users = holder.users if isinstance(holder, Trunk) else [holder]
+    return [user.request_id for user in users]
+
+
 def uses(kv: RequestKV, block_ids: frozenset[int], slots: frozenset[int]) -> bool:
     """Return whether any of a request's KV is, or will be, in one of these."""
     return any(not slots.isdisjoint(group.host_slots) for group in kv.groups) or any(
-        block.block_id in block_ids for block in kv.owned_blocks()
+        block.block_id in block_ids
+        for holder in (*kv.trunks, kv)
+        for block in holder.owned_blocks()
     )

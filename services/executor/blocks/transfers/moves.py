@@ -5,8 +5,10 @@ from collections.abc import Collection, Iterable, Sequence
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Loading
 from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers.transfers import Transfers
+from services.executor.blocks.trunks import give_up, hold
 from services.placement.blocks import BlockGeometry
 
 
@@ -31,30 +33,38 @@ class BlockMoves:
     def num_free(self) -> int:
         return self._owner.blocks.num_free
 
-    def all(self) -> Iterable[RequestKV]:
-        return self._owner.kvs
+    def all(self) -> Iterable[Holder]:
+        return self._owner.holders()
 
-    def idle(self, but: Collection[RequestRecord[RequestKV]]) -> list[RequestKV]:
+    def idle(self, but: Collection[RequestRecord[RequestKV]]) -> list[Holder]:
         others = [kv for kv in self._owner.kvs if kv.record not in but]
-        return self._transfers.write_through.by_likelihood(others) if others else others
+        if not others:
+            return []
+        trunks = [
+            trunk
+            for trunk in self._owner.trunks.all
+            if all(user.record not in but for user in trunk.users)
+        ]
+        return [*self._transfers.write_through.by_likelihood(others), *trunks]
 
     def num_new(self, kv: RequestKV, num_tokens: int) -> int:
         return self._owner.growth.num_new_blocks(kv, num_tokens=num_tokens)
 
-    def num_to_wake(self, kv: RequestKV) -> int:
+    def num_to_wake(self, kv: Holder) -> int:
         return self._owner.staging.num_to_wake(kv)
 
-    def offload(self, kv: RequestKV, groups: Sequence[int]) -> None:
+    def offload(self, kv: Holder, groups: Sequence[int]) -> None:
         self._owner.offload(kv, groups)
-        self._transfers.write_through.note(kv)
+        if isinstance(kv, RequestKV):  # all of a trunk is on the host
+            self._transfers.write_through.note(kv)
 
-    def restore(self, kv: RequestKV, group: int) -> None:
+    def restore(self, kv: Holder, group: int) -> None:
         self._owner.restores.begin(kv, group)
 
-    def set_staging(self, kv: RequestKV, num_buffers: int) -> None:
+    def set_staging(self, kv: Holder, num_buffers: int) -> None:
         self._owner.staging.set_number(kv, num_buffers)
 
-    def sleep(self, kv: RequestKV) -> None:
+    def sleep(self, kv: Holder) -> None:
         self._owner.staging.drop(kv)
 
     def give_up_restores(self) -> bool:
@@ -70,35 +80,55 @@ class BlockMoves:
     def drop(self, kv: RequestKV) -> None:
         self._owner.pop(kv)
 
+    def share(self, kv: RequestKV) -> None:
+        if not kv.trunks:
+            self._owner.trunks.join(kv)
+
+    def keep_shared(self, kv: RequestKV) -> None:
+        self._owner.keep_shared(kv)
+
     def begin_load(self, kv: RequestKV, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_staging = num_buffers
+        hold(kv)
         for index in groups:
             self._owner.restores.begin_in_parts(kv, index)
 
     def load_on(self, kv: RequestKV, num_left: int) -> Loading:
-        lacking = [
-            len(group.row) - len(group.restore.targets)
-            for group in kv.groups
+        coming = [
+            (holder, index, group)
+            for holder in (*kv.trunks, kv)
+            if holder.asleep  # else its groups come back while it is in steps
+            for index, group in enumerate(holder.groups)
             if group.restore is not None
         ]
-        if not self._overlap and sum(lacking) > num_left:
+        if (
+            not self._overlap
+            and sum(lacking(holder, group) for holder, _, group in coming) > num_left
+        ):
             return Loading(is_complete=False, lacks_blocks=True)
         is_complete, lacks_blocks = True, False
-        for index, group in enumerate(kv.groups):
-            if group.restore is None:
-                continue
-            num_left -= self._owner.restores.extend(kv, index, max_blocks=num_left)
+        for holder, index, group in coming:
+            num_left -= self._owner.restores.extend(holder, index, max_blocks=num_left)
             if group.restore is not None:
                 is_complete = False
-                lacks_blocks |= len(group.restore.targets) < len(group.row)
+                lacks_blocks |= lacking(holder, group) > 0
         return Loading(is_complete=is_complete, lacks_blocks=lacks_blocks)
 
     def num_to_find(self, kv: RequestKV, groups: Collection[int]) -> int:
-        return self._owner.blocks.num_to_find(kv.uids(range(kv.num_host_blocks)), groups)
+        positions = range(kv.num_shared, kv.num_host_blocks)
+        return self._owner.blocks.num_to_find(kv.uids(positions), groups)
 
     def wake(self, kv: RequestKV) -> bool:
-        return self._owner.staging.take(kv)
+        return self._owner.trunks.wake(kv)
 
     def put_back(self, kv: RequestKV) -> None:
+        give_up(kv)
         self._owner.staging.drop(kv)
         self._owner.offload(kv, range(len(kv.groups)))
+        self._owner.blocks.release(self._owner.trunks.leave(kv))
+
+
+def lacking(holder: Holder, group: GroupKV) -> int:
+    """Return how many blocks a group on its way back has not taken yet."""
+    assert group.restore is not None
+    return len(group.row) - holder.first - len(group.restore.targets)

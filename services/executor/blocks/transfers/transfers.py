@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from services.control.requests.life import State
 from services.executor.blocks.block_owner import BlockOwner
-from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.holder import Holder
 from services.executor.blocks.transfers.write_through import WriteThrough
 from services.executor.stats.kv_stats import KVStats, Residencies
 from services.executor.step_messages import StepFeedback, StepTransfers
@@ -33,7 +33,7 @@ class Transfers:
         self.owner = owner
         self.write_through = WriteThrough(owner, budget=write_budget)
         self._num_ranks = num_ranks
-        self._unsettled: dict[RequestKV, None] = {}
+        self._unsettled: dict[Holder, None] = {}
         self._num_ranks_done: Counter[int] = Counter()
         self._num_stats_asked = 0
         self._reported = owner.counters.copy()
@@ -43,10 +43,10 @@ class Transfers:
 
         They will if a copy is under way whose completion gives blocks back.
         """
-        for kv in self.owner.kvs:
-            for index in range(len(kv.groups)):
-                if self.owner.restores.cancel(kv, index):
-                    self._unsettled[kv] = None
+        for holder in self.owner.holders():
+            for index in range(len(holder.groups)):
+                if self.owner.restores.cancel(holder, index):
+                    self._unsettled[holder] = None
         return (
             bool(self.owner.restores.orphans or self._unsettled)
             or self.write_through.frees_blocks()
@@ -55,9 +55,9 @@ class Transfers:
     def settle(self) -> None:
         """Act on completed copies: seal blocks, flip restored rows, end cancelled restores."""
         self._complete_restores()
-        for kv in self._unsettled:
-            if kv in self.owner.kvs:
-                self.owner.seal(kv)
+        for holder in self._unsettled:
+            if self.owner.is_live(holder):
+                self.owner.seal(holder)
         self._unsettled.clear()
 
     def _complete_restores(self) -> None:
@@ -68,10 +68,10 @@ class Transfers:
             del self._num_ranks_done[restore_id]
             if restore_id in self.owner.restores.orphans:
                 self.owner.restores.release_orphan(restore_id)
-        for kv in self.owner.kvs:
-            for index, group in enumerate(kv.groups):
+        for holder in self.owner.holders():
+            for index, group in enumerate(holder.groups):
                 if group.restore is not None:
-                    self.owner.restores.arrive(kv, index, done)
+                    self.owner.restores.arrive(holder, index, done)
 
     def absorb(self, feedback: StepFeedback) -> None:
         """Take in what the ranks have completed."""
@@ -88,19 +88,18 @@ class Transfers:
         `num_tokens_after` has, per scheduled request, the tokens whose KV exists after it.
         """
         owner, step = self.owner, self.owner.orders.next_step
-        loading = []
+        loading: dict[str, None] = {}
         for request_id, num_tokens in num_tokens_after.items():
             kv = owner.records[request_id].kv
             assert kv is not None
             num_full_before = kv.num_tokens // owner.geometry.block_size
             kv.num_tokens = num_tokens
-            if kv.first_step == 0 or kv.record.state.is_queued:
+            if kv.first_step == 0:
                 kv.first_step = step
             if kv.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
                 self.write_through.note(kv)
-            if kv.staging:
-                loading.append(request_id)
-        return owner.orders.take(loading=loading, saves=self.write_through.plan(step))
+            loading.update((one.request_id, None) for one in (*kv.trunks, kv) if one.staging)
+        return owner.orders.take(loading=list(loading), saves=self.write_through.plan(step))
 
     @property
     def is_busy(self) -> bool:
@@ -116,15 +115,17 @@ class Transfers:
         """Return how many blocks are on their way back in the background."""
         return sum(
             len(blocks)
-            for kv in self.owner.kvs
-            for group in kv.groups
+            for holder in self.owner.holders()
+            for group in holder.groups
             if group.restore is not None
             for blocks in group.restore.under_way.values()
         )
 
     def num_step_load_blocks(self) -> int:
         """Return how many blocks a step of all requests that are awake loads."""
-        return sum(len(kv.offloaded) * (kv.staging_length - kv.first) for kv in self.owner.kvs)
+        return sum(
+            len(one.offloaded) * (one.staging_length - one.first) for one in self.owner.holders()
+        )
 
     def stats(self) -> KVStats | None:
         """Return where KV is now, once in a while, and at once when a copy has gone wrong or no
@@ -136,13 +137,13 @@ class Transfers:
         owner, failed = self.owner, self.owner.counters.num_failures > self._reported.num_failures
         if self._num_stats_asked % STEPS_PER_STATS and owner.kvs and not failed:
             return None
-        groups = [group for kv in owner.kvs for group in kv.groups]
+        groups = [group for holder in owner.holders() for group in holder.groups]
         num_offloaded = sum(group.offloaded for group in groups)
         state = Residencies(
             num_resident_groups=len(groups) - num_offloaded,
             num_offloaded_groups=num_offloaded,
             num_restoring_groups=sum(group.restore is not None for group in groups),
-            num_staging_blocks=sum(kv.num_staging_blocks for kv in owner.kvs),
+            num_staging_blocks=sum(one.num_staging_blocks for one in owner.holders()),
             num_host_blocks=owner.host.num_used,
             num_free_blocks=owner.pool.get_num_free_blocks(),
             num_lagging_blocks=self.write_through.num_lagging_blocks(),

@@ -32,14 +32,7 @@ def change_at_random(sim: Simulation) -> None:
         request = sim.kv(request_id)
         if not request.mirrored or rng.random() > 0.3:
             continue
-        wanted = random_placement(rng, sim.num_groups)
-        sim.owner.offload(request, wanted.offloaded)
-        sim.transfers.write_through.note(request)
-        for index in set(request.offloaded) - wanted.offloaded:
-            sim.owner.restores.begin(request, index)
-            if rng.random() < 0.2:
-                sim.owner.restores.cancel(request, index)
-        sim.owner.staging.set_number(request, wanted.num_staging)
+        sim.place(request, random_placement(rng, sim.num_groups))
 
 
 def random_tokens(sim: Simulation) -> dict[str, int]:

@@ -1,0 +1,315 @@
+"""Trunks: requests that begin alike have that part of their KV once in the pool, not each.
+
+    A  |--- trunk ---|----- own -----          A ran first, and had all of it
+    B  |--- trunk ---|-- own --
+
+A request that begins, or comes back, looks who has its leading columns in the pool, or is loading
+them. It *joins* a trunk; where the columns are part of some request's own, or of a longer trunk,
+that is *split*: the part in front becomes a trunk of its users'. Blocks do not move and their ids
+do not change, so that steps in flight and rows see nothing of it. A trunk ends with its last user,
+and may leave the pool and come back as a request's own part may.
+
+Only what is on the host is shared (`Column.holder`); new tokens land behind it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from services.control.prefix_cache import Column
+from services.control.shared_prefixes import Stretch
+from services.executor.blocks.holder import GroupKV, Holder, Restore
+from services.executor.blocks.pool_blocks import PoolBlocks
+from services.executor.blocks.residency import RequestKV, Trunk
+from services.executor.blocks.restores import Restores
+from services.executor.blocks.seals import Seals
+from services.executor.blocks.step_orders import StepOrders
+
+MIN_TRUNK_TOKENS = 256  # what is shorter each request has for itself
+
+
+class Trunks:
+    """All trunks of an engine."""
+
+    def __init__(
+        self,
+        blocks: PoolBlocks,
+        orders: StepOrders,
+        restores: Restores,
+        seals: Seals,
+        *,
+        block_size: int,
+    ) -> None:
+        self.all: dict[Trunk, None] = {}
+        self.is_on = True
+        self.min_tokens = MIN_TRUNK_TOKENS
+        self.num_joins = self.num_splits = 0  # since the start
+        self._blocks, self._orders = blocks, orders
+        self._restores, self._seals, self._staging = restores, seals, restores.staging
+        self._block_size = block_size
+        self._last_number = 0
+
+    # -- users come and go --------------------------------------------------------------------
+
+    def join(self, kv: RequestKV) -> None:
+        """Let a request that is on the host only begin with what others have in the pool."""
+        assert kv.asleep
+        assert not kv.trunks
+        if not self.is_on or not kv.keys:
+            return
+        chain: list[Trunk] = []
+        for holder, end in self._holders(kv.columns, but=kv):
+            if isinstance(holder, Trunk) and holder.end == end:
+                chain.append(holder)
+            else:
+                chain.append(self._split(holder, end))
+        for trunk in chain:
+            trunk.users[kv] = None
+            self._tell_users(trunk)
+        kv.trunks = chain
+        for group in kv.groups:
+            group.first = kv.num_shared
+        self.num_joins += bool(chain)
+
+    def _holders(
+        self, columns: Sequence[Column], *, but: RequestKV | None = None
+    ) -> Iterator[tuple[Holder, int]]:
+        """Yield who has leading columns in the pool, one behind the other, and each up to where."""
+        first = 0
+        while first < len(columns):
+            holder: Holder | None = columns[first].holder
+            if holder is None or holder is but or holder.first != first:
+                return
+            pairs = zip(columns[first:], holder.columns[first:], strict=False)
+            num_alike = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
+            if num_alike * self._block_size < self.min_tokens:
+                return
+            first += num_alike
+            yield holder, first
+
+    # -- what requests have in common ---------------------------------------------------------
+
+    def stretches(self, kv: RequestKV) -> list[Stretch]:
+        """Return what a request begins with: its trunks, and what others may share of its own."""
+        if not self.is_on or not kv.keys:
+            return []
+        if kv.is_parked:
+            return self.found(kv.columns)
+        stretches = [Stretch(trunk.name, trunk.end) for trunk in kv.trunks]
+        if len(kv.columns) > kv.num_shared:
+            stretches.append(Stretch(kv.request_id, len(kv.columns)))
+        return stretches
+
+    def found(self, columns: Sequence[Column]) -> list[Stretch]:
+        """Return whose the leading columns are that a request will begin with."""
+        if not self.is_on:
+            return []
+        stretches = [Stretch(holder.request_id, end) for holder, end in self._holders(columns)]
+        is_long = len(columns) * self._block_size >= self.min_tokens
+        if is_long and not stretches:  # of several that begin so the first will have it
+            stretches = [Stretch(columns[-1].uid, len(columns))]
+        return stretches
+
+    def leave(self, kv: RequestKV) -> list[KVCacheBlock]:
+        """Take a request from its trunks; return the blocks of those that end and are not found.
+
+        The caller gives them to the pool.
+        """
+        blocks = []
+        for trunk in reversed(kv.trunks):
+            del trunk.users[kv]
+            if trunk.users:
+                self._tell_users(trunk)
+            else:
+                blocks.extend(self._end(trunk))
+        if kv.trunks:
+            kv.trunks = []
+            for group in kv.groups:
+                group.first = 0
+        return blocks
+
+    def num_to_wake(self, kv: RequestKV) -> int:
+        """Return how many blocks `wake` takes."""
+        return sum(map(self._staging.num_to_wake, (*kv.trunks, kv)))
+
+    def wake(self, kv: RequestKV) -> bool:
+        """Give a request and its trunks staging; False, and nothing changed, if blocks lack."""
+        if self.num_to_wake(kv) > self._blocks.num_free:
+            return False
+        return all(map(self._staging.take, (*kv.trunks, kv)))
+
+    def _end(self, trunk: Trunk) -> list[KVCacheBlock]:
+        give_up(trunk)
+        if trunk.is_found:
+            leave_found(self._blocks, trunk, range(trunk.first, trunk.end))
+        for index in trunk.restoring:
+            self._restores.cancel(trunk, index)
+        self._orders.drop_request(trunk.name)
+        del self.all[trunk]
+        return trunk.owned_blocks()
+
+    def _tell_users(self, trunk: Trunk) -> None:
+        self._orders.use(trunk.name, [user.request_id for user in trunk.users])
+
+    # -- splits -------------------------------------------------------------------------------
+
+    def _split(self, holder: Holder, end: int) -> Trunk:
+        """Make what a holder has before `end` a trunk of its users'."""
+        was_coming = self._stop_restores(holder, end)
+        self._last_number += 1
+        trunk = Trunk(
+            name=f"\0trunk-{self._last_number}",
+            groups=[self._cut(group, end) for group in holder.groups],
+            mirrored=True,
+            block_size=holder.block_size,
+            wanted_staging=holder.wanted_staging,
+            columns=holder.columns[:end],
+            staging=[buffer[:end] for buffer in holder.staging],
+            num_tokens=end * holder.block_size,
+            asleep=holder.asleep,
+            users={},
+            floor=holder.floor if isinstance(holder, Trunk) else None,
+        )
+        null = self._blocks.null
+        for buffer in holder.staging:
+            buffer[:end] = [null] * end
+        self.all[trunk] = None
+        self.num_splits += 1
+        self._put_before(holder, trunk)
+        for column in own_columns(trunk):
+            column.holder = trunk
+        self._tell_ranks(holder, trunk)
+        for index in was_coming:
+            for part in (trunk, holder):
+                self._restores.begin_in_parts(part, index)
+        self._complete_empty(holder)
+        for part in (trunk, holder):
+            self._seals.seal(part)
+        return trunk
+
+    def _stop_restores(self, holder: Holder, end: int) -> list[int]:
+        """Give up the copies of groups that come back in part; return those to begin anew.
+
+        Where all of a holder becomes the trunk, they go on.
+        """
+        coming = holder.restoring if end < holder.num_rows else []
+        for index in coming:
+            self._restores.cancel(holder, index)
+        return coming if holder.asleep else []
+
+    def _cut(self, group: GroupKV, end: int) -> GroupKV:
+        """Take from a group what is before `end`."""
+        null = self._blocks.null
+        front = GroupKV(
+            row=group.row[:end],
+            first=group.first,
+            offloaded=group.offloaded,
+            own={
+                position: group.own.pop(position)
+                for position in sorted(group.own)
+                if position < end
+            },
+            host_slots=group.host_slots[:end],
+            num_saves_sent=end,
+            num_host_blocks=end,
+            restore=group.restore,
+            num_failed_restores=group.num_failed_restores,
+            restore_from_step=group.restore_from_step,
+            buffer=group.buffer,
+        )
+        group.row[:end] = [null] * end
+        group.first = end
+        if group.restore is not None:
+            group.restore = Restore()
+        return front
+
+    def _put_before(self, holder: Holder, trunk: Trunk) -> None:
+        """Let a new trunk stand before what it was cut from, in all requests that had that."""
+        if isinstance(holder, Trunk):
+            for user in holder.users:
+                user.trunks.insert(user.trunks.index(holder), trunk)
+                trunk.users[user] = None
+        else:
+            assert isinstance(holder, RequestKV)
+            holder.trunks.append(trunk)
+            trunk.users[holder] = None
+
+    def _tell_ranks(self, holder: Holder, trunk: Trunk) -> None:
+        """Say of both parts all that ranks must know: what was pending of the whole is void."""
+        orders = self._orders
+        orders.split(holder.request_id, trunk.name, trunk.end)
+        slots = [group.host_slots for group in trunk.groups]
+        orders.begin_with(trunk.name, trunk.columns, slots)
+        if not trunk.staging:
+            return
+        orders.set_staging(trunk.name, len(trunk.staging))
+        for number, buffer in enumerate(trunk.staging):
+            ids = [block.block_id for block in buffer]
+            orders.fill_staging(trunk.name, number, 0, ids)
+        for index in trunk.offloaded:
+            self._staging.load_anew(trunk, index)
+            self._staging.load_anew(holder, index)
+
+    def _complete_empty(self, holder: Holder) -> None:
+        """Take in that nothing of a holder is left to come back."""
+        for index in holder.restoring:
+            restore = holder.groups[index].restore
+            assert restore is not None
+            if holder.num_rows == holder.first:
+                self._restores.complete(holder, index)
+
+    # -- integrity ----------------------------------------------------------------------------
+
+    def check_integrity(self, kvs: Iterable[RequestKV]) -> None:
+        """Assert that each user has its trunks one behind the other, and they are what it has."""
+        num_uses = 0
+        for kv in kvs:
+            first = 0
+            for trunk in kv.trunks:
+                assert trunk in self.all, "a request begins with a trunk that has ended"
+                assert kv in trunk.users, "a trunk does not know its user"
+                assert trunk.first == first, "trunks do not meet"
+                alike = zip(kv.columns[: trunk.end], trunk.columns, strict=True)
+                assert all(own is its for own, its in alike), "a user has another KV than its trunk"
+                assert kv.asleep or not trunk.asleep, "a trunk sleeps while its user is awake"
+                first = trunk.end
+            num_uses += len(kv.trunks)
+            for position, column in enumerate(kv.columns[first:], first):
+                holder = column.holder
+                assert holder is None or holder.columns[position] is column, "held by another"
+                is_its = holder is None or holder.first <= position or holder.scratch
+                assert is_its, "held by none"
+        assert num_uses == sum(len(trunk.users) for trunk in self.all), "a user has ended"
+        beginnings = {(trunk.first, trunk.columns[trunk.first]) for trunk in self.all}
+        assert len(beginnings) == len(self.all), "two trunks begin with the same"
+        for trunk in self.all:
+            trunk.check_integrity()
+            assert all(c.holder is trunk for c in own_columns(trunk)), "a trunk is not found"
+
+
+def own_columns(holder: Holder) -> Iterator[Column]:
+    """Yield the columns whose blocks are a holder's own."""
+    return (holder.columns[position] for position in range(holder.first, len(holder.columns)))
+
+
+def hold(holder: Holder) -> None:
+    """Let who begins with a holder's own columns share them, where nobody else has them."""
+    for column in own_columns(holder):
+        if column.holder is None:
+            column.holder = holder
+
+
+def give_up(holder: Holder) -> None:
+    """Let nobody share what a holder has any more."""
+    for column in holder.columns:
+        if column.holder is holder:
+            column.holder = None
+
+
+def leave_found(blocks: PoolBlocks, holder: Holder, positions: range) -> None:
+    """End the life of a holder's blocks at these positions; others may find their KV in them."""
+    held = [group.hand_over(positions) for group in holder.groups]
+    uids = (holder.uid(position) for position in positions)
+    left = list(zip(uids, zip(*held, strict=True), strict=True))
+    blocks.leave(reversed(left))  # the last ones are taken first
