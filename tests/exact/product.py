@@ -35,6 +35,7 @@ from tests.exact.cases import SCARCE_FRAC, make_case, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pressure
 from tests.exact.failure_cases import TOGETHER, assert_right, run_with_faults
 from tests.exact.reference import answers_to, reference
+from tests.exact.shared_prefixes import share_in_all_ways
 from tests.exact.uncached import (
     ROOMY_FRAC,
     assert_right_and_recomputed,
@@ -261,6 +262,10 @@ def test_turns_begin_with_what_earlier_ones_left(
 
     converse_with_little_room(runner, expected, turns)
     converse_in_all_ways(runner, expected, turns, monkeypatch)
+
+
+def test_agents_share_prefixes(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    share_in_all_ways(runner, reference("float32")["agents"], monkeypatch)
 
 
 # The same fixture: a process has one engine at a time.

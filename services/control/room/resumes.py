@@ -106,7 +106,7 @@ class Resumes(Generic[KVT]):
         self.is_short_of_blocks |= loading.lacks_blocks
         if loading.is_complete:
             # A running request that lacks what is kept would take it back, step after step.
-            fits = self._moves.num_to_wake(kv) <= num_left
+            fits = sum(map(self._moves.num_to_wake, (*kv.trunks, kv))) <= num_left
             if fits and self._moves.wake(kv):
                 record.enter(State.READY)
             else:

@@ -18,6 +18,7 @@ from itertools import takewhile
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.prefix_cache import Column
+from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
 from services.executor.blocks.holder import GroupKV, Holder, Restore
 from services.executor.blocks.pool_blocks import PoolBlocks
@@ -272,7 +273,8 @@ class Trunks:
                 assert trunk.first == first, "trunks do not meet"
                 alike = zip(kv.columns[: trunk.end], trunk.columns, strict=True)
                 assert all(own is its for own, its in alike), "a user has another KV than its trunk"
-                assert kv.asleep or not trunk.asleep, "a trunk sleeps while its user is awake"
+                runs = kv.record.state is State.RUNNING
+                assert not (runs and trunk.asleep), "a trunk sleeps while its user runs"
                 first = trunk.end
             num_uses += len(kv.trunks)
             for position, column in enumerate(kv.columns[first:], first):
