@@ -14,6 +14,7 @@ from bench.document import Benchmark, Row
 from bench.layerwise._engines import engines
 from bench.prefix.chat import link_ratio, median_of
 from lab.engine.step_runner import EXACTNESS, Arrival, EngineCase, StepRunner, make_prompt
+from services.control.options import ControllerOptions
 from services.executor.kv_options import KVOptions
 
 STOCK = "vLLM, prefix caching"
@@ -115,7 +116,11 @@ def cases(setting: Setting) -> dict[str, EngineCase]:
     )
     kv = KVOptions(host_bytes=1 << 30)
     ours = replace(
-        stock, kv=kv, num_blocks=num_blocks * EXACTNESS.num_layers + 1, prefix_caching=False
+        stock,
+        kv=kv,
+        controller=ControllerOptions(policy="evenflow"),
+        num_blocks=num_blocks * EXACTNESS.num_layers + 1,
+        prefix_caching=False,
     )
     slow = replace(kv, h2d_bytes_per_s=SLOW_BYTES_PER_S, d2h_bytes_per_s=SLOW_BYTES_PER_S)
     return {STOCK: stock, OURS: ours, SLOW: replace(ours, kv=slow)}
