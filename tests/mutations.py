@@ -19,6 +19,7 @@ EXECUTOR = "services/executor"
 CONTROL = "services/control"
 ONE_ENGINE = ("tests/exact/test_layerwise_exact.py", "-k", "layers and not layers-async")
 UNCACHED = ("tests/unit/executor/blocks/test_uncached.py",)
+TRUNKS = ("tests/unit/executor/blocks/test_trunks.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -79,8 +80,8 @@ MUTATIONS = (
     Mutation(
         "what each step computes anew is found",
         f"{EXECUTOR}/blocks/block_owner.py",
-        "positions = range(kv.num_recomputed, ",
-        "positions = range(0, ",
+        "first = max(kv.num_recomputed, kv.first)",
+        "first = 0",
         ("tests/unit/executor/blocks/test_prefix_hits.py",),
     ),
     Mutation(
@@ -229,6 +230,69 @@ MUTATIONS = (
         "        return lost | self._distrust(lost)\n",
         "        return lost\n",
         ("tests/unit/executor/blocks/test_prefix_hits.py",),
+    ),
+    Mutation(
+        "edits of a trunk miss a user",
+        f"{EXECUTOR}/blocks/trunks.py",
+        "self._orders.use(trunk.name, [user.request_id for user in trunk.users])",
+        "self._orders.use(trunk.name, [u.request_id for u in list(trunk.users)[:-1]])",
+        TRUNKS,
+    ),
+    Mutation(
+        "a trunk ends with its first user",
+        f"{EXECUTOR}/blocks/trunks.py",
+        "            if trunk.users:\n",
+        "            if False:\n",
+        TRUNKS,
+    ),
+    Mutation(
+        "what was cut off stays a holder's own",
+        f"{EXECUTOR}/blocks/trunks.py",
+        "        group.first = end\n",
+        "",
+        TRUNKS,
+    ),
+    Mutation(
+        "half of a copy under way is a trunk's",
+        f"{EXECUTOR}/blocks/trunks.py",
+        "coming = holder.restoring if end < holder.num_rows else []",
+        "coming = list[int]()",
+        TRUNKS,
+    ),
+    Mutation(
+        "a trunk that its first user does not load",
+        f"{EXECUTOR}/blocks/transfers/transfers.py",
+        "for one in (*kv.trunks, kv) if one.staging",
+        "for one in (kv,) if one.staging",
+        TRUNKS,
+    ),
+    Mutation(
+        "who joins a trunk that is lost runs on",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
+        "        lost |= self._lost_with_trunks(feedback.lost_requests)\n",
+        "",
+        TRUNKS,
+    ),
+    Mutation(
+        "who was parked is not asked for what went wrong before",
+        f"{EXECUTOR}/blocks/transfers/transfers.py",
+        "            if kv.first_step == 0:\n",
+        "            if True:\n",
+        TRUNKS,
+    ),
+    Mutation(
+        "what a batch shares is counted for each",
+        "services/placement/run/types.py",
+        "return num_blocks - sum((n - 1)",
+        "return num_blocks - 0 * sum((n - 1)",
+        ("tests/unit/placement/run/test_shared_prefixes.py",),
+    ),
+    Mutation(
+        "who frees nothing is parked",
+        "services/placement/run/evenflow.py",
+        "if victim.prefixes and free and not self._frees(rest, victim):",
+        "if False:",
+        ("tests/unit/placement/run/test_shared_prefixes.py",),
     ),
     Mutation(
         "a plan for more than the pool",

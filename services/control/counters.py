@@ -47,6 +47,8 @@ class Counters:
     num_prefix_hit_tokens: int = _counter("Prompt tokens that were cached, and not computed again.")
     num_published_columns: int = _counter("Blocks of all layers that others might begin with.")
     num_evicted_columns: int = _counter("Blocks of all layers that made room for others.")
+    num_trunk_joins: int = _counter("Requests that began with what others had in the pool.")
+    num_trunk_splits: int = _counter("Times that a part of a request's KV became shared.")
     # Copies that went wrong; what several ranks report of one step counts once.
     num_losses_failed: int = _counter("Times that a request's KV was lost because a copy failed.")
     num_losses_hung: int = _counter(

@@ -95,8 +95,8 @@ def share_in_all_ways(
     runner: StepRunner, expected: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Assert that agents share prefixes while trunks and own parts move, and come back anyhow."""
-    resumes, trunks = runner.scheduler.control.resumes, runner.scheduler.block_owner.trunks
-    sharing, num_splits = Sharing(runner), trunks.num_splits
+    resumes, counters = runner.scheduler.control.resumes, runner.scheduler.block_owner.counters
+    sharing, num_splits = Sharing(runner), counters.num_trunk_splits
     num_moves = MIN_TRUNK_MOVES * runner.scheduler.block_owner.geometry.num_groups
     for seed in range(MAX_ROUNDS):
         monkeypatch.setattr(resumes, "choose_way", random_way(seed))
@@ -108,13 +108,13 @@ def share_in_all_ways(
         if (
             sharing.num_blocks >= MIN_SHARED_BLOCKS
             and min(sharing.num_left, sharing.num_back) >= num_moves
-            and trunks.num_splits - num_splits >= MIN_SPLITS
+            and counters.num_trunk_splits - num_splits >= MIN_SPLITS
             and sharing.most_tokens >= len(LARGE) // 32 * 32
         ):
             break
     assert sharing.num_blocks >= MIN_SHARED_BLOCKS
     assert min(sharing.num_left, sharing.num_back) >= num_moves
-    assert trunks.num_splits - num_splits >= MIN_SPLITS
+    assert counters.num_trunk_splits - num_splits >= MIN_SPLITS
     assert sharing.most_tokens >= len(LARGE) // 32 * 32
     assert set(TWINS) <= sharing.names
     assert SALTED not in sharing.names

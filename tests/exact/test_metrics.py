@@ -4,6 +4,7 @@ One engine in this process. Its reports come with every step, and copies end whe
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -230,11 +231,19 @@ def test_a_cached_prefix_is_read_from_the_host(
     begin_alike(runner, patch, ResumeWay.HOST_RESIDENT)
 
 
-@sees("kv_num_duplicate_blocks")
-def test_two_requests_have_a_prefix_in_the_pool(
+@sees("kv_num_trunks", "kv_num_shared_blocks", "kv_num_trunk_joins", "kv_num_trunk_splits")
+def test_two_requests_share_a_prefix_in_the_pool(
     runner: StepRunner, patch: pytest.MonkeyPatch
 ) -> None:
     begin_alike(runner, patch, ResumeWay.LOAD, first_output=60)
+
+
+@sees("kv_num_duplicate_blocks")
+def test_two_requests_compute_the_same_at_once(
+    runner: StepRunner, patch: pytest.MonkeyPatch
+) -> None:
+    first = one(prompt=256)
+    runner.run([first, replace(first, request_id="twin")], hook=copies_complete)
 
 
 @sees("kv_num_evicted_columns")

@@ -74,7 +74,7 @@ class BlockOwner:
         self.uncached = UncachedPrefixes(self.blocks, orders, self.staging)
         self.seals = Seals(self.blocks, orders, self.staging, self.counters)
         self.trunks = Trunks(
-            self.blocks, orders, self.restores, self.seals, block_size=geometry.block_size
+            self.restores, self.seals, self.counters, block_size=geometry.block_size
         )
 
     def holders(self) -> Iterator[Holder]:

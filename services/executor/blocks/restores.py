@@ -22,8 +22,8 @@ class Restores:
         self, blocks: PoolBlocks, orders: StepOrders, staging: StagingBuffers, counters: Counters
     ) -> None:
         self.orphans: dict[int, list[KVCacheBlock]] = {}  # targets of cancelled restores
-        self._blocks = blocks
-        self._orders = orders
+        self.blocks = blocks
+        self.orders = orders
         self.staging = staging
         self._counters = counters
         self._last_id = 0
@@ -37,7 +37,7 @@ class Restores:
         if not self._may_begin(group):
             return False
         num_blocks = sum(1 for _ in group.staged_positions())
-        if num_blocks > self._blocks.num_free:
+        if num_blocks > self.blocks.num_free:
             return False
         group.restore = Restore()
         self.extend(kv, index, max_blocks=num_blocks)
@@ -56,7 +56,7 @@ class Restores:
 
     def _may_begin(self, group: GroupKV) -> bool:
         """Return whether a group is on the host, and no load of it has just failed."""
-        return group.stages and self._orders.next_step >= group.restore_from_step
+        return group.stages and self.orders.next_step >= group.restore_from_step
 
     def extend(self, kv: Holder, index: int, *, max_blocks: int) -> int:
         """Take blocks for what has none yet, and return how many were taken.
@@ -71,12 +71,12 @@ class Restores:
         wanted = missing[: max(0, max_blocks)]
         positions = self._find(kv, index, wanted)
         if positions:
-            blocks = self._blocks.take(len(positions))
+            blocks = self.blocks.take(len(positions))
             restore.targets.update(zip(positions, blocks, strict=True))
             self._last_id += 1
             restore.under_way[self._last_id] = blocks
             self._counters.num_loaded_blocks += len(blocks)
-            self._orders.restore(
+            self.orders.restore(
                 RestoreOrder(
                     self._last_id,
                     kv.request_id,
@@ -92,17 +92,17 @@ class Restores:
 
     def _find(self, kv: Holder, index: int, positions: list[int]) -> list[int]:
         """Take those blocks that still hold the group's KV; return the positions that have none."""
-        if not positions or not self._blocks.num_left:
+        if not positions or not self.blocks.num_left:
             return positions
         group, uids = kv.groups[index], [kv.uid(position) for position in positions]
-        found = self._blocks.find(uids, index)
+        found = self.blocks.find(uids, index)
         here = {p: block for p, block in zip(positions, found, strict=True) if block is not None}
         if not here:
             return positions
         assert group.restore is not None
         group.restore.targets.update(here)
         self._counters.num_found_blocks += len(here)
-        self._orders.found(
+        self.orders.found(
             FoundOrder(
                 kv.request_id,
                 index,
@@ -131,12 +131,12 @@ class Restores:
         for stretch in stretches(sorted(targets)):
             blocks = [targets[position] for position in stretch]
             group.row[stretch.start : stretch.stop] = blocks
-            self._orders.edit_row(key, stretch.start, [block.block_id for block in blocks])
+            self.orders.edit_row(key, stretch.start, [block.block_id for block in blocks])
         group.restore = None
         group.offloaded = False
         group.own = {}
         self._counters.num_restored_groups += 1
-        self._orders.drop_table(key)
+        self.orders.drop_table(key)
         if not kv.asleep:
             self.staging.assign(kv)
             self.staging.trim(kv)
@@ -149,16 +149,16 @@ class Restores:
         group = kv.groups[index]
         if group.restore is None:
             return False
-        self._orders.forget_found((kv.request_id, index))
+        self.orders.forget_found((kv.request_id, index))
         restore, group.restore = group.restore, None
         arrived = {block.block_id: block for block in restore.targets.values()}
         for restore_id, blocks in restore.under_way.items():
-            if self._orders.cancel_restore(restore_id):
+            if self.orders.cancel_restore(restore_id):
                 self.orphans[restore_id] = blocks
                 for block in blocks:
                     del arrived[block.block_id]
-        self._blocks.release(list(arrived.values()))
+        self.blocks.release(list(arrived.values()))
         return True
 
     def release_orphan(self, restore_id: int) -> None:
-        self._blocks.release(self.orphans.pop(restore_id))
+        self.blocks.release(self.orphans.pop(restore_id))

@@ -17,6 +17,7 @@ from itertools import takewhile
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.control.counters import Counters
 from services.control.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
@@ -25,7 +26,6 @@ from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
-from services.executor.blocks.step_orders import StepOrders
 
 MIN_TRUNK_TOKENS = 256  # what is shorter each request has for itself
 
@@ -35,19 +35,18 @@ class Trunks:
 
     def __init__(
         self,
-        blocks: PoolBlocks,
-        orders: StepOrders,
         restores: Restores,
         seals: Seals,
+        counters: Counters,
         *,
         block_size: int,
     ) -> None:
         self.all: dict[Trunk, None] = {}
         self.is_on = True
         self.min_tokens = MIN_TRUNK_TOKENS
-        self.num_joins = self.num_splits = 0  # since the start
-        self._blocks, self._orders = blocks, orders
-        self._restores, self._seals, self._staging = restores, seals, restores.staging
+        self._restores, self._seals, self._counters = restores, seals, counters
+        self._blocks, self._orders = restores.blocks, restores.orders
+        self._staging = restores.staging
         self._block_size = block_size
         self._last_number = 0
 
@@ -71,7 +70,7 @@ class Trunks:
         kv.trunks = chain
         for group in kv.groups:
             group.first = kv.num_shared
-        self.num_joins += bool(chain)
+        self._counters.num_trunk_joins += bool(chain)
 
     def _holders(
         self, columns: Sequence[Column], *, but: RequestKV | None = None
@@ -88,6 +87,11 @@ class Trunks:
                 return
             first += num_alike
             yield holder, first
+
+    @property
+    def num_saved_blocks(self) -> int:
+        """Return how many blocks more there would be if each user had its own."""
+        return sum(trunk.num_owned * (len(trunk.users) - 1) for trunk in self.all)
 
     # -- what requests have in common ---------------------------------------------------------
 
@@ -176,7 +180,7 @@ class Trunks:
         for buffer in holder.staging:
             buffer[:end] = [null] * end
         self.all[trunk] = None
-        self.num_splits += 1
+        self._counters.num_trunk_splits += 1
         self._put_before(holder, trunk)
         for column in own_columns(trunk):
             column.holder = trunk

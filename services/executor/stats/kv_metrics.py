@@ -36,7 +36,9 @@ GAUGES = {
     "num_quarantined_slots": "Host slots that a hung copy may still write.",
     "num_cached_columns": "Blocks of all layers in the prefix cache, on the host.",
     "num_left_blocks": "Free pool blocks whose KV is found if it is wanted before they are.",
-    "num_duplicate_blocks": "Pool blocks that would be free if requests shared cached prefixes.",
+    "num_duplicate_blocks": "Pool blocks that would be free if requests shared all that they can.",
+    "num_trunks": "Parts of prompts that requests share in the pool.",
+    "num_shared_blocks": "Pool blocks that requests would have more if they shared nothing.",
 }
 STALL_BUCKETS_S = (0.0, 1e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0)
 

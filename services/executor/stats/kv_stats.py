@@ -59,7 +59,9 @@ class Residencies:
     num_quarantined_slots: int = 0
     num_cached_columns: int = 0  # of the prefix cache, those of live requests included
     num_left_blocks: int = 0  # free ones of the pool, whose KV may be found
-    num_duplicate_blocks: int = 0  # of the pool, whose KV another live request's have too
+    num_duplicate_blocks: int = 0  # of the pool, whose KV another holder's have too
+    num_trunks: int = 0  # parts that several requests have once
+    num_shared_blocks: int = 0  # of the pool, that each further user of a trunk would have
 
 
 class KVStats(KVConnectorStats):  # type: ignore[misc]

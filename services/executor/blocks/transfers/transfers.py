@@ -152,6 +152,8 @@ class Transfers:
             num_cached_columns=owner.host.cache.num_columns,
             num_left_blocks=owner.blocks.num_left,
             num_duplicate_blocks=owner.num_duplicate_blocks(),
+            num_trunks=len(owner.trunks.all),
+            num_shared_blocks=owner.trunks.num_saved_blocks,
             num_paused_requests=sum(one.state is State.PAUSED for one in owner.records.values()),
             num_parked_requests=sum(one.is_parked for one in owner.records.values()),
         )

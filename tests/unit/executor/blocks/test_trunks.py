@@ -83,8 +83,8 @@ def test_whoever_shares_blocks_reads_its_own_tokens(
         sim.drain()
         assert_all_is_given_back(sim)
         assert not drill.trunks.all
-        num_joins += drill.trunks.num_joins
-        num_splits += drill.trunks.num_splits
+        num_joins += sim.owner.counters.num_trunk_joins
+        num_splits += sim.owner.counters.num_trunk_splits
 
     assert num_joins > 20
     assert num_splits > 10
@@ -105,7 +105,7 @@ def test_a_copy_that_goes_wrong_costs_all_users_of_a_trunk(kind: str, depth: int
         drill.end_all()
         sim.end_all()
         assert_all_is_given_back(sim)
-        num_joins += drill.trunks.num_joins
+        num_joins += sim.owner.counters.num_trunk_joins
         num_lost += sim.num_lost
 
     assert num_joins > 5
