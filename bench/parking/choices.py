@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from bench.document import Benchmark, Row
 from bench.parking.costs import CASE, Drive
-from lab.engine.orders import park, resume
+from lab.engine.orders import forget_free_blocks, park, resume
 from services.placement.run.resume import LinkAndStep, ParkedRequest, ResumeWay, cheapest_resume
 
 LINKS_BYTES_PER_S = (2e7, 1e8, 1e9)
@@ -81,6 +81,7 @@ def _delay(
     scheduler.control.resumes.choose_way = choose
     before = {one: drive.num_output(one) for one in (name, *others)}
     began_s = time.perf_counter()
+    forget_free_blocks(scheduler)
     resume(scheduler, name)
     while drive.num_output(name) < before[name] + WINDOW:
         drive.step()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.document import Benchmark, Row
 from bench.layerwise._common import batch, decode_times, median_of
-from lab.engine.orders import park, resume
+from lab.engine.orders import forget_free_blocks, park, resume
 from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
 from services.placement.run.resume import ResumeWay
@@ -88,6 +88,7 @@ class Drive:
             steps.append(self.step())
         parked_s = time.perf_counter()
         num_before = self.num_output(name)
+        forget_free_blocks(self.scheduler)
         resume(self.scheduler, name)
         while self.num_output(name) == num_before:
             steps.append(self.step())

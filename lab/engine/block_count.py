@@ -46,5 +46,4 @@ def num_formula_blocks(holder: Holder, geometry: BlockGeometry) -> int:
     residency = Residency(
         num_offloaded=len(holder.offloaded), num_staging=max(1, len(holder.staging))
     )
-    num_tokens = holder.num_tokens - holder.num_shared * geometry.block_size
-    return num_request_blocks(geometry, residency, num_tokens=num_tokens)
+    return num_request_blocks(geometry, residency, num_tokens=holder.num_own_tokens)

@@ -30,6 +30,11 @@ def resume(scheduler: Any, request_id: str) -> None:
     scheduler.hold({request_id: False})
 
 
+def forget_free_blocks(scheduler: Any) -> None:
+    """Let nobody find what is still in free blocks, as if others had had them meanwhile."""
+    scheduler.block_owner.blocks.forget_left()
+
+
 def held(scheduler: Any) -> set[str]:
     """Return the requests that are paused or parked."""
     return {name for name, record in scheduler.records.items() if record.holds}

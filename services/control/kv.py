@@ -8,7 +8,7 @@ Requests that begin alike may share a *trunk*, a stretch of positions whose bloc
 theirs. It is placed as requests are; both are *holders* of blocks.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -64,6 +64,10 @@ class KV(Protocol):
         """Tokens that have a place, in the pool or on the host, those of its trunks included."""
 
     @property
+    def num_own_tokens(self) -> int:
+        """Those that are not its trunks'."""
+
+    @property
     def num_host_blocks(self) -> int:
         """Leading blocks with a complete host copy in every group."""
 
@@ -91,3 +95,13 @@ class KV(Protocol):
 
 
 KVT = TypeVar("KVT", bound=KV)
+
+
+def holders_of(kvs: Iterable[KVT]) -> Iterator[Any]:
+    """Yield requests' own parts and the trunks that they begin with, each once."""
+    seen = set[Any]()
+    for kv in kvs:
+        new = [trunk for trunk in kv.trunks if trunk not in seen]
+        seen.update(new)
+        yield from new
+        yield kv

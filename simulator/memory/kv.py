@@ -53,6 +53,10 @@ class KVState:
         return 0
 
     @property
+    def num_own_tokens(self) -> int:
+        return self.num_tokens
+
+    @property
     def num_rows(self) -> int:
         """Blocks of a row, the open one included."""
         return -(-self.num_tokens // self.geometry.block_size)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.engine.link import h2d_link
-from lab.engine.orders import park, pause, place, resume
+from lab.engine.orders import forget_free_blocks, park, pause, place, resume
 from lab.engine.step_runner import Arrival, EngineCase, Hook, StepRunner, make_prompt
 from lab.engine.workloads import every, fixed, together
 from services.control.options import ControllerOptions
@@ -155,7 +155,7 @@ def away_and_back(
     """Park a request with complete host copies, and let it come back in a way."""
     patch.setattr(runner.scheduler.control.resumes, "choose_way", lambda *_: way)
     leave, come_back = at(10, lambda s: park(s, "one")), at(15, lambda s: resume(s, "one"))
-    runner.run([one()], hook=together(leave, *hooks, come_back))
+    runner.run([one()], hook=together(leave, *hooks, at(15, forget_free_blocks), come_back))
 
 
 @sees(
@@ -301,7 +301,8 @@ def test_saves_hang(runner: StepRunner, patch: pytest.MonkeyPatch) -> None:
 def test_a_restore_fails(runner: StepRunner, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runner.scheduler.control.resumes, "choose_way", lambda *_: ResumeWay.LOAD)
     leave, come_back = at(10, lambda s: park(s, "one")), at(15, lambda s: resume(s, "one"))
-    go_wrong(runner, leave, come_back, copies_complete, load_fails=0.1)
+    others = at(15, forget_free_blocks)
+    go_wrong(runner, leave, others, come_back, copies_complete, load_fails=0.1)
 
 
 # -- none is forgotten ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from cli.client.engine_view import STATES, summary_lines
 from cli.client.engine_watch import EngineState
 from evenflow.executor.v1 import executor_pb2 as pb
-from lab.engine.orders import park, pause, place, resume
+from lab.engine.orders import forget_free_blocks, park, pause, place, resume
 from lab.engine.step_runner import Arrival, StepRunner, make_prompt
 from services.executor.convert import observation_to_proto
 from services.executor.observation import from_plain
@@ -48,6 +48,7 @@ def test_every_field_of_watch_follows_the_engine(
         12: lambda: pause(scheduler, "paced"),
         14: lambda: resume(scheduler, "paced"),
         17: lambda: park(scheduler, "paced"),
+        19: lambda: forget_free_blocks(scheduler),
         20: lambda: gates.append(LinkGate(monkeypatch)),
         21: lambda: resume(scheduler, "paced"),
         26: lambda: gates[0].open(),

@@ -12,9 +12,10 @@ from services.placement.types import EngineShape, Link, Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedRequest:
-    """One request of a step and where its KV is."""
+    """One request of a step and where its KV is; or a trunk, which the step reads for its users."""
 
-    num_tokens: int  # of KV that the step reads
+    num_tokens: int  # of KV that the step reads for it, trunks included; 0: a trunk itself
+    num_own_tokens: int  # of KV that is its own: what each offloaded layer group loads
     offloaded: tuple[int, ...] = ()  # layer groups in host memory, ascending
     num_buffers: int = 0  # staging buffers
 
@@ -27,12 +28,13 @@ def predicted_step_s(
     Without a measured link copies count as nothing.
     """
     num_context_tokens = sum(request.num_tokens for request in batch)
-    layer_s = profile.layer_s(len(batch), num_context_tokens)
+    num_requests = sum(request.num_tokens > 0 for request in batch)
+    layer_s = profile.layer_s(num_requests, num_context_tokens)
     compute_s = [len(engine.layers_of(group)) * layer_s for group in range(engine.num_groups)]
     fetches = [
         Fetch(
             pattern=make_pattern(request.offloaded, request.num_buffers),
-            layer_s=h2d.copy_s(request.num_tokens // engine.block_size * engine.block_bytes),
+            layer_s=h2d.copy_s(request.num_own_tokens // engine.block_size * engine.block_bytes),
         )
         for request in batch
         if request.offloaded and h2d is not None

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from services.control.kv import holders_of
 from services.control.measures.answer_lengths import AnswerLengths
 from services.control.measures.prediction import PlacedRequest
 from services.control.requests.request_record import RequestRecord
@@ -33,14 +34,17 @@ class RequestLedger:
                 record.run_since_s = now_s
 
     def placed(self) -> list[PlacedRequest]:
-        """Return the requests of the newest step, and where their KV is."""
+        """Return the requests of the newest step, their trunks, and where their KV is."""
         records = map(self.records.get, self.last_scheduled)
+        kvs = [record.kv for record in records if record is not None and record.kv is not None]
         return [
             PlacedRequest(
-                num_tokens=kv.num_tokens, offloaded=tuple(kv.offloaded), num_buffers=kv.num_buffers
+                num_tokens=holder.num_tokens if holder in kvs else 0,
+                num_own_tokens=holder.num_own_tokens,
+                offloaded=tuple(holder.offloaded),
+                num_buffers=holder.num_buffers,
             )
-            for record in records
-            if record is not None and (kv := record.kv) is not None
+            for holder in holders_of(kvs)
         ]
 
     def ended(self, now_s: float, *, num_output_tokens: int | None) -> None:

@@ -55,23 +55,28 @@ class StateReader:
         self._engine, self._answer_lengths, self._now_s = engine, answer_lengths, now_s
 
     def state(self, request: SchedulerRequest, record: RequestRecord[Any]) -> RequestState:
-        """Return one request's state."""
+        """Return one request's state, without the leading blocks that are trunks'.
+
+        The planner counts a request's own part; what trunks have is no room of the pool's for it.
+        """
         engine, now_s, phase = self._engine, self._now_s, phase_of(request, record)
         # A request that is being brought back holds blocks and has no tokens yet.
         kv = NOTHING if record.kv is None or record.state.is_queued else record.kv.view
+        num_shared = self._num_shared(request, record)
         level = record.buffer.service_level
         num_output = request.num_output_tokens
         predicted = self._answer_lengths.predict(
             num_output_tokens=num_output, max_tokens=request.max_tokens
         )
+        num_computed = min(request.num_computed_tokens, request.num_tokens)
         is_paused = phase is RequestPhase.PAUSED
         low, high = predicted if predicted is not None else (None, None)
         return RequestState(
             request_id=RequestId(request.request_id),
             phase=phase,
-            num_prompt_tokens=request.num_prompt_tokens,
+            num_prompt_tokens=request.num_prompt_tokens - num_shared * engine.block_size,
             num_output_tokens=num_output,
-            num_computed_tokens=min(request.num_computed_tokens, request.num_tokens),
+            num_computed_tokens=max(0, num_computed - num_shared * engine.block_size),
             num_deposited_tokens=min(record.buffer.num_deposited(now_s), num_output),
             last_release_age_s=_age(record.buffer.last_release_s(now_s), now_s),
             paused_age_s=_age(record.held_since_s, now_s) or 0.0 if is_paused else None,
@@ -86,9 +91,16 @@ class StateReader:
             ),
             num_prefetch_buffers=kv.num_buffers,
             num_blocks=kv.num_blocks,
-            num_host_blocks=kv.num_host_blocks,
+            num_host_blocks=tuple(max(0, number - num_shared) for number in kv.num_host_blocks),
             on_hold=Hold.READER in record.holds,
         )
+
+    def _num_shared(self, request: SchedulerRequest, record: RequestRecord[Any]) -> int:
+        """Return how many leading blocks are trunks', of a prompt that keeps a token."""
+        if record.kv is None or not record.kv.num_shared:
+            return 0
+        most = (request.num_prompt_tokens - 1) // self._engine.block_size
+        return int(min(record.kv.num_shared, most))
 
 
 def _age(instant_s: float | None, now_s: float) -> float | None:

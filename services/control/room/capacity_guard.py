@@ -5,12 +5,12 @@ guard offloads more when the pool is too small, and brings back what it took on 
 when there is room again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
 from services.control.counters import Counters
-from services.control.kv import KVT
+from services.control.kv import KVT, holders_of
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Moves
@@ -133,8 +133,8 @@ class CapacityGuard(Generic[KVT]):
             for trunk in () if kv is None else kv.trunks:
                 if trunk not in seen:
                     seen.add(trunk)
-                    num_own = trunk.num_tokens - trunk.num_shared * block_size
-                    shares.append(Share(trunk, num_own, trunk.floor or ALL_RESIDENT))
+                    floor = trunk.floor or ALL_RESIDENT
+                    shares.append(Share(trunk, trunk.num_own_tokens, floor))
             num_shared = 0 if kv is None else kv.num_shared
             num_own = num_tokens - num_shared * block_size
             shares.append(Share(kv, num_own, need.record.floor or ALL_RESIDENT))
@@ -244,13 +244,3 @@ class CapacityGuard(Generic[KVT]):
     def _placement(self, share: Share, residency: Residency | None) -> LayerPlacement:
         """Return which groups: those of its floor, then the ones that spread best."""
         return widened(share.floor, residency, self._spread)
-
-
-def holders_of(kvs: Iterable[KVT]) -> Iterator[Any]:
-    """Yield requests' own parts and the trunks that they begin with, each once."""
-    seen = set[Any]()
-    for kv in kvs:
-        new = [trunk for trunk in kv.trunks if trunk not in seen]
-        seen.update(new)
-        yield from new
-        yield kv

@@ -137,6 +137,10 @@ class Holder(ABC):
         """Full blocks per group, of the whole row."""
         return self.num_tokens // self.block_size
 
+    @property
+    def num_own_tokens(self) -> int:
+        return self.num_tokens - self.num_shared * self.block_size
+
     # -- its groups ---------------------------------------------------------------------------
 
     @property

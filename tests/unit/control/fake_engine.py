@@ -45,6 +45,7 @@ class FakeEngine:
     num_places = 8
     num_free_blocks = 10_000
     num_write_through_blocks = 0
+    num_trunk_blocks = 0
 
     def __init__(self, *names: str) -> None:
         self.records: dict[str, RequestRecord[Any]] = {}
@@ -59,6 +60,9 @@ class FakeEngine:
         made = self.records[name] = make_record(name, **{"arrival_s": 1_000.0} | record)
         made.kv = SimpleNamespace(
             num_tokens=NUM_TOKENS,
+            num_own_tokens=NUM_TOKENS,
+            trunks=(),
+            num_shared=0,
             offloaded=(),
             num_buffers=0,
             mirrored=True,

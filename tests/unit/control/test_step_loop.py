@@ -415,3 +415,22 @@ def test_the_end_of_the_loop_ends_its_planner() -> None:
     bench.loop.close()
 
     assert bench.planner.closed
+
+
+def test_the_planner_sees_own_parts_and_the_pool_that_trunks_leave() -> None:
+    bench = Bench("a", "b")
+    bench.steps(40)
+    whole = bench.planner.asked[-1]
+    kv: Any = bench.engine.records["a"].kv
+    kv.num_shared, bench.engine.num_trunk_blocks = 2, 64
+
+    bench.loop.note(Trigger.PREEMPTED)
+    bench.step()
+
+    asked = bench.planner.asked[-1]
+    a, b = asked.requests
+    shared = 2 * asked.engine.block_size
+    assert a.num_prompt_tokens == whole.requests[0].num_prompt_tokens - shared
+    assert a.num_computed_tokens == whole.requests[0].num_computed_tokens - shared
+    assert b.num_prompt_tokens == whole.requests[1].num_prompt_tokens
+    assert asked.engine.num_blocks == whole.engine.num_blocks - 64

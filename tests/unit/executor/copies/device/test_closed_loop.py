@@ -60,7 +60,8 @@ class PlannedEngine(FakeEngine):
     def follow(self) -> None:
         """Have its KV be where the plan says."""
         kv: Any = self.records["r"].kv
-        kv.num_tokens, kv.offloaded = CONTEXT, self.offloaded
+        kv.num_tokens = kv.num_own_tokens = CONTEXT
+        kv.offloaded = self.offloaded
         kv.num_buffers = 2 if self.offloaded else 0
 
 

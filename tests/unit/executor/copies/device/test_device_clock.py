@@ -54,6 +54,7 @@ class Seam:
         return [
             PlacedRequest(
                 num_tokens=NUM_BLOCKS * BLOCK_SIZE,
+                num_own_tokens=NUM_BLOCKS * BLOCK_SIZE,
                 offloaded=self.offloaded,
                 num_buffers=2 if self.offloaded else 0,
             )
