@@ -106,10 +106,11 @@ def one_round(runner: StepRunner, setting: Setting, number: int) -> Row:
 
 def cases(setting: Setting) -> dict[str, EngineCase]:
     num_blocks = setting.pool_tokens // BLOCK_SIZE
+    longest = setting.shared + setting.of_kind + setting.own + setting.answer
     stock = EngineCase(
         num_blocks=num_blocks + 1,
         block_size=BLOCK_SIZE,
-        max_model_len=4_096,
+        max_model_len=longest,
         max_num_batched_tokens=2_048,
         max_num_seqs=setting.num_requests,
         prefix_caching=True,

@@ -22,6 +22,9 @@ class SharedPrefixes(NamedTuple):
 
 def shared_prefixes(requests: Sequence[Sequence[Stretch]]) -> SharedPrefixes:
     """Return what requests share that begin with these stretches."""
+    num_requests = Counter(source for stretches in requests for source, _ in stretches)
+    if all(number == 1 for number in num_requests.values()):
+        return SharedPrefixes(rows=(), of=((),) * len(requests))
     spans: defaultdict[Hashable, set[int]] = defaultdict(set)  # by source, where its parts meet
     for stretches in requests:
         for source, begin, end in _spans(stretches):

@@ -37,9 +37,10 @@ class RequestLedger:
         """Return the requests of the newest step, their trunks, and where their KV is."""
         records = map(self.records.get, self.last_scheduled)
         kvs = [record.kv for record in records if record is not None and record.kv is not None]
+        requests = set(map(id, kvs))
         return [
             PlacedRequest(
-                num_tokens=holder.num_tokens if holder in kvs else 0,
+                num_tokens=holder.num_tokens if id(holder) in requests else 0,
                 num_own_tokens=holder.num_own_tokens,
                 offloaded=tuple(holder.offloaded),
                 num_buffers=holder.num_buffers,

@@ -62,7 +62,7 @@ class CapacityGuard(Generic[KVT]):
         """Return where a request that asks for its first blocks belongs, beside `others`."""
         needs = [*others, need]
         idle = self._moves.idle(but={need.record for need in needs})
-        shares = self._shares(needs)
+        shares = self._shares(needs, set())
         answers = self._fewest(shares, num_blocks=self._num_movable(idle))
         return self._placement(shares[-1], answers[-1])
 
@@ -78,7 +78,10 @@ class CapacityGuard(Generic[KVT]):
             return
         idle = self._moves.idle(but={need.record for need in needs})
         num_movable = self._num_movable(idle)
-        shares, num_running = self._shares(needs), len(self._shares(running))
+        seen = set[Any]()
+        shares = self._shares(running, seen)
+        num_running = len(shares)
+        shares += self._shares(waiting, seen)
         tight = self._fewest(shares, num_blocks=num_movable)
         roomy = self._fewest(shares, num_blocks=num_movable - self.num_spare)
         num_needed = [
@@ -125,9 +128,9 @@ class CapacityGuard(Generic[KVT]):
         num_to_wake: int = sum(map(self._moves.num_to_wake, holders_of(kvs.values())))
         return num_new + num_to_wake
 
-    def _shares(self, needs: Sequence[Need[KVT]]) -> list[Share]:
-        """Return what holders take, each once: a trunk stands before its first user."""
-        block_size, shares, seen = self._moves.geometry.block_size, list[Share](), set[Any]()
+    def _shares(self, needs: Sequence[Need[KVT]], seen: set[Any]) -> list[Share]:
+        """Return what holders take: a trunk stands before its first user, if it is not `seen`."""
+        block_size, shares = self._moves.geometry.block_size, list[Share]()
         for need in needs:
             kv, num_tokens = need.record.kv, self._num_tokens_to_hold(need)
             for trunk in () if kv is None else kv.trunks:

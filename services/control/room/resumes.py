@@ -132,12 +132,12 @@ class Resumes(Generic[KVT]):
         return way
 
     def put_back(self, record: RequestRecord[KVT]) -> bool:
-        """Undo a preparation, to choose anew; False if the request owns no block.
+        """Undo a preparation, to choose anew; False if the request has no block of the pool.
 
         Nothing is copied: all that a request in the queue has is on the host.
         """
         kv = record.kv
-        if kv is None or not kv.num_owned:
+        if kv is None or not (kv.num_owned or kv.trunks):
             return False
         record.way = None
         self._moves.put_back(kv)

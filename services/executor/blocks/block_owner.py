@@ -241,6 +241,8 @@ class BlockOwner:
     def keep_shared(self, kv: RequestKV) -> None:
         """Forget what a request that is asleep has on the host behind its trunks."""
         num_kept = kv.num_shared
+        self._last_generation += 1
+        kv.generation = self._last_generation  # what is computed now is other KV
         give_up(kv)
         self._give_back_slots(kv, but=num_kept)
         kv.num_tokens = num_kept * kv.block_size
@@ -249,6 +251,7 @@ class BlockOwner:
             assert not group.own
             del group.host_slots[num_kept:], group.row[num_kept:]
             group.num_saves_sent = group.num_host_blocks = num_kept
+        self.orders.begin_with(kv.request_id, kv.columns, [g.host_slots for g in kv.groups])
 
     def num_duplicate_blocks(self) -> int:
         """Return how many blocks the pool could do without if requests shared them there."""
@@ -325,10 +328,7 @@ class BlockOwner:
         group.num_host_blocks = min(group.num_host_blocks, num_kept)
 
     def unmirror(self, kv: RequestKV) -> None:
-        """Forget the host copies of a request that has no offloaded groups, for good.
-
-        Those of its trunks stay.
-        """
+        """Forget the host copies of a resident request's own part, for good."""
         assert not kv.offloaded, f"{kv.request_id} is partly on the host only"
         give_up(kv)
         self._give_back_slots(kv, but=kv.num_shared)
@@ -378,8 +378,7 @@ class BlockOwner:
             kv.check_integrity()
             assert bool(kv.num_recomputed) == (kv in self.uncached.kvs)
         self.trunks.check_integrity(self.kvs)
-        for holder in self.holders():
-            owned.extend(holder.owned_blocks())
+        owned.extend(block for holder in self.holders() for block in holder.owned_blocks())
         ids = [block.block_id for block in owned]
         assert len(ids) == len(set(ids)), "a block is owned twice"
         assert all(block.ref_cnt == 1 + self.quarantine.num_references(block) for block in owned), (

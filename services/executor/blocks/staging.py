@@ -68,14 +68,18 @@ class StagingBuffers:
             return True
         if self.num_to_wake(kv) > self._blocks.num_free:
             return False
+        self.begin(kv)
+        self.assign(kv)
+        return True
+
+    def begin(self, kv: Holder) -> None:
+        """Wake a holder up with one buffer; `assign` gives its groups their buffers."""
         length = kv.num_staged_positions
         kv.asleep = False
         if kv.offloaded:
             self._begin_buffer(kv)
             self._fill(kv, 0, length)
             self._orders.set_staging(kv.request_id, 1)
-            self.assign(kv)
-        return True
 
     def extend(self, kv: Holder, length: int) -> None:
         for number in range(len(kv.staging)):

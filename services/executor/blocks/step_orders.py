@@ -1,6 +1,7 @@
 """Collects between two steps what the next step's message tells the ranks."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import compress
 
 from services.control.prefix_cache import Column
@@ -101,6 +102,13 @@ class StepOrders:
                     self._edits[holder, group].append(piece)
                 for piece in _outside(edit, end, edit_end):
                     self.edit_row((trunk, group), piece.start, piece.block_ids)
+        for number, restore in self._restores.items():
+            if restore.request_id == holder:  # what is under way in part has been given up
+                self._restores[number] = replace(restore, request_id=trunk)
+        for key in [key for key in self._tables if key[0] == holder]:
+            positions = self._tables[key].positions
+            behind = [range(max(one.start, end), one.stop) for one in positions]
+            positions[:] = [one for one in behind if one]
         for _, group in [key for key in self._found if key[0] == holder]:
             for order in self._found.pop((holder, group)):
                 front = [position_of(uid) < end for uid in order.uids]

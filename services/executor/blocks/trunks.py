@@ -76,17 +76,22 @@ class Trunks:
         self, columns: Sequence[Column], *, but: RequestKV | None = None
     ) -> Iterator[tuple[Holder, int]]:
         """Yield who has leading columns in the pool, one behind the other, and each up to where."""
-        first = 0
-        while first < len(columns):
-            holder: Holder | None = columns[first].holder
+        first, num_least = 0, self._num_least
+        while first + num_least <= len(columns):
+            # Behind what is too short to be shared, which many begin with that differ then.
+            holder: Holder | None = columns[first + num_least - 1].holder
             if holder is None or holder is but or holder.first != first:
                 return
-            pairs = zip(columns[first:], holder.columns[first:], strict=False)
-            num_alike = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
-            if num_alike * self._block_size < self.min_tokens:
+            num_alike = _num_alike(columns[first:], holder.columns[first:])
+            if num_alike < num_least:
                 return
             first += num_alike
             yield holder, first
+
+    @property
+    def _num_least(self) -> int:
+        """Return how many blocks of a row are shared at least."""
+        return -(-self.min_tokens // self._block_size)
 
     @property
     def num_saved_blocks(self) -> int:
@@ -97,12 +102,11 @@ class Trunks:
 
     def stretches(self, kv: RequestKV) -> list[Stretch]:
         """Return what a request begins with: its trunks, and what others may share of its own."""
-        if not self.is_on or not kv.keys:
-            return []
+        may_share = self.is_on and bool(kv.keys)
         if kv.is_parked:
-            return self.found(kv.columns)
+            return self.found(kv.columns) if may_share else []
         stretches = [Stretch(trunk.name, trunk.end) for trunk in kv.trunks]
-        if len(kv.columns) > kv.num_shared:
+        if may_share and len(kv.columns) > kv.num_shared:
             stretches.append(Stretch(kv.request_id, len(kv.columns)))
         return stretches
 
@@ -111,8 +115,8 @@ class Trunks:
         if not self.is_on:
             return []
         stretches = [Stretch(holder.request_id, end) for holder, end in self._holders(columns)]
-        is_long = len(columns) * self._block_size >= self.min_tokens
-        if is_long and not stretches:  # of several that begin so the first will have it
+        is_nobodys = len(columns) >= self._num_least and columns[0].holder is None
+        if is_nobodys and not stretches:  # of several that begin so the first will have it
             stretches = [Stretch(columns[-1].uid, len(columns))]
         return stretches
 
@@ -142,7 +146,12 @@ class Trunks:
         """Give a request and its trunks staging; False, and nothing changed, if blocks lack."""
         if self.num_to_wake(kv) > self._blocks.num_free:
             return False
-        return all(map(self._staging.take, (*kv.trunks, kv)))
+        asleep = [holder for holder in (*kv.trunks, kv) if holder.asleep]
+        for holder in asleep:  # a buffer each, before any gets a second one
+            self._staging.begin(holder)
+        for holder in asleep:
+            self._staging.assign(holder)
+        return True
 
     def _end(self, trunk: Trunk) -> list[KVCacheBlock]:
         give_up(trunk)
@@ -176,9 +185,7 @@ class Trunks:
             users={},
             floor=holder.floor if isinstance(holder, Trunk) else None,
         )
-        null = self._blocks.null
-        for buffer in holder.staging:
-            buffer[:end] = [null] * end
+        self._clear_staging(holder, end)
         self.all[trunk] = None
         self._counters.num_trunk_splits += 1
         self._put_before(holder, trunk)
@@ -193,6 +200,16 @@ class Trunks:
             self._seals.seal(part)
         return trunk
 
+    def _clear_staging(self, holder: Holder, end: int) -> None:
+        """Let a holder's buffers show nothing before `end`; on the ranks what is there is void."""
+        nothing = [self._blocks.null] * end
+        for number, buffer in enumerate(holder.staging):
+            is_short = len(buffer) < end
+            buffer[:end] = nothing
+            if is_short:
+                ids = (block.block_id for block in nothing)
+                self._orders.fill_staging(holder.request_id, number, 0, ids)
+
     def _stop_restores(self, holder: Holder, end: int) -> list[int]:
         """Give up the copies of groups that come back in part; return those to begin anew.
 
@@ -201,7 +218,8 @@ class Trunks:
         coming = holder.restoring if end < holder.num_rows else []
         for index in coming:
             self._restores.cancel(holder, index)
-        return coming if holder.asleep else []
+        is_on_its_way = holder.asleep and any(u.record.is_prepared for u in users_of(holder))
+        return coming if is_on_its_way else []
 
     def _cut(self, group: GroupKV, end: int) -> GroupKV:
         """Take from a group what is before `end`."""
@@ -231,14 +249,10 @@ class Trunks:
 
     def _put_before(self, holder: Holder, trunk: Trunk) -> None:
         """Let a new trunk stand before what it was cut from, in all requests that had that."""
-        if isinstance(holder, Trunk):
-            for user in holder.users:
-                user.trunks.insert(user.trunks.index(holder), trunk)
-                trunk.users[user] = None
-        else:
-            assert isinstance(holder, RequestKV)
-            holder.trunks.append(trunk)
-            trunk.users[holder] = None
+        for user in users_of(holder):
+            at = user.trunks.index(holder) if isinstance(holder, Trunk) else len(user.trunks)
+            user.trunks.insert(at, trunk)
+            trunk.users[user] = None
 
     def _tell_ranks(self, holder: Holder, trunk: Trunk) -> None:
         """Say of both parts all that ranks must know: what was pending of the whole is void."""
@@ -258,11 +272,8 @@ class Trunks:
 
     def _complete_empty(self, holder: Holder) -> None:
         """Take in that nothing of a holder is left to come back."""
-        for index in holder.restoring:
-            restore = holder.groups[index].restore
-            assert restore is not None
-            if holder.num_rows == holder.first:
-                self._restores.complete(holder, index)
+        for index in holder.restoring if holder.num_rows == holder.first else ():
+            self._restores.complete(holder, index)
 
     # -- integrity ----------------------------------------------------------------------------
 
@@ -275,8 +286,8 @@ class Trunks:
                 assert trunk in self.all, "a request begins with a trunk that has ended"
                 assert kv in trunk.users, "a trunk does not know its user"
                 assert trunk.first == first, "trunks do not meet"
-                alike = zip(kv.columns[: trunk.end], trunk.columns, strict=True)
-                assert all(own is its for own, its in alike), "a user has another KV than its trunk"
+                own, its = (one.columns[first : trunk.end] for one in (kv, trunk))
+                assert _num_alike(own, its) == trunk.end - first, "a user has another's KV"
                 runs = kv.record.state is State.RUNNING
                 assert not (runs and trunk.asleep), "a trunk sleeps while its user runs"
                 first = trunk.end
@@ -287,11 +298,27 @@ class Trunks:
                 is_its = holder is None or holder.first <= position or holder.scratch
                 assert is_its, "held by none"
         assert num_uses == sum(len(trunk.users) for trunk in self.all), "a user has ended"
-        beginnings = {(trunk.first, trunk.columns[trunk.first]) for trunk in self.all}
-        assert len(beginnings) == len(self.all), "two trunks begin with the same"
         for trunk in self.all:
             trunk.check_integrity()
-            assert all(c.holder is trunk for c in own_columns(trunk)), "a trunk is not found"
+            found_by = trunk.columns[trunk.first + self._num_least - 1]
+            assert found_by.holder is trunk, "a trunk is not found"
+
+
+def _num_alike(some: Sequence[Column], others: Sequence[Column]) -> int:
+    """Return how many leading columns are the same objects."""
+    length = min(len(some), len(others))
+    if [*some[:length]] == [*others[:length]]:  # they are equal to themselves only
+        return length
+    pairs = zip(some, others, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
+
+
+def users_of(holder: Holder) -> list[RequestKV]:
+    """Return the requests that begin with a trunk, or the one whose own part a holder is."""
+    if isinstance(holder, Trunk):
+        return list(holder.users)
+    assert isinstance(holder, RequestKV)
+    return [holder]
 
 
 def own_columns(holder: Holder) -> Iterator[Column]:

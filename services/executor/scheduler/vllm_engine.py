@@ -118,8 +118,9 @@ class VllmEngine:
     def stretches(self, request: Request) -> Sequence[Stretch]:
         record = self._owner.records[request.request_id]
         kv = record.kv
-        if kv is None:
-            return self._owner.trunks.found(self.cached_prefix(request))
+        if kv is None:  # one that is to be computed begins with nothing
+            columns = self.cached_prefix(request) if record.way is None else ()
+            return self._owner.trunks.found(columns)
         return self._owner.trunks.stretches(kv)
 
     def adopt_prefix(self, request: Request, columns: Sequence[Column]) -> None:

@@ -11,10 +11,10 @@ import structlog
 
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import note_failed_saves
-from services.executor.blocks.holder import Holder
-from services.executor.blocks.residency import RequestKV, Trunk
+from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.blocks.transfers.write_through import Retraction
+from services.executor.blocks.trunks import users_of
 from services.executor.step_messages import FailureCause, StepFeedback
 
 log = structlog.get_logger()
@@ -57,7 +57,7 @@ class Losses:
     def _lost_with_trunks(self, lost: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
         """Return who begins with a trunk that is lost, since whenever: nothing loads it now."""
         return {
-            user: lost[trunk.name]
+            user.request_id: lost[trunk.name]
             for trunk in (self._owner.trunks.all if lost else ())
             if trunk.name in lost
             for user in users_of(trunk)
@@ -99,7 +99,7 @@ class Losses:
                 group.num_failed_restores += 1
                 # Bytes that came back wrong may be wrong on the host, and there is no other copy.
                 is_lost = cause is FailureCause.CORRUPT
-                return dict.fromkeys(users_of(holder), cause) if is_lost else {}
+                return {user.request_id: cause for user in users_of(holder)} if is_lost else {}
         return {}
 
     def _retract_saves(self, feedback: StepFeedback) -> dict[str, FailureCause]:
@@ -123,12 +123,6 @@ class Losses:
                 else:
                     self._transfers.write_through.unmirror(request)
         return lost
-
-
-def users_of(holder: Holder) -> list[str]:
-    """Return the requests that begin with a trunk, or the one whose own part a holder is."""
-    users = holder.users if isinstance(holder, Trunk) else [holder]
-    return [user.request_id for user in users]
 
 
 def uses(kv: RequestKV, block_ids: frozenset[int], slots: frozenset[int]) -> bool:

@@ -78,7 +78,7 @@ class BlockMoves:
         return self._owner.reserve(kv, max(0, num_slots - num_held))
 
     def drop(self, kv: RequestKV) -> None:
-        self._owner.pop(kv)
+        self._owner.forget(kv)
 
     def share(self, kv: RequestKV) -> None:
         if not kv.trunks:

@@ -124,7 +124,9 @@ class Transfers:
     def num_step_load_blocks(self) -> int:
         """Return how many blocks a step of all requests that are awake loads."""
         return sum(
-            len(one.offloaded) * (one.staging_length - one.first) for one in self.owner.holders()
+            len(one.offloaded) * (one.staging_length - one.first)
+            for one in self.owner.holders()
+            if one.staging
         )
 
     def stats(self) -> KVStats | None:

@@ -5,15 +5,23 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.executor.blocks.residency import Trunk
+from services.control.requests.life import State
+from services.control.room.resumes import num_host_tokens
+from services.control.shared_prefixes import Stretch
+from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.trunks import Trunks
+from services.executor.step_messages import StepFeedback
+from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
+from services.placement.run.resume import ResumeWay
 from tests.unit.executor.blocks.test_prefix_hits import (
     KINDS,
     Conversations,
     assert_all_is_given_back,
+    settled,
 )
 from tests.unit.executor.failing_copies import FailingSimulation
-from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation
+from tests.unit.executor.resumes import resumes_of
+from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, found_in, keys_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -110,3 +118,154 @@ def test_a_copy_that_goes_wrong_costs_all_users_of_a_trunk(kind: str, depth: int
 
     assert num_joins > 5
     assert num_lost > 0
+
+
+# -- one case at a time --------------------------------------------------------------------------
+
+PROMPT = tuple("abcdef")
+
+
+def first_of(sim: Simulation, prompt: tuple[str, ...] = PROMPT) -> RequestKV:
+    """Return a request that runs, and whose prompt is on the host."""
+    first = sim.admit(ALL_RESIDENT, prompt=prompt)
+    sim.step({first.request_id: len(prompt) * BLOCK_SIZE + 1})
+    settled(sim)
+    return first
+
+
+def follower(sim: Simulation, prompt: tuple[str, ...] = PROMPT) -> RequestKV:
+    """Return a request that waits, and shares what others have of its prompt but its last block."""
+    record, keys = sim.arrive(prompt), keys_of(prompt)
+    sim.owner.adopt_prefix(record, found_in(sim.owner.host, keys[:-1]), keys)
+    kv = sim.kv(record.request_id)
+    sim.owner.trunks.join(kv)
+    sim.owner.check_integrity()
+    return kv
+
+
+def test_all_users_of_a_trunk_load_it_once() -> None:
+    sim = Simulation(seed=1, depth=0, num_ranks=1, num_blocks=100)
+    sharing(sim)
+    users = [first_of(sim), *(follower(sim) for _ in range(3))]
+    (trunk,) = sim.owner.trunks.all
+    sim.owner.offload(trunk, range(sim.num_groups))
+    for user in users[1:]:
+        user.record.enter(State.LOADING)
+        for index in range(sim.num_groups):
+            sim.owner.restores.begin_in_parts(user, index)
+        assert sim.owner.trunks.wake(user)
+        user.record.enter(State.READY)
+        user.record.enter(State.RUNNING)
+        sim.come_back(user.request_id)
+    before = sim.ranks[0].runner.num_loads
+
+    sim.step({user.request_id: 1 for user in users})
+
+    assert sim.ranks[0].runner.num_loads - before == sim.num_groups
+    assert len(trunk.users) == 4
+
+
+def test_where_a_row_is_cut_behind_its_staging_the_ranks_know() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sharing(sim)
+    first = sim.admit(LayerPlacement(offloaded=frozenset({0, 1}), num_staging=2), prompt=PROMPT)
+    sim.step({first.request_id: 2 * BLOCK_SIZE})
+    settled(sim)
+    for index in (0, 1):
+        assert sim.owner.restores.begin(first, index)
+    for _ in range(3):  # with both groups on their way, what is filled is sealed in none
+        sim.step({first.request_id: BLOCK_SIZE})
+        sim.transfers.absorb(StepFeedback(step=99, saved_step=99))
+    sim.step({first.request_id: 2})
+    assert first.staging_length < len(first.columns)
+    assert first.restoring == [0, 1]
+
+    follower(sim)
+    assert not first.restoring
+    for _ in range(4):
+        sim.settle()
+        sim.step({first.request_id: BLOCK_SIZE})
+    sim.drain()
+
+
+def begun(sim: Simulation, prompt: tuple[str, ...] = PROMPT) -> RequestKV:
+    """Return a request that began with what was cached of its prompt, and has computed the rest."""
+    record, keys, resumes = sim.arrive(prompt), keys_of(prompt), resumes_of(sim)
+    sim.owner.adopt_prefix(record, found_in(sim.owner.host, keys[:-1]), keys)
+    load = (ResumeWay.LOAD, ALL_RESIDENT)
+    while num_host_tokens(record) is None:
+        resumes.prepare(record, lambda kv: load, num_slots=40, num_kept_free=0)
+        settled(sim, num_steps=1)
+    resumes.admitted(record)
+    kv = sim.kv(record.request_id)
+    sim.come_back(record.request_id)
+    sim.step({record.request_id: len(prompt) * BLOCK_SIZE + 1 - kv.num_tokens})
+    settled(sim)
+    return kv
+
+
+def test_what_is_computed_again_behind_a_trunk_is_other_kv() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sharing(sim)
+    first_of(sim, PROMPT[:4])
+    second = begun(sim)
+    name, uid = second.request_id, second.uid(4)
+    sim.park(name)
+    parked = sim.kv(name)
+    sim.owner.trunks.join(parked)
+    assert 0 < parked.num_shared < len(parked.columns)
+
+    sim.owner.keep_shared(parked)
+
+    assert len(parked.columns) == parked.num_shared
+    assert parked.uid(4) != uid
+    sim.owner.check_integrity()
+
+
+def test_who_waits_behind_a_trunk_loads_nothing_in_a_step() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sharing(sim)
+    first_of(sim)
+    assert follower(sim).num_shared
+
+    assert sim.transfers.num_step_load_blocks() == 0
+
+
+def test_who_has_a_trunk_and_nothing_else_is_put_back() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sharing(sim)
+    first = first_of(sim)
+    kv = follower(sim)
+    kv.record.enter(State.LOADING)
+
+    assert resumes_of(sim).put_back(kv.record)
+
+    assert not kv.trunks
+    assert kv.first == 0
+    assert list(sim.owner.trunks.all) == first.trunks
+    sim.owner.check_integrity()
+
+
+def test_after_new_weights_what_is_shared_counts_once_and_nobody_joins() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    trunks = sharing(sim)
+    first, second = first_of(sim), follower(sim)
+    assert trunks.stretches(first)[0] == trunks.stretches(second)[0]
+
+    sim.owner.forget_prefixes()
+
+    assert (
+        trunks.stretches(first)
+        == trunks.stretches(second)
+        == [Stretch(first.trunks[0].name, len(PROMPT) - 1)]
+    )
+
+
+def test_kinds_that_have_a_short_beginning_in_common_are_shared_side_by_side() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sim.owner.trunks.min_tokens = 3 * BLOCK_SIZE
+    kinds = [("head", *"abcd"), ("head", *"wxyz")]
+    first_of(sim, kinds[0])
+    begun(sim, kinds[1])
+
+    assert [follower(sim, kind).num_shared for kind in kinds] == [4, 4]
