@@ -126,7 +126,7 @@ class StepTransfers:
     prefixes: list[PrefixSlots] = field(default_factory=list)  # of requests that begin with some
     num_staging: dict[str, int] = field(default_factory=dict)  # of requests where it changed
     staging_updates: list[StagingUpdate] = field(default_factory=list)
-    loading: list[str] = field(default_factory=list)  # scheduled requests with offloaded groups
+    loading: list[str] = field(default_factory=list)  # scheduled holders with offloaded groups
     saves: list[SaveOrder] = field(default_factory=list)
     restores: list[RestoreOrder] = field(default_factory=list)
     found: list[FoundOrder] = field(default_factory=list)

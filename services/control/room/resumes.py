@@ -10,7 +10,7 @@ from functools import partial
 from typing import Generic
 
 from services.control.counters import Counters
-from services.control.kv import KVT
+from services.control.kv import KVT, holders_of
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
@@ -106,7 +106,7 @@ class Resumes(Generic[KVT]):
         self.is_short_of_blocks |= loading.lacks_blocks
         if loading.is_complete:
             # A running request that lacks what is kept would take it back, step after step.
-            fits = sum(map(self._moves.num_to_wake, (*kv.trunks, kv))) <= num_left
+            fits = sum(map(self._moves.num_to_wake, holders_of([kv]))) <= num_left
             if fits and self._moves.wake(kv):
                 record.enter(State.READY)
             else:

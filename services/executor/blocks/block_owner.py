@@ -193,7 +193,7 @@ class BlockOwner:
         # A new object: copies under way of the old one, beyond what is kept, mean nothing.
         kept = [group.host_slots[:num_kept] for group in old.groups]
         parked = on_host_only(old, kept, null=self.blocks.null)
-        self._leave(old)
+        self._leave(old)  # while its columns say what is in its blocks
         parked.columns, old.columns = old.columns, []
         for group in old.groups:
             del group.host_slots[:num_kept]
@@ -255,7 +255,7 @@ class BlockOwner:
 
     def num_duplicate_blocks(self) -> int:
         """Return how many blocks the pool could do without if requests shared them there."""
-        holders = [(list(own_columns(one)), one.offloaded) for one in self.holders()]
+        holders = [(own_columns(one), one.offloaded) for one in self.holders()]
         return num_duplicate_blocks(holders, num_groups=self.geometry.num_groups)
 
     def forget_prefixes(self) -> None:

@@ -37,7 +37,7 @@ class Restore:
 
 @dataclass(slots=True)
 class GroupKV:
-    """One request's KV in one layer group."""
+    """One holder's KV in one layer group."""
 
     row: list[KVCacheBlock] = field(default_factory=list)  # what its block table shows
     first: int = 0  # of its positions; those before it are not its own

@@ -138,7 +138,7 @@ class Trunk(Holder):
 
     name: str
     users: dict[RequestKV, None]  # which have a place in the pool, or are on their way there
-    floor: LayerPlacement | None = None  # the plan's; None: all may be in the pool
+    floor: LayerPlacement | None = None  # what leaves in any case; None: all may be in the pool
     is_found: bool = True  # what it leaves in the pool when it ends
 
     @property

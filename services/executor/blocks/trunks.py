@@ -93,33 +93,6 @@ class Trunks:
         """Return how many blocks of a row are shared at least."""
         return -(-self.min_tokens // self._block_size)
 
-    @property
-    def num_saved_blocks(self) -> int:
-        """Return how many blocks more there would be if each user had its own."""
-        return sum(trunk.num_owned * (len(trunk.users) - 1) for trunk in self.all)
-
-    # -- what requests have in common ---------------------------------------------------------
-
-    def stretches(self, kv: RequestKV) -> list[Stretch]:
-        """Return what a request begins with: its trunks, and what others may share of its own."""
-        may_share = self.is_on and bool(kv.keys)
-        if kv.is_parked:
-            return self.found(kv.columns) if may_share else []
-        stretches = [Stretch(trunk.name, trunk.end) for trunk in kv.trunks]
-        if may_share and len(kv.columns) > kv.num_shared:
-            stretches.append(Stretch(kv.request_id, len(kv.columns)))
-        return stretches
-
-    def found(self, columns: Sequence[Column]) -> list[Stretch]:
-        """Return whose the leading columns are that a request will begin with."""
-        if not self.is_on:
-            return []
-        stretches = [Stretch(holder.request_id, end) for holder, end in self._holders(columns)]
-        is_nobodys = len(columns) >= self._num_least and columns[0].holder is None
-        if is_nobodys and not stretches:  # of several that begin so the first will have it
-            stretches = [Stretch(columns[-1].uid, len(columns))]
-        return stretches
-
     def leave(self, kv: RequestKV) -> list[KVCacheBlock]:
         """Take a request from its trunks; return the blocks of those that end and are not found.
 
@@ -165,6 +138,33 @@ class Trunks:
 
     def _tell_users(self, trunk: Trunk) -> None:
         self._orders.use(trunk.name, [user.request_id for user in trunk.users])
+
+    # -- what requests have in common ---------------------------------------------------------
+
+    @property
+    def num_saved_blocks(self) -> int:
+        """Return how many blocks more there would be if each user had its own."""
+        return sum(trunk.num_owned * (len(trunk.users) - 1) for trunk in self.all)
+
+    def stretches(self, kv: RequestKV) -> list[Stretch]:
+        """Return what a request begins with: its trunks, and what others may share of its own."""
+        may_share = self.is_on and bool(kv.keys)
+        if kv.is_parked:
+            return self.found(kv.columns) if may_share else []
+        stretches = [Stretch(trunk.name, trunk.end) for trunk in kv.trunks]
+        if may_share and len(kv.columns) > kv.num_shared:
+            stretches.append(Stretch(kv.request_id, len(kv.columns)))
+        return stretches
+
+    def found(self, columns: Sequence[Column]) -> list[Stretch]:
+        """Return whose the leading columns are that a request will begin with."""
+        if not self.is_on:
+            return []
+        stretches = [Stretch(holder.request_id, end) for holder, end in self._holders(columns)]
+        is_nobodys = len(columns) >= self._num_least and columns[0].holder is None
+        if is_nobodys and not stretches:  # of several that begin so the first will have it
+            stretches = [Stretch(columns[-1].uid, len(columns))]
+        return stretches
 
     # -- splits -------------------------------------------------------------------------------
 
@@ -300,8 +300,10 @@ class Trunks:
         assert num_uses == sum(len(trunk.users) for trunk in self.all), "a user has ended"
         for trunk in self.all:
             trunk.check_integrity()
-            found_by = trunk.columns[trunk.first + self._num_least - 1]
-            assert found_by.holder is trunk, "a trunk is not found"
+            found_by = own_columns(trunk)[
+                self._num_least - 1 : self._num_least
+            ]  # none: it is short
+            assert all(column.holder is trunk for column in found_by), "a trunk is not found"
 
 
 def _num_alike(some: Sequence[Column], others: Sequence[Column]) -> int:
@@ -321,9 +323,9 @@ def users_of(holder: Holder) -> list[RequestKV]:
     return [holder]
 
 
-def own_columns(holder: Holder) -> Iterator[Column]:
-    """Yield the columns whose blocks are a holder's own."""
-    return (holder.columns[position] for position in range(holder.first, len(holder.columns)))
+def own_columns(holder: Holder) -> Sequence[Column]:
+    """Return the columns whose blocks are a holder's own."""
+    return holder.columns[holder.first :]
 
 
 def hold(holder: Holder) -> None:

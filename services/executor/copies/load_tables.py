@@ -180,7 +180,7 @@ class LoadTables:
         ]
 
     def holders(self, uid: int) -> list[str]:
-        """Return the requests that a block's KV is part of: several, if it is a cached prefix."""
+        """Return the holders that a block's KV is part of: several, if it is a cached prefix."""
         return [name for name, loads in self._requests.items() if loads.holds(uid)]
 
     def users_of(self, holder: str) -> Sequence[str]:

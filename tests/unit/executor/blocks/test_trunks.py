@@ -269,3 +269,14 @@ def test_kinds_that_have_a_short_beginning_in_common_are_shared_side_by_side() -
     begun(sim, kinds[1])
 
     assert [follower(sim, kind).num_shared for kind in kinds] == [4, 4]
+
+
+def test_what_a_split_leaves_may_be_shorter_than_what_is_shared() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sim.owner.trunks.min_tokens = 3 * BLOCK_SIZE
+    first_of(sim)
+    assert follower(sim).num_shared == 5
+
+    assert follower(sim, (*PROMPT[:3], *"xyz")).num_shared == 3
+
+    assert sorted((trunk.first, trunk.end) for trunk in sim.owner.trunks.all) == [(0, 3), (3, 5)]
