@@ -60,7 +60,7 @@ class Losses:
             user.request_id: lost[trunk.name]
             for trunk in (self._owner.trunks.all if lost else ())
             if trunk.name in lost
-            for user in users_of(trunk)
+            for user in trunk.users
         }
 
     def _distrust(self, lost: Mapping[str, FailureCause]) -> dict[str, FailureCause]:

@@ -101,17 +101,14 @@ class BlockMoves:
             for index, group in enumerate(holder.groups)
             if group.restore is not None
         ]
-        if (
-            not self._overlap
-            and sum(lacking(holder, group) for holder, _, group in coming) > num_left
-        ):
+        if not self._overlap and sum(lacking(group) for _, _, group in coming) > num_left:
             return Loading(is_complete=False, lacks_blocks=True)
         is_complete, lacks_blocks = True, False
         for holder, index, group in coming:
             num_left -= self._owner.restores.extend(holder, index, max_blocks=num_left)
             if group.restore is not None:
                 is_complete = False
-                lacks_blocks |= lacking(holder, group) > 0
+                lacks_blocks |= lacking(group) > 0
         return Loading(is_complete=is_complete, lacks_blocks=lacks_blocks)
 
     def num_to_find(self, kv: RequestKV, groups: Collection[int]) -> int:
@@ -128,7 +125,7 @@ class BlockMoves:
         self._owner.blocks.release(self._owner.trunks.leave(kv))
 
 
-def lacking(holder: Holder, group: GroupKV) -> int:
+def lacking(group: GroupKV) -> int:
     """Return how many blocks a group on its way back has not taken yet."""
     assert group.restore is not None
-    return len(group.row) - holder.first - len(group.restore.targets)
+    return len(group.row) - group.first - len(group.restore.targets)
