@@ -1,12 +1,13 @@
 """Prefix caching on the host: the KV of a full block is found again by the hash of its tokens.
 
-A *column* is one full block of a request in every layer group, complete on the host on every rank.
-Its key, in the executor vLLM's block hash, stands for its tokens, all those before them, and the
-salt.
+A *column* is one full block of a request in every layer group, on the host on every rank. Its key,
+in the executor vLLM's block hash, stands for its tokens, all those before them, and the salt. Until
+its copies are complete, a column is there for those only who share its blocks in the pool.
 Live requests use columns; a column that nobody uses stays until its room is wanted, the one that
 was used longest ago going first.
 """
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Column:
     # Who has it in the pool, or on its way there: a request or a trunk; None: nobody, or one whose
     # steps compute it.
     holder: Any = None
+    is_complete: bool = True  # on the host, as are all before it
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +92,8 @@ class PrefixCache:
         """Count one more user of each."""
         for column in columns:
             column.num_users += 1
-            if self._idle.pop(column.key, None) is not None:
+            if self._idle.get(column.key) is column:
+                del self._idle[column.key]
                 self.num_idle_slots -= len(column.slots)
 
     def release(self, columns: Sequence[Column]) -> list[int]:
@@ -104,12 +107,15 @@ class PrefixCache:
             if column.num_users:
                 continue
             known = self._columns.get(column.key)
-            if known is column:
+            if known is column and column.is_complete:
                 self._idle[column.key] = column
                 self.num_idle_slots += len(column.slots)
                 continue
             slots.extend(column.slots)
-            if known is not None and not known.num_users:
+            if known is column:
+                del self._columns[column.key]
+                self._lost_some()
+            elif known is not None and not known.num_users:
                 self._idle.move_to_end(column.key)  # its twin was used until now
         return slots
 
@@ -152,6 +158,13 @@ class PrefixCache:
         slots = [slot for column in everything for slot in column.slots]
         assert self.num_idle_slots == sum(len(column.slots) for column in idle)
         return slots
+
+
+def num_complete(columns: Sequence[Column]) -> int:
+    """Return how many leading ones of a request's are complete on the host."""
+    if not columns or columns[-1].is_complete:
+        return len(columns)
+    return bisect_left(columns, True, key=lambda column: not column.is_complete)
 
 
 def num_duplicate_blocks(

@@ -62,7 +62,7 @@ class Resumes(Generic[KVT]):
         placement = self.guard.place_new(need, others)
         num_groups = self._moves.geometry.num_groups
         loaded = [group for group in range(num_groups) if group not in placement.offloaded]
-        group_bytes = (kv.num_host_blocks - kv.num_shared) * self.block_bytes
+        group_bytes = max(0, kv.num_host_blocks - kv.num_shared) * self.block_bytes
         parked = ParkedRequest(
             num_tokens=need.num_tokens,
             num_host_tokens=kv.num_tokens,

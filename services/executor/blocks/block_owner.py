@@ -16,13 +16,14 @@ from itertools import chain
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from services.control.prefix_cache import Column, num_duplicate_blocks
+from services.control.prefix_cache import Column, num_complete, num_duplicate_blocks
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
+from services.executor.blocks.publishing import Publishing
 from services.executor.blocks.quarantine import Quarantine
 from services.executor.blocks.residency import RequestKV, on_host_only
 from services.executor.blocks.restores import Restores
@@ -73,9 +74,8 @@ class BlockOwner:
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
         self.uncached = UncachedPrefixes(self.blocks, orders, self.staging)
         self.seals = Seals(self.blocks, orders, self.staging, self.counters)
-        self.trunks = Trunks(
-            self.restores, self.seals, self.counters, block_size=geometry.block_size
-        )
+        self.trunks = Trunks(self.restores, self.seals, host, block_size=geometry.block_size)
+        self.publishing = Publishing(host, self.growth, self.trunks)
 
     def holders(self) -> Iterator[Holder]:
         """Return all that blocks may belong to: requests, and trunks that they share."""
@@ -170,7 +170,7 @@ class BlockOwner:
         """
         give_up(kv)
         first = max(kv.num_recomputed, kv.first)
-        leave_found(self.blocks, kv, range(first, len(kv.columns) if kv.keys else 0))
+        leave_found(self.blocks, kv, range(first, num_complete(kv.columns) if kv.keys else 0))
 
     def _give_back_slots(self, kv: RequestKV, *, but: int = 0) -> None:
         """Give up a request's room on the host, `but` for its first columns."""
@@ -194,7 +194,7 @@ class BlockOwner:
         kept = [group.host_slots[:num_kept] for group in old.groups]
         parked = on_host_only(old, kept, null=self.blocks.null)
         self._leave(old)  # while its columns say what is in its blocks
-        parked.columns, old.columns = old.columns, []
+        parked.columns, old.columns = old.columns[:num_kept], old.columns[num_kept:]
         for group in old.groups:
             del group.host_slots[:num_kept]
         blocks = self.pop(old, num_kept=num_kept)
@@ -209,8 +209,12 @@ class BlockOwner:
         columns: Sequence[Column],
         keys: Sequence[BlockHash],
     ) -> None:
-        """Let a request that waits have columns of the prefix cache, as if it were parked."""
+        """Let a request that waits have those columns that are on the host, as if it were parked.
+
+        The others it may share when it is its turn, if they are there still.
+        """
         assert record.kv is None
+        columns = columns[: num_complete(columns)]
         self.host.cache.share(columns)
         self._last_generation += 1
         nothing = RequestKV(
@@ -222,25 +226,12 @@ class BlockOwner:
             keys=keys,
             columns=list(columns),
         )
-        slots = [list(group) for group in zip(*(column.slots for column in columns), strict=True)]
+        slots = [[c.slots[index] for c in columns] for index in range(self.geometry.num_groups)]
         self._put(on_host_only(nothing, slots, null=self.blocks.null))
-        self.orders.begin_with(record.request_id, columns, slots)
+        self.orders.begin_with(record.request_id, [column.uid for column in columns], slots)
 
-    def publish(self, kv: RequestKV) -> None:
-        """Let others begin with the full blocks of a live request that are on the host."""
-        for position in range(len(kv.columns), min(kv.num_host_blocks, len(kv.keys))):
-            column = Column(
-                kv.keys[position],
-                tuple(group.host_slots[position] for group in kv.groups),
-                kv.uid(position),
-            )
-            self.host.cache.publish(column)
-            kv.columns.append(column)
-            column.holder = kv
-
-    def keep_shared(self, kv: RequestKV) -> None:
-        """Forget what a request that is asleep has on the host behind its trunks."""
-        num_kept = kv.num_shared
+    def keep(self, kv: RequestKV, num_kept: int) -> None:
+        """Forget what a request that is asleep has behind its first `num_kept` blocks."""
         self._last_generation += 1
         kv.generation = self._last_generation  # what is computed now is other KV
         give_up(kv)
@@ -251,7 +242,8 @@ class BlockOwner:
             assert not group.own
             del group.host_slots[num_kept:], group.row[num_kept:]
             group.num_saves_sent = group.num_host_blocks = num_kept
-        self.orders.begin_with(kv.request_id, kv.columns, [g.host_slots for g in kv.groups])
+        uids = kv.uids(range(num_kept))
+        self.orders.begin_with(kv.request_id, uids, [group.host_slots for group in kv.groups])
 
     def num_duplicate_blocks(self) -> int:
         """Return how many blocks the pool could do without if requests shared them there."""
@@ -316,14 +308,17 @@ class BlockOwner:
             self.counters.num_dropped_copies += 1
         self.forget_prefixes()
 
-    def prepare_save(self, kv: RequestKV, group: GroupKV, num_full: int) -> bool:
+    def prepare_save(self, kv: Holder, group: GroupKV, num_full: int) -> bool:
         """Give all full blocks of a group a slot; False if the host pool is full."""
+        if not isinstance(kv, RequestKV):  # a trunk's slots are its columns'
+            return True
         return kv.mirrored and self.growth.take_slots(kv, group, num_full)
 
-    def retract_saves(self, group: GroupKV, num_kept: int) -> None:
+    def retract_saves(self, holder: Holder, group: GroupKV, num_kept: int) -> None:
         """Forget the host copies of a group behind its first `num_kept` blocks."""
-        self.host.give_back(group.host_slots[num_kept:])
-        del group.host_slots[num_kept:]
+        num_slots = max(num_kept, len(holder.columns))
+        self.host.give_back(group.host_slots[num_slots:])
+        del group.host_slots[num_slots:]
         group.num_saves_sent = min(group.num_saves_sent, num_kept)
         group.num_host_blocks = min(group.num_host_blocks, num_kept)
 

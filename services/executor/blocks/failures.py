@@ -1,7 +1,7 @@
 """Counts what goes wrong with copies, and says when a request has had enough of it."""
 
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from services.control.counters import Counters
 from services.control.requests.request_record import RequestRecord
@@ -37,11 +37,17 @@ def note_loss(
     return Fate.GIVE_UP
 
 
-def note_failed_saves(record: RequestRecord[Any], counters: Counters, num_saves: int) -> bool:
-    """Count a step in which saves of a request failed; True: it shall have no host copies."""
+class Saved(Protocol):
+    """A request, or a trunk."""
+
+    num_failed_saves: int  # steps
+
+
+def note_failed_saves(one: Saved, counters: Counters, num_saves: int) -> bool:
+    """Count a step in which saves of one failed; True: it shall have no more host copies."""
     counters.num_failed_saves += num_saves
-    record.num_failed_saves += 1
-    if record.num_failed_saves != MAX_FAILED_SAVES:
+    one.num_failed_saves += 1
+    if one.num_failed_saves != MAX_FAILED_SAVES:
         return False
     counters.num_unmirrored_requests += 1
     return True

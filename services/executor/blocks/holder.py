@@ -23,7 +23,7 @@ from itertools import chain, pairwise
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.kv import KVView
-from services.control.prefix_cache import Column
+from services.control.prefix_cache import Column, num_complete
 from services.placement.layer_placement import LayerPlacement
 
 
@@ -160,9 +160,14 @@ class Holder(ABC):
         )
 
     @property
-    def num_host_blocks(self) -> int:
-        """Return how many leading blocks have a complete host copy in every group."""
+    def num_copied_blocks(self) -> int:
+        """Return up to where its own blocks have a complete host copy in every group."""
         return min(group.num_host_blocks for group in self.groups)
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Return how many leading blocks of its row have a complete host copy in every group."""
+        return self.num_copied_blocks
 
     # -- its staging --------------------------------------------------------------------------
 
@@ -276,7 +281,7 @@ class Holder(ABC):
         assert all(buffer[: self.first] == before for buffer in self.staging), "nor do buffers"
         assert min(group.own, default=self.first) >= self.first, "a group owns what it has not"
         assert not self.mirrored or self.first <= group.num_host_blocks, "no copy before its first"
-        assert len(self.columns) <= group.num_host_blocks
+        assert num_complete(self.columns) <= max(self.first, group.num_host_blocks)
         assert group.num_host_blocks <= group.num_saves_sent <= len(group.host_slots)
         assert group.offloaded or (not group.own and group.restore is None)
 

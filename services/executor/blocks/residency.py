@@ -44,6 +44,13 @@ class RequestKV(Holder):
     def num_shared(self) -> int:
         return self.trunks[-1].end if self.trunks else 0
 
+    @property
+    def num_host_blocks(self) -> int:
+        for trunk in self.trunks:
+            if not trunk.mirrored:
+                return trunk.num_copied_blocks
+        return self.num_copied_blocks
+
     def shown_rows(self) -> tuple[list[KVCacheBlock], ...]:
         """Return what its block table shows, by layer group: of its trunks, then its own."""
         if not self.trunks:
@@ -126,20 +133,25 @@ class RequestKV(Holder):
         assert self.first == (self.num_shared or number)
         assert not (self.trunks and self.scratch), "a request that shares has scratch"
         assert self.trunks or self.groups[0].row[:number] == self.uncached, "a row without scratch"
+        own = self.columns[self.num_shared :]
+        assert not self.asleep or not own or own[-1].is_complete, "it waits for nobody's copy"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Trunk(Holder):
     """A stretch of positions that its users begin with, behind their trunks before it.
 
-    All of it is on the host, in columns that its users have, too: nothing of it is written, or
-    copied to the host. It takes part in each step that one of its users is in.
+    It has a place on the host, in columns that its users have, too, and nothing of it is written
+    any more. Until its copies are complete it is not `mirrored`: it stays in the pool. It takes
+    part in each step that one of its users is in.
     """
 
     name: str
+    author: str  # the request that it was cut from
     users: dict[RequestKV, None]  # which have a place in the pool, or are on their way there
     floor: LayerPlacement | None = None  # what leaves in any case; None: all may be in the pool
     is_found: bool = True  # what it leaves in the pool when it ends
+    num_failed_saves: int = 0  # steps in which copies of it to the host failed
 
     @property
     def request_id(self) -> str:
@@ -170,7 +182,8 @@ class Trunk(Holder):
         super(Trunk, self).check_integrity()
         assert self.users, "a trunk that nobody uses"
         assert self.num_rows == self.end == self.num_full_blocks
-        assert self.num_host_blocks == self.end, "a trunk is not on the host"
+        assert self.mirrored == (self.num_copied_blocks == self.end), "a trunk is not on the host"
+        assert self.mirrored or not self.offloaded, "a trunk left before it was on the host"
 
 
 def on_host_only(

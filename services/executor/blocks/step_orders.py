@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import compress
 
-from services.control.prefix_cache import Column
 from services.executor.step_messages import (
     FoundOrder,
     LoadTableUpdate,
@@ -123,15 +122,12 @@ class StepOrders:
         if uids:
             self.found(FoundOrder(holder, order.group, uids, slots, block_ids))
 
-    def begin_with(
-        self, holder: str, columns: Sequence[Column], slots: Sequence[Sequence[int]]
-    ) -> None:
+    def begin_with(self, holder: str, uids: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
         """Tell the ranks where on the host a holder's first blocks are, which others saved.
 
-        `slots`: of these columns, by layer group.
+        `slots`: of these blocks, by layer group.
         """
-        uids = [column.uid for column in columns]
-        self._prefixes[holder] = PrefixSlots(holder, uids, [list(group) for group in slots])
+        self._prefixes[holder] = PrefixSlots(holder, list(uids), [list(group) for group in slots])
 
     def found(self, order: FoundOrder) -> None:
         """Tell the ranks which blocks a group has taken as they are."""

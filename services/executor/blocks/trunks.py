@@ -4,24 +4,25 @@
     B  |--- trunk ---|-- own --
 
 A request that begins, or comes back, looks who has its leading columns in the pool, or is loading
-them. It *joins* a trunk; where the columns are part of some request's own, or of a longer trunk,
-that is *split*: the part in front becomes a trunk of its users'. Blocks do not move and their ids
-do not change, so that steps in flight and rows see nothing of it. A trunk ends with its last user,
-and may leave the pool and come back as a request's own part may.
+them (`Column.holder`). It *joins* a trunk; where the columns are part of some request's own, or of
+a longer trunk, that is *split*: the part in front becomes a trunk of its users'. Blocks do not move
+and their ids do not change, so that steps in flight and rows see nothing of it. A trunk ends with
+its last user, and may leave the pool and come back as a request's own part may.
 
-Only what is on the host is shared (`Column.holder`); new tokens land behind it.
+A block can be shared from the moment on at which the step that fills it is scheduled. While it is
+not complete on the host, it is so as long as its holder has all layers in the pool.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.control.counters import Counters
-from services.control.prefix_cache import Column
+from services.control.prefix_cache import Column, num_complete
 from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
 from services.executor.blocks.holder import GroupKV, Holder, Restore
+from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.restores import Restores
@@ -37,14 +38,16 @@ class Trunks:
         self,
         restores: Restores,
         seals: Seals,
-        counters: Counters,
+        host: HostPool,
         *,
         block_size: int,
     ) -> None:
         self.all: dict[Trunk, None] = {}
         self.is_on = True
         self.min_tokens = MIN_TRUNK_TOKENS
-        self._restores, self._seals, self._counters = restores, seals, counters
+        self.on_split: Callable[[Holder, Trunk], None] = lambda holder, trunk: None
+        self._restores, self._seals = restores, seals
+        self._host, self._counters = host, host.counters
         self._blocks, self._orders = restores.blocks, restores.orders
         self._staging = restores.staging
         self._block_size = block_size
@@ -58,6 +61,7 @@ class Trunks:
         assert not kv.trunks
         if not self.is_on or not kv.keys:
             return
+        self._begin_as_cached(kv)
         chain: list[Trunk] = []
         for holder, end in self._holders(kv.columns, but=kv):
             if isinstance(holder, Trunk) and holder.end == end:
@@ -72,6 +76,43 @@ class Trunks:
             group.first = kv.num_shared
         self._counters.num_trunk_joins += bool(chain)
 
+    def _begin_as_cached(self, kv: RequestKV) -> None:
+        """Let a request that is on the host only have the cache's columns in place of its own."""
+        old, new = kv.columns, self._columns_of(kv)
+        if new == old:
+            return
+        self._host.cache.share(new)
+        self._host.release(old)
+        kv.columns = new
+        for index, group in enumerate(kv.groups):
+            self._host.give_back(group.host_slots[len(old) : len(new)])
+            group.host_slots[: len(new)] = [column.slots[index] for column in new]
+            num_blocks = len(group.host_slots)
+            group.row = [self._blocks.null] * num_blocks
+            group.num_saves_sent = group.num_host_blocks = num_blocks
+            kv.num_tokens = num_blocks * self._block_size
+        uids = kv.uids(range(len(kv.groups[0].host_slots)))
+        self._orders.begin_with(kv.request_id, uids, [group.host_slots for group in kv.groups])
+
+    def _columns_of(self, kv: RequestKV) -> list[Column]:
+        """Return what a request on the host begins with when it comes back.
+
+        Where the cache has other columns of its tokens, or more than it has, it has those.
+        """
+        prefix = kv.record.prefix
+        found = self.joinable(self._host.find(prefix, kv.keys, prefix.num_keys))
+        if len(found) <= len(kv.columns):
+            found = found[: num_complete(found)]
+        return [*found, *kv.columns[len(found) :]]
+
+    def joinable(self, columns: Sequence[Column]) -> Sequence[Column]:
+        """Return the leading columns that a request may begin with: on the host, or shared."""
+        on_host = num_complete(columns)
+        if on_host == len(columns):
+            return columns
+        num_shared = max((end for _, end in self._holders(columns)), default=0) if self.is_on else 0
+        return columns[: max(on_host, num_shared)]
+
     def _holders(
         self, columns: Sequence[Column], *, but: RequestKV | None = None
     ) -> Iterator[tuple[Holder, int]]:
@@ -82,7 +123,8 @@ class Trunks:
             holder: Holder | None = columns[first + num_least - 1].holder
             if holder is None or holder is but or holder.first != first:
                 return
-            num_alike = _num_alike(columns[first:], holder.columns[first:])
+            last = holder.num_copied_blocks if holder.offloaded else None
+            num_alike = _num_alike(columns[first:], holder.columns[first:last])
             if num_alike < num_least:
                 return
             first += num_alike
@@ -129,7 +171,7 @@ class Trunks:
     def _end(self, trunk: Trunk) -> list[KVCacheBlock]:
         give_up(trunk)
         if trunk.is_found:
-            leave_found(self._blocks, trunk, range(trunk.first, trunk.end))
+            leave_found(self._blocks, trunk, range(trunk.first, trunk.num_copied_blocks))
         for index in trunk.restoring:
             self._restores.cancel(trunk, index)
         self._orders.drop_request(trunk.name)
@@ -150,7 +192,7 @@ class Trunks:
         """Return what a request begins with: its trunks, and what others may share of its own."""
         may_share = self.is_on and bool(kv.keys)
         if kv.is_parked:
-            return self.found(kv.columns) if may_share else []
+            return self.found(self._columns_of(kv)) if may_share else []
         stretches = [Stretch(trunk.name, trunk.end) for trunk in kv.trunks]
         if may_share and len(kv.columns) > kv.num_shared:
             stretches.append(Stretch(kv.request_id, len(kv.columns)))
@@ -171,11 +213,13 @@ class Trunks:
     def _split(self, holder: Holder, end: int) -> Trunk:
         """Make what a holder has before `end` a trunk of its users'."""
         was_coming = self._stop_restores(holder, end)
+        is_on_host = holder.num_copied_blocks >= end
         self._last_number += 1
         trunk = Trunk(
             name=f"\0trunk-{self._last_number}",
+            author=holder.author if isinstance(holder, Trunk) else holder.request_id,
             groups=[self._cut(group, end) for group in holder.groups],
-            mirrored=True,
+            mirrored=is_on_host,
             block_size=holder.block_size,
             wanted_staging=holder.wanted_staging,
             columns=holder.columns[:end],
@@ -191,6 +235,7 @@ class Trunks:
         self._put_before(holder, trunk)
         for column in own_columns(trunk):
             column.holder = trunk
+        self.on_split(holder, trunk)
         self._tell_ranks(holder, trunk)
         for index in was_coming:
             for part in (trunk, holder):
@@ -234,8 +279,8 @@ class Trunks:
                 if position < end
             },
             host_slots=group.host_slots[:end],
-            num_saves_sent=end,
-            num_host_blocks=end,
+            num_saves_sent=min(end, group.num_saves_sent),
+            num_host_blocks=min(end, group.num_host_blocks),
             restore=group.restore,
             num_failed_restores=group.num_failed_restores,
             restore_from_step=group.restore_from_step,
@@ -243,6 +288,8 @@ class Trunks:
         )
         group.row[:end] = [null] * end
         group.first = end
+        group.num_saves_sent = max(end, group.num_saves_sent)
+        group.num_host_blocks = max(end, group.num_host_blocks)
         if group.restore is not None:
             group.restore = Restore()
         return front
@@ -259,7 +306,7 @@ class Trunks:
         orders = self._orders
         orders.split(holder.request_id, trunk.name, trunk.end)
         slots = [group.host_slots for group in trunk.groups]
-        orders.begin_with(trunk.name, trunk.columns, slots)
+        orders.begin_with(trunk.name, [column.uid for column in trunk.columns], slots)
         if not trunk.staging:
             return
         orders.set_staging(trunk.name, len(trunk.staging))

@@ -151,7 +151,12 @@ class TransferRunner:
             self._lost.pop(request_id, None)
             self._newly_lost.pop(request_id, None)
         for save in self._running_saves if ended else ():
-            left = [order for order in save.orders if order.request_id not in ended]
+            left = [
+                order
+                for order in save.orders
+                # Where others share its first block by now, they wait for the copy.
+                if order.request_id not in ended or self._tables.holders(order.uids[0])
+            ]
             if save.orders and not left:
                 self.watch.cancel(save.copy)
             save.orders = left

@@ -6,7 +6,7 @@ alone; the other requests are back in it when the step is made.
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from vllm.v1.request import Request
@@ -118,15 +118,18 @@ class RunControl:
             for request in others:
                 queue.add_request(request)
 
-    def admitted(self, requests: Iterable[Request]) -> None:
-        """Take in which requests run that did not; they own blocks."""
-        counters, block_size = self._owner.counters, self._owner.geometry.block_size
+    def admitted(self, requests: Iterable[Request], num_scheduled: Mapping[str, int]) -> None:
+        """Take in which requests run that did not; they own blocks.
+
+        `num_scheduled`: tokens of the step by request.
+        """
         for request in requests:
             record = self._line.record_of(request)
             assert record.kv is not None
             is_new = not request.num_preemptions
             if record.state is State.READY and is_new:
-                counters.num_prefix_hit_tokens += len(record.kv.columns) * block_size
+                num_hit = request.num_computed_tokens - num_scheduled[request.request_id]
+                self._owner.counters.num_prefix_hit_tokens += num_hit
             self.resumes.admitted(record, is_new=is_new)
 
     # -- idle steps -------------------------------------------------------------------------

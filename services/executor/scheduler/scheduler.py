@@ -182,7 +182,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.line.prepare()
         with self.control.admitting():  # the line alone
             output = super().schedule(*args, **kwargs)  # vLLM's, asking for blocks
-        self.control.admitted(self._admitted(output))
+        self.control.admitted(self._admitted(output), output.num_scheduled_tokens)
         self.control.after_step(num_scheduled=output.total_num_scheduled_tokens)
         # Otherwise vLLM would call the connector after the layers have run.
         output.has_sync_kv_loads = True

@@ -113,7 +113,8 @@ class VllmEngine:
             return ()
         keys = request.block_hashes  # none any more of a request that has lost its KV
         num_keys = min(len(keys), (request.num_tokens - 1) // self._owner.geometry.block_size)
-        return self._owner.host.find(record.prefix, keys, num_keys)
+        found = self._owner.host.find(record.prefix, keys, num_keys)
+        return self._owner.trunks.joinable(found)
 
     def stretches(self, request: Request) -> Sequence[Stretch]:
         record = self._owner.records[request.request_id]
@@ -132,8 +133,8 @@ class VllmEngine:
     def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
         leaving_bytes = self.shape.block_bytes * sum(
             group.num_saves_sent - group.num_host_blocks
-            for kv in self._owner.kvs
-            for group in kv.groups
+            for holder in self._owner.holders()
+            for group in holder.groups
         )
         return Links(
             h2d=h2d.link(chunk_bytes=CHUNK_BYTES, num_queued_bytes=self.num_returning_bytes()),

@@ -11,7 +11,8 @@ import structlog
 
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import note_failed_saves
-from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.holder import Holder
+from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.blocks.transfers.write_through import Retraction
 from services.executor.blocks.trunks import users_of
@@ -41,7 +42,7 @@ class Losses:
             if request_id in self._owner.records
             and not self._has_begun_anew(request_id, feedback.step)
         }
-        lost |= self._lost_with_trunks(feedback.lost_requests)
+        lost |= self._lost_with_trunks(feedback.lost_requests, lost)
         for restore_id, cause in feedback.failed_restores.items():
             lost |= self._end_restore(restore_id, cause)
         lost |= self._retract_saves(feedback)
@@ -54,12 +55,23 @@ class Losses:
                     lost[kv.request_id] = FailureCause.HUNG
         return lost | self._distrust(lost)
 
-    def _lost_with_trunks(self, lost: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
-        """Return who begins with a trunk that is lost, since whenever: nothing loads it now."""
+    def _lost_with_trunks(
+        self, reported: Mapping[str, FailureCause], lost: Mapping[str, FailureCause]
+    ) -> dict[str, FailureCause]:
+        """Return who begins with a trunk that is lost, since whenever: nothing loads it now.
+
+        Or with one that has steps in it of a request that is lost: before it is on the host. Its
+        author may have ended since.
+        """
+        causes = {
+            name: cause
+            for name, cause in reported.items()
+            if name in lost or name not in self._owner.records
+        }
         return {
-            user.request_id: lost[trunk.name]
-            for trunk in (self._owner.trunks.all if lost else ())
-            if trunk.name in lost
+            user.request_id: causes[trunk.author if trunk.author in causes else trunk.name]
+            for trunk in (self._owner.trunks.all if causes else ())
+            if trunk.name in causes or (trunk.author in causes and not trunk.mirrored)
             for user in trunk.users
         }
 
@@ -104,24 +116,24 @@ class Losses:
 
     def _retract_saves(self, feedback: StepFeedback) -> dict[str, FailureCause]:
         lost: dict[str, FailureCause] = {}
-        num_retracted: Counter[RequestKV] = Counter()
-        for (step, request_id, group), cause in feedback.failed_saves.items():
-            record = self._owner.records.get(request_id)
-            if record is None or record.kv is None:
-                continue
-            match self._transfers.write_through.retract(step, record.kv, group):
-                case Retraction.ONLY_COPY:
-                    lost[request_id] = cause
-                case Retraction.DONE:
-                    num_retracted[record.kv] += 1
-        for request, num_saves in num_retracted.items():
-            has_enough = note_failed_saves(request.record, self._owner.counters, num_saves)
-            if has_enough and request.request_id not in lost:
-                log.warning("kv_request_unmirrored", request_id=request.request_id)
-                if request.offloaded:  # part of it is on the host only
-                    lost[request.request_id] = FailureCause.FAILED
+        num_retracted: Counter[Holder] = Counter()
+        write_through = self._transfers.write_through
+        for (step, name, group), cause in feedback.failed_saves.items():
+            for holder in write_through.whose(step, name, group):
+                match write_through.retract(step, holder, group):
+                    case Retraction.ONLY_COPY:
+                        lost[holder.request_id] = cause
+                    case Retraction.DONE:
+                        num_retracted[holder] += 1
+        for holder, num_saves in num_retracted.items():
+            of = holder if isinstance(holder, Trunk) else users_of(holder)[0].record
+            has_enough = note_failed_saves(of, self._owner.counters, num_saves)
+            if has_enough and holder.request_id not in lost:
+                log.warning("kv_request_unmirrored", request_id=holder.request_id)
+                if holder.offloaded:  # part of it is on the host only
+                    lost[holder.request_id] = FailureCause.FAILED
                 else:
-                    self._transfers.write_through.unmirror(request)
+                    write_through.unmirror(holder)
         return lost
 
 

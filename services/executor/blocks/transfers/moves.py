@@ -85,7 +85,7 @@ class BlockMoves:
             self._owner.trunks.join(kv)
 
     def keep_shared(self, kv: RequestKV) -> None:
-        self._owner.keep_shared(kv)
+        self._owner.keep(kv, kv.num_shared)
 
     def begin_load(self, kv: RequestKV, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_staging = num_buffers
@@ -122,7 +122,10 @@ class BlockMoves:
         give_up(kv)
         self._owner.staging.drop(kv)
         self._owner.offload(kv, range(len(kv.groups)))
+        num_kept = kv.num_host_blocks  # behind them others have it in the pool only
         self._owner.blocks.release(self._owner.trunks.leave(kv))
+        if num_kept < len(kv.columns):
+            self._owner.keep(kv, num_kept)
 
 
 def lacking(group: GroupKV) -> int:

@@ -32,6 +32,7 @@ class Transfers:
         """See `WriteThrough` for `write_budget`."""
         self.owner = owner
         self.write_through = WriteThrough(owner, budget=write_budget)
+        owner.trunks.on_split = self.write_through.split
         self._num_ranks = num_ranks
         self._unsettled: dict[Holder, None] = {}
         self._num_ranks_done: Counter[int] = Counter()
@@ -77,10 +78,10 @@ class Transfers:
         """Take in what the ranks have completed."""
         self.owner.host.open_slots(feedback.num_ready_slots)
         self._num_ranks_done.update(feedback.num_ranks_done)
-        for kv in self.write_through.confirm(feedback.saved_step):
-            self._unsettled[kv] = None
-            if kv in self.owner.kvs:
-                self.owner.publish(kv)
+        for holder in self.write_through.confirm(feedback.saved_step):
+            self._unsettled[holder] = None
+            if self.owner.is_live(holder):
+                self.owner.publishing.copied(holder)
 
     def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
         """Return the transfers of the step that was just scheduled.
@@ -98,6 +99,7 @@ class Transfers:
                 kv.first_step = step
             if kv.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
                 self.write_through.note(kv)
+                owner.publishing.filled(kv)
             loading.update((one.request_id, None) for one in (*kv.trunks, kv) if one.staging)
         return owner.orders.take(loading=list(loading), saves=self.write_through.plan(step))
 

@@ -56,12 +56,13 @@ class Conversations:
     def arrive(self) -> None:
         sim = self.sim
         prompt = tuple(sim.rng.choice("ab") for _ in range(sim.rng.randrange(1, NUM_BLOCKS + 1)))
-        columns = found_in(sim.owner.host, keys_of(prompt)[:-1])
+        record, keys, num_slots = sim.arrive(prompt), keys_of(prompt), sim.rng.choice((0, 40, 80))
+        columns = sim.seek(record, keys)
         if not columns:
-            sim.admit(self.placement(), num_slots=sim.rng.choice((0, 40, 80)), prompt=prompt)
+            sim.begin(record.request_id, self.placement(), num_slots, prompt)
+            record.enter(State.RUNNING)
             return
-        record = sim.arrive(prompt)
-        sim.owner.adopt_prefix(record, columns, keys_of(prompt))
+        sim.owner.adopt_prefix(record, columns, keys)
         self.num_hit_blocks += len(columns)
         self.waiting.append(record.request_id)
         self.found.add(record.request_id)
@@ -88,7 +89,7 @@ class Conversations:
                 continue
             if name in self.found:
                 self.num_hits[record.way or ResumeWay.RECOMPUTE] += 1
-            if ready > 0:
+            if record.kv is not None:
                 self.sim.come_back(name)
             else:  # dropped, or cheaper to compute
                 self.sim.beginnings[name] += 1

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.control.prefix_cache import Column
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.step_messages import (
     LoadTableUpdate,
@@ -115,7 +114,7 @@ def test_a_dropped_request_leaves_no_orders_behind() -> None:
     orders.append_table(("gone", 0), 0, range(1))
     orders.set_staging("gone", 2)
     orders.fill_staging("gone", 1, 0, [1])
-    orders.begin_with("gone", [Column("key", (1, 2), 0)], [[1], [2]])
+    orders.begin_with("gone", [7], [[1], [2]])
     orders.drop_request("gone", num_kept=1)
     orders.drop_request("gone")
 

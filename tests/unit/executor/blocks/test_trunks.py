@@ -21,7 +21,7 @@ from tests.unit.executor.blocks.test_prefix_hits import (
 )
 from tests.unit.executor.failing_copies import FailingSimulation
 from tests.unit.executor.resumes import resumes_of
-from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, found_in, keys_of
+from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, keys_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -136,7 +136,7 @@ def first_of(sim: Simulation, prompt: tuple[str, ...] = PROMPT) -> RequestKV:
 def follower(sim: Simulation, prompt: tuple[str, ...] = PROMPT) -> RequestKV:
     """Return a request that waits, and shares what others have of its prompt but its last block."""
     record, keys = sim.arrive(prompt), keys_of(prompt)
-    sim.owner.adopt_prefix(record, found_in(sim.owner.host, keys[:-1]), keys)
+    sim.owner.adopt_prefix(record, sim.seek(record, keys), keys)
     kv = sim.kv(record.request_id)
     sim.owner.trunks.join(kv)
     sim.owner.check_integrity()
@@ -191,7 +191,7 @@ def test_where_a_row_is_cut_behind_its_staging_the_ranks_know() -> None:
 def begun(sim: Simulation, prompt: tuple[str, ...] = PROMPT) -> RequestKV:
     """Return a request that began with what was cached of its prompt, and has computed the rest."""
     record, keys, resumes = sim.arrive(prompt), keys_of(prompt), resumes_of(sim)
-    sim.owner.adopt_prefix(record, found_in(sim.owner.host, keys[:-1]), keys)
+    sim.owner.adopt_prefix(record, sim.seek(record, keys), keys)
     load = (ResumeWay.LOAD, ALL_RESIDENT)
     while num_host_tokens(record) is None:
         resumes.prepare(record, lambda kv: load, num_slots=40, num_kept_free=0)
@@ -215,7 +215,7 @@ def test_what_is_computed_again_behind_a_trunk_is_other_kv() -> None:
     sim.owner.trunks.join(parked)
     assert 0 < parked.num_shared < len(parked.columns)
 
-    sim.owner.keep_shared(parked)
+    sim.owner.keep(parked, parked.num_shared)
 
     assert len(parked.columns) == parked.num_shared
     assert parked.uid(4) != uid
