@@ -76,6 +76,15 @@ class Engine(Protocol[RequestT, KVT]):
     def stretches(self, request: RequestT) -> Sequence[Stretch]:
         """Return what a request begins with that others may share, or will once it comes."""
 
+    def coming_prefix(self, request: RequestT) -> Stretch | None:
+        """Return what running requests compute that one without KV will begin with; None: nothing.
+
+        It is what they have filled, and what their next steps will fill.
+        """
+
+    def num_to_share(self, request: RequestT) -> int:
+        """Return how many leading blocks of one in the queue others have, or will, in the pool."""
+
     def adopt_prefix(self, request: RequestT, columns: Sequence[Column]) -> None:
         """Let a request in the queue have these columns, as if it were parked."""
 

@@ -78,7 +78,7 @@ class Line(Generic[RequestT, KVT]):
     def num_host_tokens(self, request: RequestT) -> int | None:
         """Return how many tokens a request need not compute; None: it is passed over now."""
         record = self.record_of(request)
-        if record.is_held:
+        if record.is_held or self._is_coming(request):
             return None
         self._seek(request)
         if record.kv is None and self.resumes.is_short_of_blocks:
@@ -97,7 +97,10 @@ class Line(Generic[RequestT, KVT]):
 
     def make_room(self) -> None:
         """Let the capacity guard make room for the next step and the next admission."""
-        line = [self.engine.need_of(request) for request in self.next_in_line()]
+        line = [
+            self.engine.need_of(one)._replace(num_to_share=self.engine.num_to_share(one))
+            for one in self.next_in_line()
+        ]
         self.resumes.guard.adjust(self.active_needs(), line)
 
     # -- coming back -------------------------------------------------------------------------
@@ -108,6 +111,8 @@ class Line(Generic[RequestT, KVT]):
         line = list(islice(self.eligible(), self.engine.num_places))
         ahead = self.active_needs() if line else []  # served before the request at hand
         for request in line:
+            if self._is_coming(request):
+                break
             record = self.record_of(request)
             self._seek(request)
             self.resumes.prepare(
@@ -133,6 +138,13 @@ class Line(Generic[RequestT, KVT]):
         if record.kv is not None or record.way is not None:
             return ()
         return self.engine.cached_prefix(request)
+
+    def _is_coming(self, request: RequestT) -> bool:
+        """Return whether a request shall wait for what others compute: twins are no use."""
+        record = self.record_of(request)
+        if record.kv is not None or record.way is not None:
+            return False
+        return self.engine.coming_prefix(request) is not None
 
     def _seek(self, request: RequestT) -> None:
         """Let a request without KV begin with what is cached of its tokens.

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from services.control.counters import Counters
@@ -165,6 +165,15 @@ def num_complete(columns: Sequence[Column]) -> int:
     if not columns or columns[-1].is_complete:
         return len(columns)
     return bisect_left(columns, True, key=lambda column: not column.is_complete)
+
+
+def num_alike(some: Sequence[Column], others: Sequence[Column]) -> int:
+    """Return how many leading columns are the same objects."""
+    length = min(len(some), len(others))
+    if [*some[:length]] == [*others[:length]]:  # they are equal to themselves only
+        return length
+    pairs = zip(some, others, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
 
 
 def num_duplicate_blocks(

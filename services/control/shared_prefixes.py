@@ -13,6 +13,12 @@ class Stretch(NamedTuple):
     end: int  # position behind the last one, in blocks
 
 
+def behind(stretches: Sequence[Stretch], coming: Stretch) -> list[Stretch]:
+    """Return what a request begins with once what others compute of it is there."""
+    kept = [one for one in stretches if one.source != coming.source]
+    return [*kept, coming]
+
+
 class SharedPrefixes(NamedTuple):
     """Parts of rows that several requests begin with, each once."""
 

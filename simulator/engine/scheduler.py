@@ -325,6 +325,11 @@ class Scheduler:
         """Return nothing: each request has all of its KV for itself."""
         return ()
 
+    def coming_prefix(self, request: SimulatedRequest) -> None: ...
+
+    def num_to_share(self, request: SimulatedRequest) -> int:
+        return 0
+
     def adopt_prefix(self, request: SimulatedRequest, columns: Sequence[Column]) -> None:
         """Let a request that waits begin with what is cached of its tokens."""
         self.host.cache.share(columns)

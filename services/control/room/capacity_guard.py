@@ -27,6 +27,7 @@ class Need(NamedTuple, Generic[KVT]):
 
     record: RequestRecord[KVT]
     num_tokens: int  # known tokens, >= 1
+    num_to_share: int = 0  # leading blocks of one in the queue that others have in the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,7 @@ class CapacityGuard(Generic[KVT]):
                     seen.add(trunk)
                     floor = trunk.floor or ALL_RESIDENT
                     shares.append(Share(trunk, trunk.num_own_tokens, floor))
-            num_shared = 0 if kv is None else kv.num_shared
-            num_own = num_tokens - num_shared * block_size
+            num_own = num_tokens - _num_shared(need) * block_size
             shares.append(Share(kv, num_own, need.record.floor or ALL_RESIDENT))
         return shares
 
@@ -210,9 +210,7 @@ class CapacityGuard(Generic[KVT]):
                 num_rows += kv.num_rows - kv.num_shared
         block_size = moves.geometry.block_size
         for need in needs:
-            shared = need.record.kv
-            num_rows += need.num_tokens // block_size + 1
-            num_rows -= 0 if shared is None else shared.num_shared
+            num_rows += need.num_tokens // block_size + 1 - _num_shared(need)
         return num_rows * moves.geometry.num_groups <= moves.num_blocks - self.num_spare
 
     def _move(self, kv: Any, *, least: LayerPlacement, most: LayerPlacement) -> None:
@@ -247,3 +245,9 @@ class CapacityGuard(Generic[KVT]):
     def _placement(self, share: Share, residency: Residency | None) -> LayerPlacement:
         """Return which groups: those of its floor, then the ones that spread best."""
         return widened(share.floor, residency, self._spread)
+
+
+def _num_shared(need: Need[KVT]) -> int:
+    """Return how many leading blocks are not the request's own, or will not be."""
+    kv = need.record.kv
+    return need.num_to_share if kv is None or not kv.num_shared else kv.num_shared

@@ -135,6 +135,7 @@ class BlockOwner:
             self.orders.set_staging(kv.request_id, len(kv.staging))
             for index in kv.offloaded:
                 self.orders.replace_table((kv.request_id, index), kv.groups[index].buffer)
+        self.publishing.expect(kv)
 
     def _put(self, kv: RequestKV) -> None:
         kv.record.kv = kv
@@ -169,6 +170,7 @@ class BlockOwner:
         What each step computes anew is in none, and what the next one would have kept not yet.
         """
         give_up(kv)
+        self.publishing.end(kv)
         first = max(kv.num_recomputed, kv.first)
         leave_found(self.blocks, kv, range(first, num_complete(kv.columns) if kv.keys else 0))
 
@@ -256,6 +258,7 @@ class BlockOwner:
         self.blocks.forget_left()
         for kv in self.kvs:
             kv.keys = ()
+            self.publishing.end(kv)
         for trunk in self.trunks.all:
             trunk.is_found = False
 

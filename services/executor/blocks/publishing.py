@@ -1,6 +1,13 @@
 """What live requests let others begin with: their full blocks, as columns of the prefix cache."""
 
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+
 from services.control.prefix_cache import Column
+from services.control.requests.life import State
+from services.control.shared_prefixes import Stretch
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.host_pool import HostPool
@@ -13,6 +20,8 @@ class Publishing:
 
     def __init__(self, host: HostPool, growth: Growth, trunks: Trunks) -> None:
         self._host, self._growth, self._trunks = host, growth, trunks
+        self._coming: dict[Hashable, RequestKV] = {}  # whose steps will fill a block
+        self._expected: dict[RequestKV, list[BlockHash]] = {}  # of each, some are filled by now
 
     def filled(self, kv: RequestKV) -> None:
         """Let others share the full blocks of a request with all layers in the pool.
@@ -48,6 +57,43 @@ class Publishing:
             self._host.cache.publish(column)
             kv.columns.append(column)
             column.holder = kv
+            self._forget(kv, column.key)
+
+    # -- what is not there yet ----------------------------------------------------------------
+
+    def expect(self, kv: RequestKV) -> None:
+        """Let others wait for what a request computes from now on of its known tokens."""
+        self.end(kv)
+        self._expected[kv] = keys = list(kv.keys[len(kv.columns) :])
+        for key in keys:
+            self._coming.setdefault(key, kv)
+
+    def end(self, kv: RequestKV) -> None:
+        """Let nobody wait for a request any more."""
+        for key in self._expected.pop(kv, ()):
+            self._forget(kv, key)
+
+    def _forget(self, kv: RequestKV, key: Hashable) -> None:
+        if self._coming.get(key) is kv:
+            del self._coming[key]
+
+    def coming(self, keys: Sequence[BlockHash], *, first: int, end: int) -> Stretch | None:
+        """Return whose prompt's steps will fill the blocks `[first, end)`, and up to where.
+
+        None if nobody's do, or what could be shared of it is too short.
+        """
+        at = first + self._trunks.num_least - 1
+        kv = self._coming.get(keys[at]) if at < end else None
+        if kv is None or kv.num_full_blocks > at or kv.offloaded or not kv.mirrored:
+            return None
+        # One that is admitted in this very step still waits.
+        if kv.record.is_held or kv.record.state not in (State.RUNNING, State.WAITING):
+            return None
+        length = min(end, len(kv.keys))  # a key stands for all those before it
+        return Stretch(
+            kv.request_id,
+            bisect_left(range(length), True, lo=at, key=lambda n: kv.keys[n] != keys[n]),
+        )
 
 
 def _complete(kv: RequestKV, end: int) -> None:

@@ -14,11 +14,10 @@ not complete on the host, it is so as long as its holder has all layers in the p
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import takewhile
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.control.prefix_cache import Column, num_complete
+from services.control.prefix_cache import Column, num_alike, num_complete
 from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
 from services.executor.blocks.holder import GroupKV, Holder, Restore
@@ -110,28 +109,35 @@ class Trunks:
         on_host = num_complete(columns)
         if on_host == len(columns):
             return columns
-        num_shared = max((end for _, end in self._holders(columns)), default=0) if self.is_on else 0
-        return columns[: max(on_host, num_shared)]
+        return columns[: max(on_host, self.num_shared(columns))]
+
+    def num_shared(self, columns: Sequence[Column]) -> int:
+        """Return how many leading ones others have in the pool, or are loading."""
+        return max((end for _, end in self._holders(columns)), default=0) if self.is_on else 0
+
+    def num_to_share(self, kv: RequestKV) -> int:
+        """Return how many leading blocks of a request in the queue are, or will be, trunks'."""
+        return self.num_shared(self._columns_of(kv)) if kv.is_parked and kv.keys else kv.num_shared
 
     def _holders(
         self, columns: Sequence[Column], *, but: RequestKV | None = None
     ) -> Iterator[tuple[Holder, int]]:
         """Yield who has leading columns in the pool, one behind the other, and each up to where."""
-        first, num_least = 0, self._num_least
+        first, num_least = 0, self.num_least
         while first + num_least <= len(columns):
             # Behind what is too short to be shared, which many begin with that differ then.
             holder: Holder | None = columns[first + num_least - 1].holder
             if holder is None or holder is but or holder.first != first:
                 return
             last = holder.num_copied_blocks if holder.offloaded else None
-            num_alike = _num_alike(columns[first:], holder.columns[first:last])
-            if num_alike < num_least:
+            length = num_alike(columns[first:], holder.columns[first:last])
+            if length < num_least:
                 return
-            first += num_alike
+            first += length
             yield holder, first
 
     @property
-    def _num_least(self) -> int:
+    def num_least(self) -> int:
         """Return how many blocks of a row are shared at least."""
         return -(-self.min_tokens // self._block_size)
 
@@ -194,8 +200,8 @@ class Trunks:
         if kv.is_parked:
             return self.found(self._columns_of(kv)) if may_share else []
         stretches = [Stretch(trunk.name, trunk.end) for trunk in kv.trunks]
-        if may_share and len(kv.columns) > kv.num_shared:
-            stretches.append(Stretch(kv.request_id, len(kv.columns)))
+        if may_share and len(kv.keys) > kv.num_shared:
+            stretches.append(Stretch(kv.request_id, len(kv.keys)))
         return stretches
 
     def found(self, columns: Sequence[Column]) -> list[Stretch]:
@@ -203,7 +209,7 @@ class Trunks:
         if not self.is_on:
             return []
         stretches = [Stretch(holder.request_id, end) for holder, end in self._holders(columns)]
-        is_nobodys = len(columns) >= self._num_least and columns[0].holder is None
+        is_nobodys = len(columns) >= self.num_least and columns[0].holder is None
         if is_nobodys and not stretches:  # of several that begin so the first will have it
             stretches = [Stretch(columns[-1].uid, len(columns))]
         return stretches
@@ -334,7 +340,7 @@ class Trunks:
                 assert kv in trunk.users, "a trunk does not know its user"
                 assert trunk.first == first, "trunks do not meet"
                 own, its = (one.columns[first : trunk.end] for one in (kv, trunk))
-                assert _num_alike(own, its) == trunk.end - first, "a user has another's KV"
+                assert num_alike(own, its) == trunk.end - first, "a user has another's KV"
                 runs = kv.record.state is State.RUNNING
                 assert not (runs and trunk.asleep), "a trunk sleeps while its user runs"
                 first = trunk.end
@@ -347,18 +353,9 @@ class Trunks:
         assert num_uses == sum(len(trunk.users) for trunk in self.all), "a user has ended"
         for trunk in self.all:
             trunk.check_integrity()
-            columns, last = own_columns(trunk), self._num_least - 1
+            columns, last = own_columns(trunk), self.num_least - 1
             is_short = len(columns) <= last  # as what a split leaves may be
             assert is_short or columns[last].holder is trunk, "a trunk is not found"
-
-
-def _num_alike(some: Sequence[Column], others: Sequence[Column]) -> int:
-    """Return how many leading columns are the same objects."""
-    length = min(len(some), len(others))
-    if [*some[:length]] == [*others[:length]]:  # they are equal to themselves only
-        return length
-    pairs = zip(some, others, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
 
 
 def users_of(holder: Holder) -> list[RequestKV]:

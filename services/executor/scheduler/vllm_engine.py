@@ -12,7 +12,7 @@ from services.control.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
-from services.control.shared_prefixes import Stretch
+from services.control.shared_prefixes import Stretch, behind
 from services.control.types import Links
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV
@@ -108,21 +108,46 @@ class VllmEngine:
         return geometry.num_groups * (num_tokens // geometry.block_size)
 
     def cached_prefix(self, request: Request) -> Sequence[Column]:
-        record = self._owner.records[request.request_id]
-        if request.skip_reading_prefix_cache or not may_mirror(record):
+        if not (num_keys := self._num_keys(request)):
             return ()
-        keys = request.block_hashes  # none any more of a request that has lost its KV
-        num_keys = min(len(keys), (request.num_tokens - 1) // self._owner.geometry.block_size)
-        found = self._owner.host.find(record.prefix, keys, num_keys)
+        record = self._owner.records[request.request_id]
+        found = self._owner.host.find(record.prefix, request.block_hashes, num_keys)
         return self._owner.trunks.joinable(found)
+
+    def coming_prefix(self, request: Request) -> Stretch | None:
+        if not (num_keys := self._num_keys(request)):
+            return None
+        first = len(self.cached_prefix(request))
+        return self._owner.publishing.coming(request.block_hashes, first=first, end=num_keys)
+
+    def _num_keys(self, request: Request) -> int:
+        """Return with how many blocks a request may begin that others computed."""
+        record, num_tokens = self._owner.records[request.request_id], request.num_tokens
+        if request.skip_reading_prefix_cache or not may_mirror(record):
+            return 0
+        # It has no hashes any more if it has lost its KV.
+        num_hashes = len(request.block_hashes)
+        return min(num_hashes, int(num_tokens - 1) // self._owner.geometry.block_size)
 
     def stretches(self, request: Request) -> Sequence[Stretch]:
         record = self._owner.records[request.request_id]
         kv = record.kv
-        if kv is None:  # one that is to be computed begins with nothing
-            columns = self.cached_prefix(request) if record.way is None else ()
-            return self._owner.trunks.found(columns)
-        return self._owner.trunks.stretches(kv)
+        if kv is not None:
+            return self._owner.trunks.stretches(kv)
+        if record.way is not None:  # one that is to be computed begins with nothing
+            return ()
+        found = self._owner.trunks.found(self.cached_prefix(request))
+        coming = self.coming_prefix(request)
+        return found if coming is None else behind(found, coming)
+
+    def num_to_share(self, request: Request) -> int:
+        kv = self._owner.records[request.request_id].kv
+        if kv is not None:
+            return self._owner.trunks.num_to_share(kv)
+        coming = self.coming_prefix(request)
+        if coming is not None:
+            return coming.end
+        return self._owner.trunks.num_shared(self.cached_prefix(request))
 
     def adopt_prefix(self, request: Request, columns: Sequence[Column]) -> None:
         record = self._owner.records[request.request_id]

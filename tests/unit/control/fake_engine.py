@@ -147,6 +147,12 @@ class FakeEngine:
     def stretches(self, request: Any) -> Sequence[Any]:
         return ()
 
+    def coming_prefix(self, request: Any) -> None:
+        """Nobody computes what another begins with."""
+
+    def num_to_share(self, request: Any) -> int:
+        return 0
+
     def adopt_prefix(self, request: Any, columns: Sequence[Any]) -> None:
         """Nothing is cached."""
 

@@ -116,10 +116,14 @@ class BlockMoves:
         return self._owner.blocks.num_to_find(kv.uids(positions), groups)
 
     def wake(self, kv: RequestKV) -> bool:
-        return self._owner.trunks.wake(kv)
+        is_awake = self._owner.trunks.wake(kv)
+        if is_awake:
+            self._owner.publishing.expect(kv)
+        return is_awake
 
     def put_back(self, kv: RequestKV) -> None:
         give_up(kv)
+        self._owner.publishing.end(kv)
         self._owner.staging.drop(kv)
         self._owner.offload(kv, range(len(kv.groups)))
         num_kept = kv.num_host_blocks  # behind them others have it in the pool only
