@@ -7,7 +7,6 @@ Live requests use columns; a column that nobody uses stays until its room is wan
 was used longest ago going first.
 """
 
-from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ class Column:
     # Who has it in the pool, or on its way there: a request or a trunk; None: nobody, or one whose
     # steps compute it.
     holder: Any = None
-    is_complete: bool = True  # on the host, as are all before it
+    is_complete: bool = True  # on the host
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +35,7 @@ class FoundPrefix:
     """What one request's leading blocks were found to be when it last asked."""
 
     columns: tuple[Column, ...] = ()
+    num_complete: int = 0  # of these, leading ones that are on the host
     num_keys: int = 0  # that were asked for
     generation: int = 0  # of the cache then
 
@@ -74,11 +74,11 @@ class PrefixCache:
         that were found.
         """
         if found.num_keys != num_keys or found.generation < self._last_loss:
-            found.columns = ()
-        elif found.generation == self.generation:
-            return found.columns
-        found.columns += tuple(self.find(islice(keys, len(found.columns), num_keys)))
-        found.num_keys, found.generation = num_keys, self.generation
+            found.columns, found.num_complete = (), 0
+        if found.generation != self.generation or not found.columns:
+            found.columns += tuple(self.find(islice(keys, len(found.columns), num_keys)))
+            found.num_keys, found.generation = num_keys, self.generation
+        found.num_complete += num_complete(found.columns, first=found.num_complete)
         return found.columns
 
     def publish(self, column: Column) -> None:
@@ -160,11 +160,11 @@ class PrefixCache:
         return slots
 
 
-def num_complete(columns: Sequence[Column]) -> int:
-    """Return how many leading ones of a request's are complete on the host."""
-    if not columns or columns[-1].is_complete:
-        return len(columns)
-    return bisect_left(columns, True, key=lambda column: not column.is_complete)
+def num_complete(columns: Sequence[Column], *, first: int = 0) -> int:
+    """Return how many columns are on the host from the `first` one on, one behind the other."""
+    return sum(
+        1 for _ in takewhile(lambda column: column.is_complete, islice(columns, first, None))
+    )
 
 
 def num_alike(some: Sequence[Column], others: Sequence[Column]) -> int:

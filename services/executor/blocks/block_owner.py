@@ -129,13 +129,16 @@ class BlockOwner:
             assert dropped, "parked requests that were to be dropped are gone"
             self.host.back(kv.promise)
         self._put(kv)
-        self._last_generation += 1
-        kv.generation = self._last_generation
+        kv.generation = self._next_generation()
         if kv.staging:
             self.orders.set_staging(kv.request_id, len(kv.staging))
             for index in kv.offloaded:
                 self.orders.replace_table((kv.request_id, index), kv.groups[index].buffer)
         self.publishing.expect(kv)
+
+    def _next_generation(self) -> int:
+        self._last_generation += 1
+        return self._last_generation
 
     def _put(self, kv: RequestKV) -> None:
         kv.record.kv = kv
@@ -197,10 +200,15 @@ class BlockOwner:
         parked = on_host_only(old, kept, null=self.blocks.null)
         self._leave(old)  # while its columns say what is in its blocks
         parked.columns, old.columns = old.columns[:num_kept], old.columns[num_kept:]
+        if old.columns:  # others may have what is computed again
+            parked.generation = self._next_generation()
         for group in old.groups:
             del group.host_slots[:num_kept]
+        others_saved = bool(old.trunks)
         blocks = self.pop(old, num_kept=num_kept)
         self._put(parked)
+        if others_saved:
+            self.orders.begin_with(parked)
         return blocks
 
     # -- the prefix cache -------------------------------------------------------------------
@@ -218,24 +226,23 @@ class BlockOwner:
         assert record.kv is None
         columns = columns[: num_complete(columns)]
         self.host.cache.share(columns)
-        self._last_generation += 1
         nothing = RequestKV(
             record=record,
             groups=[],
             mirrored=True,
             block_size=self.geometry.block_size,
-            generation=self._last_generation,
+            generation=self._next_generation(),
             keys=keys,
             columns=list(columns),
         )
         slots = [[c.slots[index] for c in columns] for index in range(self.geometry.num_groups)]
-        self._put(on_host_only(nothing, slots, null=self.blocks.null))
-        self.orders.begin_with(record.request_id, [column.uid for column in columns], slots)
+        kv = on_host_only(nothing, slots, null=self.blocks.null)
+        self._put(kv)
+        self.orders.begin_with(kv)
 
     def keep(self, kv: RequestKV, num_kept: int) -> None:
         """Forget what a request that is asleep has behind its first `num_kept` blocks."""
-        self._last_generation += 1
-        kv.generation = self._last_generation  # what is computed now is other KV
+        kv.generation = self._next_generation()  # what is computed now is other KV
         give_up(kv)
         self._give_back_slots(kv, but=num_kept)
         kv.num_tokens = num_kept * kv.block_size
@@ -244,8 +251,7 @@ class BlockOwner:
             assert not group.own
             del group.host_slots[num_kept:], group.row[num_kept:]
             group.num_saves_sent = group.num_host_blocks = num_kept
-        uids = kv.uids(range(num_kept))
-        self.orders.begin_with(kv.request_id, uids, [group.host_slots for group in kv.groups])
+        self.orders.begin_with(kv)
 
     def num_duplicate_blocks(self) -> int:
         """Return how many blocks the pool could do without if requests shared them there."""
@@ -316,14 +322,6 @@ class BlockOwner:
         if not isinstance(kv, RequestKV):  # a trunk's slots are its columns'
             return True
         return kv.mirrored and self.growth.take_slots(kv, group, num_full)
-
-    def retract_saves(self, holder: Holder, group: GroupKV, num_kept: int) -> None:
-        """Forget the host copies of a group behind its first `num_kept` blocks."""
-        num_slots = max(num_kept, len(holder.columns))
-        self.host.give_back(group.host_slots[num_slots:])
-        del group.host_slots[num_slots:]
-        group.num_saves_sent = min(group.num_saves_sent, num_kept)
-        group.num_host_blocks = min(group.num_host_blocks, num_kept)
 
     def unmirror(self, kv: RequestKV) -> None:
         """Forget the host copies of a resident request's own part, for good."""

@@ -12,7 +12,7 @@ from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV, Trunk
-from services.executor.blocks.trunks import Trunks, users_of
+from services.executor.blocks.trunks import Trunks
 
 
 class Publishing:
@@ -41,10 +41,13 @@ class Publishing:
         """Let others begin with what is on the host of a live holder."""
         if isinstance(holder, Trunk):
             holder.mirrored = holder.num_copied_blocks == holder.end
-        for kv in users_of(holder):
-            num_host_blocks = kv.num_host_blocks
-            self._publish(kv, min(num_host_blocks, len(kv.keys)))
-            _complete(kv, min(num_host_blocks, len(kv.columns)))
+        if isinstance(holder, RequestKV):
+            self._publish(holder, min(holder.num_copied_blocks, len(holder.keys)))
+        num_copied = min(holder.num_copied_blocks, len(holder.columns))
+        for position in reversed(range(holder.first, num_copied)):
+            if holder.columns[position].is_complete:
+                return
+            holder.columns[position].is_complete = True
 
     def _publish(self, kv: RequestKV, end: int) -> None:
         for position in range(len(kv.columns), end):
@@ -94,11 +97,3 @@ class Publishing:
             kv.request_id,
             bisect_left(range(length), True, lo=at, key=lambda n: kv.keys[n] != keys[n]),
         )
-
-
-def _complete(kv: RequestKV, end: int) -> None:
-    """Take in that a request's columns before `end` are complete."""
-    for position in range(end - 1, -1, -1):
-        if kv.columns[position].is_complete:
-            return
-        kv.columns[position].is_complete = True

@@ -133,8 +133,8 @@ class RequestKV(Holder):
         assert self.first == (self.num_shared or number)
         assert not (self.trunks and self.scratch), "a request that shares has scratch"
         assert self.trunks or self.groups[0].row[:number] == self.uncached, "a row without scratch"
-        own = self.columns[self.num_shared :]
-        assert not self.asleep or not own or own[-1].is_complete, "it waits for nobody's copy"
+        waits = self.asleep and not runs
+        assert not waits or all(c.is_complete for c in self.columns[self.first :]), "no copy comes"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

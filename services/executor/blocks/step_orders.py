@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import compress
 
+from services.executor.blocks.holder import Holder
 from services.executor.step_messages import (
     FoundOrder,
     LoadTableUpdate,
@@ -122,12 +123,11 @@ class StepOrders:
         if uids:
             self.found(FoundOrder(holder, order.group, uids, slots, block_ids))
 
-    def begin_with(self, holder: str, uids: Sequence[int], slots: Sequence[Sequence[int]]) -> None:
-        """Tell the ranks where on the host a holder's first blocks are, which others saved.
-
-        `slots`: of these blocks, by layer group.
-        """
-        self._prefixes[holder] = PrefixSlots(holder, list(uids), [list(group) for group in slots])
+    def begin_with(self, holder: Holder) -> None:
+        """Tell the ranks where on the host a holder's blocks are, some of which others saved."""
+        slots = [list(group.host_slots) for group in holder.groups]
+        uids = [holder.uid(position) for position in range(len(slots[0]))]
+        self._prefixes[holder.request_id] = PrefixSlots(holder.request_id, uids, slots)
 
     def found(self, order: FoundOrder) -> None:
         """Tell the ranks which blocks a group has taken as they are."""

@@ -15,9 +15,9 @@ not complete on the host, it is so as long as its holder has all layers in the p
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from services.control.prefix_cache import Column, num_alike, num_complete
+from services.control.prefix_cache import Column, FoundPrefix, num_alike
 from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
 from services.executor.blocks.holder import GroupKV, Holder, Restore
@@ -90,8 +90,7 @@ class Trunks:
             group.row = [self._blocks.null] * num_blocks
             group.num_saves_sent = group.num_host_blocks = num_blocks
             kv.num_tokens = num_blocks * self._block_size
-        uids = kv.uids(range(len(kv.groups[0].host_slots)))
-        self._orders.begin_with(kv.request_id, uids, [group.host_slots for group in kv.groups])
+        self._orders.begin_with(kv)
 
     def _columns_of(self, kv: RequestKV) -> list[Column]:
         """Return what a request on the host begins with when it comes back.
@@ -99,17 +98,22 @@ class Trunks:
         Where the cache has other columns of its tokens, or more than it has, it has those.
         """
         prefix = kv.record.prefix
-        found = self.joinable(self._host.find(prefix, kv.keys, prefix.num_keys))
+        found = self.find(prefix, kv.keys, prefix.num_keys)
         if len(found) <= len(kv.columns):
-            found = found[: num_complete(found)]
+            found = found[: prefix.num_complete]
         return [*found, *kv.columns[len(found) :]]
 
-    def joinable(self, columns: Sequence[Column]) -> Sequence[Column]:
-        """Return the leading columns that a request may begin with: on the host, or shared."""
-        on_host = num_complete(columns)
-        if on_host == len(columns):
+    def find(
+        self, prefix: FoundPrefix, keys: Sequence[BlockHash], num_keys: int
+    ) -> Sequence[Column]:
+        """Return the columns that a request may begin with: on the host, or shared.
+
+        `prefix`: the request's own.
+        """
+        columns = self._host.find(prefix, keys, num_keys)
+        if prefix.num_complete >= len(columns):
             return columns
-        return columns[: max(on_host, self.num_shared(columns))]
+        return columns[: max(prefix.num_complete, self.num_shared(columns))]
 
     def num_shared(self, columns: Sequence[Column]) -> int:
         """Return how many leading ones others have in the pool, or are loading."""
@@ -311,8 +315,7 @@ class Trunks:
         """Say of both parts all that ranks must know: what was pending of the whole is void."""
         orders = self._orders
         orders.split(holder.request_id, trunk.name, trunk.end)
-        slots = [group.host_slots for group in trunk.groups]
-        orders.begin_with(trunk.name, [column.uid for column in trunk.columns], slots)
+        orders.begin_with(trunk)
         if not trunk.staging:
             return
         orders.set_staging(trunk.name, len(trunk.staging))

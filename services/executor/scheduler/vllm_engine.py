@@ -111,8 +111,7 @@ class VllmEngine:
         if not (num_keys := self._num_keys(request)):
             return ()
         record = self._owner.records[request.request_id]
-        found = self._owner.host.find(record.prefix, request.block_hashes, num_keys)
-        return self._owner.trunks.joinable(found)
+        return self._owner.trunks.find(record.prefix, request.block_hashes, num_keys)
 
     def coming_prefix(self, request: Request) -> Stretch | None:
         if not (num_keys := self._num_keys(request)):

@@ -356,8 +356,7 @@ class Simulation:
 
     def seek(self, record: RequestRecord[RequestKV], keys: Sequence[BlockHash]) -> Sequence[Column]:
         """Return what a request may begin with: not its last block."""
-        found = self.owner.host.find(record.prefix, keys, len(keys) - 1)
-        return self.owner.trunks.joinable(found)
+        return self.owner.trunks.find(record.prefix, keys, len(keys) - 1)
 
     def place(self, holder: Holder, wanted: LayerPlacement) -> None:
         """Let a request's own part, or a trunk, be where a planner without any sense says."""

@@ -120,7 +120,10 @@ class WriteThrough:
         if any(position >= num_kept for position in group.staged_positions()):
             return Retraction.ONLY_COPY
         self._forget(lambda copy: copy.group is group and copy.step >= step)
-        self._owner.retract_saves(holder, group, num_kept)
+        num_slots = max(num_kept, len(holder.columns))
+        self._owner.host.give_back(group.host_slots[num_slots:])
+        del group.host_slots[num_slots:]
+        group.num_saves_sent = num_kept
         self.note(holder)
         return Retraction.DONE
 

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.executor.blocks.holder import GroupKV
+from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.step_messages import (
     LoadTableUpdate,
@@ -13,6 +15,7 @@ from services.executor.step_messages import (
     RowEdit,
     StepFeedback,
 )
+from tests.unit.records import make_record
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -114,7 +117,9 @@ def test_a_dropped_request_leaves_no_orders_behind() -> None:
     orders.append_table(("gone", 0), 0, range(1))
     orders.set_staging("gone", 2)
     orders.fill_staging("gone", 1, 0, [1])
-    orders.begin_with("gone", [7], [[1], [2]])
+    parts = [GroupKV(row=[], host_slots=[slot]) for slot in (1, 2)]
+    gone = RequestKV(record=make_record("gone"), groups=parts, mirrored=True, block_size=4)
+    orders.begin_with(gone)
     orders.drop_request("gone", num_kept=1)
     orders.drop_request("gone")
 

@@ -9,8 +9,9 @@ from services.control.requests.life import State
 from services.control.room.resumes import num_host_tokens
 from services.control.shared_prefixes import Stretch
 from services.executor.blocks.residency import RequestKV, Trunk
+from services.executor.blocks.transfers.losses import Losses
 from services.executor.blocks.trunks import Trunks
-from services.executor.step_messages import StepFeedback
+from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from services.placement.run.resume import ResumeWay
 from tests.unit.executor.blocks.test_prefix_hits import (
@@ -19,9 +20,9 @@ from tests.unit.executor.blocks.test_prefix_hits import (
     assert_all_is_given_back,
     settled,
 )
-from tests.unit.executor.failing_copies import FailingSimulation
+from tests.unit.executor.failing_copies import FailingSimulation, FaultRates
 from tests.unit.executor.resumes import resumes_of
-from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, keys_of
+from tests.unit.executor.simulated_ranks import BLOCK_SIZE, Simulation, found_in, keys_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -39,6 +40,7 @@ class Seen:
     num_users: Counter[int] = field(default_factory=Counter)  # over steps
     num_moves: Counter[str] = field(default_factory=Counter)
     num_depths: Counter[int] = field(default_factory=Counter)  # trunks of a request
+    num_early: int = 0  # trunks that were not on the host yet, over steps
 
 
 class Agents(Conversations):
@@ -50,6 +52,7 @@ class Agents(Conversations):
 
     def step(self) -> None:
         rng, sim = self.sim.rng, self.sim
+        sim.max_mirrored = rng.choice((0, 0, 0, 0, 0, 2, 1_000))  # of what resident groups have
         for holder in list(sim.owner.holders()):
             if holder.mirrored and not holder.asleep and rng.random() < 0.2:
                 if isinstance(holder, Trunk):
@@ -62,6 +65,10 @@ class Agents(Conversations):
         super().step()
         self.seen.num_users.update(len(trunk.users) for trunk in self.trunks.all)
         self.seen.num_depths.update(len(kv.trunks) for kv in sim.owner.kvs)
+        self.seen.num_early += sum(not trunk.mirrored for trunk in self.trunks.all)
+
+    def placement(self) -> LayerPlacement:
+        return ALL_RESIDENT if self.sim.rng.random() < 0.7 else super().placement()
 
     def count_move(self, trunk: Trunk) -> None:
         self.seen.num_moves["restoring"] += bool(trunk.restoring)
@@ -99,15 +106,16 @@ def test_whoever_shares_blocks_reads_its_own_tokens(
     assert seen.num_users[2] > 50
     assert seen.num_depths[2] > 0
     assert seen.num_moves["offloaded"] > 10
+    assert seen.num_early > 3
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_that_goes_wrong_costs_all_users_of_a_trunk(kind: str, depth: int) -> None:
-    num_joins = num_lost = 0
+    num_joins, num_lost, seen = 0, 0, Seen()
     for seed in range(4):
         sim = FailingSimulation(seed=seed, depth=depth, num_slots=300, rates=KINDS[kind])
-        drill = Agents(sim, Seen())
+        drill = Agents(sim, seen)
         for _ in range(200):
             drill.step()
         drill.end_all()
@@ -118,6 +126,7 @@ def test_a_copy_that_goes_wrong_costs_all_users_of_a_trunk(kind: str, depth: int
 
     assert num_joins > 5
     assert num_lost > 0
+    assert seen.num_early > 3
 
 
 # -- one case at a time --------------------------------------------------------------------------
@@ -280,3 +289,125 @@ def test_what_a_split_leaves_may_be_shorter_than_what_is_shared() -> None:
     assert follower(sim, (*PROMPT[:3], *"xyz")).num_shared == 3
 
     assert sorted((trunk.first, trunk.end) for trunk in sim.owner.trunks.all) == [(0, 3), (3, 5)]
+
+
+# -- before it is on the host --------------------------------------------------------------------
+
+
+def filling(sim: Simulation) -> RequestKV:
+    """Return a request whose prompt a step has filled, and of which nothing is copied."""
+    sim.max_mirrored = 0
+    first = sim.admit(ALL_RESIDENT, prompt=PROMPT)
+    sim.step({first.request_id: len(PROMPT) * BLOCK_SIZE + 1})
+    assert first.num_host_blocks == 0
+    return first
+
+
+def run(sim: Simulation, kv: RequestKV) -> None:
+    """Let a request run that shares all that it has."""
+    kv.record.enter(State.LOADING)
+    assert sim.owner.trunks.wake(kv)
+    kv.record.enter(State.READY)
+    kv.record.enter(State.RUNNING)
+    sim.come_back(kv.request_id)
+
+
+def test_what_a_step_has_filled_is_shared_before_it_is_on_the_host() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sharing(sim)
+    first = filling(sim)
+    second = follower(sim)
+    (trunk,) = first.trunks
+    assert second.num_shared == len(PROMPT) - 1
+    assert not trunk.mirrored
+    run(sim, second)
+    sim.step({one.request_id: 2 * BLOCK_SIZE for one in (first, second)})
+
+    sim.max_mirrored = 1_000
+    settled(sim)
+
+    assert trunk.mirrored
+    assert second.num_host_blocks == second.num_full_blocks
+    sim.owner.offload(trunk, range(sim.num_groups))
+    sim.step({one.request_id: 1 for one in (first, second)})
+
+
+def test_who_leaves_before_it_is_on_the_host_keeps_what_is() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sharing(sim)
+    first = filling(sim)
+    second = follower(sim)
+    run(sim, second)
+    sim.step({second.request_id: 2 * BLOCK_SIZE})
+    trunk, sim.max_mirrored = first.trunks[0], 1
+    while not trunk.num_copied_blocks:
+        settled(sim, num_steps=1)
+    sim.max_mirrored = 0
+    settled(sim)
+    assert 0 < trunk.num_copied_blocks < trunk.end
+
+    num_kept = sim.park(second.request_id) // BLOCK_SIZE
+
+    assert num_kept == trunk.num_copied_blocks
+    sim.end(first.request_id)
+    assert not sim.owner.trunks.all
+    sim.owner.check_integrity()
+    assert len(found_in(sim.owner.host, keys_of(PROMPT))) == num_kept
+
+
+def test_copies_go_on_when_who_began_them_has_ended() -> None:
+    sim = Simulation(seed=1, depth=0, num_ranks=1, num_blocks=100)
+    sharing(sim)
+    first = filling(sim)
+    sim.max_mirrored = 1_000
+    sim.ranks[0].engine.progress = lambda: None  # type: ignore[method-assign]
+    sim.step({first.request_id: 1})  # orders them
+    second = follower(sim)
+    run(sim, second)
+    sim.end(first.request_id)
+    sim.step({second.request_id: 2 * BLOCK_SIZE})
+    del sim.ranks[0].engine.progress
+
+    settled(sim, num_steps=12)
+
+    (trunk,) = second.trunks
+    assert trunk.mirrored
+    sim.owner.offload(trunk, range(sim.num_groups))
+    sim.step({second.request_id: 1})  # reads what the copies brought
+
+
+def test_a_request_that_is_lost_takes_those_with_it_who_share_what_it_has_not_copied() -> None:
+    sim = FailingSimulation(seed=1, depth=0, num_ranks=1, num_slots=300, rates=FaultRates())
+    sharing(sim)
+    first = filling(sim)
+    second = follower(sim)
+
+    lost = Losses(sim.owner, sim.transfers).absorb(
+        StepFeedback(step=1, saved_step=0, lost_requests={first.request_id: FailureCause.FAILED})
+    )
+
+    assert set(lost) == {first.request_id, second.request_id}
+
+
+def test_who_comes_back_begins_with_what_is_cached_and_not_with_a_twin() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sharing(sim)
+    twins = [sim.admit(ALL_RESIDENT, prompt=PROMPT) for _ in range(2)]
+    for twin in twins:
+        record, length = twin.record, len(PROMPT) * BLOCK_SIZE + 1
+        sim.step({twin.request_id: length})
+        sim.owner.host.find(record.prefix, keys_of(PROMPT), len(PROMPT) - 1)
+    settled(sim)
+    first, second = (sim.kv(twin.request_id) for twin in twins)
+    assert not {*first.columns}.intersection(second.columns)
+    sim.park(second.request_id)
+    parked = sim.kv(second.request_id)
+
+    sim.owner.trunks.join(parked)
+
+    assert parked.num_shared == len(PROMPT) - 1
+    assert parked.columns[:-1] == first.columns[:-1]
+    assert parked.columns[-1] is not first.columns[-1]
+    sim.owner.check_integrity()
+    run(sim, parked)
+    sim.step({one.request_id: 1 for one in (first, parked)})
