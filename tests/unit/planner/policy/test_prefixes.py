@@ -115,6 +115,23 @@ def test_a_prefix_and_its_users_take_what_a_request_of_its_length_and_own_parts_
     assert one.use[0].tolist() == (other.use[0] - more).tolist()
 
 
+def test_what_nobody_of_the_batch_begins_with_changes_no_plan() -> None:
+    for num_free in (4_000, 1_500, 700):
+        plain = make_snapshot(*users(5, 1_605, prefix_ids=()), num_free_blocks=num_free)
+        waiting = make_request("w", phase=RequestPhase.WAITING, num_computed_tokens=0)
+        waiting = replace(waiting, prefix_ids=("t",), num_host_blocks=())
+        beside = replace(
+            plain,
+            requests=(*plain.requests, waiting),
+            prefixes=(make_prefix("t", num_blocks=(100,) * 8),),
+        )
+
+        one, other = plan_of(plain), plan_of(beside)
+
+        assert one.placements == other.placements[:5]
+        assert one.quality == other.quality
+
+
 def test_what_is_shared_leaves_once_and_all_of_its_users_run() -> None:
     # The prefix alone takes 8 * 300 blocks, each user 8 * 26: 4,064 where 2,500 are.
     prefix = make_prefix("t", 4_800, num_blocks=(100,) * 8)
