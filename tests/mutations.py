@@ -20,6 +20,7 @@ CONTROL = "services/control"
 ONE_ENGINE = ("tests/exact/test_layerwise_exact.py", "-k", "layers and not layers-async")
 UNCACHED = ("tests/unit/executor/blocks/test_uncached.py",)
 TRUNKS = ("tests/unit/executor/blocks/test_trunks.py",)
+PLANNED_TRUNKS = ("tests/unit/planner/policy/test_prefixes.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -265,6 +266,41 @@ MUTATIONS = (
         "for one in (*kv.trunks, kv) if one.staging",
         "for one in (kv,) if one.staging",
         TRUNKS,
+    ),
+    Mutation(
+        "where a plan has a trunk is overlooked while all fits",
+        f"{CONTROL}/room/capacity_guard.py",
+        "            if trunk.floor is not None:\n",
+        "            if False:\n",
+        TRUNKS,
+    ),
+    Mutation(
+        "the guard keeps trunks in the pool, whatever a plan says",
+        f"{CONTROL}/room/capacity_guard.py",
+        "floor = trunk.floor or ALL_RESIDENT",
+        "floor = ALL_RESIDENT",
+        TRUNKS,
+    ),
+    Mutation(
+        "in a planned window what is shared grows",
+        "services/planner/policy/window.py",
+        "after = growth.num_tokens[r] + (step + 1) * growth.grows[r]",
+        "after = growth.num_tokens[r] + step + 1",
+        PLANNED_TRUNKS,
+    ),
+    Mutation(
+        "what is shared is read for nobody",
+        "services/placement/step_time/prefill.py",
+        "self.tokens_read_at(step) + self.num_shared",
+        "self.tokens_read_at(step)",
+        PLANNED_TRUNKS,
+    ),
+    Mutation(
+        "plans are judged without what is shared",
+        "services/placement/judging/plan_rules.py",
+        "used.update(request.prefix_ids)",
+        "pass",
+        ("tests/unit/placement/judging/test_plan_rules.py",),
     ),
     Mutation(
         "who joins a trunk that is lost runs on",

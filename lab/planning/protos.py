@@ -19,6 +19,11 @@ def make_request(**overrides: Any) -> pb.RequestState:
     return pb.RequestState(**(values | overrides))
 
 
+def make_prefix(**overrides: Any) -> pb.PrefixState:
+    values = {"prefix_id": "t", "num_tokens": 96, "num_host_blocks": [6] * NUM_LAYERS}
+    return pb.PrefixState(**(values | overrides))
+
+
 def make_engine(**overrides: Any) -> pb.EngineShape:
     values = {
         "num_layers": NUM_LAYERS,

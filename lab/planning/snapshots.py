@@ -7,6 +7,8 @@ from services.placement.types import (
     EngineShape,
     Link,
     PolicyParameters,
+    PrefixId,
+    PrefixState,
     Profile,
     RequestId,
     RequestPhase,
@@ -47,6 +49,17 @@ def make_request(name: str, num_tokens: int = 1_600, **overrides: Any) -> Reques
         "num_host_blocks": (num_tokens // BLOCK_SIZE,) * groups,
     }
     return RequestState(**(values | overrides))
+
+
+def make_prefix(name: str, num_tokens: int = 1_600, **overrides: Any) -> PrefixState:
+    """Return a prefix of `num_tokens` tokens, fully mirrored."""
+    groups = overrides.pop("num_groups", 8)
+    values = {
+        "prefix_id": PrefixId(name),
+        "num_tokens": num_tokens,
+        "num_host_blocks": (num_tokens // BLOCK_SIZE,) * groups,
+    }
+    return PrefixState(**(values | overrides))
 
 
 def make_snapshot(

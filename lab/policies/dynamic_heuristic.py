@@ -8,13 +8,13 @@ import heapq
 from collections.abc import Iterator
 
 from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
-from services.placement.step_time.batch import answer, capacity_blocks, members
+from services.placement.step_time.batch import answer, capacity_blocks, holders_of, members
 from services.placement.step_time.patterns import RESIDENT, Pattern, balanced_pattern
 from services.placement.types import (
     EngineShape,
+    Holder,
     Plan,
     PlanStatus,
-    RequestId,
     RequestState,
     Snapshot,
 )
@@ -31,22 +31,20 @@ def dynamic_heuristic(snapshot: Snapshot) -> Plan:
     while patterns is None:
         paused.append(batch.pop())
         patterns = _patterns_that_fit(batch, snapshot, mirror)
-    return Plan(
-        epoch=snapshot.epoch,
-        policy=snapshot.policy,
-        status=PlanStatus.INFEASIBLE if paused else PlanStatus.FEASIBLE,
-        placements=answer(snapshot, patterns, [request.request_id for request in paused]),
-    )
+    status = PlanStatus.INFEASIBLE if paused else PlanStatus.FEASIBLE
+    return answer(snapshot, status, patterns, [request.request_id for request in paused])
 
 
 def _patterns_that_fit(
     batch: list[RequestState], snapshot: Snapshot, mirror: Mirror
-) -> dict[RequestId, Pattern] | None:
-    """Return a pattern per request, None where nothing fits."""
-    engine = snapshot.engine
-    patterns = [RESIDENT] * len(batch)
-    blocks = [blocks_with_mirror(request, RESIDENT, mirror, engine) for request in batch]
-    smaller = [_smaller(r, held, mirror, engine) for r, held in zip(batch, blocks, strict=True)]
+) -> dict[str, Pattern] | None:
+    """Return a pattern per request, and per prefix that one begins with; None if nothing fits."""
+    engine, holders = snapshot.engine, holders_of(snapshot, batch)
+    patterns = [RESIDENT] * len(holders)
+    blocks = [blocks_with_mirror(one, RESIDENT, mirror, engine) for one in holders]
+    smaller = [
+        _smaller(one, held, mirror, engine) for one, held in zip(holders, blocks, strict=True)
+    ]
     excess = sum(blocks) - capacity_blocks(snapshot)
     largest = [(-held, index) for index, held in enumerate(blocks)]
     heapq.heapify(largest)
@@ -60,18 +58,18 @@ def _patterns_that_fit(
         heapq.heappush(largest, (-held, index))
     if excess > 0:
         return None
-    return {request.request_id: pattern for request, pattern in zip(batch, patterns, strict=True)}
+    return {one.holder_id: pattern for one, pattern in zip(holders, patterns, strict=True)}
 
 
 def _smaller(
-    request: RequestState, held: int, mirror: Mirror, engine: EngineShape
+    holder: Holder, held: int, mirror: Mirror, engine: EngineShape
 ) -> Iterator[tuple[Pattern, int]]:
     """Yield evenly spaced patterns that need fewer and fewer blocks than `held`, with these."""
     for count in range(1, engine.num_groups + 1):
         pattern = balanced_pattern(engine.num_groups, count)
-        if not mirror.allows(request, pattern):
+        if not mirror.allows(holder, pattern):
             continue
-        fewer = blocks_with_mirror(request, pattern, mirror, engine)
+        fewer = blocks_with_mirror(holder, pattern, mirror, engine)
         if fewer < held:
             held = fewer
             yield pattern, held

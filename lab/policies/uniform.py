@@ -8,8 +8,9 @@
 - `slo-aware` (SelectN): the most offloading whose predicted step still meets the SLO [(4)].
 - `batch-uniform`: OrbitFlow's objective over uniform distances (Fig. 14a).
 
-When to choose anew (never, or at batch changes) is up to the caller: these are functions of the
-present batch. What does not fit the pool even so loses its newest requests (FCFS).
+A prefix that requests begin with has the same distance. When to choose anew (never, or at batch
+changes) is up to the caller: these are functions of the present batch. What does not fit the pool
+even so loses its newest requests (FCFS).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +23,9 @@ from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
 from services.placement.step_time.batch import (
     answer,
     capacity_blocks,
+    holders_of,
     members,
-    placed_pattern,
+    placed_by,
     pool_need,
     predicted_step_s,
     step_compute_s,
@@ -39,6 +41,7 @@ from services.placement.step_time.patterns import (
 from services.placement.step_time.prefill import Progress
 from services.placement.types import (
     EngineShape,
+    Holder,
     Plan,
     PlanStatus,
     RequestState,
@@ -46,7 +49,7 @@ from services.placement.types import (
 )
 
 Batch: TypeAlias = Sequence[RequestState]
-Placed: TypeAlias = Sequence[tuple[RequestState, Pattern]]
+Placed: TypeAlias = Sequence[tuple[Holder, Pattern]]
 
 
 def uniform_patterns(engine: EngineShape, num_buffers: int = 1) -> list[Pattern]:
@@ -79,7 +82,7 @@ def slo_aware(snapshot: Snapshot) -> Plan:
     def choose(batch: Batch) -> Pattern:
         bounds = [request.slo_s for request in batch if request.slo_s is not None]
         for pattern in reversed(_fitting(snapshot, batch)):
-            step_s = predicted_step_s(snapshot, [(request, pattern) for request in batch])
+            step_s = predicted_step_s(snapshot, _all_in(snapshot, batch, pattern))
             if step_s <= min(bounds, default=float("inf")):
                 return pattern
         return _fastest(snapshot, batch)
@@ -96,10 +99,7 @@ def batch_uniform(snapshot: Snapshot) -> Plan:
     if plan.status is PlanStatus.INFEASIBLE:
         return plan
     batch = members(snapshot)
-    placed = {placement.request_id: placement for placement in plan.placements}
-    step_s = predicted_step_s(
-        snapshot, [(r, placed_pattern(placed[r.request_id], snapshot.engine)) for r in batch]
-    )
+    step_s = predicted_step_s(snapshot, placed_by(plan, snapshot, batch))
     parameters = snapshot.parameters
     promises = [promise_of(r, deposit=parameters.deposit is True) for r in batch]
     allowed = violations_allowed(parameters, num_running=len(batch), num_missed=0)
@@ -139,13 +139,20 @@ def _fitting(snapshot: Snapshot, batch: Batch) -> list[Pattern]:
     return [
         pattern
         for pattern in uniform_patterns(engine)
-        if _blocks(_placed(batch, pattern, mirror), mirror, engine) <= capacity
+        if _blocks(_placed(snapshot, batch, pattern, mirror), mirror, engine) <= capacity
     ]
 
 
-def _placed(batch: Batch, pattern: Pattern, mirror: Mirror) -> Placed:
-    """Give each request the pattern, but for those whose layers are not on the host yet."""
-    return [(r, pattern if mirror.allows(r, pattern) else RESIDENT) for r in batch]
+def _all_in(snapshot: Snapshot, batch: Batch, pattern: Pattern) -> Placed:
+    return [(one, pattern) for one in holders_of(snapshot, batch)]
+
+
+def _placed(snapshot: Snapshot, batch: Batch, pattern: Pattern, mirror: Mirror) -> Placed:
+    """Give each holder the pattern, but for those whose layers are not on the host yet."""
+    return [
+        (one, pattern if mirror.allows(one, pattern) else RESIDENT)
+        for one in holders_of(snapshot, batch)
+    ]
 
 
 def _blocks(placed: Placed, mirror: Mirror, engine: EngineShape) -> int:
@@ -155,7 +162,7 @@ def _blocks(placed: Placed, mirror: Mirror, engine: EngineShape) -> int:
 def _fastest(snapshot: Snapshot, batch: Batch) -> Pattern:
     return min(
         _fitting(snapshot, batch) or uniform_patterns(snapshot.engine)[-1:],
-        key=lambda pattern: predicted_step_s(snapshot, [(r, pattern) for r in batch]),
+        key=lambda pattern: predicted_step_s(snapshot, _all_in(snapshot, batch, pattern)),
     )
 
 
@@ -168,18 +175,10 @@ def _place(snapshot: Snapshot, choose: Callable[[Batch], Pattern]) -> Plan:
     batch = list(members(snapshot))
     paused: list[RequestState] = []
     while True:
-        placed = _placed(batch, choose(batch), mirror)
+        placed = _placed(snapshot, batch, choose(batch), mirror)
         if _blocks(placed, mirror, snapshot.engine) <= capacity or not batch:
             break
         paused.append(batch.pop())
     status = PlanStatus.FEASIBLE if not paused else PlanStatus.INFEASIBLE
-    return Plan(
-        epoch=snapshot.epoch,
-        policy=snapshot.policy,
-        status=status,
-        placements=answer(
-            snapshot,
-            {r.request_id: p for r, p in placed},
-            [request.request_id for request in paused],
-        ),
-    )
+    patterns = {one.holder_id: pattern for one, pattern in placed}
+    return answer(snapshot, status, patterns, [request.request_id for request in paused])

@@ -68,7 +68,7 @@ class Admission(Generic[RequestT, KVT]):
             new = self._new_reasons(decision, snapshot)
         if not self.layers_leave:
             for record in self._engine.records.values():
-                record.floor = None  # all placements are the guard's
+                record.forget_floor()  # all placements are the guard's
         return new
 
     def _carry_out(self, decision: RunDecision, snapshot: RunSnapshot) -> None:

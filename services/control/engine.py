@@ -60,10 +60,6 @@ class Engine(Protocol[RequestT, KVT]):
         """Return the blocks of the pool that a plan may give away."""
 
     @property
-    def num_trunk_blocks(self) -> int:
-        """Return the blocks of the pool that trunks have: they are no request's own."""
-
-    @property
     def num_write_through_blocks(self) -> int:
         """Return how many blocks a step copies to the host at most, ahead of need."""
 

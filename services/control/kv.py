@@ -34,7 +34,10 @@ class KV(Protocol):
 
     @property
     def trunks(self) -> Sequence[Any]:
-        """What it begins with that several requests have once: each a `KV` of its own."""
+        """What it begins with that several requests have once.
+
+        Each is a `KV` of its own, and has the `floor` that a record has for a request.
+        """
 
     @property
     def num_shared(self) -> int:
@@ -95,6 +98,11 @@ class KV(Protocol):
 
 
 KVT = TypeVar("KVT", bound=KV)
+
+
+def trunks_of(kvs: Iterable[KVT | None]) -> dict[str, Any]:
+    """Return the trunks that requests begin with, by their names."""
+    return {trunk.request_id: trunk for kv in kvs if kv is not None for trunk in kv.trunks}
 
 
 def holders_of(kvs: Iterable[KVT]) -> Iterator[Any]:

@@ -3,7 +3,6 @@
 Nothing here waits: a step without a trigger costs some additions, a step with one a snapshot.
 """
 
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -13,13 +12,13 @@ from services.control.plans.counts import ControllerCounts
 from services.control.plans.plan_keeper import PlanKeeper
 from services.control.plans.planner import PlanAnswer, Planner
 from services.control.requests.request_ledger import RequestLedger
-from services.control.requests.request_state import StateReader
+from services.control.requests.request_state import StateReader, trunks_in_steps
 from services.control.types import Links, ScheduledStep, Trigger
 from services.placement.presets import preset_of
-from services.placement.types import Profile, Replan, Snapshot
+from services.placement.types import PrefixState, Profile, Replan, RequestState, Snapshot
 
 NOT_OF_THE_BATCH = frozenset({Trigger.WINDOW_END, Trigger.MISMATCH})
-MAX_REQUESTS = 1_000  # of a snapshot; the planner refuses more
+MAX_REQUESTS = 1_000  # of a snapshot, and prefixes; the planner refuses more
 
 
 def asks(trigger: Trigger, replan: Replan) -> bool:
@@ -110,15 +109,14 @@ class Planning:
     def _snapshot(self, profile: Profile, links: Links, now_s: float) -> Snapshot:
         engine, options = self._engine, self._options
         reader = StateReader(engine.shape, self._ledger.answer_lengths, now_s)
-        num_trunk_blocks = engine.num_trunk_blocks
-        live = islice(engine.live, MAX_REQUESTS)
+        requests, prefixes = self._states(reader)
         completed_s = self._ledger.last_completion_s
         return Snapshot(
             epoch=self._epoch,
             policy=options.policy,
             seed=options.seed,
-            engine=replace(engine.shape, num_blocks=engine.shape.num_blocks - num_trunk_blocks),
-            requests=tuple(reader.state(one, engine.records[one.request_id]) for one in live),
+            engine=engine.shape,
+            requests=requests,
             num_free_blocks=engine.num_free_blocks,
             last_completion_age_s=None if completed_s is None else now_s - completed_s,
             h2d=links.h2d,
@@ -126,7 +124,22 @@ class Planning:
             profile=profile,
             parameters=options.parameters,
             num_write_through_blocks=engine.num_write_through_blocks,
+            prefixes=prefixes,
         )
+
+    def _states(
+        self, reader: StateReader
+    ) -> tuple[tuple[RequestState, ...], tuple[PrefixState, ...]]:
+        """Return the live requests and the trunks they begin with, as many as a snapshot takes."""
+        engine, requests, prefixes = self._engine, list[RequestState](), dict[str, PrefixState]()
+        for request in islice(engine.live, MAX_REQUESTS):
+            record = engine.records[request.request_id]
+            new = [t for t in trunks_in_steps(record) if t.request_id not in prefixes]
+            if len(prefixes) + len(new) > MAX_REQUESTS:
+                break
+            prefixes |= {trunk.request_id: reader.prefix(trunk) for trunk in new}
+            requests.append(reader.state(request, record))
+        return tuple(requests), tuple(prefixes.values())
 
     def close(self) -> None:
         """End the planner client's thread."""

@@ -1,4 +1,4 @@
-"""What of each request is on the host, so may leave the pool without a wait.
+"""What of each holder is on the host, so may leave the pool without a wait.
 
 Only what is mirrored may be offloaded. A group that lacks few blocks counts as mirrored, because
 write-through is about to copy them: as many as the last steps can have filled, or, where the
@@ -11,60 +11,61 @@ from dataclasses import dataclass
 from services.placement.step_time.batch import (
     SEALING_STEPS,
     demand_of,
+    holders_of,
     members,
     placed_pattern,
     pool_need,
 )
 from services.placement.step_time.patterns import Pattern
-from services.placement.types import EngineShape, RequestId, RequestState, Snapshot
+from services.placement.types import EngineShape, Holder, Snapshot
 
 NEVER = 2**62  # blocks: of a group that has no room on the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """The state of write-through of a snapshot's members."""
+    """The state of write-through of a snapshot's members, and of the prefixes they begin with."""
 
-    missing: dict[RequestId, tuple[int, ...]]  # full blocks per group that are not on the host
+    missing: dict[str, tuple[int, ...]]  # by holder: full blocks per group not on the host
     num_soon: int  # blocks of one request that are copied within the shortest window
 
-    def allows(self, request: RequestState, pattern: Pattern) -> bool:
+    def allows(self, holder: Holder, pattern: Pattern) -> bool:
         """Say whether every offloaded group is on the host, or is about to be."""
-        missing = self.missing[request.request_id]
+        missing = self.missing[holder.holder_id]
         lacking = [missing[group] for group in pattern.offloaded]
         few = max(lacking, default=0) <= SEALING_STEPS
         return few or sum(lacking) <= self.num_soon
 
-    def possible(self, request: RequestState, pattern: Pattern) -> bool:
+    def possible(self, holder: Holder, pattern: Pattern) -> bool:
         """Say whether the host has room for every offloaded group."""
-        missing = self.missing[request.request_id]
+        missing = self.missing[holder.holder_id]
         return all(missing[group] < NEVER for group in pattern.offloaded)
 
-    def late_blocks(self, request: RequestState, pattern: Pattern) -> int:
+    def late_blocks(self, holder: Holder, pattern: Pattern) -> int:
         """Return the pool blocks that a pattern needs until its groups are on the host."""
-        missing = self.missing[request.request_id]
+        missing = self.missing[holder.holder_id]
         return sum(missing[group] for group in pattern.offloaded)
 
-    def offloadable(self, request: RequestState) -> tuple[int, ...]:
+    def offloadable(self, holder: Holder) -> tuple[int, ...]:
         """Return the groups that may be offloaded, each by itself."""
         limit = max(SEALING_STEPS, self.num_soon)
-        missing = self.missing[request.request_id]
+        missing = self.missing[holder.holder_id]
         if max(missing) <= limit:
             return tuple(range(len(missing)))
         return tuple(group for group, lacking in enumerate(missing) if lacking <= limit)
 
 
 def blocks_with_mirror(
-    request: RequestState, pattern: Pattern, mirror: Mirror, engine: EngineShape
+    holder: Holder, pattern: Pattern, mirror: Mirror, engine: EngineShape
 ) -> int:
-    """Return the pool blocks of one request in the next step, with those on their way out."""
-    need = pool_need(demand_of(request, engine, growth=1), pattern)
-    return need + mirror.late_blocks(request, pattern)
+    """Return the pool blocks of one holder in the next step, with those on their way out."""
+    need = pool_need(demand_of(holder, engine, growth=1), pattern)
+    return need + mirror.late_blocks(holder, pattern)
 
 
 def mirror_of(snapshot: Snapshot) -> Mirror:
-    batch = members(snapshot)
-    missing = {r.request_id: _missing(r, snapshot.engine) for r in batch}
+    holders = holders_of(snapshot, members(snapshot))
+    missing = {one.holder_id: _missing(one, snapshot.engine) for one in holders}
     num_lagging = sum(
         max(of_one) > SEALING_STEPS and any(SEALING_STEPS < lacking < NEVER for lacking in of_one)
         for of_one in missing.values()
@@ -73,16 +74,16 @@ def mirror_of(snapshot: Snapshot) -> Mirror:
     return Mirror(missing=missing, num_soon=budget // max(1, num_lagging))
 
 
-def _missing(request: RequestState, engine: EngineShape) -> tuple[int, ...]:
+def _missing(holder: Holder, engine: EngineShape) -> tuple[int, ...]:
     """Return per group the full blocks without a host copy; 0 where the group is offloaded."""
-    num_full = request.num_computed_tokens // engine.block_size
-    given = request.num_host_blocks
+    num_full = holder.num_computed_tokens // engine.block_size
+    given = holder.num_host_blocks
     if given and min(given) >= num_full:
         return (0,) * engine.num_groups
     if given:
         missing = [max(0, num_full - mirrored) for mirrored in given]
     else:
-        missing = [NEVER if request.num_tokens >= engine.block_size else 0] * engine.num_groups
-    for group in placed_pattern(request, engine).offloaded:
+        missing = [NEVER if holder.num_tokens >= engine.block_size else 0] * engine.num_groups
+    for group in placed_pattern(holder, engine).offloaded:
         missing[group] = 0
     return tuple(missing)

@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 MAX_INT32 = 2**31 - 1
 MAX_LAYERS = 1_024
 MAX_REQUESTS = 1_024
+MAX_PREFIXES = 1_024
 MAX_BLOCKS = 2**40
 MAX_SECONDS = 1e6
 MAX_ID_LENGTH = 256

@@ -8,10 +8,11 @@ share one block table, and so are offloaded together; with one layer per group i
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Annotated, NewType
+from typing import Annotated, NewType, TypeAlias
 
 from services.placement.ranges import (
     MAX_ID_LENGTH,
+    MAX_PREFIXES,
     MAX_REQUESTS,
     AtMost,
     Blocks,
@@ -33,6 +34,7 @@ from services.placement.ranges import (
 )
 
 RequestId = NewType("RequestId", str)
+PrefixId = NewType("PrefixId", str)
 
 
 class RequestPhase(Enum):
@@ -100,7 +102,7 @@ class EngineShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestState:
-    """One request as the scheduler sees it."""
+    """One request as the scheduler sees it: its own part, without the prefixes it begins with."""
 
     request_id: Annotated[RequestId, AtMost(MAX_ID_LENGTH)]
     phase: RequestPhase
@@ -121,6 +123,12 @@ class RequestState:
     num_blocks: EachGroup = ()  # pool blocks held per layer group; (): none
     num_host_blocks: EachGroup = ()  # mirrored full blocks per layer group; (): none
     on_hold: bool = False  # its reader has stopped: not scheduled, whatever a plan says
+    # What it begins with that others may have, too, in the order of positions; () if nothing.
+    prefix_ids: Annotated[tuple[PrefixId, ...], AtMost(MAX_PREFIXES)] = ()
+
+    @property
+    def holder_id(self) -> str:
+        return self.request_id
 
     @property
     def num_tokens(self) -> int:
@@ -131,6 +139,32 @@ class RequestState:
     def slo_s(self) -> float | None:
         """The bound on a decode step: the TBT SLO, else the TPOT SLO, else none."""
         return self.slo_tbt_s if self.slo_tbt_s is not None else self.slo_tpot_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixState:
+    """A stretch of leading positions that several requests have once: full blocks.
+
+    It is placed as a request is, and takes part in each step that one of its users is in.
+    """
+
+    prefix_id: Annotated[PrefixId, AtMost(MAX_ID_LENGTH)]  # that no request has
+    num_tokens: PositiveInt  # of the stretch alone, whole blocks
+    offloaded_layers: EachLayer = ()  # as a request's
+    num_prefetch_buffers: Buffers = 0
+    num_blocks: EachGroup = ()
+    num_host_blocks: EachGroup = ()
+
+    @property
+    def holder_id(self) -> str:
+        return self.prefix_id
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.num_tokens
+
+
+Holder: TypeAlias = RequestState | PrefixState  # what has blocks of the pool, and a placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +239,8 @@ class Snapshot:
     profile: Profile | None = None  # None: not measured
     parameters: PolicyParameters = field(default_factory=PolicyParameters)
     num_write_through_blocks: Blocks = 0  # copied to the host in one step at most; 0: unknown
+    # Those that requests begin with.
+    prefixes: Annotated[tuple[PrefixState, ...], AtMost(MAX_PREFIXES)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +251,15 @@ class Placement:
     offloaded_layers: tuple[int, ...] = ()  # belong in host memory, ascending; empty: all resident
     num_prefetch_buffers: int = 0  # layers prefetched ahead; 0 iff nothing is offloaded
     paused: bool = False  # keeps its place, is not scheduled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixPlacement:
+    """Where one prefix belongs."""
+
+    prefix_id: Annotated[PrefixId, AtMost(MAX_ID_LENGTH)]
+    offloaded_layers: tuple[int, ...] = ()  # as a request's
+    num_prefetch_buffers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,3 +295,4 @@ class Plan:
     status: PlanStatus
     placements: tuple[Placement, ...]  # one per request of the snapshot, in its order
     quality: Quality | None = None  # None: no profile or no link to predict with
+    prefixes: tuple[PrefixPlacement, ...] = ()  # one per prefix of the snapshot, in its order

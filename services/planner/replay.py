@@ -40,7 +40,7 @@ def difference(line: str, optimiser: OrbitFlow, policies: Collection[str] = ()) 
     new, old = again.quality.objective_s, logged.quality.objective_s
     if not math.isclose(new, old, rel_tol=TOLERANCE, abs_tol=0.0):
         return f"objective {new} s instead of {old} s"
-    if again.placements != logged.placements:
+    if again.placements != logged.placements or again.prefixes != logged.prefixes:
         return "other placements at the same objective"
     return None
 

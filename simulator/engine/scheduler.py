@@ -113,10 +113,6 @@ class Scheduler:
         return max(0, self.pool.num_free - self.guard.num_spare)
 
     @property
-    def num_trunk_blocks(self) -> int:
-        return 0
-
-    @property
     def num_write_through_blocks(self) -> int:
         return MAX_MIRRORED_BLOCKS
 

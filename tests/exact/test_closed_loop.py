@@ -16,6 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from evenflow.planner.v1 import planner_pb2 as pb
+from lab.engine.agents import agents
 from lab.engine.closed_loop import TokenTimes, asking
 from lab.engine.halved_link import measured_slo_s, run_arm
 from lab.engine.link import h2d_link
@@ -26,7 +27,7 @@ from lab.engine.step_runner import (
     StepRunner,
     make_prompt,
 )
-from lab.engine.workloads import mixed
+from lab.engine.workloads import mixed, together
 from lab.slow_device.emulated_device import LayerTime
 from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
@@ -38,6 +39,7 @@ from services.pacing.deposit import due_times_s
 from services.pacing.types import ServiceLevel
 from services.placement.types import PolicyParameters, VictimRule
 from tests.exact.reference import reference
+from tests.exact.shared_prefixes import Sharing
 from tests.scripted_planner import Answer, keep_everything, scripted_planner
 
 # Engines run in this process: their warnings are not ours to fail on.
@@ -102,6 +104,40 @@ def test_tokens_are_stock_vllms_while_plans_come_and_go(
         assert loop.counts.plans["applied"] >= 10
         assert outcome.num_offloads > 0
         assert outcome.num_restores > 0
+
+
+class PlacedTrunks:
+    """Counts, over steps, the trunks of several users that a plan has sent to the host."""
+
+    def __init__(self) -> None:
+        self.num_there = 0
+
+    def __call__(self, scheduler: Any, step: int) -> None:
+        for trunk in scheduler.block_owner.trunks.all:
+            if trunk.floor is not None and len(trunk.users) > 1:
+                self.num_there += trunk.floor.offloaded <= set(trunk.offloaded)
+
+
+def test_what_requests_share_is_placed_by_plans_and_tokens_are_stock_vllms(
+    runner: StepRunner, planner_address: str
+) -> None:
+    # Agents on a prefix of 8 * 13 blocks of 168, and on one of 8 * 21 that begins with it.
+    expected = reference("float32")["agents"].tokens
+    workload = [
+        replace(a, num_output_tokens=32, step=a.step - 90)
+        for a in agents()
+        if a.request_id.startswith(("a1.", "a2."))
+    ]
+    sharing, placed = Sharing(runner), PlacedTrunks()
+    with asking(runner, planner_address, patient=True) as loop:
+        outcome = runner.run(workload, hook=together(sharing, placed))
+
+        plans = loop.counts.plans
+    assert plans["applied"] >= 10
+    assert plans["applied"] > 0.8 * plans["asked"]
+    assert outcome.tokens == {a.request_id: expected[a.request_id][:32] for a in workload}
+    assert placed.num_there >= 10
+    assert sharing.num_left > 0
 
 
 @pytest.mark.nightly

@@ -5,17 +5,19 @@ from collections import deque
 from typing import Any
 
 from services.control.engine import Engine
+from services.control.kv import trunks_of
 from services.control.options import ControllerOptions
 from services.control.plans.counts import ControllerCounts
 from services.control.plans.plan_in_force import Pause, PlanInForce, pauses_to_end
 from services.control.requests.life import Hold, State
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
-from services.control.requests.request_state import SchedulerRequest
+from services.control.requests.request_state import SchedulerRequest, trunks_in_steps
 from services.control.types import Trigger
 from services.placement.blocks import RESIDENT, Residency
 from services.placement.judging.plan_rules import (
     LivePlace,
+    LivePrefix,
     Moment,
     Question,
     Verdict,
@@ -23,7 +25,14 @@ from services.placement.judging.plan_rules import (
     judge,
 )
 from services.placement.layer_placement import LayerPlacement
-from services.placement.types import Placement, Plan, RequestId, Snapshot
+from services.placement.types import (
+    Placement,
+    Plan,
+    PrefixId,
+    PrefixPlacement,
+    RequestId,
+    Snapshot,
+)
 
 NUM_REMEMBERED_QUESTIONS = 64
 
@@ -58,6 +67,7 @@ class PlanKeeper:
             last_applied_epoch=self.last_applied_epoch,
             live=self._live_places(),
             engine=self._engine.shape,
+            prefixes=[_prefix_of(trunk) for trunk in self._trunks.values()],
         )
         verdict = judge(plan, question, now)
         self._counts.judged(
@@ -69,6 +79,10 @@ class PlanKeeper:
             return []
         self.last_applied_epoch = plan.epoch
         self._in_force = PlanInForce(plan=plan, asked_step=question.step)
+        trunks = self._trunks
+        for prefix in plan.prefixes:
+            if prefix.prefix_id in trunks:  # else it has ended
+                trunks[prefix.prefix_id].floor = self._floor(prefix)
         return [
             trigger
             for placement in plan.placements
@@ -79,17 +93,20 @@ class PlanKeeper:
         record = self._ledger.records.get(placement.request_id)
         if record is None:
             return []  # it has ended
-        groups = groups_of(placement.offloaded_layers, self._engine.shape)
-        record.floor = None
-        if groups:
-            record.floor = LayerPlacement(
-                offloaded=frozenset(groups), num_staging=max(1, placement.num_prefetch_buffers)
-            )
+        record.floor = self._floor(placement)
         if not placement.paused:
             return self._resume(record, now_s)
         if record.state in (State.RUNNING, State.PAUSED) and not record.holds:
             record.hold(Hold.PLAN, now_s)
         return []
+
+    def _floor(self, placement: Placement | PrefixPlacement) -> LayerPlacement | None:
+        groups = groups_of(placement.offloaded_layers, self._engine.shape)
+        if not groups:
+            return None
+        return LayerPlacement(
+            offloaded=frozenset(groups), num_staging=max(1, placement.num_prefetch_buffers)
+        )
 
     def _resume(self, record: RequestRecord[Any], now_s: float) -> list[Trigger]:
         """End a plan's pause."""
@@ -113,7 +130,7 @@ class PlanKeeper:
         self._counts.plans["dropped_overdue"] += 1
         due: list[Trigger] = []
         for record in self._ledger.records.values():
-            record.floor = None
+            record.forget_floor()
             due.extend(self._resume(record, now_s))
         return due
 
@@ -158,22 +175,37 @@ class PlanKeeper:
         num_running = sum(places)
         return num_running if num_running or not self._ledger.last_scheduled else len(places)
 
+    @property
+    def _trunks(self) -> dict[str, Any]:
+        return trunks_of(record.kv for record in self._ledger.records.values())
+
     def _live_places(self) -> list[LivePlace]:
-        records = self._engine.records
-        return [_place_of(one, records[one.request_id]) for one in self._engine.live]
+        records, size = self._engine.records, self._engine.shape.block_size
+        return [_place_of(one, records[one.request_id], size) for one in self._engine.live]
 
 
-def _place_of(request: SchedulerRequest, record: RequestRecord[Any]) -> LivePlace:
-    kv, residency = record.kv, RESIDENT
-    if kv is not None:
-        residency = Residency(num_offloaded=len(kv.offloaded), num_staging=max(1, kv.num_buffers))
+def _place_of(request: SchedulerRequest, record: RequestRecord[Any], block_size: int) -> LivePlace:
+    kv = record.kv
     return LivePlace(
         request_id=RequestId(request.request_id),
-        num_tokens=request.num_tokens,
-        residency=residency,
+        num_tokens=request.num_tokens - (0 if kv is None else kv.num_shared * block_size),
+        residency=RESIDENT if kv is None else _residency_of(kv),
         holds_kv=not record.state.is_queued,
         paused=record.is_held,
+        prefix_ids=tuple(PrefixId(trunk.request_id) for trunk in trunks_in_steps(record)),
     )
+
+
+def _prefix_of(trunk: Any) -> LivePrefix:
+    return LivePrefix(
+        prefix_id=PrefixId(trunk.request_id),
+        num_tokens=trunk.num_own_tokens,
+        residency=_residency_of(trunk),
+    )
+
+
+def _residency_of(kv: Any) -> Residency:
+    return Residency(num_offloaded=len(kv.offloaded), num_staging=max(1, kv.num_buffers))
 
 
 def _pause_of(record: RequestRecord[Any], now_s: float) -> Pause:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.placement.step_time.batch import placed_pattern, predicted_step_s
+from services.placement.step_time.batch import placed_by, predicted_step_s
 from services.placement.types import Plan, RequestPhase, Snapshot
 
 
@@ -42,12 +42,14 @@ def compare(snapshot: Snapshot, acting: Plan, shadow: Plan) -> ShadowReport | No
 def _step(snapshot: Snapshot, plan: Plan) -> tuple[float, int]:
     """Return the predicted step and how many requests it serves."""
     placed = {placement.request_id: placement for placement in plan.placements}
-    batch = []
+    served = []
     for request in snapshot.requests:
         if request.phase not in (RequestPhase.DECODING, RequestPhase.PAUSED):
             continue
         placement = placed.get(request.request_id)
         paused = request.phase is RequestPhase.PAUSED if placement is None else placement.paused
         if not paused:
-            batch.append((request, placed_pattern(placement or request, snapshot.engine)))
-    return (predicted_step_s(snapshot, batch) if batch else 0.0), len(batch)
+            served.append(request)
+    if not served:
+        return 0.0, 0
+    return predicted_step_s(snapshot, placed_by(plan, snapshot, served)), len(served)

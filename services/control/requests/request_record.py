@@ -78,6 +78,12 @@ class RequestRecord(Generic[KVT]):
         if self.holds.pop(reason, None) is not None and not self.holds:
             self.resumed_s = now_s
 
+    def forget_floor(self) -> None:
+        """Let all of its KV be in the pool, that of its trunks, too: no plan says where it is."""
+        self.floor = None
+        for trunk in () if self.kv is None else self.kv.trunks:
+            trunk.floor = None
+
     @property
     def is_held(self) -> bool:
         """Whether it may not run now."""

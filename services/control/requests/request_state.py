@@ -1,12 +1,20 @@
-"""One live request in the planner's terms: the same in the engine and in the simulator."""
+"""Live requests and trunks in the planner's terms: the same in the engine and in the simulator."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from services.control.kv import NOTHING
+from services.control.kv import NOTHING, KVView
 from services.control.measures.answer_lengths import AnswerLengths
 from services.control.requests.life import Hold
 from services.control.requests.request_record import RequestRecord
-from services.placement.types import EngineShape, RequestId, RequestPhase, RequestState
+from services.placement.types import (
+    EngineShape,
+    PrefixId,
+    PrefixState,
+    RequestId,
+    RequestPhase,
+    RequestState,
+)
 
 
 class SchedulerRequest(Protocol):
@@ -48,6 +56,11 @@ def phase_of(request: SchedulerRequest, record: RequestRecord[Any]) -> RequestPh
     return RequestPhase.DECODING if decodes else RequestPhase.PREFILL
 
 
+def trunks_in_steps(record: RequestRecord[Any]) -> Sequence[Any]:
+    """Return the trunks that a request in the batch begins with; none while it is in the queue."""
+    return () if record.kv is None or record.state.is_queued else record.kv.trunks
+
+
 class StateReader:
     """Reads requests at one instant, of the clock that the records' instants are on."""
 
@@ -55,14 +68,12 @@ class StateReader:
         self._engine, self._answer_lengths, self._now_s = engine, answer_lengths, now_s
 
     def state(self, request: SchedulerRequest, record: RequestRecord[Any]) -> RequestState:
-        """Return one request's state, without the leading blocks that are trunks'.
-
-        The planner counts a request's own part; what trunks have is no room of the pool's for it.
-        """
+        """Return one request's state: of its own part, but that a prompt has a token."""
         engine, now_s, phase = self._engine, self._now_s, phase_of(request, record)
         # A request that is being brought back holds blocks and has no tokens yet.
         kv = NOTHING if record.kv is None or record.state.is_queued else record.kv.view
-        num_shared = self._num_shared(request, record)
+        num_shared = 0 if record.kv is None else record.kv.num_shared
+        num_shared_tokens = num_shared * engine.block_size
         level = record.buffer.service_level
         num_output = request.num_output_tokens
         predicted = self._answer_lengths.predict(
@@ -74,9 +85,9 @@ class StateReader:
         return RequestState(
             request_id=RequestId(request.request_id),
             phase=phase,
-            num_prompt_tokens=request.num_prompt_tokens - num_shared * engine.block_size,
+            num_prompt_tokens=max(1, request.num_prompt_tokens - num_shared_tokens),
             num_output_tokens=num_output,
-            num_computed_tokens=max(0, num_computed - num_shared * engine.block_size),
+            num_computed_tokens=max(0, num_computed - num_shared_tokens),
             num_deposited_tokens=min(record.buffer.num_deposited(now_s), num_output),
             last_release_age_s=_age(record.buffer.last_release_s(now_s), now_s),
             paused_age_s=_age(record.held_since_s, now_s) or 0.0 if is_paused else None,
@@ -86,21 +97,30 @@ class StateReader:
             priority=record.priority,
             predicted_min_output_tokens=low,
             predicted_max_output_tokens=high,
-            offloaded_layers=tuple(
-                layer for group in kv.offloaded for layer in engine.layers_of(group)
-            ),
-            num_prefetch_buffers=kv.num_buffers,
-            num_blocks=kv.num_blocks,
-            num_host_blocks=tuple(max(0, number - num_shared) for number in kv.num_host_blocks),
             on_hold=Hold.READER in record.holds,
+            prefix_ids=tuple(PrefixId(trunk.request_id) for trunk in trunks_in_steps(record)),
+            **self._where(kv, num_shared),
         )
 
-    def _num_shared(self, request: SchedulerRequest, record: RequestRecord[Any]) -> int:
-        """Return how many leading blocks are trunks', of a prompt that keeps a token."""
-        if record.kv is None or not record.kv.num_shared:
-            return 0
-        most = (request.num_prompt_tokens - 1) // self._engine.block_size
-        return int(min(record.kv.num_shared, most))
+    def prefix(self, trunk: Any) -> PrefixState:
+        """Return a trunk's state."""
+        return PrefixState(
+            prefix_id=PrefixId(trunk.request_id),
+            num_tokens=trunk.num_own_tokens,
+            **self._where(trunk.view, trunk.num_shared),
+        )
+
+    def _where(self, kv: KVView, num_shared: int) -> dict[str, Any]:
+        """Return where a holder's blocks are; the first `num_shared` of a row are not its own."""
+        engine = self._engine
+        return {
+            "offloaded_layers": tuple(
+                layer for group in kv.offloaded for layer in engine.layers_of(group)
+            ),
+            "num_prefetch_buffers": kv.num_buffers,
+            "num_blocks": kv.num_blocks,
+            "num_host_blocks": tuple(max(0, one - num_shared) for one in kv.num_host_blocks),
+        }
 
 
 def _age(instant_s: float | None, now_s: float) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
 from services.control.counters import Counters
-from services.control.kv import KVT, holders_of
+from services.control.kv import KVT, holders_of, trunks_of
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Moves
@@ -200,6 +200,9 @@ class CapacityGuard(Generic[KVT]):
         """Return whether there is nothing to do: the common case, answered without the search."""
         for record in self._records.values():
             if record.floor is not None:
+                return False
+        for trunk in trunks_of(need.record.kv for need in needs).values():
+            if trunk.floor is not None:
                 return False
         moves, num_rows = self._moves, 0
         active = {need.record.request_id for need in needs}

@@ -27,6 +27,7 @@ from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
+from services.placement.layer_placement import LayerPlacement
 
 MIN_TRUNK_TOKENS = 256  # what is shorter each request has for itself
 
@@ -238,7 +239,7 @@ class Trunks:
             num_tokens=end * holder.block_size,
             asleep=holder.asleep,
             users={},
-            floor=holder.floor if isinstance(holder, Trunk) else None,
+            floor=_floor_of(holder),
         )
         self._clear_staging(holder, end)
         self.all[trunk] = None
@@ -370,6 +371,13 @@ def users_of(holder: Holder) -> list[RequestKV]:
         return list(holder.users)
     assert isinstance(holder, RequestKV)
     return [holder]
+
+
+def _floor_of(holder: Holder) -> LayerPlacement | None:
+    if isinstance(holder, Trunk):
+        return holder.floor
+    (user,) = users_of(holder)
+    return user.record.floor
 
 
 def own_columns(holder: Holder) -> Sequence[Column]:

@@ -91,10 +91,6 @@ class VllmEngine:
         return max(0, self._owner.blocks.num_free - self._guard.num_spare)
 
     @property
-    def num_trunk_blocks(self) -> int:
-        return sum(trunk.num_owned for trunk in self._owner.trunks.all)
-
-    @property
     def num_write_through_blocks(self) -> int:
         return self._options.max_mirrored_blocks_per_step
 

@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from services.placement.types import EngineShape, RequestPhase, RequestState, Snapshot
+from services.placement.types import (
+    EngineShape,
+    Holder,
+    PrefixState,
+    RequestPhase,
+    RequestState,
+    Snapshot,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,22 +31,33 @@ def find_contradiction(snapshot: Snapshot) -> Contradiction | None:
 def _contradictions(snapshot: Snapshot) -> Iterator[Contradiction]:
     for name, message in _engine_contradictions(snapshot):
         yield Contradiction(field=name, message=message)
-    seen = set()
+    seen, prefixes = set[str](), {prefix.prefix_id for prefix in snapshot.prefixes}
     for index, request in enumerate(snapshot.requests):
         if request.request_id in seen:
             yield Contradiction(field=f"requests[{index}].request_id", message="is not unique")
         seen.add(request.request_id)
         for name, message in _request_contradictions(request, snapshot.engine):
             yield Contradiction(field=f"requests[{index}].{name}", message=message)
+        named = set(request.prefix_ids)
+        if len(named) < len(request.prefix_ids) or not named <= prefixes:
+            message = "names a prefix twice, or one that is not in prefixes"
+            yield Contradiction(field=f"requests[{index}].prefix_ids", message=message)
+    for index, prefix in enumerate(snapshot.prefixes):
+        if prefix.prefix_id in seen:
+            yield Contradiction(field=f"prefixes[{index}].prefix_id", message="is not unique")
+        seen.add(prefix.prefix_id)
+        for name, message in _prefix_contradictions(prefix, snapshot.engine):
+            yield Contradiction(field=f"prefixes[{index}].{name}", message=message)
 
 
 def _engine_contradictions(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     engine, parameters = snapshot.engine, snapshot.parameters
     if engine.layers_per_group > engine.num_layers:
         yield "engine.layers_per_group", "exceeds num_layers"
-    held = sum(sum(request.num_blocks) for request in snapshot.requests)
+    holders: list[Holder] = [*snapshot.requests, *snapshot.prefixes]
+    held = sum(sum(one.num_blocks) for one in holders)
     if snapshot.num_free_blocks + held > engine.num_blocks:
-        yield "num_free_blocks", "exceeds engine.num_blocks less the blocks that requests hold"
+        yield "num_free_blocks", "exceeds engine.num_blocks less the blocks that are held"
     if parameters.max_window < parameters.min_window:
         yield "parameters.max_window", "is below min_window"
     if parameters.max_pause_s < parameters.min_pause_s:
@@ -63,8 +81,14 @@ def _request_contradictions(
     yield from _layer_contradictions(request, engine)
 
 
-def _layer_contradictions(request: RequestState, engine: EngineShape) -> Iterator[tuple[str, str]]:
-    layers = request.offloaded_layers
+def _prefix_contradictions(prefix: PrefixState, engine: EngineShape) -> Iterator[tuple[str, str]]:
+    if prefix.num_tokens % engine.block_size:
+        yield "num_tokens", "is not a multiple of engine.block_size"
+    yield from _layer_contradictions(prefix, engine)
+
+
+def _layer_contradictions(holder: Holder, engine: EngineShape) -> Iterator[tuple[str, str]]:
+    layers = holder.offloaded_layers
     if any(later <= earlier for earlier, later in pairwise(layers)):
         yield "offloaded_layers", "is not ascending"
     if layers and layers[-1] >= engine.num_layers:
@@ -72,15 +96,15 @@ def _layer_contradictions(request: RequestState, engine: EngineShape) -> Iterato
     groups = {layer // engine.layers_per_group for layer in layers}
     if sum(len(engine.layers_of(group)) for group in groups) != len(layers):
         yield "offloaded_layers", "splits a layer group"
-    if request.num_prefetch_buffers > len(groups):
+    if holder.num_prefetch_buffers > len(groups):
         yield "num_prefetch_buffers", "exceeds the number of offloaded layer groups"
-    if groups and not request.num_prefetch_buffers:
+    if groups and not holder.num_prefetch_buffers:
         yield "num_prefetch_buffers", "is 0 although layers are offloaded"
     for name, blocks in (
-        ("num_blocks", request.num_blocks),
-        ("num_host_blocks", request.num_host_blocks),
+        ("num_blocks", holder.num_blocks),
+        ("num_host_blocks", holder.num_host_blocks),
     ):
         if len(blocks) not in (0, engine.num_groups):
             yield name, "has not one entry per layer group"
-    if max(request.num_host_blocks, default=0) * engine.block_size > request.num_computed_tokens:
-        yield "num_host_blocks", "exceeds the full blocks that num_computed_tokens fill"
+    if max(holder.num_host_blocks, default=0) * engine.block_size > holder.num_computed_tokens:
+        yield "num_host_blocks", "exceeds the full blocks of the tokens whose KV exists"

@@ -1,8 +1,8 @@
 """Whether a plan that comes back may be carried out.
 
-Plans are late by nature. Finished requests in a plan are skipped, requests that it does not name
-keep their placement. What else is wrong refuses it as a whole: `Verdict` has the reasons, `judge`
-their order.
+Plans are late by nature. Requests and prefixes of a plan that have ended are skipped, those that
+it does not name keep their placement. What else is wrong refuses it as a whole: `Verdict` has the
+reasons, `judge` their order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,15 @@ from enum import Enum
 from itertools import pairwise
 
 from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
-from services.placement.types import EngineShape, Placement, Plan, RequestId, Snapshot
+from services.placement.types import (
+    EngineShape,
+    Placement,
+    Plan,
+    PrefixId,
+    PrefixPlacement,
+    RequestId,
+    Snapshot,
+)
 
 
 class Verdict(Enum):
@@ -34,6 +42,7 @@ class Question:
     step: int  # engine steps before the snapshot
     posted_s: float
     request_ids: frozenset[RequestId]
+    prefix_ids: frozenset[PrefixId] = frozenset()
 
     @classmethod
     def of(cls, snapshot: Snapshot, *, step: int, posted_s: float) -> "Question":
@@ -44,6 +53,7 @@ class Question:
             step=step,
             posted_s=posted_s,
             request_ids=frozenset(request.request_id for request in snapshot.requests),
+            prefix_ids=frozenset(prefix.prefix_id for prefix in snapshot.prefixes),
         )
 
 
@@ -52,14 +62,20 @@ class LivePlace:
     """A request of this moment, as far as a plan's size depends on it."""
 
     request_id: RequestId
-    num_tokens: int  # known; the next step computes one more at most
+    num_tokens: int  # known, of its own; the next step computes one more at most
     residency: Residency  # of the placement in force
     holds_kv: bool  # it has blocks, paused or not
     paused: bool
+    prefix_ids: tuple[PrefixId, ...] = ()  # which it begins with
 
-    @property
-    def runs(self) -> bool:
-        return self.holds_kv and not self.paused
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePrefix:
+    """A prefix of this moment."""
+
+    prefix_id: PrefixId
+    num_tokens: int  # whole blocks
+    residency: Residency  # of the placement in force
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +86,7 @@ class Moment:
     last_applied_epoch: int
     live: Sequence[LivePlace]
     engine: EngineShape
+    prefixes: Sequence[LivePrefix] = ()  # that live requests begin with
 
 
 def judge(plan: Plan, question: Question | None, now: Moment) -> Verdict:
@@ -81,13 +98,18 @@ def judge(plan: Plan, question: Question | None, now: Moment) -> Verdict:
     if plan.policy != question.policy:
         return Verdict.REJECTED_POLICY
     named = {placement.request_id for placement in plan.placements}
-    if not named <= question.request_ids | {request.request_id for request in now.live}:
+    prefixes = {placement.prefix_id for placement in plan.prefixes}
+    if not (
+        named <= question.request_ids | {request.request_id for request in now.live}
+        and prefixes <= question.prefix_ids | {prefix.prefix_id for prefix in now.prefixes}
+    ):
         return Verdict.REJECTED_UNKNOWN_ID
-    if len(named) != len(plan.placements) or not _well_formed(plan.placements, now.engine):
+    every: list[Placement | PrefixPlacement] = [*plan.placements, *plan.prefixes]
+    if len(named) + len(prefixes) != len(every) or not _well_formed(every, now.engine):
         return Verdict.REJECTED_SHAPE
     if plan.quality is not None and now.step - question.step > plan.quality.expires_after:
         return Verdict.IGNORED_EXPIRED
-    if _num_blocks(plan, now.live, now.engine) > now.engine.num_blocks:
+    if _num_blocks(plan, now) > now.engine.num_blocks:
         return Verdict.REJECTED_CAPACITY
     return Verdict.APPLIED
 
@@ -97,11 +119,11 @@ def groups_of(layers: Iterable[int], engine: EngineShape) -> tuple[int, ...]:
     return tuple(sorted({layer // engine.layers_per_group for layer in layers}))
 
 
-def _well_formed(placements: Sequence[Placement], engine: EngineShape) -> bool:
+def _well_formed(placements: Iterable[Placement | PrefixPlacement], engine: EngineShape) -> bool:
     return all(_is_placement(placement, engine) for placement in placements)
 
 
-def _is_placement(placement: Placement, engine: EngineShape) -> bool:
+def _is_placement(placement: Placement | PrefixPlacement, engine: EngineShape) -> bool:
     layers = placement.offloaded_layers
     if any(later <= earlier for earlier, later in pairwise(layers)):
         return False
@@ -113,21 +135,36 @@ def _is_placement(placement: Placement, engine: EngineShape) -> bool:
     return (1 if groups else 0) <= placement.num_prefetch_buffers <= len(groups)
 
 
-def _num_blocks(plan: Plan, live: Sequence[LivePlace], engine: EngineShape) -> int:
-    """Return the blocks of all who would run. What paused requests hold can be taken from them."""
+def _num_blocks(plan: Plan, now: Moment) -> int:
+    """Return the blocks of all who would run, and of the prefixes that they begin with, each once.
+
+    What paused requests hold can be taken from them.
+    """
     placed: Mapping[RequestId, Placement] = {p.request_id: p for p in plan.placements}
-    geometry = BlockGeometry(num_groups=engine.num_groups, block_size=engine.block_size)
-    total = 0
-    for request in live:
+    geometry = BlockGeometry(num_groups=now.engine.num_groups, block_size=now.engine.block_size)
+    total, used = 0, set[PrefixId]()
+    for request in now.live:
         placement = placed.get(request.request_id)
-        if placement is None:
-            residency, runs = request.residency, request.runs
-        else:
-            residency = Residency(
-                num_offloaded=len(groups_of(placement.offloaded_layers, engine)),
-                num_staging=max(1, placement.num_prefetch_buffers),
-            )
-            runs = not placement.paused and request.holds_kv
-        if runs:
-            total += num_request_blocks(geometry, residency, num_tokens=request.num_tokens + 1)
+        paused = request.paused if placement is None else placement.paused
+        if paused or not request.holds_kv:
+            continue
+        residency = _residency(placement, request.residency, now.engine)
+        total += num_request_blocks(geometry, residency, num_tokens=request.num_tokens + 1)
+        used.update(request.prefix_ids)
+    shared = {p.prefix_id: p for p in plan.prefixes}
+    for prefix in now.prefixes:
+        if prefix.prefix_id in used:
+            residency = _residency(shared.get(prefix.prefix_id), prefix.residency, now.engine)
+            total += num_request_blocks(geometry, residency, num_tokens=prefix.num_tokens)
     return total
+
+
+def _residency(
+    placement: Placement | PrefixPlacement | None, in_force: Residency, engine: EngineShape
+) -> Residency:
+    if placement is None:
+        return in_force
+    return Residency(
+        num_offloaded=len(groups_of(placement.offloaded_layers, engine)),
+        num_staging=max(1, placement.num_prefetch_buffers),
+    )

@@ -1,6 +1,6 @@
 """`vllm`: every layer in the pool. Without blocks the engine preempts, and computes anew."""
 
-from services.placement.step_time.batch import answer, members
+from services.placement.step_time.batch import answer, holders_of, members
 from services.placement.step_time.patterns import RESIDENT
 from services.placement.types import Plan, PlanStatus, Snapshot
 
@@ -10,9 +10,6 @@ def all_resident(snapshot: Snapshot) -> Plan:
 
     Always optimal: the policy has one answer.
     """
-    return Plan(
-        epoch=snapshot.epoch,
-        policy=snapshot.policy,
-        status=PlanStatus.OPTIMAL,
-        placements=answer(snapshot, {r.request_id: RESIDENT for r in members(snapshot)}, ()),
-    )
+    holders = holders_of(snapshot, members(snapshot))
+    patterns = {one.holder_id: RESIDENT for one in holders}
+    return answer(snapshot, PlanStatus.OPTIMAL, patterns, ())

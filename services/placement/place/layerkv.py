@@ -7,21 +7,23 @@ of their kept layers.
 """
 
 import math
+from collections.abc import Sequence
 
 from services.placement.capacity import prefill_reread_blocks
 from services.placement.mirror import Mirror, blocks_with_mirror, mirror_of
 from services.placement.step_time.batch import (
     answer,
     capacity_blocks,
+    holders_of,
     members,
     placed_pattern,
 )
 from services.placement.step_time.patterns import Pattern, balanced_pattern
 from services.placement.types import (
     EngineShape,
+    Holder,
     Plan,
     PlanStatus,
-    RequestId,
     RequestPhase,
     RequestState,
     Snapshot,
@@ -31,19 +33,16 @@ from services.placement.types import (
 def layerkv(snapshot: Snapshot) -> Plan:
     """Place prefills by Eq. 4 and decodes by the state of the link and of the pool."""
     batch, mirror = list(members(snapshot)), mirror_of(snapshot)
-    patterns = {r.request_id: _steady_pattern(r, snapshot, mirror) for r in batch}
-    _relieve_shortage(batch, patterns, snapshot, mirror)
+    holders = holders_of(snapshot, batch)
+    patterns = {one.holder_id: _steady_pattern(one, snapshot, mirror) for one in holders}
+    _relieve_shortage(holders, patterns, snapshot, mirror)
     paused = []
-    while batch and _excess(batch, patterns, snapshot, mirror) > 0:
-        newest = batch.pop()
-        del patterns[newest.request_id]
-        paused.append(newest.request_id)
-    return Plan(
-        epoch=snapshot.epoch,
-        policy=snapshot.policy,
-        status=PlanStatus.INFEASIBLE if paused else PlanStatus.FEASIBLE,
-        placements=answer(snapshot, patterns, paused),
-    )
+    while batch and _excess(holders, patterns, snapshot, mirror) > 0:
+        paused.append(batch.pop().request_id)
+        holders = holders_of(snapshot, batch)
+    status = PlanStatus.INFEASIBLE if paused else PlanStatus.FEASIBLE
+    chosen = {one.holder_id: patterns[one.holder_id] for one in holders}
+    return answer(snapshot, status, chosen, paused)
 
 
 def min_kept_layers(request: RequestState, snapshot: Snapshot) -> int:
@@ -94,21 +93,25 @@ def _ends_now(request: RequestState) -> bool:
     return request.num_output_tokens + 1 >= (low + high) / 2
 
 
-def _steady_pattern(request: RequestState, snapshot: Snapshot, mirror: Mirror) -> Pattern:
+def _is_prompt(holder: Holder) -> bool:
+    return isinstance(holder, RequestState) and holder.phase is RequestPhase.PREFILL
+
+
+def _steady_pattern(holder: Holder, snapshot: Snapshot, mirror: Mirror) -> Pattern:
     engine = snapshot.engine
-    if request.phase is RequestPhase.PREFILL:
-        hidden = evenly_offloaded(engine, min_kept_layers(request, snapshot))
-        return hidden if mirror.possible(request, hidden) else placed_pattern(request, engine)
+    if isinstance(holder, RequestState) and _is_prompt(holder):
+        hidden = evenly_offloaded(engine, min_kept_layers(holder, snapshot))
+        return hidden if mirror.possible(holder, hidden) else placed_pattern(holder, engine)
     assert snapshot.d2h is not None
     everything = evenly_offloaded(engine, 0)
-    if snapshot.d2h.num_queued_bytes == 0 and mirror.allows(request, everything):
+    if snapshot.d2h.num_queued_bytes == 0 and mirror.allows(holder, everything):
         return everything
-    return placed_pattern(request, engine)
+    return placed_pattern(holder, engine)
 
 
 def _relieve_shortage(
-    batch: list[RequestState],
-    patterns: dict[RequestId, Pattern],
+    holders: Sequence[Holder],
+    patterns: dict[str, Pattern],
     snapshot: Snapshot,
     mirror: Mirror,
 ) -> None:
@@ -116,26 +119,25 @@ def _relieve_shortage(
     engine = snapshot.engine
     missing = -num_blocks_forecast(snapshot)
     for divisor in (2, None):
-        for request in reversed(batch):
-            if max(missing, _excess(batch, patterns, snapshot, mirror)) <= 0:
+        for one in reversed(holders):
+            if max(missing, _excess(holders, patterns, snapshot, mirror)) <= 0:
                 return
-            before = patterns[request.request_id]
+            before = patterns[one.holder_id]
             kept = engine.num_groups - before.num_offloaded
             fewer = evenly_offloaded(engine, kept // divisor if divisor else 0)
-            prefill = request.phase is RequestPhase.PREFILL
-            if mirror.possible(request, fewer) if prefill else mirror.allows(request, fewer):
-                missing -= blocks_with_mirror(request, before, mirror, engine)
-                missing += blocks_with_mirror(request, fewer, mirror, engine)
-                patterns[request.request_id] = fewer
+            if mirror.possible(one, fewer) if _is_prompt(one) else mirror.allows(one, fewer):
+                missing -= blocks_with_mirror(one, before, mirror, engine)
+                missing += blocks_with_mirror(one, fewer, mirror, engine)
+                patterns[one.holder_id] = fewer
 
 
 def _excess(
-    batch: list[RequestState],
-    patterns: dict[RequestId, Pattern],
+    holders: Sequence[Holder],
+    patterns: dict[str, Pattern],
     snapshot: Snapshot,
     mirror: Mirror,
 ) -> int:
     need = sum(
-        blocks_with_mirror(r, patterns[r.request_id], mirror, snapshot.engine) for r in batch
+        blocks_with_mirror(one, patterns[one.holder_id], mirror, snapshot.engine) for one in holders
     )
     return need - capacity_blocks(snapshot)

@@ -12,12 +12,13 @@ from services.placement.step_time.batch import (
     SEALING_STEPS,
     capacity_blocks,
     group_sizes,
+    holders_of,
     placed_pattern,
     step_compute_s,
 )
 from services.placement.step_time.patterns import Pattern
 from services.placement.step_time.prefill import Progress, largest_chunk, progress_of
-from services.placement.types import Link, Profile, RequestState, Snapshot
+from services.placement.types import Link, PrefixState, Profile, RequestState, Snapshot
 from services.planner.policy.window import BatchGrowth, Course, Promises, late_tokens, steps_of
 from services.planner.solver.instance import FORBIDDEN, Instance, Weights, make_instance
 from services.planner.solver.kernels.load import Board
@@ -27,7 +28,10 @@ MAX_STEPS = 2**31  # more than any window has
 
 
 class Batch:
-    """Requests that would run together. The snapshot has a profile and a host-to-GPU link."""
+    """Requests that would run together. The snapshot has a profile and a host-to-GPU link.
+
+    A row [R] is a holder: a request's own part, or a prefix that some of them begin with.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class Batch:
         assert snapshot.profile is not None
         assert snapshot.h2d is not None
         self.snapshot, self.requests, self.library = snapshot, tuple(requests), library
+        self.holders = holders_of(snapshot, self.requests)
         self._profile: Profile = snapshot.profile
         self._link: Link = snapshot.h2d
         self.capacity = capacity_blocks(snapshot)
@@ -48,13 +53,13 @@ class Batch:
 
     @cached_property
     def present(self) -> list[Pattern]:
-        """Return each request's pattern of the plan in force."""
-        return [placed_pattern(request, self.snapshot.engine) for request in self.requests]
+        """Return each holder's pattern of the plan in force."""
+        return [placed_pattern(holder, self.snapshot.engine) for holder in self.holders]
 
     @cached_property
     def _present_offloaded(self) -> Floats:
         """[R, G] 1 where a group is offloaded now."""
-        present = np.zeros((len(self.requests), self.library.num_groups))
+        present = np.zeros((len(self.holders), self.library.num_groups))
         for r, pattern in enumerate(self.present):
             present[r, list(pattern.offloaded)] = 1.0
         return present
@@ -68,7 +73,7 @@ class Batch:
     def _missing(self) -> Floats:
         """[R, G] full blocks that are not on the host: `mirror.Mirror.missing`."""
         missing = self._mirror.missing
-        return np.array([missing[r.request_id] for r in self.requests], dtype=np.float64)
+        return np.array([missing[one.holder_id] for one in self.holders], dtype=np.float64)
 
     @cached_property
     def _late_blocks(self) -> Floats:
@@ -85,18 +90,23 @@ class Batch:
     @cached_property
     def _num_tokens(self) -> Ints:
         """[R] tokens that have to fit the pool: a prompt counts in full from the start."""
-        return np.array([request.num_tokens for request in self.requests], dtype=np.int64)
+        return np.array([holder.num_tokens for holder in self.holders], dtype=np.int64)
+
+    @cached_property
+    def _grows(self) -> Ints:
+        """[R] 1 where a token is added per step; 0: a prefix."""
+        return np.array([not isinstance(one, PrefixState) for one in self.holders], dtype=np.int64)
 
     @cached_property
     def _chunk_blocks(self) -> Ints:
         """[R] blocks per group of the prefill chunk that is running."""
         engine = self.snapshot.engine
-        chunks = [largest_chunk(request, engine) for request in self.requests]
+        chunks = [largest_chunk(holder, engine) for holder in self.holders]
         return -(-np.array(chunks, dtype=np.int64) // engine.block_size)
 
     @cached_property
     def _progress(self) -> list[Progress]:
-        return progress_of(self.requests, self.snapshot.engine)
+        return progress_of(self.holders, self.snapshot.engine)
 
     @cached_property
     def _has_prompts(self) -> bool:
@@ -120,15 +130,15 @@ class Batch:
     def _tokens_read(self, step: int) -> Ints:
         """[R] tokens whose KV the step reads."""
         if not self._has_prompts:
-            return self._num_tokens + step
+            return self._num_tokens + step * self._grows
         return np.array([p.tokens_read_at(step) for p in self._progress], dtype=np.int64)
 
     def _weights(self, *, window: int, read_after: int) -> Weights:
-        """Return what `demand_of` says of each request, for all requests at once."""
-        size, tokens = self.snapshot.engine.block_size, self._num_tokens
-        after = tokens + window
+        """Return what `demand_of` says of each holder, for all holders at once."""
+        size, tokens, grows = self.snapshot.engine.block_size, self._num_tokens, self._grows
+        after = tokens + window * grows
         full, partial = after // size, (after % size > 0).astype(np.int64)
-        sealing = full > np.maximum(tokens - SEALING_STEPS, 0) // size
+        sealing = (full > np.maximum(tokens - SEALING_STEPS, 0) // size) * grows
         return Weights(
             transfer_s=self._copy_s(self._tokens_read(read_after) // size),
             full_blocks=full.astype(np.float64),
@@ -206,7 +216,7 @@ class Batch:
 
     def switch_s(self, choice: Ints) -> float:
         """Return the time on the link to install a choice."""
-        rows = np.arange(len(self.requests))
+        rows = np.arange(len(self.holders))
         return float(self._restored[rows, choice] @ self._restore_s)
 
     def course(self, choice: Ints, horizon: int) -> Course:
@@ -222,7 +232,7 @@ class Batch:
 
     def _growth(self, choice: Ints) -> BatchGrowth:
         engine, profile, link = self.snapshot.engine, self._profile, self._link
-        rows = np.arange(len(self.requests))
+        rows = np.arange(len(self.holders))
         passing = self._late_blocks[rows, choice]
         if self._present_offloaded.any():
             full = self._num_tokens // engine.block_size
@@ -233,6 +243,8 @@ class Batch:
             num_read=np.array([p.num_tokens for p in progress], dtype=np.int64),
             num_left=np.array([p.num_left for p in progress], dtype=np.int64),
             chunk=np.array([p.chunk for p in progress], dtype=np.int64),
+            num_shared=np.array([p.num_shared for p in progress], dtype=np.int64),
+            grows=self._grows,
             chunk_blocks=self._chunk_blocks,
             passing_blocks=passing,
             group_layers=np.array(

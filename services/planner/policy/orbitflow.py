@@ -17,7 +17,7 @@ from services.placement.run.pause import (
     must_stay_paused,
     ranked_victims,
 )
-from services.placement.step_time.batch import answer, members
+from services.placement.step_time.batch import answer, holders_of, members
 from services.placement.step_time.patterns import PatternSpace
 from services.placement.types import (
     Plan,
@@ -157,17 +157,13 @@ class _Planning:
     ) -> Plan:
         snapshot = self._snapshot
         choice = found.choice if found.choice is not None else np.zeros(0, np.int64)
+        holders = holders_of(snapshot, batch)
         patterns = {
-            request.request_id: self._patterns[column]
-            for request, column in zip(batch, choice, strict=True)
+            holder.holder_id: self._patterns[column]
+            for holder, column in zip(holders, choice, strict=True)
         }
-        return Plan(
-            epoch=snapshot.epoch,
-            policy=snapshot.policy,
-            status=found.status,
-            placements=answer(snapshot, patterns, paused),
-            quality=self._quality(found, serve_all),
-        )
+        plan = answer(snapshot, found.status, patterns, paused)
+        return replace(plan, quality=self._quality(found, serve_all))
 
     def _quality(self, found: Finding, serve_all: PlanStatus) -> Quality:
         fit, outside_s = found.fit, self._placer.outside_s

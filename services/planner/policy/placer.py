@@ -32,7 +32,7 @@ class Finding:
     """What was found for one batch."""
 
     status: PlanStatus
-    choice: Ints | None  # None: not even the pool can hold the batch
+    choice: Ints | None  # by holder of the batch; None: not even the pool can hold it
     fit: Fit | None
     step_s: float = 0.0  # the longest of the window
     objective_s: float = 0.0

@@ -4,7 +4,12 @@ from dataclasses import replace
 
 from services.placement.judging.slo import promise_of
 from services.placement.mirror import mirror_of
-from services.placement.step_time.batch import members, placed_pattern, predicted_step_s
+from services.placement.step_time.batch import (
+    holders_of,
+    members,
+    placed_pattern,
+    predicted_step_s,
+)
 from services.placement.step_time.patterns import RESIDENT, PatternSpace, spread_over
 from services.placement.types import RequestState, Snapshot
 from services.planner.solver.library import PatternLibrary, extended_library, pattern_library
@@ -16,12 +21,13 @@ def library_for(snapshot: Snapshot, space: PatternSpace) -> PatternLibrary:
     """Return the space with what this snapshot adds, the same for the same snapshot.
 
     Added are the patterns in force, so that keeping the plan is always a candidate, and for each
-    request of which only some layers may be offloaded the even spreads over these.
+    holder of which only some layers may be offloaded the even spreads over these.
     """
-    groups, batch, mirror = snapshot.engine.num_groups, members(snapshot), mirror_of(snapshot)
-    wanted = dict.fromkeys(placed_pattern(request, snapshot.engine) for request in batch)
-    for request in batch:
-        offloadable = mirror.offloadable(request)
+    groups, mirror = snapshot.engine.num_groups, mirror_of(snapshot)
+    holders = holders_of(snapshot, members(snapshot))
+    wanted = dict.fromkeys(placed_pattern(holder, snapshot.engine) for holder in holders)
+    for holder in holders:
+        offloadable = mirror.offloadable(holder)
         if 0 < len(offloadable) < groups:
             wanted |= dict.fromkeys(spread_over(offloadable, space))
     known = pattern_library(groups, space).index
@@ -48,4 +54,5 @@ def _is_hopeless(request: RequestState, snapshot: Snapshot) -> bool:
     promise = promise_of(request, deposit=False)
     if promise is None:
         return False
-    return promise.interval_s < predicted_step_s(snapshot, [(request, RESIDENT)])
+    resident = [(holder, RESIDENT) for holder in holders_of(snapshot, [request])]
+    return promise.interval_s < predicted_step_s(snapshot, resident)

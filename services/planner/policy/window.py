@@ -26,6 +26,8 @@ class BatchGrowth(NamedTuple):
     num_read: Ints  # [R] whose KV the first step reads
     num_left: Ints  # [R] of a prompt that are not computed yet
     chunk: Ints  # [R] of a prompt that a step computes
+    num_shared: Ints  # [R] of prefixes that the request begins with
+    grows: Ints  # [R] 1: a request; 0: a prefix, which has no token more in any step
     chunk_blocks: Ints  # [R] of the running prefill chunk
     passing_blocks: Floats  # [R] held until this placement's layers are back, or on the host
     group_layers: Floats  # [G] layers per group
@@ -70,11 +72,12 @@ def _pool_blocks(choice: Ints, board: Board, growth: BatchGrowth, step: int) -> 
     groups = tables.offloaded.shape[1]
     total = 0.0
     for r in range(choice.shape[0]):
-        after = growth.num_tokens[r] + step + 1
+        after = growth.num_tokens[r] + (step + 1) * growth.grows[r]
         full, partial = after // size, int(after % size > 0)
         offloaded, buffers = tables.num_jobs[choice[r]], tables.buffers[choice[r]]
         total += (groups - offloaded) * (full + partial)
         sealing = int(full > max(growth.num_tokens[r] - SEALING_STEPS, 0) // size)
+        sealing *= growth.grows[r]
         total += buffers * full + growth.passing_blocks[r]
         total += offloaded * (partial + sealing + growth.chunk_blocks[r])
     return total
@@ -82,18 +85,22 @@ def _pool_blocks(choice: Ints, board: Board, growth: BatchGrowth, step: int) -> 
 
 @compiled
 def _reads_at(growth: BatchGrowth, request: int, step: int) -> tuple[int, float]:
-    """Return (tokens whose KV a request reads, what it adds to a layer's time): `prefill`."""
+    """Return (tokens whose KV is read for a row, what it adds to a layer's time): `prefill`."""
     read, left, chunk = growth.num_read[request], growth.num_left[request], growth.chunk[request]
+    shared = growth.num_shared[request]
+    if growth.grows[request] == 0:
+        return read, 0.0
     if left > 0 and chunk == 0:
         return 0, 0.0
     num_chunk_steps = (left + chunk - 1) // chunk if left > 0 else 0
     if step >= num_chunk_steps:
         tokens = read + left + step - num_chunk_steps
-        return tokens, growth.layer_s_per_token + tokens * growth.layer_s_per_context_token
+        reads_s = (tokens + shared) * growth.layer_s_per_context_token
+        return tokens, growth.layer_s_per_token + reads_s
     tokens = read + step * chunk
     if growth.chunk_layer_s_per_token > 0.0:
         return tokens, chunk * growth.chunk_layer_s_per_token
-    reads_s = tokens * growth.layer_s_per_context_token
+    reads_s = (tokens + shared) * growth.layer_s_per_context_token
     return tokens, chunk * growth.layer_s_per_token + reads_s
 
 

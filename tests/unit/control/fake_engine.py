@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from lab.planning.snapshots import make_engine
+from lab.planning.snapshots import BLOCK_SIZE, make_engine
 from services.control.kv import KVView
 from services.control.line import Line
 from services.control.measures.link_rate import LinkRate
@@ -39,13 +39,18 @@ def place(name: str, *layers: int, paused: bool = False) -> Placement:
     )
 
 
+class FakeTrunk(SimpleNamespace):
+    """A trunk as the loop sees one: equal to itself only."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
 class FakeEngine:
     """`Engine` over requests by name: where each was placed, and which are paused."""
 
     num_places = 8
     num_free_blocks = 10_000
     num_write_through_blocks = 0
-    num_trunk_blocks = 0
 
     def __init__(self, *names: str) -> None:
         self.records: dict[str, RequestRecord[Any]] = {}
@@ -79,6 +84,25 @@ class FakeEngine:
             max_tokens=128,
             num_preemptions=0,
         )
+        return made
+
+    def share(self, trunk: str, *names: str) -> Any:
+        """Let requests begin with two blocks that they share, behind those that they share now."""
+        kvs = [self.records[name].kv for name in names]
+        num_shared = kvs[0].num_shared
+        made = FakeTrunk(
+            request_id=trunk,
+            floor=None,
+            num_tokens=(num_shared + 2) * BLOCK_SIZE,
+            num_own_tokens=2 * BLOCK_SIZE,
+            num_shared=num_shared,
+            offloaded=(),
+            num_buffers=0,
+            view=KVView(num_blocks=(2,) * 8, num_host_blocks=(num_shared + 2,) * 8),
+        )
+        for kv in kvs:
+            kv.trunks, kv.num_shared = (*kv.trunks, made), num_shared + 2
+            kv.num_own_tokens -= 2 * BLOCK_SIZE
         return made
 
     def line(self) -> Line[Any, Any]:

@@ -110,10 +110,12 @@ def test_several_are_parked_in_the_same_order_in_every_process() -> None:
 def test_the_placement_policy_is_asked_only_while_layers_leave() -> None:
     bench = Bench()
     bench.add("a", RunPhase.RUNNING)
-    bench.engine.records["a"].floor = ALL_RESIDENT
+    trunk = bench.engine.share("t", "a")
+    bench.engine.records["a"].floor = trunk.floor = ALL_RESIDENT
     bench.before_schedule()
     assert not bench.admission.layers_leave
     assert bench.engine.records["a"].floor is None
+    assert trunk.floor is None
 
     bench.answer = RunDecision(run=(), offloads=True)
     bench.admission.changed()

@@ -13,7 +13,13 @@ from services.control.step_loop import StepLoop
 from services.control.types import ScheduledStep, Trigger
 from services.placement.presets import Run
 from services.placement.run.types import RunDecision, RunSnapshot
-from services.placement.types import Placement, Plan, PlanStatus, Quality
+from services.placement.types import (
+    Placement,
+    Plan,
+    PlanStatus,
+    PrefixPlacement,
+    Quality,
+)
 from tests.unit.control.fake_engine import PARAMETERS, FakeEngine, FakePlanner, place
 
 
@@ -59,7 +65,13 @@ class Bench:
         for _ in range(number):
             self.step(**options)
 
-    def answer(self, *placements: Placement, epoch: int | None = None, **quality: Any) -> None:
+    def answer(
+        self,
+        *placements: Placement,
+        epoch: int | None = None,
+        prefixes: tuple[PrefixPlacement, ...] = (),
+        **quality: Any,
+    ) -> None:
         """Let the planner answer its newest question."""
         number = self.planner.asked[-1].epoch if epoch is None else epoch
         values = {
@@ -79,6 +91,7 @@ class Bench:
             status=PlanStatus.FEASIBLE,
             placements=placements,
             quality=Quality(**(values | quality)),
+            prefixes=prefixes,
         )
         self.planner.answers.append(PlanAnswer(epoch=number, plan=plan))
 
@@ -415,22 +428,3 @@ def test_the_end_of_the_loop_ends_its_planner() -> None:
     bench.loop.close()
 
     assert bench.planner.closed
-
-
-def test_the_planner_sees_own_parts_and_the_pool_that_trunks_leave() -> None:
-    bench = Bench("a", "b")
-    bench.steps(40)
-    whole = bench.planner.asked[-1]
-    kv: Any = bench.engine.records["a"].kv
-    kv.num_shared, bench.engine.num_trunk_blocks = 2, 64
-
-    bench.loop.note(Trigger.PREEMPTED)
-    bench.step()
-
-    asked = bench.planner.asked[-1]
-    a, b = asked.requests
-    shared = 2 * asked.engine.block_size
-    assert a.num_prompt_tokens == whole.requests[0].num_prompt_tokens - shared
-    assert a.num_computed_tokens == whole.requests[0].num_computed_tokens - shared
-    assert b.num_prompt_tokens == whole.requests[1].num_prompt_tokens
-    assert asked.engine.num_blocks == whole.engine.num_blocks - 64

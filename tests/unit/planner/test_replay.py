@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evenflow.planner.v1 import planner_pb2 as pb
-from lab.planning.protos import make_engine, make_plan_request, make_request
+from lab.planning.protos import make_engine, make_plan_request, make_prefix, make_request
 from lab.policies.presets import full_name
 from services.planner import convert
 from services.planner.decision_log import DecisionLog, entry_of, line_of
@@ -33,6 +33,7 @@ def decided(num_requests: int, num_looks: int, **overrides) -> tuple[pb.Snapshot
             num_computed_tokens=1_000 + 371 * i,
             slo_tbt_s=0.05 if i % 2 else None,
             num_host_blocks=[(1_000 + 371 * i) // 16] * 16,
+            prefix_ids=["t"] if i % 3 == 1 else [],
         )
         for i in range(num_requests)
     ]
@@ -40,6 +41,7 @@ def decided(num_requests: int, num_looks: int, **overrides) -> tuple[pb.Snapshot
     request = make_plan_request(
         engine=make_engine(num_layers=16, num_blocks=10**6),
         requests=requests,
+        prefixes=[make_prefix(num_tokens=640, num_host_blocks=[40] * 16)],
         num_free_blocks=blocks,
         **overrides,
     )
@@ -65,20 +67,22 @@ def test_plans_made_under_a_deadline_are_reproduced_from_their_nodes(tmp_path, c
     assert searched == {True, False}
 
 
-@pytest.mark.parametrize("spoil", ["status", "objective", "placement"])
+@pytest.mark.parametrize("spoil", ["status", "objective", "placement", "prefix"])
 def test_a_plan_that_was_not_made_like_this_is_told(tmp_path: Path, capsys, spoil) -> None:
     snapshot, plan = decided(3, 5)
     if spoil == "status":
         plan.status = pb.PLAN_STATUS_UNDECIDED
     elif spoil == "objective":
         plan.quality.objective_s *= 1 + 1e-8
-    else:
+    elif spoil == "placement":
         plan.placements[0].paused = True
+    else:
+        plan.prefixes[0].num_prefetch_buffers += 1
     path = tmp_path / "decisions.jsonl"
     path.write_text(line_of(snapshot, plan) + "\n")
 
     assert replay(path, OPTIMISER) == 1
-    assert spoil in capsys.readouterr().out
+    assert spoil.replace("prefix", "placement") in capsys.readouterr().out
 
 
 def test_a_line_survives_the_round_trip_and_is_json() -> None:

@@ -17,6 +17,7 @@ from lab.planning.protos import (
     make_engine,
     make_link,
     make_plan_request,
+    make_prefix,
     make_profile,
     make_request,
 )
@@ -86,6 +87,27 @@ async def test_every_policy_answers_within_the_pool(stub, policy) -> None:
     assert needed <= 20 or EVERY[policy].placing is ALL_RESIDENT
     assert response.plan.quality.expires_after >= 1
     assert response.plan.quality.first_latency_s > 0
+
+
+ADAPTING = [policy for policy in EVERY if not policy.endswith(":FLEXGEN")]  # the others to a batch
+
+
+@pytest.mark.parametrize("policy", ADAPTING)
+async def test_every_policy_places_what_requests_share_once(stub, policy) -> None:
+    # 24 own tokens each and 96 shared: 3 * 2 blocks and 6 in each of 4 layers, 48 in all; 30 free.
+    own = {"num_prompt_tokens": 19, "num_computed_tokens": 24, "num_host_blocks": [1] * 4}
+    requests = [make_request(request_id=name, prefix_ids=["t"], **own) for name in "abc"]
+    request = make_plan_request(
+        policy=policy, requests=requests, prefixes=[make_prefix()], num_free_blocks=30
+    )
+
+    plan = (await stub.Plan(request, timeout=600)).plan
+
+    (placed,) = plan.prefixes
+    assert placed.prefix_id == "t"
+    assert placed.offloaded_layers or EVERY[policy].placing is ALL_RESIDENT
+    assert_within_pool(request.snapshot, plan)
+    assert not any(placement.paused for placement in plan.placements)
 
 
 async def test_quality_says_how_good_the_plan_is(stub) -> None:
@@ -162,6 +184,11 @@ NAMED = [
     (with_request(num_blocks=[30] * 4), "snapshot.num_free_blocks"),
     (with_request(num_host_blocks=[7] * 4), "requests[0].num_host_blocks"),
     (make_plan_request(num_write_through_blocks=-1), "snapshot.num_write_through_blocks"),
+    (with_request(prefix_ids=["t"]), "requests[0].prefix_ids"),
+    (make_plan_request(prefixes=[make_prefix(prefix_id="")]), "prefixes[0].prefix_id"),
+    (make_plan_request(prefixes=[make_prefix(num_tokens=0)]), "prefixes[0].num_tokens"),
+    (make_plan_request(prefixes=[make_prefix(num_tokens=90)]), "prefixes[0].num_tokens"),
+    (make_plan_request(prefixes=[make_prefix()] * 2), "prefixes[1].prefix_id"),
     (make_plan_request(h2d=make_link(peak_bytes_per_s=0.0)), "snapshot.h2d.peak_bytes_per_s"),
     (
         make_plan_request(engine=make_engine(max_prefill_chunk_tokens=-1)),
@@ -245,10 +272,22 @@ def almost_sound(draw: st.DrawFn) -> pb.Snapshot:
             slo_tbt_s=draw(st.none() | st.sampled_from([1e-9, 0.01, 1e6])),
             priority=draw(INT32),
             num_host_blocks=draw(st.sampled_from([[], [0] * 4, [2] * 4, [0, 2, 1, 0]])),
+            prefix_ids=draw(st.sampled_from([[], [], ["t"], ["t", "u"], ["u"], ["v"]])),
         )
         for i, phase in enumerate(draw(st.lists(st.integers(1, 5), max_size=3)))
     ]
-    snapshot = make_plan_request(engine=engine, requests=requests, num_free_blocks=1).snapshot
+    num_tokens = engine.block_size * draw(st.sampled_from([1, 1, 3]))
+    prefixes = [
+        pb.PrefixState(
+            prefix_id=name,
+            num_tokens=min(2**31 - 1, num_tokens),
+            num_host_blocks=draw(st.sampled_from([[], [0] * 4, [1] * 4])),
+        )
+        for name in "tu"
+    ]
+    snapshot = make_plan_request(
+        engine=engine, requests=requests, prefixes=prefixes, num_free_blocks=1
+    ).snapshot
     snapshot.policy = draw(st.sampled_from(sorted(EVERY)))
     snapshot.num_free_blocks = draw(st.sampled_from([0, 1, 60, 100, 2**40]))
     snapshot.num_write_through_blocks = draw(st.sampled_from([0, 1, 2**40]))
@@ -291,7 +330,7 @@ def assert_within_pool(snapshot: pb.Snapshot, plan: pb.Plan) -> None:
     Whoever keeps all layers resident leaves it to the scheduler who runs.
     """
     size, layers = snapshot.engine.block_size, snapshot.engine.num_layers
-    needed = 0
+    needed, used = 0, set[str]()
     for request, placement in zip(snapshot.requests, plan.placements, strict=True):
         holds = request.phase in (pb.REQUEST_PHASE_PREFILL, pb.REQUEST_PHASE_DECODING)
         if placement.paused or not (holds or request.phase == pb.REQUEST_PHASE_PAUSED):
@@ -299,6 +338,11 @@ def assert_within_pool(snapshot: pb.Snapshot, plan: pb.Plan) -> None:
         full = max(request.num_prompt_tokens, request.num_computed_tokens) // size
         resident = layers - len(placement.offloaded_layers)
         needed += full * (resident + placement.num_prefetch_buffers)
+        used.update(request.prefix_ids)
+    for prefix, place in zip(snapshot.prefixes, plan.prefixes, strict=True):
+        if prefix.prefix_id in used:
+            num_units = layers - len(place.offloaded_layers) + place.num_prefetch_buffers
+            needed += prefix.num_tokens // size * num_units
     held = sum(sum(request.num_blocks) for request in snapshot.requests)
     unlimited = EVERY[snapshot.policy].placing is ALL_RESIDENT
     assert unlimited or needed <= snapshot.num_free_blocks + held
@@ -312,6 +356,7 @@ def test_any_snapshot_is_answered_in_full_or_refused_by_field(snapshot: pb.Snaps
     if plan is not None:
         assert plan.status != pb.PLAN_STATUS_UNSPECIFIED
         assert [p.request_id for p in plan.placements] == [r.request_id for r in snapshot.requests]
+        assert [p.prefix_id for p in plan.prefixes] == [p.prefix_id for p in snapshot.prefixes]
 
 
 @given(payload=st.binary(max_size=300))

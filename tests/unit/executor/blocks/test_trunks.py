@@ -14,6 +14,7 @@ from services.executor.blocks.trunks import Trunks
 from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from services.placement.run.resume import ResumeWay
+from tests.unit.executor.blocks.test_capacity_guard import make_guard, needs_of
 from tests.unit.executor.blocks.test_prefix_hits import (
     KINDS,
     Conversations,
@@ -229,6 +230,37 @@ def test_what_is_computed_again_behind_a_trunk_is_other_kv() -> None:
     assert len(parked.columns) == parked.num_shared
     assert parked.uid(4) != uid
     sim.owner.check_integrity()
+
+
+def test_a_trunk_goes_where_a_plan_has_it_and_comes_back() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sharing(sim)
+    users, guard = [first_of(sim), begun(sim)], make_guard(sim)
+    (trunk,) = sim.owner.trunks.all
+    trunk.floor = LayerPlacement(offloaded=frozenset({1, 2}))
+
+    guard.adjust(needs_of(sim), [])
+
+    assert trunk.offloaded == [1, 2]
+    assert not any(user.offloaded for user in users)
+    trunk.floor = None
+    guard.adjust(needs_of(sim), [])
+    settled(sim)
+    assert not trunk.offloaded
+    sim.owner.check_integrity()
+
+
+def test_what_a_plan_says_of_a_request_goes_on_for_the_part_that_others_share() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100)
+    sharing(sim)
+    first = first_of(sim)
+    first.record.floor = LayerPlacement(offloaded=frozenset({1}))
+
+    follower(sim, PROMPT[:5])
+    follower(sim, PROMPT[:3])
+
+    assert len(first.trunks) == 2
+    assert all(trunk.floor is first.record.floor for trunk in first.trunks)
 
 
 def test_who_waits_behind_a_trunk_loads_nothing_in_a_step() -> None:

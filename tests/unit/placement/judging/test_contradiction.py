@@ -9,6 +9,8 @@ from services.placement.judging.contradiction import find_contradiction
 from services.placement.types import (
     EngineShape,
     PolicyParameters,
+    PrefixId,
+    PrefixState,
     RequestId,
     RequestPhase,
     RequestState,
@@ -123,6 +125,51 @@ def test_one_step_beyond_a_limit_names_the_requests_field(overrides, field) -> N
 )
 def test_a_contradiction_of_the_engine_names_its_field(overrides, field) -> None:
     contradiction = find_contradiction(make_snapshot(**overrides))
+
+    assert contradiction is not None
+    assert contradiction.field == field
+
+
+def make_prefix(**overrides: Any) -> PrefixState:
+    values = {
+        "prefix_id": PrefixId("t"),
+        "num_tokens": 32,
+        "offloaded_layers": (3,),
+        "num_prefetch_buffers": 1,
+        "num_blocks": (2, 2, 2, 2),
+        "num_host_blocks": (2, 2, 2, 2),
+    }
+    return PrefixState(**(values | overrides))
+
+
+def sharing(**overrides: Any) -> Snapshot:
+    """Return a snapshot whose request begins with a prefix: 80 blocks free, 12 and 8 held."""
+    request = make_request(prefix_ids=(PrefixId("t"),))
+    values = {"requests": (request,), "prefixes": (make_prefix(),), "num_free_blocks": 80}
+    return make_snapshot(**(values | overrides))
+
+
+def test_a_prefix_at_every_limit_is_sound() -> None:
+    assert find_contradiction(sharing()) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ({"num_free_blocks": 81}, "num_free_blocks"),
+        ({"prefixes": ()}, "requests[0].prefix_ids"),
+        ({"requests": (make_request(prefix_ids=("t", "t")),)}, "requests[0].prefix_ids"),
+        ({"prefixes": (make_prefix(), make_prefix(num_blocks=()))}, "prefixes[1].prefix_id"),
+        ({"requests": (make_request(request_id="t"),)}, "prefixes[0].prefix_id"),
+        ({"prefixes": (make_prefix(num_tokens=33),)}, "prefixes[0].num_tokens"),
+        ({"prefixes": (make_prefix(offloaded_layers=(4,)),)}, "prefixes[0].offloaded_layers"),
+        ({"prefixes": (make_prefix(num_prefetch_buffers=0),)}, "prefixes[0].num_prefetch_buffers"),
+        ({"prefixes": (make_prefix(num_blocks=(2,)),)}, "prefixes[0].num_blocks"),
+        ({"prefixes": (make_prefix(num_host_blocks=(3,) * 4),)}, "prefixes[0].num_host_blocks"),
+    ],
+)
+def test_a_contradiction_of_a_prefix_names_its_field(overrides, field) -> None:
+    contradiction = find_contradiction(sharing(**overrides))
 
     assert contradiction is not None
     assert contradiction.field == field

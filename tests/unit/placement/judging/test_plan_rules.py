@@ -9,6 +9,7 @@ from lab.planning.snapshots import make_engine
 from services.placement.blocks import RESIDENT
 from services.placement.judging.plan_rules import (
     LivePlace,
+    LivePrefix,
     Moment,
     Question,
     Verdict,
@@ -18,6 +19,8 @@ from services.placement.types import (
     Placement,
     Plan,
     PlanStatus,
+    PrefixId,
+    PrefixPlacement,
     Quality,
     RequestId,
 )
@@ -116,6 +119,62 @@ def test_what_paused_and_waiting_requests_would_take_does_not_count() -> None:
     assert judge(make_plan(place("a"), place("b")), ASKED, now) is Verdict.APPLIED
     paused = make_plan(place("a"), place("b", paused=True))
     assert judge(paused, ASKED, replace(now, engine=make_engine(num_blocks=16))) is Verdict.APPLIED
+
+
+def shared(name: str, *layers: int) -> PrefixPlacement:
+    return PrefixPlacement(
+        prefix_id=PrefixId(name),
+        offloaded_layers=layers,
+        num_prefetch_buffers=1 if layers else 0,
+    )
+
+
+# "a" and "b" begin with 3 blocks in each of 8 groups: with their own 16 + 16 they are 56.
+BEGINS = tuple(live(name, prefix_ids=(PrefixId("t"),)) for name in "ab")
+TRUNK = LivePrefix(prefix_id=PrefixId("t"), num_tokens=48, residency=RESIDENT)
+SHARING = replace(NOW, live=BEGINS, prefixes=(TRUNK,), engine=make_engine(num_blocks=56))
+ASKED_OF_PREFIXES = replace(ASKED, prefix_ids=frozenset(map(PrefixId, ("t", "gone"))))
+
+
+def test_what_requests_share_counts_once_and_where_the_plan_has_it() -> None:
+    resident = make_plan(place("a"), place("b"), prefixes=(shared("t"),))
+    one_short = replace(SHARING, engine=make_engine(num_blocks=55))
+    away = make_plan(place("a"), place("b"), prefixes=(shared("t", *range(8)),))  # a buffer of 3
+    exactly = replace(SHARING, engine=make_engine(num_blocks=35))
+
+    assert judge(resident, ASKED_OF_PREFIXES, SHARING) is Verdict.APPLIED
+    assert judge(resident, ASKED_OF_PREFIXES, one_short) is Verdict.REJECTED_CAPACITY
+    assert judge(away, ASKED_OF_PREFIXES, exactly) is Verdict.APPLIED
+    unnamed = make_plan(place("a"), place("b"))  # it stays where it is
+    assert judge(unnamed, ASKED_OF_PREFIXES, SHARING) is Verdict.APPLIED
+    assert judge(unnamed, ASKED_OF_PREFIXES, one_short) is Verdict.REJECTED_CAPACITY
+
+
+def test_what_only_paused_requests_begin_with_does_not_count() -> None:
+    now = replace(SHARING, engine=make_engine(num_blocks=40))
+    one = make_plan(place("a"), place("b", paused=True), prefixes=(shared("t"),))
+    none = make_plan(place("a", paused=True), place("b", paused=True), prefixes=(shared("t"),))
+
+    assert judge(one, ASKED_OF_PREFIXES, now) is Verdict.APPLIED  # 16 + 24
+    no_room = replace(now, engine=make_engine(num_blocks=1))
+    assert judge(none, ASKED_OF_PREFIXES, no_room) is Verdict.APPLIED
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "verdict"),
+    [
+        ((shared("t"), shared("gone", 1)), Verdict.APPLIED),
+        ((shared("never"),), Verdict.REJECTED_UNKNOWN_ID),
+        ((shared("t"), shared("t")), Verdict.REJECTED_SHAPE),
+        ((shared("t", 3, 1),), Verdict.REJECTED_SHAPE),
+    ],
+)
+def test_prefixes_of_a_plan_are_judged_as_requests_are(
+    prefixes: tuple[PrefixPlacement, ...], verdict: Verdict
+) -> None:
+    plan = make_plan(place("a"), place("b"), prefixes=prefixes)
+
+    assert judge(plan, ASKED_OF_PREFIXES, SHARING) is verdict
 
 
 def test_of_two_plans_the_one_with_the_greater_epoch_holds() -> None:

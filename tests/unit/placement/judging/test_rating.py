@@ -4,18 +4,18 @@ import dataclasses
 
 import pytest
 
-from lab.planning.snapshots import make_request, make_snapshot
+from lab.planning.snapshots import make_prefix, make_request, make_snapshot
 from lab.policies.dynamic_heuristic import dynamic_heuristic
 from services.placement.judging.rating import rated
 from services.placement.step_time.batch import (
     capacity_blocks,
     demand_of,
-    members,
-    placed_pattern,
+    placed_by,
     pool_need,
     predicted_step_s,
 )
 from services.placement.types import Plan, PlanStatus, Quality, Replan, RequestPhase, Snapshot
+from tests.plans import running
 from tests.policies import RULES
 
 
@@ -26,30 +26,25 @@ def rated_plan(snapshot: Snapshot, policy: str) -> tuple[Plan, Quality]:
 
 
 def needed_blocks(snapshot: Snapshot, plan: Plan, growth: int) -> int:
-    placed = {p.request_id: p for p in plan.placements if not p.paused}
     return sum(
-        pool_need(
-            demand_of(request, snapshot.engine, growth=growth),
-            placed_pattern(placed[request.request_id], snapshot.engine),
-        )
-        for request in members(snapshot)
-        if request.request_id in placed
+        pool_need(demand_of(holder, snapshot.engine, growth=growth), pattern)
+        for holder, pattern in placed_by(plan, snapshot, running(snapshot, plan))
     )
 
 
 @pytest.mark.parametrize("policy", RULES)
 def test_every_policy_predicts_its_step_by_the_latency_model(policy: str) -> None:
     snapshot = make_snapshot(
-        make_request("a", 8_000), make_request("b", 3_001), num_free_blocks=5_000, max_window=24
+        make_request("a", 8_000, prefix_ids=("t",)),
+        make_request("b", 3_001),
+        prefixes=(make_prefix("t", 320),),
+        num_free_blocks=5_000,
+        max_window=24,
     )
 
     plan, quality = rated_plan(snapshot, policy)
 
-    placed = [
-        (request, placed_pattern(placement, snapshot.engine))
-        for request, placement in zip(snapshot.requests, plan.placements, strict=True)
-        if not placement.paused
-    ]
+    placed = placed_by(plan, snapshot, running(snapshot, plan))
     assert quality.first_latency_s == predicted_step_s(snapshot, placed)
     assert quality.latency_s == predicted_step_s(snapshot, placed, growth=quality.window - 1)
     assert 0.0 < quality.lower_bound_s <= quality.objective_s
@@ -60,7 +55,10 @@ def test_every_policy_predicts_its_step_by_the_latency_model(policy: str) -> Non
 @pytest.mark.parametrize("spare", [0, 8, 40, 400])
 def test_a_plan_expires_before_the_pool_is_exceeded(policy: str, spare: int) -> None:
     snapshot = make_snapshot(
-        make_request("a", 8_003), make_request("b", 3_001), num_free_blocks=4_000 + spare
+        make_request("a", 8_003, prefix_ids=("t",)),
+        make_request("b", 3_001, prefix_ids=("t",)),
+        prefixes=(make_prefix("t", 1_600),),
+        num_free_blocks=4_000 + spare,
     )
 
     plan, quality = rated_plan(snapshot, policy)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.planning.snapshots import make_engine, make_request, make_snapshot
+from lab.planning.snapshots import make_engine, make_prefix, make_request, make_snapshot
 from services.placement.judging.slo import late_tokens, promise_of
 from services.placement.step_time.batch import (
     demand_of,
@@ -18,6 +18,7 @@ from services.placement.types import (
     Link,
     Placement,
     PlanStatus,
+    PrefixState,
     RequestPhase,
     RequestState,
     Snapshot,
@@ -333,9 +334,27 @@ SIZES = st.integers(20, 9_000)
 
 
 @st.composite
-def crowded(draw: st.DrawFn) -> Snapshot:
-    """Return a snapshot of any sizes, any pool, any plan in force, any mirror, any window."""
+def trunks(draw: st.DrawFn) -> list[PrefixState]:
+    """Return up to three prefixes, of any sizes and any plan in force."""
     library = warm_solver(8, PatternSpace.FULL).library
+    columns = draw(st.lists(st.integers(0, library.num_patterns - 1), max_size=3))
+    return [
+        make_prefix(
+            f"t{i}",
+            16 * draw(st.integers(1, 600)),
+            offloaded_layers=library.patterns[column].offloaded,
+            num_prefetch_buffers=library.patterns[column].num_buffers,
+            num_blocks=draw(st.sampled_from([(), (9,) * 8])),
+        )
+        for i, column in enumerate(columns)
+    ]
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> Snapshot:
+    """Return a snapshot of any sizes, prefixes, pool, plan in force, mirror and window."""
+    library = warm_solver(8, PatternSpace.FULL).library
+    prefixes = draw(trunks())
     requests = []
     for i, size in enumerate(draw(st.lists(SIZES, min_size=1, max_size=5))):
         pattern = library.patterns[draw(st.integers(0, library.num_patterns - 1))]
@@ -356,12 +375,14 @@ def crowded(draw: st.DrawFn) -> Snapshot:
                 offloaded_layers=pattern.offloaded,
                 num_prefetch_buffers=pattern.num_buffers,
                 num_host_blocks=draw(st.sampled_from([mirrored, mirrored, mirrored, ()])),
+                prefix_ids=tuple(p.prefix_id for p in prefixes if draw(st.booleans())),
             )
         )
-    everything = sum(request.num_tokens // 16 + 1 for request in requests) * 8
+    everything = sum(one.num_tokens // 16 + 1 for one in (*requests, *prefixes)) * 8
     shortest = draw(st.integers(1, 40))
     return make_snapshot(
         *requests,
+        prefixes=tuple(prefixes),
         num_free_blocks=int(everything * draw(st.floats(0.05, 1.2))),
         num_write_through_blocks=draw(st.sampled_from([0, 0, 1, 50, 10**6])),
         min_window=shortest,
