@@ -25,12 +25,12 @@ from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.publishing import Publishing
 from services.executor.blocks.quarantine import Quarantine
-from services.executor.blocks.residency import RequestKV, on_host_only
+from services.executor.blocks.residency import RequestKV, on_host_only, own_columns
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
-from services.executor.blocks.trunks import Trunks, give_up, leave_found, own_columns
+from services.executor.blocks.trunks import Trunks, give_up, leave_found
 from services.executor.blocks.uncached import UncachedPrefixes
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
+from services.control.prefix_cache import Column
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import SlotPromise
@@ -184,6 +185,19 @@ class Trunk(Holder):
         assert self.num_rows == self.end == self.num_full_blocks
         assert self.mirrored == (self.num_copied_blocks == self.end), "a trunk is not on the host"
         assert self.mirrored or not self.offloaded, "a trunk left before it was on the host"
+
+
+def users_of(holder: Holder) -> list[RequestKV]:
+    """Return the requests that begin with a trunk, or the one whose own part a holder is."""
+    if isinstance(holder, Trunk):
+        return list(holder.users)
+    assert isinstance(holder, RequestKV)
+    return [holder]
+
+
+def own_columns(holder: Holder) -> Sequence[Column]:
+    """Return the columns whose blocks are a holder's own."""
+    return holder.columns[holder.first :]
 
 
 def on_host_only(

@@ -14,20 +14,20 @@ not complete on the host, it is so as long as its holder has all layers in the p
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from services.control.prefix_cache import Column, FoundPrefix, num_alike
 from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
-from services.executor.blocks.holder import GroupKV, Holder, Restore
+from services.executor.blocks.holder import Holder
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.residency import RequestKV, Trunk
+from services.executor.blocks.residency import RequestKV, Trunk, own_columns
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
-from services.placement.layer_placement import LayerPlacement
+from services.executor.blocks.splits import Splits
 
 MIN_TRUNK_TOKENS = 256  # what is shorter each request has for itself
 
@@ -46,13 +46,12 @@ class Trunks:
         self.all: dict[Trunk, None] = {}
         self.is_on = True
         self.min_tokens = MIN_TRUNK_TOKENS
-        self.on_split: Callable[[Holder, Trunk], None] = lambda holder, trunk: None
-        self._restores, self._seals = restores, seals
+        self.splits = Splits(restores, seals)
+        self._restores = restores
         self._host, self._counters = host, host.counters
         self._blocks, self._orders = restores.blocks, restores.orders
         self._staging = restores.staging
         self._block_size = block_size
-        self._last_number = 0
 
     # -- users come and go --------------------------------------------------------------------
 
@@ -220,118 +219,12 @@ class Trunks:
             stretches = [Stretch(columns[-1].uid, len(columns))]
         return stretches
 
-    # -- splits -------------------------------------------------------------------------------
-
     def _split(self, holder: Holder, end: int) -> Trunk:
         """Make what a holder has before `end` a trunk of its users'."""
-        was_coming = self._stop_restores(holder, end)
-        is_on_host = holder.num_copied_blocks >= end
-        self._last_number += 1
-        trunk = Trunk(
-            name=f"\0trunk-{self._last_number}",
-            author=holder.author if isinstance(holder, Trunk) else holder.request_id,
-            groups=[self._cut(group, end) for group in holder.groups],
-            mirrored=is_on_host,
-            block_size=holder.block_size,
-            wanted_staging=holder.wanted_staging,
-            columns=holder.columns[:end],
-            staging=[buffer[:end] for buffer in holder.staging],
-            num_tokens=end * holder.block_size,
-            asleep=holder.asleep,
-            users={},
-            floor=_floor_of(holder),
-        )
-        self._clear_staging(holder, end)
+        trunk = self.splits.split(holder, end)
         self.all[trunk] = None
         self._counters.num_trunk_splits += 1
-        self._put_before(holder, trunk)
-        for column in own_columns(trunk):
-            column.holder = trunk
-        self.on_split(holder, trunk)
-        self._tell_ranks(holder, trunk)
-        for index in was_coming:
-            for part in (trunk, holder):
-                self._restores.begin_in_parts(part, index)
-        self._complete_empty(holder)
-        for part in (trunk, holder):
-            self._seals.seal(part)
         return trunk
-
-    def _clear_staging(self, holder: Holder, end: int) -> None:
-        """Let a holder's buffers show nothing before `end`; on the ranks what is there is void."""
-        nothing = [self._blocks.null] * end
-        for number, buffer in enumerate(holder.staging):
-            is_short = len(buffer) < end
-            buffer[:end] = nothing
-            if is_short:
-                ids = (block.block_id for block in nothing)
-                self._orders.fill_staging(holder.request_id, number, 0, ids)
-
-    def _stop_restores(self, holder: Holder, end: int) -> list[int]:
-        """Give up the copies of groups that come back in part; return those to begin anew.
-
-        Where all of a holder becomes the trunk, they go on.
-        """
-        coming = holder.restoring if end < holder.num_rows else []
-        for index in coming:
-            self._restores.cancel(holder, index)
-        is_on_its_way = holder.asleep and any(u.record.is_prepared for u in users_of(holder))
-        return coming if is_on_its_way else []
-
-    def _cut(self, group: GroupKV, end: int) -> GroupKV:
-        """Take from a group what is before `end`."""
-        null = self._blocks.null
-        front = GroupKV(
-            row=group.row[:end],
-            first=group.first,
-            offloaded=group.offloaded,
-            own={
-                position: group.own.pop(position)
-                for position in sorted(group.own)
-                if position < end
-            },
-            host_slots=group.host_slots[:end],
-            num_saves_sent=min(end, group.num_saves_sent),
-            num_host_blocks=min(end, group.num_host_blocks),
-            restore=group.restore,
-            num_failed_restores=group.num_failed_restores,
-            restore_from_step=group.restore_from_step,
-            buffer=group.buffer,
-        )
-        group.row[:end] = [null] * end
-        group.first = end
-        group.num_saves_sent = max(end, group.num_saves_sent)
-        group.num_host_blocks = max(end, group.num_host_blocks)
-        if group.restore is not None:
-            group.restore = Restore()
-        return front
-
-    def _put_before(self, holder: Holder, trunk: Trunk) -> None:
-        """Let a new trunk stand before what it was cut from, in all requests that had that."""
-        for user in users_of(holder):
-            at = user.trunks.index(holder) if isinstance(holder, Trunk) else len(user.trunks)
-            user.trunks.insert(at, trunk)
-            trunk.users[user] = None
-
-    def _tell_ranks(self, holder: Holder, trunk: Trunk) -> None:
-        """Say of both parts all that ranks must know: what was pending of the whole is void."""
-        orders = self._orders
-        orders.split(holder.request_id, trunk.name, trunk.end)
-        orders.begin_with(trunk)
-        if not trunk.staging:
-            return
-        orders.set_staging(trunk.name, len(trunk.staging))
-        for number, buffer in enumerate(trunk.staging):
-            ids = [block.block_id for block in buffer]
-            orders.fill_staging(trunk.name, number, 0, ids)
-        for index in trunk.offloaded:
-            self._staging.load_anew(trunk, index)
-            self._staging.load_anew(holder, index)
-
-    def _complete_empty(self, holder: Holder) -> None:
-        """Take in that nothing of a holder is left to come back."""
-        for index in holder.restoring if holder.num_rows == holder.first else ():
-            self._restores.complete(holder, index)
 
     # -- integrity ----------------------------------------------------------------------------
 
@@ -363,26 +256,6 @@ class Trunks:
             is_short = len(columns) <= last  # as what a split leaves may be
             is_found = is_short or columns[last].holder is trunk
             assert is_found or num_holders[columns[last]] > 1, "a trunk is not found"
-
-
-def users_of(holder: Holder) -> list[RequestKV]:
-    """Return the requests that begin with a trunk, or the one whose own part a holder is."""
-    if isinstance(holder, Trunk):
-        return list(holder.users)
-    assert isinstance(holder, RequestKV)
-    return [holder]
-
-
-def _floor_of(holder: Holder) -> LayerPlacement | None:
-    if isinstance(holder, Trunk):
-        return holder.floor
-    (user,) = users_of(holder)
-    return user.record.floor
-
-
-def own_columns(holder: Holder) -> Sequence[Column]:
-    """Return the columns whose blocks are a holder's own."""
-    return holder.columns[holder.first :]
 
 
 def hold(holder: Holder) -> None:

@@ -12,10 +12,9 @@ import structlog
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import note_failed_saves
 from services.executor.blocks.holder import Holder
-from services.executor.blocks.residency import RequestKV, Trunk
+from services.executor.blocks.residency import RequestKV, Trunk, users_of
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.blocks.transfers.write_through import Retraction
-from services.executor.blocks.trunks import users_of
 from services.executor.step_messages import FailureCause, StepFeedback
 
 log = structlog.get_logger()

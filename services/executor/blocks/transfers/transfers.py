@@ -32,7 +32,7 @@ class Transfers:
         """See `WriteThrough` for `write_budget`."""
         self.owner = owner
         self.write_through = WriteThrough(owner, budget=write_budget)
-        owner.trunks.on_split = self.write_through.split
+        owner.trunks.splits.on_split = self.write_through.split
         self._num_ranks = num_ranks
         self._unsettled: dict[Holder, None] = {}
         self._num_ranks_done: Counter[int] = Counter()

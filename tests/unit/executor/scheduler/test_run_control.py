@@ -5,6 +5,7 @@ from vllm.v1.request import RequestStatus
 
 from lab.engine.orders import pause, resume
 from services.control.admission import Admission
+from services.control.shared_prefixes import Stretch
 from services.executor.scheduler import run_control
 from services.executor.scheduler.recovery import share_nothing
 from services.executor.scheduler.scheduler import AsyncLayerwiseScheduler
@@ -203,6 +204,41 @@ def test_all_newcomers_in_line_begin_with_what_is_cached() -> None:
 
     assert ran[-1] == {"new", "second", "third"}
     assert engine.scheduler.block_owner.counters.num_prefix_hits(ResumeWay.LOAD) == 2
+
+
+def test_newcomers_wait_for_what_one_of_them_computes_and_share_it() -> None:
+    engine = ModelFreeEngine(num_blocks=81)
+    owner = engine.scheduler.block_owner
+    owner.trunks.min_tokens = BLOCK_SIZE
+    for name in ("first", "second", "third"):
+        engine.add(name, 14, ("a", "b", "c"))
+    engine.add("other", 14, ("x", "b", "c"))
+
+    ran = [engine.step() for _ in range(4)]
+
+    assert ran[0] == {"first", "other"}
+    assert ran[-1] == {"first", "second", "third", "other"}
+    assert owner.counters.num_prefix_hit_tokens == 2 * 3 * BLOCK_SIZE
+    (trunk,) = owner.trunks.all
+    assert [user.request_id for user in trunk.users] == ["first", "second", "third"]
+
+
+def test_nobody_waits_for_a_prompt_that_does_not_go_on() -> None:
+    engine = ModelFreeEngine(num_blocks=81)
+    engine.scheduler.block_owner.trunks.min_tokens = BLOCK_SIZE
+    engine.scheduler.max_num_scheduled_tokens = 2 * BLOCK_SIZE
+    engine.add("first", 14, ("a", "b", "c"))
+    assert engine.step() == {"first"}
+    second = engine.add("second", 14, ("a", "b", "c"))
+    coming = engine.scheduler.engine.coming_prefix(second)
+    assert coming == Stretch("first", 3)
+
+    pause(engine.scheduler, "first")
+    ran = [engine.step() for _ in range(6)]
+
+    assert engine.scheduler.engine.coming_prefix(second) is None
+    assert "second" in ran[-1]
+    assert engine.kv("second").num_shared == 2
 
 
 def test_policies_know_what_of_a_newcomer_s_prompt_is_cached() -> None:
