@@ -347,7 +347,7 @@ MUTATIONS = (
     Mutation(
         "who joins a trunk that is lost runs on",
         f"{EXECUTOR}/blocks/transfers/losses.py",
-        "        lost |= self._lost_with_trunks(feedback.lost_requests)\n",
+        "        lost |= self._lost_with_trunks(feedback.lost_requests, lost)\n",
         "",
         TRUNKS,
     ),
