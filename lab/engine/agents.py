@@ -8,12 +8,13 @@ SHORT, LONG, LARGE = (make_prompt(n, seed=40_000 + n) for n in (290, 420, 860))
 BRANCHES = [[*LONG, *make_prompt(n, seed=41_000 + n)] for n in (260, 300)]  # two levels
 PREFIXES: Sequence[Sequence[int]] = (SHORT, LONG, *BRANCHES, LARGE)
 USERS_PER_PREFIX = 5
-FOLLOW_AFTER = 30  # steps, from the first of a prefix to the next ones
+FOLLOW_AFTER = 30  # steps, from the first of a prefix to the next ones, where they let it end
+AT_ONCE = 2  # where they come while its prompt is computed, or has just been
 SALTED, TWINS = "salted", ("twin.0", "twin.1")
 
 
 def agents() -> list[Arrival]:
-    """Return agents on each prefix, the first of each ahead of the others.
+    """Return agents on each prefix, the first of each ahead of the others, by much or little.
 
     Beside them: two that are the same in all, at once, and one that shares nothing for its salt.
     """
@@ -27,7 +28,8 @@ def agents() -> list[Arrival]:
 
 
 def _step(kind: int, number: int) -> int:
-    return 90 * kind + (FOLLOW_AFTER + 4 * number if number else 0)
+    after = AT_ONCE if kind % 2 else FOLLOW_AFTER
+    return 90 * kind + (after + 4 * number if number else 0)
 
 
 def _agent(name: str, prefix: Sequence[int], step: int, *, own: int, salt: str = "") -> Arrival:

@@ -265,7 +265,7 @@ def test_turns_begin_with_what_earlier_ones_left(
 
 
 def test_agents_share_prefixes(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    share_in_all_ways(runner, reference("float32")["agents"], monkeypatch)
+    share_in_all_ways(runner, reference("float32")["agents"], monkeypatch, min_splits=100)
 
 
 # The same fixture: a process has one engine at a time.

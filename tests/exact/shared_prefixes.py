@@ -15,7 +15,10 @@ import pytest
 from lab.engine.agents import LARGE, SALTED, TWINS, agents
 from lab.engine.step_runner import Arrival, Hook, Outcome, StepRunner, first_difference
 from lab.engine.workloads import churn, random_way, together, with_aborts
+from services.executor.blocks.holder import Holder
 from services.executor.blocks.residency import RequestKV, Trunk
+from services.executor.blocks.splits import Splits
+from services.executor.blocks.transfers.write_through import WriteThrough
 from services.executor.blocks.trunks import Trunks
 from services.executor.copies.load_tables import LoadTables
 from services.placement.layer_placement import LayerPlacement
@@ -28,6 +31,7 @@ from tests.exact.reference import reference
 MIN_SHARED_BLOCKS = 1_000  # of one layer, that a request has only because another one has
 MIN_TRUNK_MOVES = 25  # of each layer group, that trunks left the pool, and came back
 MIN_SPLITS = 10
+MIN_EARLY = 20  # trunks over steps, used before they were on the host
 MAX_ROUNDS = 20
 
 
@@ -42,6 +46,7 @@ class Sharing:
     def __init__(self, runner: StepRunner) -> None:
         self.num_blocks = 0  # of one layer, that requests joined
         self.num_left = self.num_back = 0  # layer groups of trunks
+        self.num_early = 0  # trunks that several used before they were on the host, over steps
         self.most_tokens = 0  # of a request that shares
         self.num_users: Counter[int] = Counter()  # of trunks, over steps
         self.names: set[str] = set()  # of requests that have shared
@@ -58,6 +63,7 @@ class Sharing:
             self.num_left += len(now - before)
             self.num_back += len(before - now)
             self.num_users[len(trunk.users)] += 1
+            self.num_early += len(trunk.users) > 1 and not trunk.mirrored
             for user in list(trunk.users)[1:]:
                 if (user.request_id, trunk.name) not in self._joined:
                     self._joined.add((user.request_id, trunk.name))
@@ -92,7 +98,11 @@ def churn_of_trunks(seed: int, share: float) -> Hook:
 
 
 def share_in_all_ways(
-    runner: StepRunner, expected: Outcome, monkeypatch: pytest.MonkeyPatch
+    runner: StepRunner,
+    expected: Outcome,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    min_splits: int = MIN_SPLITS,
 ) -> None:
     """Assert that agents share prefixes while trunks and own parts move, and come back anyhow."""
     resumes, counters = runner.scheduler.control.resumes, runner.scheduler.block_owner.counters
@@ -108,13 +118,15 @@ def share_in_all_ways(
         if (
             sharing.num_blocks >= MIN_SHARED_BLOCKS
             and min(sharing.num_left, sharing.num_back) >= num_moves
-            and counters.num_trunk_splits - num_splits >= MIN_SPLITS
+            and counters.num_trunk_splits - num_splits >= min_splits
+            and sharing.num_early >= MIN_EARLY
             and sharing.most_tokens >= len(LARGE) // 32 * 32
         ):
             break
     assert sharing.num_blocks >= MIN_SHARED_BLOCKS
     assert min(sharing.num_left, sharing.num_back) >= num_moves
-    assert counters.num_trunk_splits - num_splits >= MIN_SPLITS
+    assert counters.num_trunk_splits - num_splits >= min_splits
+    assert sharing.num_early >= MIN_EARLY
     assert sharing.most_tokens >= len(LARGE) // 32 * 32
     assert set(TWINS) <= sharing.names
     assert SALTED not in sharing.names
@@ -224,11 +236,27 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoadTables, "of", of_first)
 
 
+def leaves_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trunks leave that nobody has copied."""
+    split = Splits.split
+
+    def as_if_copied(self: Splits, holder: Holder, end: int) -> Trunk:
+        trunk = split(self, holder, end)
+        trunk.mirrored = True
+        for group in trunk.groups:
+            group.num_saves_sent = group.num_host_blocks = end
+        return trunk
+
+    monkeypatch.setattr(Splits, "split", as_if_copied)
+    monkeypatch.setattr(WriteThrough, "_mirror", lambda *_: None)
+
+
 CONTROLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "an edit that one user does not get": without_last_user,
     "a trunk that ends with its first user": ends_with_first_user,
     "rows one block off": one_block_off,
     "an offloaded trunk that is not loaded": not_loaded,
+    "a trunk that leaves before it is on the host": leaves_early,
 }
 
 
