@@ -97,6 +97,11 @@ class KV(Protocol):
 KVT = TypeVar("KVT", bound=KV)
 
 
+def only_shares(kv: KV) -> bool:
+    """Return whether all that a request has is trunks'."""
+    return bool(kv.trunks) and kv.num_rows == kv.num_shared
+
+
 def holders_of(kvs: Iterable[KVT]) -> Iterator[Any]:
     """Yield requests' own parts and the trunks that they begin with, each once."""
     seen = set[Any]()

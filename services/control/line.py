@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Generic
 
 from services.control.engine import Engine, RequestT
-from services.control.kv import KVT
+from services.control.kv import KVT, only_shares
 from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column
 from services.control.requests.life import State
@@ -137,9 +137,16 @@ class Line(Generic[RequestT, KVT]):
     def _seek(self, request: RequestT) -> None:
         """Let a request without KV begin with what is cached of its tokens.
 
-        As late as possible: others may still be computing what it begins with.
+        As late as possible: others may still be computing what it begins with. So a request that
+        has nothing but what it shares looks again.
         """
+        record = self.record_of(request)
+        if record.kv is not None and record.state.is_queued and only_shares(record.kv):
+            if len(self.engine.cached_prefix(request)) <= record.num_begun:
+                return
+            self.resumes.begin_anew(record)
         if columns := self.cached_prefix(request):
+            record.num_begun = len(columns)
             self.engine.adopt_prefix(request, columns)
 
     def _choose(

@@ -90,7 +90,8 @@ class PrefixCache:
         """Count one more user of each."""
         for column in columns:
             column.num_users += 1
-            if self._idle.pop(column.key, None) is not None:
+            if self._idle.get(column.key) is column:
+                del self._idle[column.key]
                 self.num_idle_slots -= len(column.slots)
 
     def release(self, columns: Sequence[Column]) -> list[int]:

@@ -291,8 +291,7 @@ class Engine:
                 request.decode_steps_s.append(now_s - step.start_s)
             self._save(turn, now_s)
         for request in [t.request for t in step.turns if t.request.is_finished]:
-            if request.kv.take_in_saves():
-                self.scheduler.publish(request)
+            self.scheduler.take_in_saves(request.kv)
             self.scheduler.running.remove(request)
             self._leave(request)
         self._measure(step)
@@ -302,6 +301,8 @@ class Engine:
         self.d2h.advance(now_s)
         kv = turn.request.kv
         num_sent = turn.num_direct * len(kv.offloaded)
+        for trunk in kv.trunks:
+            order_saves(trunk, self.d2h, self.shape.block_bytes, now_s)
         order_saves(kv, self.d2h, self.shape.block_bytes, now_s, num_sent=num_sent)
 
     def _leave(self, request: SimulatedRequest, *, rejected: bool = False) -> None:

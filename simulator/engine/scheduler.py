@@ -134,21 +134,25 @@ class Scheduler:
         num_restored = 0
         for request in self.live:
             if request.record.kv is not None:
-                saved = request.kv.take_in_saves()
-                if saved:
-                    self.publish(request)
-                num_restored += self._take_in_restores(request.kv, saved=saved)
+                num_restored += self._settle(request.kv)
         for trunk in self.moves.trunks.all:
-            num_restored += self._take_in_restores(trunk)
+            num_restored += self._settle(trunk)
         return num_restored
 
-    def _take_in_restores(self, holder: KVState, *, saved: bool = False) -> int:
-        """Let groups be back, and give up what copies have made superfluous."""
+    def _settle(self, holder: KVState) -> int:
+        """Let others find what is saved, and groups be back; return how many are."""
+        saved = self.take_in_saves(holder)
         num_restored = holder.take_in_restores()
         if saved or num_restored:
             holder.seal()
             self.moves.refresh(holder)
         return num_restored
+
+    def take_in_saves(self, holder: KVState) -> bool:
+        """Let others find what is saved of a holder; return whether there is more than before."""
+        saved = holder.take_in_saves()
+        self.host.publish(holder.columns[saved.start : saved.stop])
+        return bool(saved)
 
     def _wake_up(self) -> None:
         """Give requests whose pause has ended a staging buffer, as far as there are blocks."""
@@ -185,8 +189,7 @@ class Scheduler:
         rows, staged = request.kv.num_rows, request.kv.num_staged
         request.kv.grow(before + num_tokens)
         self.moves.refresh(request.kv)
-        if self._vllm:
-            self._vllm.publish(request, before, before + num_tokens)
+        self.fill(request, before, before + num_tokens)
         if self._num_left_of_prompts is not None and request.num_left_tokens > 1:
             self._num_left_of_prompts -= num_tokens
         direct = request.kv.num_staged - staged if request.kv.num_rows > rows else 0
@@ -275,26 +278,33 @@ class Scheduler:
 
     # -- the prefix cache ----------------------------------------------------------------------
 
-    def publish(self, request: SimulatedRequest) -> None:
-        """Let other requests begin with what the host has of this one."""
-        kv = request.kv
-        if not self.caches_prefixes:
-            return
-        for number in range(len(kv.columns), kv.num_host_blocks):
-            key = request.spec.shared_key(number, self.shape.block_size)
+    def fill(self, request: SimulatedRequest, before: int, after: int) -> None:
+        """Let other requests begin with what a step fills, the tokens from `before` to `after`."""
+        kv, block_size = request.kv, self.shape.block_size
+        if self._vllm:
+            self._vllm.publish(request, before, after)
+        for number in range(len(kv.columns), self._num_to_share(kv, after)):
+            key = request.spec.shared_key(number, block_size)
             if key is None:
                 break
             self._last_uid += 1
             column = Column(key, (0,) * self.geometry.num_groups, self._last_uid, holder=kv)
-            self.host.publish(request.request_id, column)
+            self.host.fill(request.request_id, column)
             kv.columns.append(column)
+
+    def _num_to_share(self, kv: KVState, num_tokens: int) -> int:
+        """Return how many leading blocks others may have: full ones with room on the host."""
+        return num_tokens // self.shape.block_size if self.caches_prefixes and kv.mirrored else 0
 
     # -- leaving -------------------------------------------------------------------------------
 
     def preempt(self, request: SimulatedRequest, now_s: float) -> None:
         """Put a request back to the head of the queue, with what is on the host."""
         self.running.remove(request)
+        kept = request.kv.parked()
+        request.kv.cancel_copies()
         self.release(request)
+        self.moves.keep(request, kept)
         request.preempt(now_s)
         if request.kv.mirrored:
             num_slots = self.geometry.num_groups * request.kv.num_host_blocks

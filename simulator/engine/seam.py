@@ -80,9 +80,12 @@ class SimulatedEngine:
         return num_host_blocks(self._moves.geometry, request)
 
     def cached_prefix(self, request: SimulatedRequest) -> Sequence[Column]:
-        num_blocks = (request.num_tokens - 1) // self.shape.block_size
-        keys = request.spec.block_keys(self.shape.block_size)
-        return self._moves.host.cache.find_again(request.record.prefix, keys, num_blocks)
+        block_size, host = self.shape.block_size, self._moves.host
+        num_blocks = (request.num_tokens - 1) // block_size
+        keys = request.spec.block_keys(block_size)
+        cached = host.cache.find_again(request.record.prefix, keys, num_blocks)
+        behind = (request.spec.shared_key(n, block_size) for n in range(len(cached), num_blocks))
+        return self._moves.trunks.reached(cached, host.filled(behind))
 
     def stretches(self, request: SimulatedRequest) -> Sequence[Stretch]:
         record, trunks = request.record, self._moves.trunks
@@ -98,6 +101,7 @@ class SimulatedEngine:
             request_id=request.request_id, geometry=self._moves.geometry, columns=list(columns)
         )
         request.record.kv = on_host_only(nothing, len(columns))
+        self._moves.trunks.join(request.kv)  # some of it may be nowhere else
 
     # -- copies --------------------------------------------------------------------------------
 

@@ -41,9 +41,10 @@ class KVState:
     num_uncached: int = 0  # leading positions that all groups share a block for
     asleep: bool = False  # does not run, and has no buffers
     mirrored: bool = False  # has room on the host
-    num_host_blocks: int = 0  # per group, complete copies
-    num_sent_blocks: int = 0  # per group, copies ordered
-    columns: list[Column] = field(default_factory=list)  # its leading ones in the prefix cache
+    # Per group, with those of its trunks, whether these are there or not:
+    num_copied_blocks: int = 0  # leading ones, complete copies
+    num_sent_blocks: int = 0  # leading ones, copies ordered
+    columns: list[Column] = field(default_factory=list)  # leading full ones that others may have
     saves: deque[tuple[CopyJob, int]] = field(default_factory=deque)  # and the host blocks after
     restoring: dict[int, CopyJob] = field(
         default_factory=dict
@@ -72,6 +73,14 @@ class KVState:
     def num_full_blocks(self) -> int:
         """Full blocks per group."""
         return self.num_tokens // self.geometry.block_size
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Leading blocks with a complete host copy in every group."""
+        for trunk in self.trunks:
+            if not trunk.mirrored:
+                return trunk.num_copied_blocks
+        return self.num_copied_blocks
 
     @property
     def num_staging_groups(self) -> int:
@@ -212,7 +221,7 @@ class KVState:
         staging = self.num_staging_groups
         if not staging:
             return
-        complete = [position for position in self.own if position < self.num_host_blocks]
+        complete = [position for position in self.own if position < self.num_copied_blocks]
         if staging < self.num_buffers:
             complete = [position for position in complete if position < self.buffer_length]
         if complete:
@@ -277,12 +286,12 @@ class KVState:
 
     # -- copies to the host ----------------------------------------------------------------------
 
-    def take_in_saves(self) -> bool:
-        """Count copies to the host that are complete; return whether there are any."""
-        before = self.num_host_blocks
+    def take_in_saves(self) -> range:
+        """Count copies to the host that are complete; return the positions that are there now."""
+        before = self.num_copied_blocks
         while self.saves and self.saves[0][0].done_s is not None:
-            self.num_host_blocks = self.saves.popleft()[1]
-        return self.num_host_blocks > before
+            self.num_copied_blocks = self.saves.popleft()[1]
+        return range(before, self.num_copied_blocks)
 
     def cancel_restores(self) -> int:
         """Let no group come back; return how many were about to."""
@@ -296,13 +305,13 @@ class KVState:
         """Let no copy begin any more."""
         self.cancel_restores()
         for job, _ in self.saves:
-            job.cancelled = True
+            job.give_up()
         self.saves.clear()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the parts contradict each other."""
-        assert self.num_host_blocks <= self.num_sent_blocks <= self.num_full_blocks
-        assert len(self.columns) <= self.num_host_blocks
+        assert self.num_copied_blocks <= self.num_sent_blocks <= self.num_full_blocks
+        assert len(self.columns) <= self.num_full_blocks
         assert self.first <= self.num_rows
         assert not (self.first and self.num_uncached)
         assert set(self.restoring) <= set(self.offloaded)
@@ -324,7 +333,8 @@ class KVState:
 class Trunk(KVState):
     """A stretch of positions that its users begin with, behind their trunks before it.
 
-    All of it is on the host, in columns that its users have, too.
+    It has columns that its users have, too. Until all of it is on the host, it stays in the pool:
+    it counts as not `mirrored`.
     """
 
     users: dict[KVState, None] = field(default_factory=dict)  # that run, or are on their way back
@@ -333,6 +343,11 @@ class Trunk(KVState):
     @property
     def is_parked(self) -> bool:
         return False
+
+    def take_in_saves(self) -> range:
+        saved = super(Trunk, self).take_in_saves()
+        self.mirrored = self.num_copied_blocks == self.num_rows
+        return saved
 
 
 def on_host_only(old: KVState, num_blocks: int) -> KVState:
@@ -345,7 +360,7 @@ def on_host_only(old: KVState, num_blocks: int) -> KVState:
         wanted_buffers=old.wanted_buffers,
         asleep=True,
         mirrored=True,
-        num_host_blocks=num_blocks,
+        num_copied_blocks=num_blocks,
         num_sent_blocks=num_blocks,
-        columns=old.columns,
+        columns=old.columns[:num_blocks],
     )

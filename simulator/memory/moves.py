@@ -11,7 +11,7 @@ from services.placement.blocks import BlockGeometry
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import CopyJob, Lane
 from simulator.memory.host import HostLedger
-from simulator.memory.kv import KVState
+from simulator.memory.kv import KVState, Trunk
 from simulator.memory.pool import PoolLedger
 from simulator.memory.requests import SimulatedRequest
 from simulator.memory.trunks import Trunks
@@ -183,7 +183,7 @@ class CountedMoves:
         self.host.set_owned(RequestId(kv.request_id), 0)
         del kv.columns[kv.first :]
         kv.num_tokens = kv.first * self._geometry.block_size
-        kv.num_host_blocks = kv.num_sent_blocks = kv.first
+        kv.num_copied_blocks = kv.num_sent_blocks = kv.first
 
     def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_buffers = num_buffers
@@ -216,11 +216,17 @@ class CountedMoves:
 
     def put_back(self, kv: KVState) -> None:
         request = self._request_of(kv)
+        kept = kv.parked()
         kv.cancel_copies()
         give_up(kv)
         self.trunks.leave(kv)
-        request.record.kv = parked = kv.parked()
-        self.refresh(parked or request.nothing)
+        self.keep(request, kept)
+        self.refresh(kept or request.nothing)
+
+    def keep(self, request: SimulatedRequest, kept: KVState | None) -> None:
+        """Let that be left of a request's KV."""
+        self.host.give_back(request.kv.columns[len(kept.columns) if kept else 0 :])
+        request.record.kv = kept
 
     def refresh(self, kv: KVState) -> None:
         """Let the ledger follow a change of a holder that finds its blocks free."""
@@ -249,7 +255,8 @@ def order_saves(
 
     `num_sent` blocks of them are in the queue already.
     """
-    if not kv.mirrored or kv.num_uncached > kv.num_sent_blocks:
+    has_room = kv.mirrored or isinstance(kv, Trunk)
+    if not has_room or kv.num_uncached > kv.num_sent_blocks:
         return  # what is uncached is in no block for long
     position_bytes = block_bytes * kv.geometry.num_groups
     at_once = max(1, MAX_JOB_BYTES // position_bytes)

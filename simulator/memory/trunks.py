@@ -2,10 +2,12 @@
 
 A request that begins, or comes back, looks who has its leading columns in the pool. It *joins* a
 trunk; where the columns are part of some request's own, or of a longer trunk, that is *split*. A
-trunk ends with its last user.
+trunk ends with its last user. What a step fills is joined from when it is scheduled, before it is
+on the host.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from services.control.counters import Counters
 from services.control.prefix_cache import Column
@@ -22,6 +24,7 @@ from services.control.trunks import (
 )
 from services.placement.blocks import BlockGeometry
 from services.placement.types import RequestId
+from simulator.device.copies import CopyJob
 from simulator.memory.kv import KVState, Trunk
 from simulator.memory.pool import PoolLedger
 
@@ -43,7 +46,7 @@ class Trunks:
     # -- users come and go -----------------------------------------------------------------------
 
     def join(self, kv: KVState) -> None:
-        """Let a request that is on the host only begin with what others have in the pool."""
+        """Let a request that is asleep begin with what others have in the pool."""
         assert kv.asleep
         assert not kv.trunks
         if not self.is_on:
@@ -78,7 +81,8 @@ class Trunks:
         give_up(holder)
         self._pool.release(RequestId(holder.request_id))
         resident = frozenset(range(self._geometry.num_groups)).difference(holder.offloaded)
-        self._pool.leave([column.uid for column in own_columns(holder)], resident)
+        copied = holder.columns[holder.first : holder.num_copied_blocks]
+        self._pool.leave([column.uid for column in copied], resident)
 
     def wake(self, kv: KVState) -> bool:
         """Give a request and its trunks staging; False, and nothing changed, if blocks lack."""
@@ -108,9 +112,17 @@ class Trunks:
         """Return what a request begins with: its trunks, and what others may share of its own."""
         return stretches(kv, self._num_least, may_share=self.is_on)
 
-    def found(self, columns: Iterable[Column]) -> list[Stretch]:
+    def found(self, columns: Sequence[Column]) -> list[Stretch]:
         """Return whose the leading columns are that a request will begin with."""
-        return found(tuple(columns), self._num_least) if self.is_on else []
+        return found(columns, self._num_least) if self.is_on else []
+
+    def reached(self, cached: Sequence[Column], filled: Iterable[Column]) -> Sequence[Column]:
+        """Return what is cached, and of what is filled behind it what a request will share."""
+        columns = (*cached, *filled) if self.is_on else cached
+        if len(columns) == len(cached):
+            return cached
+        ends = [end for _, end in holders_along(columns, self._num_least)]
+        return columns[: max(len(cached), *ends, 0)]
 
     # -- splits ----------------------------------------------------------------------------------
 
@@ -149,7 +161,9 @@ class Trunks:
         assert num_uses == sum(len(trunk.users) for trunk in self.all)
         for trunk in self.all:
             assert trunk.users
-            assert trunk.num_rows == len(trunk.columns) == trunk.num_host_blocks
+            assert trunk.num_rows == len(trunk.columns) == trunk.num_full_blocks
+            assert trunk.mirrored == (trunk.num_copied_blocks == trunk.num_rows)
+            assert trunk.mirrored or not (trunk.offloaded or trunk.asleep)
             assert trunk.num_owned == self._pool.owned[RequestId(trunk.request_id)]
             trunk.check_integrity()
 
@@ -160,7 +174,7 @@ def users_of(holder: KVState) -> list[KVState]:
 
 
 def _cut(holder: KVState, end: int, name: str) -> Trunk:
-    """Take from a holder what it has before `end`, all of it on the host; no block moves.
+    """Take from a holder what it has before `end`; no block moves.
 
     Groups on their way back are given up, and begin anew where the holder waits for them; unless
     nothing is left of it: then the trunk comes back, and the rest is there.
@@ -181,9 +195,10 @@ def _cut(holder: KVState, end: int, name: str) -> Trunk:
         buffer_length=min(holder.buffer_length, end),
         wanted_buffers=holder.wanted_buffers,
         asleep=holder.asleep,
-        mirrored=True,
-        num_host_blocks=end,
-        num_sent_blocks=end,
+        mirrored=holder.num_copied_blocks >= end,
+        num_copied_blocks=min(end, holder.num_copied_blocks),
+        num_sent_blocks=min(end, holder.num_sent_blocks),
+        saves=_cut_saves(holder, end),
         columns=holder.columns[:end],
         restoring=holder.restoring,
         lacking=list(holder.lacking),
@@ -192,7 +207,29 @@ def _cut(holder: KVState, end: int, name: str) -> Trunk:
     holder.first, holder.restoring = end, {}
     holder.own = tuple(position for position in holder.own if position >= end)
     holder.buffer_length = max(holder.buffer_length, end)
+    holder.num_copied_blocks = max(holder.num_copied_blocks, end)
+    holder.num_sent_blocks = max(holder.num_sent_blocks, end)
+    if isinstance(holder, Trunk):
+        holder.mirrored = holder.num_copied_blocks == holder.num_rows
     if is_all and coming:
         holder.lacking = []
         holder.flip(coming)
     return trunk
+
+
+def _cut_saves(holder: KVState, end: int) -> deque[tuple[CopyJob, int]]:
+    """Take from a holder the copies to the host that are under way of what is before `end`.
+
+    One that has some of both parts is waited for by both.
+    """
+    front, back = deque[tuple[CopyJob, int]](), deque[tuple[CopyJob, int]]()
+    first = holder.num_copied_blocks
+    for job, upto in holder.saves:
+        if first < end:
+            front.append((job, min(upto, end)))
+        if upto > end:
+            back.append((job, upto))
+        job.num_users += first < end < upto
+        first = upto
+    holder.saves = back
+    return front

@@ -1,13 +1,14 @@
 """Requests that begin alike share that part of their KV in the pool, and on the link."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from lab.policies.presets import full_name
 from services.placement.types import RequestId
 from simulator.engine.engine import Engine
-from simulator.engine.records import RunRecord
+from simulator.engine.records import Outcome, RunRecord
 from simulator.engine.simulation import simulate
 from simulator.engine.turns import Turn, staged_of
 from simulator.workload import ArrivingRequest
@@ -62,6 +63,38 @@ def test_a_trunk_s_layers_are_loaded_once_for_all_its_users() -> None:
     assert (staged.offloaded, staged.group_bytes) == ((1, 2), 1_000 * num_blocks)
 
 
+AT_ONCE = [asked(f"r{number}", 0.0, 200 + number, of="c") for number in range(3)]
+
+
+def test_what_a_step_fills_is_shared_before_it_is_on_the_host() -> None:
+    """The first prompt takes four steps; the others begin with all of it but the last block."""
+    record = run(sharing(link_bytes_per_s=1.0), *AT_ONCE)
+
+    assert [one.num_cached_tokens for one in in_order(record)] == [0, 200, 200]
+    assert record.totals.d2h_bytes < 4 * 1_000  # of 49 blocks of four layers
+
+
+def in_order(record: RunRecord) -> list[Outcome]:
+    return sorted(record.outcomes, key=lambda one: one.request_id)
+
+
+def test_a_trunk_stays_in_the_pool_until_its_copies_are_complete_and_these_go_on() -> None:
+    engine, copied = sharing(link_bytes_per_s=1e3), []  # four blocks of a position take 4 s
+
+    def look(_) -> None:
+        engine.check_integrity()
+        trunks = engine.scheduler.moves.trunks.all
+        assert all(trunk.mirrored or not trunk.offloaded for trunk in trunks)
+        if trunks and "r0" not in engine.scheduler.records:
+            copied.append(sum(trunk.num_copied_blocks - trunk.first for trunk in trunks))
+
+    first = replace(AT_ONCE[0], num_output_tokens=1)
+    simulate(engine, [first, *AT_ONCE[1:]], after_event=look)
+
+    assert 0 < copied[0] < 50
+    assert copied[0] < copied[-1]
+
+
 def drawn(seed: int) -> list[ArrivingRequest]:
     """Return requests on three prefixes, some at once, some of which outgrow the pool together."""
     rng = random.Random(seed)
@@ -76,8 +109,8 @@ def drawn(seed: int) -> list[ArrivingRequest]:
 )
 def test_no_block_is_lost_or_counted_twice_whoever_shares_it(policy: str) -> None:
     num_joins = num_splits = 0
-    for seed in range(2):
-        engine = sharing(policy, token_s=0.02)
+    for seed, link_bytes_per_s in enumerate((1e6, 1e4)):
+        engine = sharing(policy, token_s=0.02, link_bytes_per_s=link_bytes_per_s)
         record = run(engine, *drawn(seed))
         assert finished(record) == 14
         assert not engine.scheduler.moves.trunks.all

@@ -144,11 +144,12 @@ class Pair:
         ours.grow(num_tokens)
         self.owner.growth.grow(real, num_tokens=num_tokens)
         real.num_tokens = num_tokens
-        ours.num_sent_blocks = ours.num_host_blocks = ours.num_full_blocks
+        ours.num_sent_blocks = ours.num_copied_blocks = ours.num_full_blocks
         for group in real.groups:
             assert self.owner.prepare_save(real, group, real.num_full_blocks)
             group.num_saves_sent = group.num_host_blocks = real.num_full_blocks
-        self.scheduler.publish(request)
+        self.scheduler.fill(request, 0, num_tokens)
+        self.scheduler.host.publish(ours.columns)
         self.owner.publish(real)
         ours.seal()
         self.ours.refresh(ours)
