@@ -4,7 +4,8 @@ All of it is called between two steps, on the engine's thread.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from services.control.kv import KVT
 from services.control.measures.link_rate import LinkRate
@@ -89,3 +90,8 @@ class Engine(Protocol[RequestT, KVT]):
 
     def num_step_load_blocks(self, needs: Sequence[Need[KVT]]) -> int:
         """Return how many blocks a step loads once these requests are part of it."""
+
+
+def shape_without_trunks(engine: Engine[Any, Any]) -> EngineShape:
+    """Return an engine's sizes as plans have them: the pool has what trunks leave."""
+    return replace(engine.shape, num_blocks=engine.shape.num_blocks - engine.num_trunk_blocks)

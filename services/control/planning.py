@@ -3,11 +3,10 @@
 Nothing here waits: a step without a trigger costs some additions, a step with one a snapshot.
 """
 
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from services.control.engine import Engine
+from services.control.engine import Engine, shape_without_trunks
 from services.control.options import ControllerOptions
 from services.control.plans.counts import ControllerCounts
 from services.control.plans.plan_keeper import PlanKeeper
@@ -110,14 +109,13 @@ class Planning:
     def _snapshot(self, profile: Profile, links: Links, now_s: float) -> Snapshot:
         engine, options = self._engine, self._options
         reader = StateReader(engine.shape, self._ledger.answer_lengths, now_s)
-        num_trunk_blocks = engine.num_trunk_blocks
         live = islice(engine.live, MAX_REQUESTS)
         completed_s = self._ledger.last_completion_s
         return Snapshot(
             epoch=self._epoch,
             policy=options.policy,
             seed=options.seed,
-            engine=replace(engine.shape, num_blocks=engine.shape.num_blocks - num_trunk_blocks),
+            engine=shape_without_trunks(engine),
             requests=tuple(reader.state(one, engine.records[one.request_id]) for one in live),
             num_free_blocks=engine.num_free_blocks,
             last_completion_age_s=None if completed_s is None else now_s - completed_s,

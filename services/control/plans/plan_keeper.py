@@ -4,7 +4,7 @@ import math
 from collections import deque
 from typing import Any
 
-from services.control.engine import Engine
+from services.control.engine import Engine, shape_without_trunks
 from services.control.options import ControllerOptions
 from services.control.plans.counts import ControllerCounts
 from services.control.plans.plan_in_force import Pause, PlanInForce, pauses_to_end
@@ -57,7 +57,7 @@ class PlanKeeper:
             step=step,
             last_applied_epoch=self.last_applied_epoch,
             live=self._live_places(),
-            engine=self._engine.shape,
+            engine=shape_without_trunks(self._engine),
         )
         verdict = judge(plan, question, now)
         self._counts.judged(
@@ -159,17 +159,19 @@ class PlanKeeper:
         return num_running if num_running or not self._ledger.last_scheduled else len(places)
 
     def _live_places(self) -> list[LivePlace]:
-        records = self._engine.records
-        return [_place_of(one, records[one.request_id]) for one in self._engine.live]
+        records, block_size = self._engine.records, self._engine.shape.block_size
+        return [_place_of(one, records[one.request_id], block_size) for one in self._engine.live]
 
 
-def _place_of(request: SchedulerRequest, record: RequestRecord[Any]) -> LivePlace:
-    kv, residency = record.kv, RESIDENT
+def _place_of(request: SchedulerRequest, record: RequestRecord[Any], block_size: int) -> LivePlace:
+    """Return where a request's own part is."""
+    kv, residency, num_shared = record.kv, RESIDENT, 0
     if kv is not None:
+        num_shared = kv.num_shared
         residency = Residency(num_offloaded=len(kv.offloaded), num_staging=max(1, kv.num_buffers))
     return LivePlace(
         request_id=RequestId(request.request_id),
-        num_tokens=request.num_tokens,
+        num_tokens=request.num_tokens - num_shared * block_size,
         residency=residency,
         holds_kv=not record.state.is_queued,
         paused=record.is_held,

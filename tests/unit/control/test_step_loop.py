@@ -434,3 +434,23 @@ def test_the_planner_sees_own_parts_and_the_pool_that_trunks_leave() -> None:
     assert a.num_computed_tokens == whole.requests[0].num_computed_tokens - shared
     assert b.num_prompt_tokens == whole.requests[1].num_prompt_tokens
     assert asked.engine.num_blocks == whole.engine.num_blocks - 64
+
+
+@pytest.mark.parametrize(("num_lacking", "verdict"), [(0, "applied"), (1, "rejected_capacity")])
+def test_plans_are_judged_by_own_parts_and_the_pool_that_trunks_leave(
+    num_lacking: int, verdict: str
+) -> None:
+    bench = Bench("a", "b")
+    bench.steps(6)
+    shape, num_owned = bench.engine.shape, 0
+    for record in bench.engine.records.values():
+        kv: Any = record.kv
+        kv.num_shared = 10
+        num_rows = kv.num_tokens // shape.block_size + 1 - kv.num_shared  # with its next token
+        num_owned += shape.num_groups * num_rows
+    bench.engine.num_trunk_blocks = shape.num_blocks - num_owned + num_lacking
+
+    bench.answer(place("a"), place("b"))
+    bench.step()
+
+    assert bench.plans[verdict] == 1
