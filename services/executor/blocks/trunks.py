@@ -12,8 +12,7 @@ and may leave the pool and come back as a request's own part may.
 Only what is on the host is shared (`Column.holder`); new tokens land behind it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
@@ -21,13 +20,21 @@ from services.control.counters import Counters
 from services.control.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
+from services.control.trunks import (
+    MIN_TRUNK_TOKENS,
+    found,
+    give_up,
+    holders_along,
+    num_alike,
+    num_least_blocks,
+    own_columns,
+    stretches,
+)
 from services.executor.blocks.holder import GroupKV, Holder, Restore
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
-
-MIN_TRUNK_TOKENS = 256  # what is shorter each request has for itself
 
 
 class Trunks:
@@ -59,7 +66,7 @@ class Trunks:
         if not self.is_on or not kv.keys:
             return
         chain: list[Trunk] = []
-        for holder, end in self._holders(kv.columns, but=kv):
+        for holder, end in holders_along(kv.columns, self._num_least, but=kv):
             if isinstance(holder, Trunk) and holder.end == end:
                 chain.append(holder)
             else:
@@ -72,26 +79,10 @@ class Trunks:
             group.first = kv.num_shared
         self._counters.num_trunk_joins += bool(chain)
 
-    def _holders(
-        self, columns: Sequence[Column], *, but: RequestKV | None = None
-    ) -> Iterator[tuple[Holder, int]]:
-        """Yield who has leading columns in the pool, one behind the other, and each up to where."""
-        first, num_least = 0, self._num_least
-        while first + num_least <= len(columns):
-            # Behind what is too short to be shared, which many begin with that differ then.
-            holder: Holder | None = columns[first + num_least - 1].holder
-            if holder is None or holder is but or holder.first != first:
-                return
-            num_alike = _num_alike(columns[first:], holder.columns[first:])
-            if num_alike < num_least:
-                return
-            first += num_alike
-            yield holder, first
-
     @property
     def _num_least(self) -> int:
         """Return how many blocks of a row are shared at least."""
-        return -(-self.min_tokens // self._block_size)
+        return num_least_blocks(self._block_size, min_tokens=self.min_tokens)
 
     def leave(self, kv: RequestKV) -> list[KVCacheBlock]:
         """Take a request from its trunks; return the blocks of those that end and are not found.
@@ -148,23 +139,11 @@ class Trunks:
 
     def stretches(self, kv: RequestKV) -> list[Stretch]:
         """Return what a request begins with: its trunks, and what others may share of its own."""
-        may_share = self.is_on and bool(kv.keys)
-        if kv.is_parked:
-            return self.found(kv.columns) if may_share else []
-        stretches = [Stretch(trunk.name, trunk.end) for trunk in kv.trunks]
-        if may_share and len(kv.columns) > kv.num_shared:
-            stretches.append(Stretch(kv.request_id, len(kv.columns)))
-        return stretches
+        return stretches(kv, self._num_least, may_share=self.is_on and bool(kv.keys))
 
     def found(self, columns: Sequence[Column]) -> list[Stretch]:
         """Return whose the leading columns are that a request will begin with."""
-        if not self.is_on:
-            return []
-        stretches = [Stretch(holder.request_id, end) for holder, end in self._holders(columns)]
-        is_nobodys = len(columns) >= self._num_least and columns[0].holder is None
-        if is_nobodys and not stretches:  # of several that begin so the first will have it
-            stretches = [Stretch(columns[-1].uid, len(columns))]
-        return stretches
+        return found(columns, self._num_least) if self.is_on else []
 
     # -- splits -------------------------------------------------------------------------------
 
@@ -287,7 +266,7 @@ class Trunks:
                 assert kv in trunk.users, "a trunk does not know its user"
                 assert trunk.first == first, "trunks do not meet"
                 own, its = (one.columns[first : trunk.end] for one in (kv, trunk))
-                assert _num_alike(own, its) == trunk.end - first, "a user has another's KV"
+                assert num_alike(own, its) == trunk.end - first, "a user has another's KV"
                 runs = kv.record.state is State.RUNNING
                 assert not (runs and trunk.asleep), "a trunk sleeps while its user runs"
                 first = trunk.end
@@ -305,40 +284,12 @@ class Trunks:
             assert is_short or columns[last].holder is trunk, "a trunk is not found"
 
 
-def _num_alike(some: Sequence[Column], others: Sequence[Column]) -> int:
-    """Return how many leading columns are the same objects."""
-    length = min(len(some), len(others))
-    if [*some[:length]] == [*others[:length]]:  # they are equal to themselves only
-        return length
-    pairs = zip(some, others, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
-
-
 def users_of(holder: Holder) -> list[RequestKV]:
     """Return the requests that begin with a trunk, or the one whose own part a holder is."""
     if isinstance(holder, Trunk):
         return list(holder.users)
     assert isinstance(holder, RequestKV)
     return [holder]
-
-
-def own_columns(holder: Holder) -> Sequence[Column]:
-    """Return the columns whose blocks are a holder's own."""
-    return holder.columns[holder.first :]
-
-
-def hold(holder: Holder) -> None:
-    """Let who begins with a holder's own columns share them, where nobody else has them."""
-    for column in own_columns(holder):
-        if column.holder is None:
-            column.holder = holder
-
-
-def give_up(holder: Holder) -> None:
-    """Let nobody share what a holder has any more."""
-    for column in holder.columns:
-        if column.holder is holder:
-            column.holder = None
 
 
 def leave_found(blocks: PoolBlocks, holder: Holder, positions: range) -> None:
