@@ -95,6 +95,22 @@ def test_a_trunk_stays_in_the_pool_until_its_copies_are_complete_and_these_go_on
     assert copied[0] < copied[-1]
 
 
+def test_a_copy_that_a_split_cuts_through_goes_on_for_the_trunk() -> None:
+    """The first one's 15 blocks are one copy, of a minute; the other shares 10 of them."""
+    engine, is_copied = sharing(link_bytes_per_s=1e3), []
+    first = replace(asked("first", 0.0, 60, of="c"), num_output_tokens=2)
+
+    def look(_) -> None:
+        engine.check_integrity()
+        if "first" not in engine.scheduler.records:
+            is_copied.extend(trunk.mirrored for trunk in engine.scheduler.moves.trunks.all)
+
+    simulate(engine, [first, asked("other", 0.0, 42, of="c")], after_event=look)
+
+    assert not is_copied[0]
+    assert is_copied[-1]
+
+
 def drawn(seed: int) -> list[ArrivingRequest]:
     """Return requests on three prefixes, some at once, some of which outgrow the pool together."""
     rng = random.Random(seed)
