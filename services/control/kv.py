@@ -105,6 +105,11 @@ def trunks_of(kvs: Iterable[KVT | None]) -> dict[str, Any]:
     return {trunk.request_id: trunk for kv in kvs if kv is not None for trunk in kv.trunks}
 
 
+def only_shares(kv: KV) -> bool:
+    """Return whether all that a request has is trunks'."""
+    return bool(kv.trunks) and kv.num_rows == kv.num_shared
+
+
 def holders_of(kvs: Iterable[KVT]) -> Iterator[Any]:
     """Yield requests' own parts and the trunks that they begin with, each once."""
     seen = set[Any]()

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Generic
 
 from services.control.engine import Engine, RequestT
-from services.control.kv import KVT
+from services.control.kv import KVT, only_shares
 from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column
 from services.control.requests.life import State
@@ -142,16 +142,22 @@ class Line(Generic[RequestT, KVT]):
     def _is_coming(self, request: RequestT) -> bool:
         """Return whether a request shall wait for what others compute: twins are no use."""
         record = self.record_of(request)
-        if record.kv is not None or record.way is not None:
-            return False
-        return self.engine.coming_prefix(request) is not None
+        has_begun = record.way is not None if record.kv is None else not only_shares(record.kv)
+        return not has_begun and self.engine.coming_prefix(request) is not None
 
     def _seek(self, request: RequestT) -> None:
         """Let a request without KV begin with what is cached of its tokens.
 
-        As late as possible: others may still be computing what it begins with.
+        As late as possible: others may still be computing what it begins with. So a request that
+        has nothing but what it shares looks again.
         """
+        record = self.record_of(request)
+        if record.kv is not None and record.state.is_queued and only_shares(record.kv):
+            if len(self.engine.cached_prefix(request)) <= record.num_begun:
+                return
+            self.resumes.begin_anew(record)
         if columns := self.cached_prefix(request):
+            record.num_begun = len(columns)
             self.engine.adopt_prefix(request, columns)
 
     def _choose(

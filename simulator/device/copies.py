@@ -26,6 +26,12 @@ class CopyJob:
     num_left_bytes: int = -1  # not yet carried; set by the lane
     done_s: float | None = None
     cancelled: bool = False  # what has not begun is not carried
+    num_users: int = 1  # that wait for it
+
+    def give_up(self) -> None:
+        """Count one user less; without any it is cancelled."""
+        self.num_users -= 1
+        self.cancelled = self.num_users <= 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.control.admission import run_policy_of
+from services.control.kv import holders_of
 from services.control.measures.rates import Rates
 from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
 from services.control.requests.request_record import Stage
@@ -103,6 +104,7 @@ class Engine:
         self.scheduler = Scheduler(shape, self.h2d, self.d2h, vllm=vllm, rates=self._measured_rates)
         self.scheduler.moves.way_back = machine.way_back
         self.scheduler.caches_prefixes &= caches
+        self.scheduler.moves.trunks.is_on = given.shares_in_pool
         options = given.controller
         self._max_pause_s = options.parameters.max_pause_s
         self._now_s = 0.0
@@ -180,8 +182,8 @@ class Engine:
         """Describe a step that begins."""
         load = load_of(turns)
         batch: list[tuple[object, ...]] = [
-            (t.request.request_id, tuple(t.request.kv.offloaded), t.request.kv.num_buffers)
-            for t in turns
+            (holder.request_id, tuple(holder.offloaded), holder.num_buffers)
+            for holder in holders_of(turn.request.kv for turn in turns)
         ]
         same_batch, self._last_batch = batch == self._last_batch, batch
         return ScheduledStep(
@@ -198,20 +200,14 @@ class Engine:
     def _take_in_copies(self, now_s: float) -> None:
         self.h2d.advance(now_s)
         self.d2h.advance(now_s)
+        if num_restored := self.scheduler.take_in_copies():
+            self.totals.num_restored_groups += num_restored
+            self.loop.changed()
         running = {request.request_id for request in self.scheduler.running}
         for request in self.scheduler.live:
             kv = request.record.kv
             if kv is None:
                 continue
-            saved, restored = kv.take_in_saves(), kv.take_in_restores()
-            self.totals.num_restored_groups += restored
-            if restored:
-                self.loop.changed()
-            if saved:
-                self.scheduler.publish(request)
-            if saved or restored:
-                kv.seal()
-                self.scheduler.moves.refresh(kv)
             lag = kv.num_full_blocks - kv.num_host_blocks
             decodes = request.num_output_tokens > 0 and request.request_id in running
             caught_up = request.record.stage is Stage.MIRRORED
@@ -231,7 +227,8 @@ class Engine:
         ends = [end for lane in (self.d2h, self.h2d) if (end := lane.begin(now_s)) is not None]
         if ends:
             return [Woke(time_s=min(ends))]
-        asleep = [request for request in self.scheduler.running if request.kv.asleep]
+        running = self.scheduler.running
+        asleep = [one for one in running if any(kv.asleep for kv in holders_of([one.kv]))]
         if asleep:  # nobody runs for want of what it holds
             self.scheduler.preempt(asleep[-1], now_s)
             return [Woke(time_s=now_s)]
@@ -294,8 +291,7 @@ class Engine:
                 request.decode_steps_s.append(now_s - step.start_s)
             self._save(turn, now_s)
         for request in [t.request for t in step.turns if t.request.is_finished]:
-            if request.kv.take_in_saves():
-                self.scheduler.publish(request)
+            self.scheduler.take_in_saves(request.kv)
             self.scheduler.running.remove(request)
             self._leave(request)
         self._measure(step)
@@ -305,6 +301,8 @@ class Engine:
         self.d2h.advance(now_s)
         kv = turn.request.kv
         num_sent = turn.num_direct * len(kv.offloaded)
+        for trunk in kv.trunks:
+            order_saves(trunk, self.d2h, self.shape.block_bytes, now_s)
         order_saves(kv, self.d2h, self.shape.block_bytes, now_s, num_sent=num_sent)
 
     def _leave(self, request: SimulatedRequest, *, rejected: bool = False) -> None:

@@ -28,7 +28,7 @@ class PlanningOptions:
     seed: int = 0
     plan_latency_s: float = 0.005  # from the snapshot to the plan, >= 0
     report_interval_s: float = 0.0  # of what readers have, see `reader_reports`; 0: known at once
-    # Requests begin with what others left: on the host, and in the pool where no KV leaves it.
+    # Requests begin with what others have: in the pool, and on the host where KV leaves the pool.
     prefix_caching: bool = True
     vllm: VllmOptions = field(default_factory=VllmOptions)
     run_log: str = ""  # file that each run decision is appended to; empty: none
@@ -39,6 +39,11 @@ class PlanningOptions:
         """Whether KV may leave the pool: layers of requests that run, or whole ones that wait."""
         preset = preset_of(self.policy)
         return preset.run is not None or preset.placing is not ALL_RESIDENT
+
+    @property
+    def shares_in_pool(self) -> bool:
+        """Whether live requests may have what they begin with once: it must be kept."""
+        return self.prefix_caching and not preset_of(self.policy).recomputes
 
     @property
     def controller(self) -> ControllerOptions:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from services.control.kv import holders_of
 from services.control.prefix_cache import num_duplicate_blocks
+from services.control.trunks import own_columns
 from simulator.engine.scheduler import Scheduler
 
 MAX_SAMPLES = 512  # kept of a run, at least half of it once there were so many steps
@@ -15,7 +17,7 @@ class ResidencySample:
     time_s: float
     pool_used_frac: float
     host_used_frac: float
-    offloaded_frac: float  # of the layer groups of all running requests
+    offloaded_frac: float  # of the layer groups of all running requests, and of their trunks
     num_running: int  # paused ones included
     num_paused: int
     num_waiting: int
@@ -24,12 +26,13 @@ class ResidencySample:
 def sample_of(scheduler: Scheduler, now_s: float) -> ResidencySample:
     """Return where KV is now."""
     running, host = scheduler.running, scheduler.host
-    offloaded = sum(len(request.kv.offloaded) for request in running)
+    holders = list(holders_of(request.kv for request in running))
+    offloaded = sum(len(holder.offloaded) for holder in holders)
     return ResidencySample(
         time_s=now_s,
         pool_used_frac=1.0 - scheduler.pool.num_free / scheduler.pool.num_blocks,
         host_used_frac=1.0 - host.num_unpromised / host.num_blocks if host.num_blocks else 0.0,
-        offloaded_frac=offloaded / max(1, len(running) * scheduler.shape.num_groups),
+        offloaded_frac=offloaded / max(1, len(holders) * scheduler.shape.num_groups),
         num_running=len(running),
         num_paused=sum(request.is_paused for request in running),
         num_waiting=len(scheduler.waiting),
@@ -38,7 +41,7 @@ def sample_of(scheduler: Scheduler, now_s: float) -> ResidencySample:
 
 def duplicate_frac(scheduler: Scheduler) -> float:
     """Return the share of the pool that would be free if live requests shared prefixes there."""
-    holders = [(request.kv.columns, request.kv.offloaded) for request in scheduler.live]
+    holders = [(own_columns(one), one.offloaded) for one in scheduler.moves.all()]
     num_blocks = num_duplicate_blocks(holders, num_groups=scheduler.shape.num_groups)
     return num_blocks / scheduler.pool.num_blocks
 

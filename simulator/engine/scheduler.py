@@ -8,12 +8,11 @@ back later.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from services.control.counters import Counters
 from services.control.line import Line
-from services.control.measures.link_rate import LinkRate
-from services.control.measures.rates import MAX_MIRRORED_BLOCKS, Rates
+from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
@@ -21,11 +20,8 @@ from services.control.room.capacity_guard import (
     MAX_STAGING,
     PLANNED_SPARE_FRAC,
     CapacityGuard,
-    Need,
 )
 from services.control.room.resumes import Resumes
-from services.control.shared_prefixes import Stretch
-from services.control.types import Links
 from services.placement.blocks import (
     RESIDENT,
     BlockGeometry,
@@ -34,20 +30,18 @@ from services.placement.blocks import (
 )
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane
+from simulator.engine.seam import SimulatedEngine
 from simulator.engine.turns import Turn
 from simulator.engine.vllm import VllmPool
 from simulator.memory.host import COLUMNS, HostLedger
-from simulator.memory.kv import KVState, on_host_only
+from simulator.memory.kv import KVState
 from simulator.memory.moves import CountedMoves, num_host_blocks, num_shared_slots
 from simulator.memory.pool import PoolLedger
 from simulator.memory.requests import SimulatedRequest
 
 
 class Scheduler:
-    """Owns the queues, the pool and the host pool, and is the `Engine` that the loop steers.
-
-    Only the host pool's size allows offloading.
-    """
+    """Owns the queues, the pool and the host pool. Only the host pool's size allows offloading."""
 
     def __init__(
         self,
@@ -78,10 +72,11 @@ class Scheduler:
             restore_when_free_frac=PLANNED_SPARE_FRAC,
         )
         self.resumes = Resumes(self.moves, self.guard, self.counters, block_bytes=shape.block_bytes)
-        self.line: Line[SimulatedRequest, KVState] = Line(self, self.resumes, rates)
-        self._h2d, self._d2h = h2d, d2h
+        engine = SimulatedEngine(self, h2d, d2h)
+        self.line: Line[SimulatedRequest, KVState] = Line(engine, self.resumes, rates)
         self._num_left_of_prompts: int | None = None  # tokens, of this step; None: no limit
         self._num_recomputed: dict[RequestId, int] = {}  # blocks, of this step
+        self._last_uid = 0  # of columns
         self.num_admitted = 0
         self.preempted: list[SimulatedRequest] = []  # since the caller last emptied it
 
@@ -91,51 +86,15 @@ class Scheduler:
         self.moves.requests[request.request_id] = request
         self.records[request.request_id] = request.record
 
-    # -- as the loop's engine ------------------------------------------------------------------
-
     @property
     def num_places(self) -> int:
+        """Return how many more requests may run."""
         return self.shape.max_num_seqs - len(self.running)
 
     @property
     def live(self) -> tuple[SimulatedRequest, ...]:
+        """Return all requests that have not ended, those that run first."""
         return (*self.running, *self.waiting)
-
-    def need_of(self, request: SimulatedRequest) -> Need[KVState]:
-        return Need(request.record, request.num_tokens)
-
-    def park(self, record: RequestRecord[KVState]) -> None:
-        self.preempt(self.moves.requests[RequestId(record.request_id)], self._h2d.now_s)
-        self.counters.num_parks += 1
-
-    @property
-    def num_free_blocks(self) -> int:
-        return max(0, self.pool.num_free - self.guard.num_spare)
-
-    @property
-    def num_write_through_blocks(self) -> int:
-        return MAX_MIRRORED_BLOCKS
-
-    def num_predicted_slots(self, request: SimulatedRequest) -> int:
-        return num_host_blocks(self.geometry, request)
-
-    def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
-        kvs = (request.record.kv for request in self.live)
-        returning = sum(
-            job.num_left_bytes for kv in kvs if kv is not None for job in kv.restoring.values()
-        )
-        leaving, chunk_bytes = self._d2h.num_queued_bytes, self._h2d.chunk_bytes
-        return Links(
-            h2d=h2d.link(chunk_bytes=chunk_bytes, num_queued_bytes=returning),
-            d2h=d2h.link(chunk_bytes=chunk_bytes, num_queued_bytes=leaving),
-        )
-
-    def num_returning_bytes(self) -> int:
-        return self._h2d.num_queued_bytes  # between two steps: restores only
-
-    def num_step_load_blocks(self, needs: Sequence[Need[KVState]]) -> int:
-        kvs = (need.record.kv for need in needs)
-        return sum(kv.num_staged * kv.num_staging_groups for kv in kvs if kv is not None)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -170,13 +129,35 @@ class Scheduler:
             turn.request.computed(turn.num_tokens)
         return turns
 
+    def take_in_copies(self) -> int:
+        """Act on copies that are complete; return how many groups are back."""
+        num_restored = 0
+        for request in self.live:
+            if request.record.kv is not None:
+                num_restored += self._settle(request.kv)
+        for trunk in self.moves.trunks.all:
+            num_restored += self._settle(trunk)
+        return num_restored
+
+    def _settle(self, holder: KVState) -> int:
+        """Let others find what is saved, and groups be back; return how many are."""
+        saved = self.take_in_saves(holder)
+        num_restored = holder.take_in_restores()
+        if saved or num_restored:
+            holder.seal()
+            self.moves.refresh(holder)
+        return num_restored
+
+    def take_in_saves(self, holder: KVState) -> bool:
+        """Let others find what is saved of a holder; return whether there is more than before."""
+        saved = holder.take_in_saves()
+        self.host.publish(holder.columns[saved.start : saved.stop])
+        return bool(saved)
+
     def _wake_up(self) -> None:
         """Give requests whose pause has ended a staging buffer, as far as there are blocks."""
         for request in self.running:
-            woken = request.kv.asleep and not request.is_paused
-            if woken and request.kv.wake(num_free=self.pool.num_free):
-                self.moves.refresh(request.kv)
-            runs = not (request.is_paused or request.kv.asleep)
+            runs = not request.is_paused and self.moves.wake(request.kv)
             state = State.RUNNING if runs else State.PAUSED
             if request.record.state is not state:
                 request.record.enter(state)
@@ -208,8 +189,7 @@ class Scheduler:
         rows, staged = request.kv.num_rows, request.kv.num_staged
         request.kv.grow(before + num_tokens)
         self.moves.refresh(request.kv)
-        if self._vllm:
-            self._vllm.publish(request, before, before + num_tokens)
+        self.fill(request, before, before + num_tokens)
         if self._num_left_of_prompts is not None and request.num_left_tokens > 1:
             self._num_left_of_prompts -= num_tokens
         direct = request.kv.num_staged - staged if request.kv.num_rows > rows else 0
@@ -289,7 +269,7 @@ class Scheduler:
         kv = KVState(request_id=request.request_id, geometry=self.geometry)
         if self.offloads:
             others = self.line.active_needs()
-            placement = self.guard.place_new(self.need_of(request), others)
+            placement = self.guard.place_new(self.line.engine.need_of(request), others)
             kv.mirrored = self.moves.can_reserve(request, num_host_blocks(self.geometry, request))
             if kv.mirrored:
                 kv.wanted_buffers = placement.num_staging
@@ -298,47 +278,33 @@ class Scheduler:
 
     # -- the prefix cache ----------------------------------------------------------------------
 
-    def publish(self, request: SimulatedRequest) -> None:
-        """Let other requests begin with what the host has of this one."""
-        kv = request.kv
-        if not self.caches_prefixes:
-            return
-        for number in range(len(kv.columns), kv.num_host_blocks):
-            key = request.spec.shared_key(number, self.shape.block_size)
+    def fill(self, request: SimulatedRequest, before: int, after: int) -> None:
+        """Let other requests begin with what a step fills, the tokens from `before` to `after`."""
+        kv, block_size = request.kv, self.shape.block_size
+        if self._vllm:
+            self._vllm.publish(request, before, after)
+        for number in range(len(kv.columns), self._num_to_share(kv, after)):
+            key = request.spec.shared_key(number, block_size)
             if key is None:
                 break
-            column = Column(key, (0,) * self.geometry.num_groups, uid=0)
-            self.host.publish(request.request_id, column)
+            self._last_uid += 1
+            column = Column(key, (0,) * self.geometry.num_groups, self._last_uid, holder=kv)
+            self.host.fill(request.request_id, column)
             kv.columns.append(column)
 
-    def cached_prefix(self, request: SimulatedRequest) -> Sequence[Column]:
-        """Return the columns that a request without KV may begin with: not its last token's."""
-        num_blocks = (request.num_tokens - 1) // self.shape.block_size
-        keys = request.spec.block_keys(self.shape.block_size)
-        return self.host.cache.find_again(request.record.prefix, keys, num_blocks)
-
-    def stretches(self, request: SimulatedRequest) -> Sequence[Stretch]:
-        """Return nothing: each request has all of its KV for itself."""
-        return ()
-
-    def coming_prefix(self, request: SimulatedRequest) -> None: ...
-
-    def num_to_share(self, request: SimulatedRequest) -> int:
-        return 0
-
-    def adopt_prefix(self, request: SimulatedRequest, columns: Sequence[Column]) -> None:
-        """Let a request that waits begin with what is cached of its tokens."""
-        self.host.cache.share(columns)
-        self.host.set_owned(request.request_id, 0)
-        kv = KVState(request_id=request.request_id, geometry=self.geometry, columns=list(columns))
-        request.record.kv = on_host_only(kv, len(columns))
+    def _num_to_share(self, kv: KVState, num_tokens: int) -> int:
+        """Return how many leading blocks others may have: full ones with room on the host."""
+        return num_tokens // self.shape.block_size if self.caches_prefixes and kv.mirrored else 0
 
     # -- leaving -------------------------------------------------------------------------------
 
     def preempt(self, request: SimulatedRequest, now_s: float) -> None:
         """Put a request back to the head of the queue, with what is on the host."""
         self.running.remove(request)
+        kept = request.kv.parked()
+        request.kv.cancel_copies()
         self.release(request)
+        self.moves.keep(request, kept)
         request.preempt(now_s)
         if request.kv.mirrored:
             num_slots = self.geometry.num_groups * request.kv.num_host_blocks
@@ -351,7 +317,7 @@ class Scheduler:
 
         One that is alone is computed again. False if nobody who waits has blocks.
         """
-        preparing = [request for request in self.waiting if request.kv.num_owned]
+        preparing = [one for one in self.waiting if one.kv.num_owned or one.kv.trunks]
         if len(preparing) == 1:
             preparing[0].record.way = None
             self.moves.drop(preparing[0].kv)
@@ -362,19 +328,13 @@ class Scheduler:
     def forget(self, request: SimulatedRequest) -> None:
         """Forget a request that has left the queues."""
         self.release(request)
-        self._leave(request.kv)
         self.host.give_back(request.kv.columns)
-        self.moves.forget(request.request_id)
+        self.moves.requests.pop(request.request_id, None)
         self.records.pop(request.request_id, None)
-
-    def _leave(self, kv: KVState) -> None:
-        """Let others find the KV of its columns in the blocks where it was."""
-        resident = frozenset(range(self.geometry.num_groups)).difference(kv.offloaded)
-        self.pool.leave([column.key for column in kv.columns], resident)
 
     def release(self, request: SimulatedRequest) -> None:
         request.record.way = None
-        self.pool.release(request.request_id)
+        self.moves.trunks.end(request.kv)
         self.host.release(request.request_id)
 
     def check_integrity(self) -> None:
@@ -382,7 +342,11 @@ class Scheduler:
         self.pool.check_integrity()
         self.host.check_integrity()
         ids = {request.request_id for request in self.live}
-        assert self.pool.owned.keys() | self.host.owned.keys() <= ids | {COLUMNS}
+        trunks = self.moves.trunks
+        names = {RequestId(trunk.request_id) for trunk in trunks.all}
+        assert self.pool.owned.keys() <= ids | names
+        assert self.host.owned.keys() <= ids | {COLUMNS}
+        trunks.check_integrity(one.kv for one in self.live)
         in_columns = self.host.cache.check_integrity(one.kv.columns for one in self.live)
         assert len(in_columns) == self.host.owned.get(COLUMNS, 0)
         assert len(ids) == len(self.running) + len(self.waiting)

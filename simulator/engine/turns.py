@@ -37,8 +37,21 @@ def load_of(turns: Sequence[Turn]) -> StepLoad:
 
 
 def staged_of(turns: Sequence[Turn], shape: EngineShape) -> list[StagedRequest]:
-    """Return what a step copies in: of offloaded groups all that is on the host."""
-    return [
+    """Return what a step copies in: of offloaded groups all that is on the host.
+
+    A trunk's once for all its users.
+    """
+    trunks = dict.fromkeys(trunk for turn in turns for trunk in turn.request.kv.trunks)
+    shared = [
+        StagedRequest(
+            offloaded=trunk.offloaded,
+            num_buffers=trunk.num_buffers,
+            group_bytes=trunk.num_staged * shape.block_bytes,
+        )
+        for trunk in trunks
+        if trunk.offloaded
+    ]
+    return shared + [
         StagedRequest(
             offloaded=turn.request.kv.offloaded,
             num_buffers=turn.request.kv.num_buffers,

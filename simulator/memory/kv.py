@@ -1,9 +1,12 @@
-"""Where one request's KV is, and how many pool blocks that takes: the executor's rules, counted.
+"""Where one holder's KV is, and how many pool blocks that takes: the executor's rules, counted.
 
-A request's row has the same length in every layer group. A *resident* group owns all blocks of its
+A holder is a request's own part or a trunk, which several requests begin with (`trunks.py`). Its
+own positions are those of the row from `first` on.
+
+A row has the same length in every layer group. A *resident* group owns all blocks of its
 row. An *offloaded* group owns the positions that are not yet complete on the host: the open block,
 which takes new tokens, and full blocks that await their copy; the others are staged in buffers that
-the request's offloaded groups take turns in. Full blocks that a chunk of a prompt fills go straight
+the holder's offloaded groups take turns in. Full blocks that a chunk of a prompt fills go straight
 to the buffers. A group on its way back owns its whole row already; one that leaves meanwhile may be
 counted with a block more than the executor has. A request that does not run may be *asleep*:
 without buffers. Leading positions of one with nothing offloaded may be *uncached*: all groups share
@@ -11,50 +14,50 @@ one block each, and every step computes them anew.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from services.control.kv import KVView
 from services.control.prefix_cache import Column
 from services.placement.blocks import BlockGeometry
+from services.placement.layer_placement import LayerPlacement
 from simulator.device.copies import RESTORE, CopyJob
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class KVState:
-    """One request's KV. All groups are mirrored alike: one count of host blocks."""
+    """One holder's KV. All groups are mirrored alike: one count of host blocks."""
 
     request_id: str
     geometry: BlockGeometry
-    num_tokens: int = 0  # that have a place in the pool or on the host
+    num_tokens: int = 0  # of the row, that have a place in the pool or on the host
+    first: int = 0  # position of its own: trunks have those before it
+    trunks: list["Trunk"] = field(default_factory=list)  # that it begins with, in order
     offloaded: tuple[int, ...] = ()  # layer groups, ascending
     own: tuple[int, ...] = ()  # positions that offloaded groups own, ascending
     num_buffers: int = 0  # staging buffers; 0 where nothing is offloaded, and asleep
-    buffer_length: int = 0  # positions that a buffer has a block for
+    buffer_length: int = 0  # up to which a buffer has a block for each position of its own
     wanted_buffers: int = 1  # that the placement asks for
     num_uncached: int = 0  # leading positions that all groups share a block for
     asleep: bool = False  # does not run, and has no buffers
     mirrored: bool = False  # has room on the host
-    num_host_blocks: int = 0  # per group, complete copies
-    num_sent_blocks: int = 0  # per group, copies ordered
-    columns: list[Column] = field(default_factory=list)  # its leading ones in the prefix cache
+    # Per group, with those of its trunks, whether these are there or not:
+    num_copied_blocks: int = 0  # leading ones, complete copies
+    num_sent_blocks: int = 0  # leading ones, copies ordered
+    columns: list[Column] = field(default_factory=list)  # leading full ones that others may have
     saves: deque[tuple[CopyJob, int]] = field(default_factory=deque)  # and the host blocks after
     restoring: dict[int, CopyJob] = field(
         default_factory=dict
     )  # copies of groups on their way back
-
-    @property
-    def trunks(self) -> tuple[()]:
-        """Return none: each request has all of its KV for itself."""
-        return ()
+    lacking: list[int] = field(default_factory=list)  # groups whose way back has yet to begin
 
     @property
     def num_shared(self) -> int:
-        return 0
+        return self.first
 
     @property
     def num_own_tokens(self) -> int:
-        return self.num_tokens
+        return self.num_tokens - self.first * self.geometry.block_size
 
     @property
     def num_rows(self) -> int:
@@ -62,9 +65,22 @@ class KVState:
         return -(-self.num_tokens // self.geometry.block_size)
 
     @property
+    def num_own_rows(self) -> int:
+        """Those of its own."""
+        return self.num_rows - self.first
+
+    @property
     def num_full_blocks(self) -> int:
         """Full blocks per group."""
         return self.num_tokens // self.geometry.block_size
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Leading blocks with a complete host copy in every group."""
+        for trunk in self.trunks:
+            if not trunk.mirrored:
+                return trunk.num_copied_blocks
+        return self.num_copied_blocks
 
     @property
     def num_staging_groups(self) -> int:
@@ -74,14 +90,19 @@ class KVState:
     @property
     def num_staged(self) -> int:
         """Positions of an offloaded group that are on the host and not its own."""
-        return self.num_rows - len(self.own) if self.offloaded else 0
+        return self.num_own_rows - len(self.own) if self.offloaded else 0
+
+    @property
+    def num_buffer_blocks(self) -> int:
+        """Blocks of all its buffers."""
+        return self.num_buffers * (self.buffer_length - self.first) if self.num_buffers else 0
 
     @property
     def num_owned(self) -> int:
         """Blocks of the pool."""
         staging = self.num_staging_groups
-        own = (self.geometry.num_groups - staging) * self.num_rows + staging * len(self.own)
-        return own + self.num_buffers * self.buffer_length - self.num_saved
+        own = (self.geometry.num_groups - staging) * self.num_own_rows + staging * len(self.own)
+        return own + self.num_buffer_blocks - self.num_saved
 
     @property
     def num_saved(self) -> int:
@@ -93,8 +114,8 @@ class KVState:
         """Blocks of the pool once copies to the host that are under way are complete."""
         staging = self.num_staging_groups
         num_open = self.num_rows - self.num_full_blocks
-        own = (self.geometry.num_groups - staging) * self.num_rows + staging * num_open
-        return own + self.num_buffers * self.buffer_length - self.num_saved
+        own = (self.geometry.num_groups - staging) * self.num_own_rows + staging * num_open
+        return own + self.num_buffer_blocks - self.num_saved
 
     @property
     def num_unmovable(self) -> int:
@@ -111,16 +132,16 @@ class KVState:
     @property
     def is_parked(self) -> bool:
         """Whether all that it has is on the host, and nothing is on its way back."""
-        return self.asleep and not self.num_owned
+        return self.asleep and not self.num_owned and not self.trunks
 
     @property
     def view(self) -> KVView:
-        blocks = [self.num_rows] * self.geometry.num_groups
+        blocks = [self.num_own_rows] * self.geometry.num_groups
         for place, group in enumerate(self.offloaded):
             if group not in self.restoring:
                 blocks[group] = len(self.own)
             if place < self.num_buffers:
-                blocks[group] += self.buffer_length
+                blocks[group] += self.buffer_length - self.first
         host_blocks = (self.num_host_blocks,) * self.geometry.num_groups
         return KVView(
             offloaded=self.offloaded,
@@ -186,7 +207,8 @@ class KVState:
                 self.restoring.pop(group).cancelled = True
                 continue
             if not self.offloaded:
-                self.own, self.buffer_length = tuple(range(self.num_rows)), 0
+                self.own = tuple(range(self.first, self.num_rows))
+                self.buffer_length = self.first
             self.offloaded = tuple(sorted({*self.offloaded, group}))
         self.seal()
         self._assign(num_free=num_free)
@@ -199,7 +221,7 @@ class KVState:
         staging = self.num_staging_groups
         if not staging:
             return
-        complete = [position for position in self.own if position < self.num_host_blocks]
+        complete = [position for position in self.own if position < self.num_copied_blocks]
         if staging < self.num_buffers:
             complete = [position for position in complete if position < self.buffer_length]
         if complete:
@@ -217,7 +239,7 @@ class KVState:
             self.num_buffers = 0 if self.asleep else wanted
         elif not self.num_buffers:
             self.num_buffers = wanted  # of blocks that the groups owned
-        elif (wanted - self.num_buffers) * self.buffer_length <= num_free:
+        elif (wanted - self.num_buffers) * (self.buffer_length - self.first) <= num_free:
             self.num_buffers = wanted
 
     def sleep(self) -> None:
@@ -230,7 +252,7 @@ class KVState:
             return False
         self.asleep = False
         if self.offloaded:
-            self.num_buffers, self.buffer_length = 1, self.num_staged
+            self.num_buffers, self.buffer_length = 1, self.first + self.num_staged
             self._assign(num_free=num_free - self.num_staged)
         return True
 
@@ -253,19 +275,23 @@ class KVState:
         for group in back:
             del self.restoring[group]
         if back:
-            self.offloaded = tuple(group for group in self.offloaded if group not in back)
-            self.own = self.own if self.offloaded else ()
-            self._assign(num_free=0)
+            self.flip(back)
         return len(back)
+
+    def flip(self, groups: Collection[int]) -> None:
+        """Let groups be in the pool again, in blocks that it has."""
+        self.offloaded = tuple(group for group in self.offloaded if group not in groups)
+        self.own = self.own if self.offloaded else ()
+        self._assign(num_free=0)
 
     # -- copies to the host ----------------------------------------------------------------------
 
-    def take_in_saves(self) -> bool:
-        """Count copies to the host that are complete; return whether there are any."""
-        before = self.num_host_blocks
+    def take_in_saves(self) -> range:
+        """Count copies to the host that are complete; return the positions that are there now."""
+        before = self.num_copied_blocks
         while self.saves and self.saves[0][0].done_s is not None:
-            self.num_host_blocks = self.saves.popleft()[1]
-        return self.num_host_blocks > before
+            self.num_copied_blocks = self.saves.popleft()[1]
+        return range(before, self.num_copied_blocks)
 
     def cancel_restores(self) -> int:
         """Let no group come back; return how many were about to."""
@@ -279,13 +305,15 @@ class KVState:
         """Let no copy begin any more."""
         self.cancel_restores()
         for job, _ in self.saves:
-            job.cancelled = True
+            job.give_up()
         self.saves.clear()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if the parts contradict each other."""
-        assert self.num_host_blocks <= self.num_sent_blocks <= self.num_full_blocks
-        assert len(self.columns) <= self.num_host_blocks
+        assert self.num_copied_blocks <= self.num_sent_blocks <= self.num_full_blocks
+        assert len(self.columns) <= self.num_full_blocks
+        assert self.first <= self.num_rows
+        assert not (self.first and self.num_uncached)
         assert set(self.restoring) <= set(self.offloaded)
         assert self.mirrored or not self.offloaded
         assert not (self.num_uncached and self.offloaded)
@@ -297,8 +325,29 @@ class KVState:
         assert self.num_buffers <= max(1, len(self.offloaded))
         if self.offloaded:
             assert list(self.own) == sorted(set(self.own))
-            assert all(0 <= position < self.num_rows for position in self.own)
-            assert not self.num_buffers or self.num_staged <= self.buffer_length
+            assert all(self.first <= position < self.num_rows for position in self.own)
+            assert not self.num_buffers or self.first + self.num_staged <= self.buffer_length
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Trunk(KVState):
+    """A stretch of positions that its users begin with, behind their trunks before it.
+
+    It has columns that its users have, too. Until all of it is on the host, it stays in the pool:
+    it counts as not `mirrored`.
+    """
+
+    users: dict[KVState, None] = field(default_factory=dict)  # that run, or are on their way back
+    floor: LayerPlacement | None = None  # what leaves in any case; None: all may be in the pool
+
+    @property
+    def is_parked(self) -> bool:
+        return False
+
+    def take_in_saves(self) -> range:
+        saved = super(Trunk, self).take_in_saves()
+        self.mirrored = self.num_copied_blocks == self.num_rows
+        return saved
 
 
 def on_host_only(old: KVState, num_blocks: int) -> KVState:
@@ -311,7 +360,7 @@ def on_host_only(old: KVState, num_blocks: int) -> KVState:
         wanted_buffers=old.wanted_buffers,
         asleep=True,
         mirrored=True,
-        num_host_blocks=num_blocks,
+        num_copied_blocks=num_blocks,
         num_sent_blocks=num_blocks,
-        columns=old.columns,
+        columns=old.columns[:num_blocks],
     )

@@ -1,17 +1,20 @@
 """The moves of layer groups that the capacity guard orders, on counted blocks."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Loading
+from services.control.trunks import give_up, hold
 from services.placement.blocks import BlockGeometry
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import CopyJob, Lane
 from simulator.memory.host import HostLedger
-from simulator.memory.kv import KVState
+from simulator.memory.kv import KVState, Trunk
 from simulator.memory.pool import PoolLedger
 from simulator.memory.requests import SimulatedRequest
+from simulator.memory.trunks import Trunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,7 @@ WHOLE_KV = WayBack()
 
 
 class CountedMoves:
-    """`ReturnMoves` over requests' `KVState`."""
+    """`ReturnMoves` over the `KVState` of requests and trunks."""
 
     def __init__(
         self,
@@ -44,8 +47,7 @@ class CountedMoves:
         self._live, self._block_bytes = live, shape.block_bytes
         self.way_back = WHOLE_KV
         self.restored_s = 0.0  # compute that restores have cost so far
-        # Groups that come back and whose load has not begun.
-        self._lacking: dict[str, list[int]] = {}
+        self.trunks = Trunks(pool, host.counters, self._geometry)
 
     @property
     def geometry(self) -> BlockGeometry:
@@ -60,15 +62,23 @@ class CountedMoves:
     def num_free(self) -> int:
         return self.pool.num_free
 
-    def all(self) -> Iterable[KVState]:
-        """Return the KV of those that have some: most who wait have none."""
+    def all(self) -> Iterator[KVState]:
+        """Yield the holders that there are: most requests that wait have no KV."""
         kvs = (request.record.kv for request in self.requests.values())
-        return (kv for kv in kvs if kv is not None)
+        return chain((kv for kv in kvs if kv is not None), self.trunks.all)
 
     def idle(self, but: Collection[RequestRecord[KVState]]) -> list[KVState]:
         others = [r for r in self._live() if r.record.kv and r.kv.num_owned and r.record not in but]
         others = sorted(reversed(others), key=lambda request: -request.record.num_deposited_tokens)
-        return [request.kv for request in others]
+        trunks = [
+            trunk
+            for trunk in self.trunks.all
+            if all(self._request_of(user).record not in but for user in trunk.users)
+        ]
+        return [*(request.kv for request in others), *trunks]
+
+    def _request_of(self, kv: KVState) -> SimulatedRequest:
+        return self.requests[RequestId(kv.request_id)]
 
     def num_new(self, kv: KVState, num_tokens: int) -> int:
         return kv.num_new(num_tokens)
@@ -82,7 +92,8 @@ class CountedMoves:
 
     def restore(self, kv: KVState, group: int) -> None:
         block_bytes = round(self._block_bytes * self.way_back.link_frac)
-        num_found = self.pool.find([one.key for one in kv.columns[: kv.num_staged]], group)
+        staged = kv.columns[kv.first : kv.first + kv.num_staged]
+        num_found = self.pool.find([one.uid for one in staged], group)
         self.host.counters.num_found_blocks += num_found
         self.host.counters.num_loaded_blocks += kv.num_staged - num_found
         job = kv.begin_restore(group, block_bytes, num_found=num_found)
@@ -148,63 +159,78 @@ class CountedMoves:
         )
 
     def reserve(self, kv: KVState, num_slots: int) -> bool:
-        return self.promise(self.requests[RequestId(kv.request_id)], num_slots)
+        return self.promise(self._request_of(kv), num_slots)
 
     def drop(self, kv: KVState) -> None:
-        request = self.requests[RequestId(kv.request_id)]
-        self._lacking.pop(kv.request_id, None)
+        request = self._request_of(kv)
         kv.cancel_copies()
-        self.pool.release(request.request_id)
+        self.trunks.end(kv)
         self.host.release(request.request_id)
         self.host.give_back(kv.columns)
         request.record.kv = None
         request.record.put_back()
 
     def num_to_find(self, kv: KVState, groups: Collection[int]) -> int:
-        return self.pool.num_to_find([column.key for column in kv.columns], groups)
+        return self.pool.num_to_find([column.uid for column in kv.columns[kv.first :]], groups)
 
     def share(self, kv: KVState) -> None:
-        """Requests share nothing in the pool."""
+        if not kv.trunks:
+            self.trunks.join(kv)
 
     def keep_shared(self, kv: KVState) -> None:
-        raise NotImplementedError("nothing is shared")
+        give_up(kv)
+        self.host.give_back(kv.columns[kv.first :])
+        self.host.set_owned(RequestId(kv.request_id), 0)
+        del kv.columns[kv.first :]
+        kv.num_tokens = kv.first * self._geometry.block_size
+        kv.num_copied_blocks = kv.num_sent_blocks = kv.first
 
     def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_buffers = num_buffers
-        self._lacking[kv.request_id] = list(groups)
+        kv.lacking = list(groups)
+        hold(kv)
 
     def load_on(self, kv: KVState, num_left: int) -> Loading:
-        """One whole group after the other."""
-        lacking, num_taken = self._lacking[kv.request_id], 0
-        while lacking and num_taken + kv.num_rows <= num_left:
-            self.restore(kv, lacking.pop(0))
-            num_taken += kv.num_rows
-        if num_back := kv.take_in_restores():  # the pool still had all of them
+        """One whole group after the other; those of trunks in steps come back by themselves."""
+        coming = [holder for holder in (*kv.trunks, kv) if holder.asleep]
+        for holder in coming:
+            num_left -= self._load(holder, num_left)
+        return Loading(
+            is_complete=not any(holder.lacking or holder.restoring for holder in coming),
+            lacks_blocks=any(holder.lacking for holder in coming),
+        )
+
+    def _load(self, holder: KVState, num_left: int) -> int:
+        """Let groups of a holder come back into at most so many blocks; return into how many."""
+        num_taken = 0
+        while holder.lacking and num_taken + holder.num_own_rows <= num_left:
+            self.restore(holder, holder.lacking.pop(0))
+            num_taken += holder.num_own_rows
+        if num_back := holder.take_in_restores():  # the pool still had all of them
             self.num_found_groups += num_back
-            self.refresh(kv)
-        return Loading(is_complete=not lacking and not kv.restoring, lacks_blocks=bool(lacking))
+            self.refresh(holder)
+        return num_taken
 
     def wake(self, kv: KVState) -> bool:
-        woke = kv.wake(num_free=self.pool.num_free)
-        self.refresh(kv)
-        return woke
+        return self.trunks.wake(kv)
 
     def put_back(self, kv: KVState) -> None:
-        request = self.requests[RequestId(kv.request_id)]
-        self._lacking.pop(kv.request_id, None)
+        request = self._request_of(kv)
+        kept = kv.parked()
         kv.cancel_copies()
-        request.record.kv = parked = kv.parked()
-        self.refresh(parked or request.nothing)
+        give_up(kv)
+        self.trunks.leave(kv)
+        self.keep(request, kept)
+        self.refresh(kept or request.nothing)
 
-    def forget(self, request_id: RequestId) -> None:
-        """Forget a request that has left."""
-        self.requests.pop(request_id, None)
-        self._lacking.pop(request_id, None)
+    def keep(self, request: SimulatedRequest, kept: KVState | None) -> None:
+        """Let that be left of a request's KV."""
+        self.host.give_back(request.kv.columns[len(kept.columns) if kept else 0 :])
+        request.record.kv = kept
 
     def refresh(self, kv: KVState) -> None:
-        """Let the ledger follow a change of a request's KV that finds its blocks free."""
-        taken = self.pool.set_owned(RequestId(kv.request_id), kv.num_owned)
-        assert taken, "blocks were taken that were not free"
+        """Let the ledger follow a change of a holder that finds its blocks free."""
+        self.trunks.refresh(kv)
 
 
 def num_host_blocks(geometry: BlockGeometry, request: SimulatedRequest) -> int:
@@ -229,7 +255,8 @@ def order_saves(
 
     `num_sent` blocks of them are in the queue already.
     """
-    if not kv.mirrored or kv.num_uncached > kv.num_sent_blocks:
+    has_room = kv.mirrored or isinstance(kv, Trunk)
+    if not has_room or kv.num_uncached > kv.num_sent_blocks:
         return  # what is uncached is in no block for long
     position_bytes = block_bytes * kv.geometry.num_groups
     at_once = max(1, MAX_JOB_BYTES // position_bytes)

@@ -98,11 +98,9 @@ class SimulatedRequest:
             self.pauses_s.append((since_s, now_s))
 
     def preempt(self, now_s: float) -> None:
-        """Lose turn and blocks; what has a complete host copy is kept there. A pause ends."""
+        """Lose its turn. A pause ends."""
         self.record.release(Hold.PLAN, now_s)
         self.note_pause(now_s)
-        self.kv.cancel_copies()
-        self.record.kv = self.kv.parked()
         self.record.preempted()
         self.num_computed_tokens = 0
         self.num_preemptions += 1

@@ -45,6 +45,7 @@ class RequestRecord(Generic[KVT]):
     way: ResumeWay | None = None  # in which it is being brought back
     # Where its KV is.
     prefix: FoundPrefix = field(default_factory=FoundPrefix)  # cached, while it has no KV
+    num_begun: int = 0  # cached blocks that it was let begin with
     kv: KVT | None = None  # None: nowhere, neither in the pool nor on the host
     floor: LayerPlacement | None = None  # the plan's; None: all may be in the pool
     num_deposited_tokens: int = 0  # in its reader's hand, when the policy was last asked

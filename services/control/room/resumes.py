@@ -62,7 +62,7 @@ class Resumes(Generic[KVT]):
         placement = self.guard.place_new(need, others)
         num_groups = self._moves.geometry.num_groups
         loaded = [group for group in range(num_groups) if group not in placement.offloaded]
-        group_bytes = max(0, kv.num_host_blocks - kv.num_shared) * self.block_bytes
+        group_bytes = (kv.num_rows - kv.num_shared) * self.block_bytes
         parked = ParkedRequest(
             num_tokens=need.num_tokens,
             num_host_tokens=kv.num_tokens,
@@ -130,6 +130,12 @@ class Resumes(Generic[KVT]):
             groups = [g for g in kv.offloaded if loaded and g not in placement.offloaded]
             self._moves.begin_load(kv, groups, num_buffers=placement.num_staging)
         return way
+
+    def begin_anew(self, record: RequestRecord[KVT]) -> None:
+        """Take from a request in the queue what it has: it may begin with more."""
+        assert record.kv is not None
+        record.way = None
+        self._moves.drop(record.kv)
 
     def put_back(self, record: RequestRecord[KVT]) -> bool:
         """Undo a preparation, to choose anew; False if the request has no block of the pool.

@@ -18,6 +18,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from services.control.prefix_cache import Column, num_complete, num_duplicate_blocks
 from services.control.requests.request_record import RequestRecord
+from services.control.trunks import give_up, own_columns
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import GroupKV, Holder
@@ -25,12 +26,12 @@ from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.publishing import Publishing
 from services.executor.blocks.quarantine import Quarantine
-from services.executor.blocks.residency import RequestKV, on_host_only, own_columns
+from services.executor.blocks.residency import RequestKV, on_host_only
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
-from services.executor.blocks.trunks import Trunks, give_up, leave_found
+from services.executor.blocks.trunks import Trunks, leave_found
 from services.executor.blocks.uncached import UncachedPrefixes
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement

@@ -74,12 +74,12 @@ class PoolBlocks:
         ended: list[KVCacheBlock] = []
         quarantined: list[KVCacheBlock] = []
         for uid, blocks in positions:
-            self._forget(uid)  # another's, of the same KV
             held = [block for block in blocks if block is not None]
             left = [block for block in held if block.ref_cnt == 1]
             if len(left) < len(held):
                 quarantined.extend(block for block in held if block.ref_cnt > 1)
             if left:
+                self._forget(uid)  # another's, of the same KV
                 self._left[uid], self._num_left[uid] = blocks, len(left)
                 self._uids.update((block.block_id, uid) for block in left)
                 ended.extend(left)

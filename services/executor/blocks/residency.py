@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from services.control.prefix_cache import Column
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import SlotPromise
@@ -193,11 +192,6 @@ def users_of(holder: Holder) -> list[RequestKV]:
         return list(holder.users)
     assert isinstance(holder, RequestKV)
     return [holder]
-
-
-def own_columns(holder: Holder) -> Sequence[Column]:
-    """Return the columns whose blocks are a holder's own."""
-    return holder.columns[holder.first :]
 
 
 def on_host_only(

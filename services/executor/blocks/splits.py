@@ -6,8 +6,9 @@ layer group; groups that come back in part begin that anew.
 
 from collections.abc import Callable
 
+from services.control.trunks import own_columns
 from services.executor.blocks.holder import GroupKV, Holder, Restore
-from services.executor.blocks.residency import Trunk, own_columns, users_of
+from services.executor.blocks.residency import Trunk, users_of
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.placement.layer_placement import LayerPlacement

@@ -14,22 +14,30 @@ not complete on the host, it is so as long as its holder has all layers in the p
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from services.control.prefix_cache import Column, FoundPrefix, num_alike
 from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
+from services.control.trunks import (
+    MIN_TRUNK_TOKENS,
+    found,
+    give_up,
+    holders_along,
+    num_least_blocks,
+    num_shared,
+    own_columns,
+    stretches,
+)
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.residency import RequestKV, Trunk, own_columns
+from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.splits import Splits
-
-MIN_TRUNK_TOKENS = 256  # what is shorter each request has for itself
 
 
 class Trunks:
@@ -63,7 +71,7 @@ class Trunks:
             return
         self._begin_as_cached(kv)
         chain: list[Trunk] = []
-        for holder, end in self._holders(kv.columns, but=kv):
+        for holder, end in holders_along(kv.columns, self.num_least, but=kv):
             if isinstance(holder, Trunk) and holder.end == end:
                 chain.append(holder)
             else:
@@ -118,33 +126,16 @@ class Trunks:
 
     def num_shared(self, columns: Sequence[Column]) -> int:
         """Return how many leading ones others have in the pool, or are loading."""
-        return max((end for _, end in self._holders(columns)), default=0) if self.is_on else 0
+        return num_shared(columns, self.num_least) if self.is_on else 0
 
     def num_to_share(self, kv: RequestKV) -> int:
         """Return how many leading blocks of a request in the queue are, or will be, trunks'."""
         return self.num_shared(self._columns_of(kv)) if kv.is_parked and kv.keys else kv.num_shared
 
-    def _holders(
-        self, columns: Sequence[Column], *, but: RequestKV | None = None
-    ) -> Iterator[tuple[Holder, int]]:
-        """Yield who has leading columns in the pool, one behind the other, and each up to where."""
-        first, num_least = 0, self.num_least
-        while first + num_least <= len(columns):
-            # Behind what is too short to be shared, which many begin with that differ then.
-            holder: Holder | None = columns[first + num_least - 1].holder
-            if holder is None or holder is but or holder.first != first:
-                return
-            last = holder.num_copied_blocks if holder.offloaded else None
-            length = num_alike(columns[first:], holder.columns[first:last])
-            if length < num_least:
-                return
-            first += length
-            yield holder, first
-
     @property
     def num_least(self) -> int:
         """Return how many blocks of a row are shared at least."""
-        return -(-self.min_tokens // self._block_size)
+        return num_least_blocks(self._block_size, min_tokens=self.min_tokens)
 
     def leave(self, kv: RequestKV) -> list[KVCacheBlock]:
         """Take a request from its trunks; return the blocks of those that end and are not found.
@@ -204,20 +195,11 @@ class Trunks:
         may_share = self.is_on and bool(kv.keys)
         if kv.is_parked:
             return self.found(self._columns_of(kv)) if may_share else []
-        stretches = [Stretch(trunk.name, trunk.end) for trunk in kv.trunks]
-        if may_share and len(kv.keys) > kv.num_shared:
-            stretches.append(Stretch(kv.request_id, len(kv.keys)))
-        return stretches
+        return stretches(kv, len(kv.keys) if may_share else 0)
 
     def found(self, columns: Sequence[Column]) -> list[Stretch]:
         """Return whose the leading columns are that a request will begin with."""
-        if not self.is_on:
-            return []
-        stretches = [Stretch(holder.request_id, end) for holder, end in self._holders(columns)]
-        is_nobodys = len(columns) >= self.num_least and columns[0].holder is None
-        if is_nobodys and not stretches:  # of several that begin so the first will have it
-            stretches = [Stretch(columns[-1].uid, len(columns))]
-        return stretches
+        return found(columns, self.num_least) if self.is_on else []
 
     def _split(self, holder: Holder, end: int) -> Trunk:
         """Make what a holder has before `end` a trunk of its users'."""
@@ -256,20 +238,6 @@ class Trunks:
             is_short = len(columns) <= last  # as what a split leaves may be
             is_found = is_short or columns[last].holder is trunk
             assert is_found or num_holders[columns[last]] > 1, "a trunk is not found"
-
-
-def hold(holder: Holder) -> None:
-    """Let who begins with a holder's own columns share them, where nobody else has them."""
-    for column in own_columns(holder):
-        if column.holder is None:
-            column.holder = holder
-
-
-def give_up(holder: Holder) -> None:
-    """Let nobody share what a holder has any more."""
-    for column in holder.columns:
-        if column.holder is holder:
-            column.holder = None
 
 
 def leave_found(blocks: PoolBlocks, holder: Holder, positions: range) -> None:

@@ -1,5 +1,6 @@
 """Run policies count what several requests begin with once."""
 
+import math
 from dataclasses import replace
 
 from hypothesis import given
@@ -9,6 +10,7 @@ from services.placement.run.evenflow import decide
 from services.placement.run.promise import Used
 from services.placement.run.reason import Reason
 from services.placement.run.step_estimate import Steps
+from services.placement.run.types import RunPhase, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     SLOW,
     ask,
@@ -103,3 +105,29 @@ def test_a_step_copies_once_what_all_have_on_the_host() -> None:
     without = Steps(each).decode_s(each.requests, growth=1)
 
     assert with_sharing < without / 3
+
+
+def beyond(shared: tuple[int, ...], **overrides) -> RunSnapshot:
+    """Return a snapshot of three agents whose prompts are larger than the pool."""
+    first, *rest = agents(3)
+    waiting = [replace(r, phase=RunPhase.NEW, run_age_s=math.inf) for r in rest]
+    requests = [replace(r, prefixes=shared) for r in (first, *waiting)]
+    engine = make_engine(num_blocks=4 * (ROWS - 10))
+    return make_snapshot(*requests, engine=engine, prefix_rows=(ROWS, 1), **overrides)
+
+
+def test_who_shares_what_is_larger_than_the_pool_runs_together() -> None:
+    decision = decide(beyond((0,), h2d_bytes_per_s=1e5))
+
+    assert decision.run == ("r0", "r1", "r2")
+    assert decision.offloads
+    assert set(decision.reasons.values()) == {Reason.TURN}
+
+
+def test_who_shares_little_or_nothing_and_is_larger_than_the_pool_runs_alone() -> None:
+    for shared in ((), (1,)):
+        assert decide(beyond(shared, h2d_bytes_per_s=1e5)).run == ("r0",)
+
+
+def test_before_steps_are_measured_one_that_is_larger_than_the_pool_runs_alone() -> None:
+    assert decide(beyond((0,), costs=None)).run == ("r0",)

@@ -41,7 +41,7 @@ def running(pool: PoolLedger, name: str, *, num_tokens: int) -> SimulatedRequest
     request = live_request(spec, GEOMETRY)
     request.record.kv = KVState(request_id=name, geometry=GEOMETRY, mirrored=True)
     request.kv.grow(num_tokens)
-    request.kv.num_sent_blocks = request.kv.num_host_blocks = request.kv.num_full_blocks
+    request.kv.num_sent_blocks = request.kv.num_copied_blocks = request.kv.num_full_blocks
     request.num_computed_tokens = num_tokens
     request.record.enter(State.RUNNING)
     assert pool.set_owned(spec.request_id, request.kv.num_owned)

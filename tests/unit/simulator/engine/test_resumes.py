@@ -113,7 +113,7 @@ def parked(engine: Engine, name: str, *, num_blocks: int) -> SimulatedRequest:
     request = live_request(asked(name, num_prompt_tokens=90), scheduler.geometry)
     kv = KVState(request_id=name, geometry=scheduler.geometry, mirrored=True)
     kv.grow(4 * num_blocks)
-    kv.num_sent_blocks = kv.num_host_blocks = num_blocks
+    kv.num_sent_blocks = kv.num_copied_blocks = num_blocks
     request.record.kv = kv.parked()
     assert scheduler.host.set_owned(request.request_id, 4 * num_blocks)
     scheduler.add(request)

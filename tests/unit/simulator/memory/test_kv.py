@@ -44,7 +44,7 @@ class Pair:
     def save(self) -> None:
         """Let all full blocks be on the host."""
         num_full = self.ours.num_full_blocks
-        self.ours.num_sent_blocks = self.ours.num_host_blocks = num_full
+        self.ours.num_sent_blocks = self.ours.num_copied_blocks = num_full
         self.ours.seal()
         for group in self.real.groups:
             assert self.owner.prepare_save(self.real, group, num_full)
