@@ -103,7 +103,9 @@ def display_for(out: IO[str] = sys.stdout) -> Display:
 def picture(state: EngineState, glyphs: Glyphs) -> RenderableType:
     """Return everything at once, for a terminal of any width."""
     rows = state.rows
-    return Group(_heading(state, glyphs), _table(rows, glyphs), *_reasons(rows), _legend(glyphs))
+    shared = _shared(state.update.prefixes, glyphs)
+    heading, table = _heading(state, glyphs), _table(rows, glyphs)
+    return Group(heading, table, *shared, *_reasons(rows), _legend(glyphs))
 
 
 def summary_lines(state: EngineState) -> list[str]:
@@ -123,6 +125,7 @@ def summary_lines(state: EngineState) -> list[str]:
             f"{row.num_deposited}, in time {_in_time(row)}"
             + (f", layers {layer_map(request, ASCII)}" if request.residency else "")
         )
+    lines.extend(f"  {line.plain}" for line in _shared(state.update.prefixes, ASCII))
     return lines
 
 
@@ -137,14 +140,14 @@ def bar(row: Row, num_tokens: int, glyphs: Glyphs, *, width: int = BAR_WIDTH) ->
     )
 
 
-def layer_map(request: pb.ObservedRequest, glyphs: Glyphs) -> Text:
+def layer_map(kv: pb.ObservedRequest | pb.ObservedPrefix, glyphs: Glyphs) -> Text:
     """Return one character per layer group, first layers first."""
     drawn = {
         pb.RESIDENCY_RESIDENT: (glyphs.resident, "green"),
         pb.RESIDENCY_OFFLOADED: (glyphs.offloaded, "blue"),
         pb.RESIDENCY_RESTORING: (glyphs.restoring, "yellow"),
     }
-    return Text.assemble(*(drawn.get(residency, ("?", "red")) for residency in request.residency))
+    return Text.assemble(*(drawn.get(residency, ("?", "red")) for residency in kv.residency))
 
 
 def spark_line(values: Sequence[float], levels: str) -> str:
@@ -192,6 +195,18 @@ def _table(rows: Sequence[Row], glyphs: Glyphs) -> Table:
             Text() if row.is_ended else layer_map(request, glyphs),
         )
     return table
+
+
+def _shared(prefixes: Sequence[pb.ObservedPrefix], glyphs: Glyphs) -> list[Text]:
+    """Return a line for each part that requests have in the pool together."""
+    return [
+        Text.assemble(
+            f"shared {prefix.num_tokens} tokens ",
+            layer_map(prefix, glyphs),
+            (f" of {', '.join(map(name_of_request, prefix.request_ids))}", "dim"),
+        )
+        for prefix in prefixes
+    ]
 
 
 def _legend(glyphs: Glyphs) -> Text:

@@ -3,7 +3,12 @@
 from dataclasses import replace
 
 from evenflow.executor.v1 import executor_pb2 as pb
-from services.executor.observation import EngineObservation, GroupPlace, RequestObservation
+from services.executor.observation import (
+    EngineObservation,
+    GroupPlace,
+    PrefixObservation,
+    RequestObservation,
+)
 from services.executor.serving.step_stream import Frame, Output
 from services.executor.types import (
     EngineLoad,
@@ -220,7 +225,13 @@ def watch_interval_s(request: pb.WatchRequestsRequest) -> float:
 
 def observation_to_proto(observation: EngineObservation) -> pb.WatchRequestsResponse:
     requests = map(_observed_request, observation.requests)
-    return write(observation, pb.WatchRequestsResponse, requests=requests)
+    prefixes = map(_observed_prefix, observation.prefixes)
+    return write(observation, pb.WatchRequestsResponse, requests=requests, prefixes=prefixes)
+
+
+def _observed_prefix(prefix: PrefixObservation) -> pb.ObservedPrefix:
+    residency = map(_RESIDENCIES.__getitem__, prefix.residency)
+    return write(prefix, pb.ObservedPrefix, residency=residency)
 
 
 def _observed_request(request: RequestObservation) -> pb.ObservedRequest:

@@ -44,6 +44,15 @@ class RequestObservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixObservation:
+    """What several requests begin with, and have in the pool once."""
+
+    request_ids: tuple[str, ...]  # the engine's; the front puts the clients' in their place
+    num_tokens: int  # its own, without those of prefixes before it
+    residency: str  # a `GroupPlace` value per layer group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineObservation:
     """All requests and the newest step."""
 
@@ -54,6 +63,7 @@ class EngineObservation:
     num_pool_blocks: int = 0
     num_free_pool_blocks: int = 0
     num_cached_tokens: int = 0  # on the host, for requests that begin with them
+    prefixes: tuple[PrefixObservation, ...] = ()  # that requests share
 
 
 _OBSERVATION = TypeAdapter(EngineObservation)

@@ -31,12 +31,22 @@ PACED = replace(  # its reader is faster than any engine, and its gateway goes o
 )
 
 
+ALIKE = [  # they come later, and begin as the others do
+    replace(one, request_id=f"{one.request_id} too", prompt=[*one.prompt, 7, 8], step=6)
+    for one in (PACED, PLAIN)
+]
+
+
 def test_every_field_of_watch_follows_the_engine(
     runner: StepRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request is computed in parts, read, held, moved to the host, parked, and loaded again."""
+    """A request is computed in parts, read, held, moved to the host, parked, and loaded again.
+
+    Beside others, with which it shares what it begins with.
+    """
     scheduler, state, gates = runner.scheduler, EngineState(), list[LinkGate]()
     monkeypatch.setattr(scheduler, "max_num_scheduled_tokens", 64)
+    monkeypatch.setattr(scheduler.block_owner.trunks, "min_tokens", 32)
     monkeypatch.setattr(scheduler.control.resumes, "choose_way", lambda *_: ResumeWay.LOAD)
     values: defaultdict[str, set[str]] = defaultdict(set)
     places: set[int] = set()
@@ -45,6 +55,7 @@ def test_every_field_of_watch_follows_the_engine(
     acts = {
         8: lambda: scheduler.deliver({"paced": (2, time.monotonic())}),
         9: lambda: place(scheduler, "paced", away),
+        10: lambda: place_trunks(scheduler, away),
         12: lambda: pause(scheduler, "paced"),
         14: lambda: resume(scheduler, "paced"),
         17: lambda: park(scheduler, "paced"),
@@ -62,18 +73,24 @@ def test_every_field_of_watch_follows_the_engine(
         update = observation_to_proto(from_plain(scheduler.observe()))
         state.take(update, now_s=float(step))
         shown += "\n".join(summary_lines(state))
-        for message in (update, *update.requests):
+        for message in (update, *update.requests, *update.prefixes):
             note(message, values)
         places.update(place for request in update.requests for place in request.residency)
 
-    runner.run([PACED, PLAIN], hook=hook)
+    runner.run([PACED, PLAIN, *ALIKE], hook=hook)
 
-    kinds = (pb.WatchRequestsResponse.DESCRIPTOR, pb.ObservedRequest.DESCRIPTOR)
-    fields = {field.full_name for kind in kinds for field in kind.fields}
+    kinds = (pb.WatchRequestsResponse, pb.ObservedRequest, pb.ObservedPrefix)
+    fields = {field.full_name for kind in kinds for field in kind.DESCRIPTOR.fields}
     still = {name for name in fields if len(values[name]) < 2}
     assert still == {f"{pb.WatchRequestsResponse.DESCRIPTOR.full_name}.num_pool_blocks"}
     assert {name for name, _ in STATES.values() if f": {name}" not in shown} == set()
+    assert "shared 128 tokens" in shown
     assert places == set(pb.Residency.values()) - {pb.RESIDENCY_UNSPECIFIED}
+
+
+def place_trunks(scheduler: Any, placement: LayerPlacement) -> None:
+    for trunk in scheduler.trunks:
+        trunk.floor = placement
 
 
 def note(message: Message, values: defaultdict[str, set[str]]) -> None:

@@ -1,6 +1,7 @@
 """What a scheduler keeps of its requests' readers, and what it shows to somebody who watches."""
 
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
@@ -14,12 +15,13 @@ from services.control.requests.life import Hold
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import phase_of
 from services.executor.blocks.holder import GroupKV
-from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.engine import engine_calls
 from services.executor.engine.parent_watch import end_with_parent
 from services.executor.observation import (
     EngineObservation,
     GroupPlace,
+    PrefixObservation,
     RequestObservation,
     to_plain,
 )
@@ -155,6 +157,11 @@ class ReaderStateMixin(VllmScheduler):
         """Return the tokens whose KV is on the host, for requests that begin with them."""
         return 0
 
+    @property
+    def trunks(self) -> Iterable[Trunk]:
+        """Return what requests share."""
+        return ()
+
     def observe(self) -> dict[str, Any]:
         """Return an `EngineObservation` as plain data."""
         now_s = time.monotonic()
@@ -171,6 +178,7 @@ class ReaderStateMixin(VllmScheduler):
                 num_pool_blocks=pool.num_gpu_blocks - 1,  # one is vLLM's null block
                 num_free_pool_blocks=pool.get_num_free_blocks(),
                 num_cached_tokens=self.num_cached_tokens,
+                prefixes=tuple(map(_observe_trunk, self.trunks)),
             )
         )
 
@@ -192,7 +200,7 @@ class ReaderStateMixin(VllmScheduler):
             late_cause=buffer.late_cause,
             pace_tail=buffer.service_level.pace_tail,
             why=record.why,
-            residency="".join(residency_of(group).value for group in groups),
+            residency=residency_of(groups),
         )
 
     def check_integrity(self) -> None:
@@ -201,7 +209,20 @@ class ReaderStateMixin(VllmScheduler):
         assert not strays, f"requests without records, or records without: {sorted(strays)}"
 
 
-def residency_of(group: GroupKV) -> GroupPlace:
+def _observe_trunk(trunk: Trunk) -> PrefixObservation:
+    return PrefixObservation(
+        request_ids=tuple(user.request_id for user in trunk.users),
+        num_tokens=trunk.num_own_tokens,
+        residency=residency_of(trunk.groups),
+    )
+
+
+def residency_of(groups: Iterable[GroupKV]) -> str:
+    """Return a `GroupPlace` value per layer group."""
+    return "".join(_place_of(group).value for group in groups)
+
+
+def _place_of(group: GroupKV) -> GroupPlace:
     if group.restore is not None:
         return GroupPlace.RESTORING
     return GroupPlace.OFFLOADED if group.offloaded else GroupPlace.RESIDENT

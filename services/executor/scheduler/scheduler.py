@@ -6,6 +6,7 @@ and travels with the step, so that all ranks do the same.
 
 import multiprocessing
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -30,7 +31,7 @@ from services.control.step_loop import StepLoop
 from services.control.types import Trigger
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
-from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.blocks.transfers.moves import BlockMoves
 from services.executor.blocks.transfers.transfers import Transfers
@@ -291,6 +292,10 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     def num_cached_tokens(self) -> int:
         owner = self.block_owner
         return owner.host.cache.num_columns * owner.geometry.block_size
+
+    @property
+    def trunks(self) -> Iterable[Trunk]:
+        return self.block_owner.trunks.all
 
     def make_stats(
         self, spec: Any = None, kv_stats: KVConnectorStats | None = None, *args: Any, **kwargs: Any

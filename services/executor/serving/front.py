@@ -137,7 +137,11 @@ class Front:
             for request in observation.requests
             if request.request_id in names
         )
-        return replace(observation, requests=requests)
+        prefixes = tuple(
+            replace(prefix, request_ids=tuple(names[i] for i in prefix.request_ids if i in names))
+            for prefix in observation.prefixes
+        )
+        return replace(observation, requests=requests, prefixes=prefixes)
 
     def _request_ids(self) -> dict[str, str]:
         """Return the ids of requests that the engine has: the clients' by the engine's."""

@@ -11,6 +11,7 @@ from services.executor import convert
 from services.executor.observation import (
     EngineObservation,
     GroupPlace,
+    PrefixObservation,
     RequestObservation,
 )
 from services.executor.serving.step_stream import Acceptance, Frame, Output
@@ -284,6 +285,7 @@ def test_an_observation_keeps_every_field() -> None:
         num_pool_blocks=8,
         num_free_pool_blocks=9,
         num_cached_tokens=10,
+        prefixes=(PrefixObservation(request_ids=("a",), num_tokens=11, residency="O"),),
     )
 
     proto = convert.observation_to_proto(observation)
@@ -317,6 +319,9 @@ def test_an_observation_keeps_every_field() -> None:
         num_pool_blocks=8,
         num_free_pool_blocks=9,
         num_cached_tokens=10,
+        prefixes=[
+            pb.ObservedPrefix(request_ids=["a"], num_tokens=11, residency=[pb.RESIDENCY_OFFLOADED])
+        ],
     )
 
 

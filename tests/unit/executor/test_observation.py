@@ -2,6 +2,7 @@ import json
 
 from services.executor.observation import (
     EngineObservation,
+    PrefixObservation,
     RequestObservation,
     from_plain,
     to_plain,
@@ -37,6 +38,7 @@ def test_an_observation_survives_the_way_between_processes() -> None:
         num_pool_blocks=9,
         num_free_pool_blocks=3,
         num_cached_tokens=16,
+        prefixes=(PrefixObservation(request_ids=("a", "b"), num_tokens=8, residency="RO"),),
     )
 
     assert from_plain(json.loads(json.dumps(to_plain(observation)))) == observation
