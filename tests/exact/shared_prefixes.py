@@ -104,12 +104,17 @@ def share_in_all_ways(
     *,
     min_splits: int = MIN_SPLITS,
 ) -> None:
-    """Assert that agents share prefixes while trunks and own parts move, and come back anyhow."""
+    """Assert that agents share prefixes while trunks and own parts move, and come back anyhow.
+
+    In every second round all is copied late.
+    """
     resumes, counters = runner.scheduler.control.resumes, runner.scheduler.block_owner.counters
+    write_through = runner.scheduler.transfers.write_through
     sharing, num_splits = Sharing(runner), counters.num_trunk_splits
     num_moves = MIN_TRUNK_MOVES * runner.scheduler.block_owner.geometry.num_groups
     for seed in range(MAX_ROUNDS):
         monkeypatch.setattr(resumes, "choose_way", random_way(seed))
+        monkeypatch.setattr(write_through, "_budget", lambda _, most=(1_000, 1)[seed % 2]: most)
         moves = together(churn(seed, share=0.1), churn_of_trunks(seed, share=0.3), sharing)
 
         outcome = runner.run(agents(), hook=moves)
