@@ -152,7 +152,7 @@ class Line(Generic[RequestT, KVT]):
         has nothing but what it shares looks again.
         """
         record = self.record_of(request)
-        if record.kv is not None and record.state.is_queued and only_shares(record.kv):
+        if record.kv is not None and record.state is State.READY and only_shares(record.kv):
             if len(self.engine.cached_prefix(request)) <= record.num_begun:
                 return
             self.resumes.begin_anew(record)

@@ -104,4 +104,4 @@ def cheapest_resume(
     if not engine.h2d_bytes_per_s or engine.prompt is None:
         return ResumeWay.LOAD
     costs = resume_costs(parked, engine)
-    return min(ways, key=lambda way: costs[way])
+    return min((way for way in ResumeWay if way in ways), key=lambda way: costs[way])

@@ -67,6 +67,13 @@ def test_what_free_blocks_still_hold_is_not_copied() -> None:
     assert resume_costs(whole, make_engine(queue_bytes=9_000))[ResumeWay.LOAD] == pytest.approx(0.4)
 
 
+def test_where_nothing_is_to_be_copied_no_layer_stays_on_the_host_whatever_the_ways_order() -> None:
+    parked = make_parked(load_bytes=0, num_shared_tokens=100)
+
+    for ways in ([*ResumeWay], [*reversed(ResumeWay)]):
+        assert cheapest_resume(parked, make_engine(), ways=ways) is ResumeWay.LOAD
+
+
 def test_a_fast_link_is_loaded_from() -> None:
     assert cheapest_resume(make_parked(), make_engine()) is ResumeWay.LOAD
 
