@@ -166,8 +166,8 @@ def test_aborts_of_first_and_last_users_leave_the_others_exact(
 
 
 def some_agents() -> list[Arrival]:
-    """Return those on one prefix, of which all but the first join a trunk."""
-    return [arrival for arrival in agents() if arrival.request_id.startswith("a1.")]
+    """Return those on one prefix, of which the others outlive the first, and join a trunk."""
+    return [arrival for arrival in agents() if arrival.request_id.startswith("a0.")]
 
 
 @pytest.fixture
