@@ -303,6 +303,13 @@ MUTATIONS = (
         ("tests/unit/executor/scheduler/test_run_control.py",),
     ),
     Mutation(
+        "a batch beyond the pool is judged by one victim alone",
+        "services/placement/run/evenflow.py",
+        " or not self._pays_beyond():",
+        ":",
+        ("tests/unit/placement/run/test_shared_prefixes.py",),
+    ),
+    Mutation(
         "a trunk that its first user does not load",
         f"{EXECUTOR}/blocks/transfers/transfers.py",
         "for one in (*kv.trunks, kv) if one.staging",

@@ -206,7 +206,7 @@ class _Draft:
         costs = self._snapshot.costs
         if costs is None or not self._promise.keeps(self.batch):
             return False
-        if not self._pays(self.batch, victim, growth=JUDGED_TOKENS):
+        if not self._pays(self.batch, victim, growth=JUDGED_TOKENS) or not self._pays_beyond():
             return False
         step_s = self._steps.decode_s(self.batch, growth=JUDGED_TOKENS)
         readers = [r.spare_s for r in self.batch if r.has_begun and r.rate_tps]
@@ -214,6 +214,21 @@ class _Draft:
         return step_s <= self._limit_s(costs, self.batch, 1.0) or (
             nobody_short and step_s < math.inf
         )
+
+    def _pays_beyond(self) -> bool:
+        """Return whether the batch generates no slower than what of it fits the pool.
+
+        Where a long part gives layers up for many short ones, one victim alone changes nothing.
+        """
+        whole, self.batch = self.batch, list(self.batch)
+        while len(self.batch) > 1 and not self._fits(self.batch, growth=JUDGED_TOKENS):
+            victim = self._least_needed()
+            if victim is None:
+                break
+            self.batch.remove(victim)
+        rest, self.batch = self.batch, whole
+        with_s, rest_s = (self._steps.decode_s(one, growth=JUDGED_TOKENS) for one in (whole, rest))
+        return len(whole) * rest_s >= len(rest) * with_s
 
     def bring_back_due(self) -> bool:
         """Let parked ones come back that are due; return False if one could not: nobody new."""

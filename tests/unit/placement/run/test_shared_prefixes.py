@@ -107,6 +107,22 @@ def test_a_step_copies_once_what_all_have_on_the_host() -> None:
     assert with_sharing < without / 3
 
 
+def test_all_leave_for_whom_a_long_part_would_give_layers_up() -> None:
+    """One victim alone changes nothing: the part that all share would lose as many layers."""
+    batch = [replace(r, rate_tps=0.0) for r in agents(8)]
+    num_fitting = 6
+    blocks = 4 * (ROWS + num_fitting * 7 + 1)
+    slow = make_snapshot(
+        *batch, engine=make_engine(num_blocks=blocks), prefix_rows=(ROWS,), h2d_bytes_per_s=2e6
+    )
+    steps = Steps(slow)
+    one_less = [*batch[:-1]]
+    assert 8 * steps.decode_s(one_less, growth=4) >= 7 * steps.decode_s(batch, growth=4)
+    assert 8 * steps.decode_s(batch[:6], growth=4) < 6 * steps.decode_s(batch, growth=4)
+
+    assert decide(slow).park == {"r6", "r7"}
+
+
 def beyond(shared: tuple[int, ...], **overrides) -> RunSnapshot:
     """Return a snapshot of three agents whose prompts are larger than the pool."""
     first, *rest = agents(3)
