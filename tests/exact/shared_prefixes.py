@@ -32,7 +32,7 @@ MIN_SHARED_BLOCKS = 1_000  # of one layer, that a request has only because anoth
 MIN_TRUNK_MOVES = 25  # of each layer group, that trunks left the pool, and came back
 MIN_SPLITS = 10
 MIN_EARLY = 20  # trunks over steps, used before they were on the host
-MAX_ROUNDS = 20
+MAX_ROUNDS = 40
 
 
 @pytest.fixture(scope="module")
