@@ -221,8 +221,8 @@ MUTATIONS = (
     Mutation(
         "a request that waits goes on finding what was evicted",
         f"{CONTROL}/prefix_cache.py",
-        " or found.generation < self._last_loss:",
-        ":",
+        " or found.generation < self._last_loss\n",
+        "\n",
         ("tests/unit/executor/blocks/test_prefix_cache.py",),
     ),
     Mutation(
@@ -305,8 +305,8 @@ MUTATIONS = (
     Mutation(
         "a batch beyond the pool is judged by one victim alone",
         "services/placement/run/evenflow.py",
-        " or not self._pays_beyond():",
-        ":",
+        "(_without(self.batch, victim), self._fitting(self.batch))",
+        "(_without(self.batch, victim),)",
         ("tests/unit/placement/run/test_shared_prefixes.py",),
     ),
     Mutation(

@@ -73,9 +73,10 @@ class PrefixCache:
         While nothing has changed no key is looked up; while only more is cached, none of those
         that were found.
         """
-        if found.num_keys != num_keys or found.generation < self._last_loss:
+        is_void = found.num_keys != num_keys or found.generation < self._last_loss
+        if is_void:
             found.columns, found.num_complete = (), 0
-        if found.generation != self.generation or not found.columns:
+        if is_void or found.generation != self.generation:
             found.columns += tuple(self.find(islice(keys, len(found.columns), num_keys)))
             found.num_keys, found.generation = num_keys, self.generation
         found.num_complete += num_complete(found.columns, first=found.num_complete)

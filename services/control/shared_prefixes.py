@@ -13,8 +13,10 @@ class Stretch(NamedTuple):
     end: int  # position behind the last one, in blocks
 
 
-def behind(stretches: Sequence[Stretch], coming: Stretch) -> list[Stretch]:
+def behind(stretches: Sequence[Stretch], coming: Stretch | None) -> Sequence[Stretch]:
     """Return what a request begins with once what others compute of it is there."""
+    if coming is None:
+        return stretches
     kept = [one for one in stretches if one.source != coming.source]
     return [*kept, coming]
 

@@ -6,7 +6,7 @@
 The same of blocks, in the executor, and of counts, in the simulator.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from services.control.prefix_cache import Column, num_alike
@@ -15,36 +15,53 @@ from services.control.shared_prefixes import Stretch
 MIN_TRUNK_TOKENS = 256  # what is shorter each request has for itself
 
 
-def num_least_blocks(block_size: int, *, min_tokens: int = MIN_TRUNK_TOKENS) -> int:
-    """Return how many blocks of a row are shared at least."""
-    return -(-min_tokens // block_size)
+class Sharing:
+    """What requests of one engine may share."""
 
+    def __init__(self, *, block_size: int) -> None:
+        self.is_on = True
+        self.min_tokens = MIN_TRUNK_TOKENS
+        self._block_size = block_size
 
-def holders_along(
-    columns: Sequence[Column], num_least: int, *, but: Any = None
-) -> Iterator[tuple[Any, int]]:
-    """Yield who has leading columns in the pool, one behind the other, and each up to where.
+    @property
+    def num_least(self) -> int:
+        """Return how many blocks of a row are shared at least."""
+        return -(-self.min_tokens // self._block_size)
 
-    At least `num_least` at a time; none from `but` on.
-    """
-    first = 0
-    while first + num_least <= len(columns):
-        # Behind what is too short to be shared, which many begin with that differ then.
-        holder = columns[first + num_least - 1].holder
-        if holder is None or holder is but or holder.first != first:
-            return
-        # What is not on the host yet is shared only while all layers are in the pool.
-        last = holder.num_copied_blocks if holder.offloaded else None
-        number = num_alike(columns[first:], holder.columns[first:last])
-        if number < num_least:
-            return
-        first += number
-        yield holder, first
+    def holders_along(
+        self, columns: Sequence[Column], *, but: Any = None
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield who has leading columns in the pool, one behind the other, and each up to where.
 
+        At least `num_least` at a time; none from `but` on.
+        """
+        first, num_least = 0, self.num_least
+        while self.is_on and first + num_least <= len(columns):
+            # Behind what is too short to be shared, which many begin with that differ then.
+            holder = columns[first + num_least - 1].holder
+            if holder is None or holder is but or holder.first != first:
+                return
+            # What is not on the host yet is shared only while all layers are in the pool.
+            last = holder.num_copied_blocks if holder.offloaded else None
+            number = num_alike(columns[first:], holder.columns[first:last])
+            if number < num_least:
+                return
+            first += number
+            yield holder, first
 
-def num_shared(columns: Sequence[Column], num_least: int) -> int:
-    """Return how many leading columns others have in the pool, or are loading."""
-    return max((end for _, end in holders_along(columns, num_least)), default=0)
+    def num_shared(self, columns: Sequence[Column]) -> int:
+        """Return how many leading columns others have in the pool, or are loading."""
+        return max((end for _, end in self.holders_along(columns)), default=0)
+
+    def found(self, columns: Sequence[Column]) -> list[Stretch]:
+        """Return whose the leading columns are that a request will begin with."""
+        if not self.is_on:
+            return []
+        parts = [Stretch(holder.request_id, end) for holder, end in self.holders_along(columns)]
+        is_nobodys = len(columns) >= self.num_least and columns[0].holder is None
+        if is_nobodys and not parts:  # of several that begin so the first will have it
+            parts = [Stretch(columns[-1].uid, len(columns))]
+        return parts
 
 
 def stretches(kv: Any, end: int) -> list[Stretch]:
@@ -55,13 +72,12 @@ def stretches(kv: Any, end: int) -> list[Stretch]:
     return parts
 
 
-def found(columns: Sequence[Column], num_least: int) -> list[Stretch]:
-    """Return whose the leading columns are that a request will begin with."""
-    parts = [Stretch(holder.request_id, end) for holder, end in holders_along(columns, num_least)]
-    is_nobodys = len(columns) >= num_least and columns[0].holder is None
-    if is_nobodys and not parts:  # of several that begin so the first will have it
-        parts = [Stretch(columns[-1].uid, len(columns))]
-    return parts
+def put_before(holder: Any, trunk: Any, users: Iterable[Any]) -> None:
+    """Let a new trunk stand before what it was cut from, in all requests that had that."""
+    for user in users:
+        at = user.trunks.index(holder) if holder in user.trunks else len(user.trunks)
+        user.trunks.insert(at, trunk)
+        trunk.users[user] = None
 
 
 def own_columns(holder: Any) -> Sequence[Column]:

@@ -93,12 +93,15 @@ class SimulatedEngine:
             return trunks.stretches(record.kv)
         if record.way is not None:  # one that is to be computed begins with nothing
             return []
-        found, coming = trunks.found(self.cached_prefix(request)), self.coming_prefix(request)
-        return found if coming is None else behind(found, coming)
+        cached = self.cached_prefix(request)
+        return behind(trunks.found(cached), self._coming(request, cached))
 
     def coming_prefix(self, request: SimulatedRequest) -> Stretch | None:
+        return self._coming(request, self.cached_prefix(request))
+
+    def _coming(self, request: SimulatedRequest, cached: Sequence[Column]) -> Stretch | None:
         block_size, num_keys = self.shape.block_size, self._num_keys(request)
-        at = len(self.cached_prefix(request)) + self._moves.trunks.num_least - 1
+        at = len(cached) + self._moves.trunks.num_least - 1
         if at >= num_keys or not self._moves.trunks.is_on:
             return None
         for other in self._scheduler.running:
@@ -114,8 +117,9 @@ class SimulatedEngine:
         kv, trunks = request.record.kv, self._moves.trunks
         if kv is not None:
             return trunks.num_shared(kv.columns) if kv.is_parked else kv.num_shared
-        coming = self.coming_prefix(request)
-        return coming.end if coming is not None else trunks.num_shared(self.cached_prefix(request))
+        cached = self.cached_prefix(request)
+        coming = self._coming(request, cached)
+        return trunks.num_shared(cached) if coming is None else coming.end
 
     def adopt_prefix(self, request: SimulatedRequest, columns: Sequence[Column]) -> None:
         self._moves.host.cache.share(columns)

@@ -12,16 +12,7 @@ from collections.abc import Iterable, Sequence
 from services.control.counters import Counters
 from services.control.prefix_cache import Column, num_alike
 from services.control.shared_prefixes import Stretch
-from services.control.trunks import (
-    MIN_TRUNK_TOKENS,
-    found,
-    give_up,
-    holders_along,
-    num_least_blocks,
-    num_shared,
-    own_columns,
-    stretches,
-)
+from services.control.trunks import Sharing, give_up, own_columns, put_before, stretches
 from services.placement.blocks import BlockGeometry
 from services.placement.types import RequestId
 from simulator.device.copies import CopyJob
@@ -29,20 +20,14 @@ from simulator.memory.kv import KVState, Trunk
 from simulator.memory.pool import PoolLedger
 
 
-class Trunks:
+class Trunks(Sharing):
     """All trunks of an engine, and the ends of holders."""
 
     def __init__(self, pool: PoolLedger, counters: Counters, geometry: BlockGeometry) -> None:
+        super().__init__(block_size=geometry.block_size)
         self.all: dict[Trunk, None] = {}
-        self.is_on = True
-        self.min_tokens = MIN_TRUNK_TOKENS
         self._pool, self._counters, self._geometry = pool, counters, geometry
         self._last_number = 0
-
-    @property
-    def num_least(self) -> int:
-        """Return how many blocks of a row are shared at least."""
-        return num_least_blocks(self._geometry.block_size, min_tokens=self.min_tokens)
 
     # -- users come and go -----------------------------------------------------------------------
 
@@ -56,7 +41,7 @@ class Trunks:
             holder
             if isinstance(holder, Trunk) and holder.num_rows == end
             else self._split(holder, end)
-            for holder, end in holders_along(kv.columns, self.num_least, but=kv)
+            for holder, end in self.holders_along(kv.columns, but=kv)
         ]
         for trunk in chain:
             trunk.users[kv] = None
@@ -104,20 +89,11 @@ class Trunks:
 
     # -- what requests have in common ------------------------------------------------------------
 
-    @property
-    def num_owned(self) -> int:
-        """Blocks of all trunks."""
-        return sum(trunk.num_owned for trunk in self.all)
-
     def stretches(self, kv: KVState) -> list[Stretch]:
         """Return what a request begins with: its trunks, and what others may share of its own."""
         if kv.is_parked:
             return self.found(kv.columns)
         return stretches(kv, len(kv.columns) if self.is_on else 0)
-
-    def found(self, columns: Sequence[Column]) -> list[Stretch]:
-        """Return whose the leading columns are that a request will begin with."""
-        return found(columns, self.num_least) if self.is_on else []
 
     def reached(self, cached: Sequence[Column], filled: Iterable[Column]) -> Sequence[Column]:
         """Return what is cached, and of what is filled behind it what a request will share."""
@@ -125,10 +101,6 @@ class Trunks:
         if len(columns) == len(cached):
             return cached
         return columns[: max(len(cached), self.num_shared(columns))]
-
-    def num_shared(self, columns: Sequence[Column]) -> int:
-        """Return how many leading columns others have in the pool, or are loading."""
-        return num_shared(columns, self.num_least) if self.is_on else 0
 
     # -- splits ----------------------------------------------------------------------------------
 
@@ -138,10 +110,7 @@ class Trunks:
         trunk = _cut(holder, end, f"\0trunk-{self._last_number}")
         self.all[trunk] = None
         self._counters.num_trunk_splits += 1
-        for user in users_of(holder):
-            at = user.trunks.index(holder) if isinstance(holder, Trunk) else len(user.trunks)
-            user.trunks.insert(at, trunk)
-            trunk.users[user] = None
+        put_before(holder, trunk, users_of(holder))
         for column in own_columns(trunk):
             column.holder = trunk
         for part in (holder, trunk):

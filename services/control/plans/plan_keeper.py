@@ -62,12 +62,13 @@ class PlanKeeper:
     def came(self, epoch: int, plan: Plan, *, step: int, now_s: float) -> list[Trigger]:
         """Carry a plan out if the rules allow it. `epoch`: of the snapshot that was sent."""
         question = next((q for q in self._questions if q.epoch == epoch), None)
+        trunks = trunks_of(record.kv for record in self._ledger.records.values())
         now = Moment(
             step=step,
             last_applied_epoch=self.last_applied_epoch,
             live=self._live_places(),
             engine=self._engine.shape,
-            prefixes=[_prefix_of(trunk) for trunk in self._trunks.values()],
+            prefixes=[_prefix_of(trunk) for trunk in trunks.values()],
         )
         verdict = judge(plan, question, now)
         self._counts.judged(
@@ -79,7 +80,6 @@ class PlanKeeper:
             return []
         self.last_applied_epoch = plan.epoch
         self._in_force = PlanInForce(plan=plan, asked_step=question.step)
-        trunks = self._trunks
         for prefix in plan.prefixes:
             if prefix.prefix_id in trunks:  # else it has ended
                 trunks[prefix.prefix_id].floor = self._floor(prefix)
@@ -174,10 +174,6 @@ class PlanKeeper:
         places = [not record.state.is_queued for record in records if not record.is_held]
         num_running = sum(places)
         return num_running if num_running or not self._ledger.last_scheduled else len(places)
-
-    @property
-    def _trunks(self) -> dict[str, Any]:
-        return trunks_of(record.kv for record in self._ledger.records.values())
 
     def _live_places(self) -> list[LivePlace]:
         records, size = self._engine.records, self._engine.shape.block_size

@@ -6,7 +6,7 @@ layer group; groups that come back in part begin that anew.
 
 from collections.abc import Callable
 
-from services.control.trunks import own_columns
+from services.control.trunks import own_columns, put_before
 from services.executor.blocks.holder import GroupKV, Holder, Restore
 from services.executor.blocks.residency import Trunk, users_of
 from services.executor.blocks.restores import Restores
@@ -44,7 +44,7 @@ class Splits:
             floor=_floor_of(holder),
         )
         self._clear_staging(holder, end)
-        self._put_before(holder, trunk)
+        put_before(holder, trunk, users_of(holder))
         for column in own_columns(trunk):
             column.holder = trunk
         self.on_split(holder, trunk)
@@ -105,13 +105,6 @@ class Splits:
         if group.restore is not None:
             group.restore = Restore()
         return front
-
-    def _put_before(self, holder: Holder, trunk: Trunk) -> None:
-        """Let a new trunk stand before what it was cut from, in all requests that had that."""
-        for user in users_of(holder):
-            at = user.trunks.index(holder) if isinstance(holder, Trunk) else len(user.trunks)
-            user.trunks.insert(at, trunk)
-            trunk.users[user] = None
 
     def _tell_ranks(self, holder: Holder, trunk: Trunk) -> None:
         """Say of both parts all that ranks must know: what was pending of the whole is void."""

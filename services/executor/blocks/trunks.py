@@ -21,16 +21,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from services.control.prefix_cache import Column, FoundPrefix, num_alike
 from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
-from services.control.trunks import (
-    MIN_TRUNK_TOKENS,
-    found,
-    give_up,
-    holders_along,
-    num_least_blocks,
-    num_shared,
-    own_columns,
-    stretches,
-)
+from services.control.trunks import Sharing, give_up, own_columns, stretches
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
@@ -40,7 +31,7 @@ from services.executor.blocks.seals import Seals
 from services.executor.blocks.splits import Splits
 
 
-class Trunks:
+class Trunks(Sharing):
     """All trunks of an engine."""
 
     def __init__(
@@ -51,15 +42,13 @@ class Trunks:
         *,
         block_size: int,
     ) -> None:
+        super().__init__(block_size=block_size)
         self.all: dict[Trunk, None] = {}
-        self.is_on = True
-        self.min_tokens = MIN_TRUNK_TOKENS
         self.splits = Splits(restores, seals)
         self._restores = restores
         self._host, self._counters = host, host.counters
         self._blocks, self._orders = restores.blocks, restores.orders
         self._staging = restores.staging
-        self._block_size = block_size
 
     # -- users come and go --------------------------------------------------------------------
 
@@ -71,7 +60,7 @@ class Trunks:
             return
         self._begin_as_cached(kv)
         chain: list[Trunk] = []
-        for holder, end in holders_along(kv.columns, self.num_least, but=kv):
+        for holder, end in self.holders_along(kv.columns, but=kv):
             if isinstance(holder, Trunk) and holder.end == end:
                 chain.append(holder)
             else:
@@ -124,18 +113,9 @@ class Trunks:
             return columns
         return columns[: max(prefix.num_complete, self.num_shared(columns))]
 
-    def num_shared(self, columns: Sequence[Column]) -> int:
-        """Return how many leading ones others have in the pool, or are loading."""
-        return num_shared(columns, self.num_least) if self.is_on else 0
-
     def num_to_share(self, kv: RequestKV) -> int:
         """Return how many leading blocks of a request in the queue are, or will be, trunks'."""
         return self.num_shared(self._columns_of(kv)) if kv.is_parked and kv.keys else kv.num_shared
-
-    @property
-    def num_least(self) -> int:
-        """Return how many blocks of a row are shared at least."""
-        return num_least_blocks(self._block_size, min_tokens=self.min_tokens)
 
     def leave(self, kv: RequestKV) -> list[KVCacheBlock]:
         """Take a request from its trunks; return the blocks of those that end and are not found.
@@ -196,10 +176,6 @@ class Trunks:
         if kv.is_parked:
             return self.found(self._columns_of(kv)) if may_share else []
         return stretches(kv, len(kv.keys) if may_share else 0)
-
-    def found(self, columns: Sequence[Column]) -> list[Stretch]:
-        """Return whose the leading columns are that a request will begin with."""
-        return found(columns, self.num_least) if self.is_on else []
 
     def _split(self, holder: Holder, end: int) -> Trunk:
         """Make what a holder has before `end` a trunk of its users'."""

@@ -110,10 +110,11 @@ class VllmEngine:
         return self._owner.trunks.find(record.prefix, request.block_hashes, num_keys)
 
     def coming_prefix(self, request: Request) -> Stretch | None:
-        if not (num_keys := self._num_keys(request)):
-            return None
-        first = len(self.cached_prefix(request))
-        return self._owner.publishing.coming(request.block_hashes, first=first, end=num_keys)
+        return self._coming(request, self.cached_prefix(request))
+
+    def _coming(self, request: Request, cached: Sequence[Column]) -> Stretch | None:
+        end = self._num_keys(request)
+        return self._owner.publishing.coming(request.block_hashes, first=len(cached), end=end)
 
     def _num_keys(self, request: Request) -> int:
         """Return with how many blocks a request may begin that others computed."""
@@ -131,18 +132,16 @@ class VllmEngine:
             return self._owner.trunks.stretches(kv)
         if record.way is not None:  # one that is to be computed begins with nothing
             return ()
-        found = self._owner.trunks.found(self.cached_prefix(request))
-        coming = self.coming_prefix(request)
-        return found if coming is None else behind(found, coming)
+        cached = self.cached_prefix(request)
+        return behind(self._owner.trunks.found(cached), self._coming(request, cached))
 
     def num_to_share(self, request: Request) -> int:
         kv = self._owner.records[request.request_id].kv
         if kv is not None:
             return self._owner.trunks.num_to_share(kv)
-        coming = self.coming_prefix(request)
-        if coming is not None:
-            return coming.end
-        return self._owner.trunks.num_shared(self.cached_prefix(request))
+        cached = self.cached_prefix(request)
+        coming = self._coming(request, cached)
+        return self._owner.trunks.num_shared(cached) if coming is None else coming.end
 
     def adopt_prefix(self, request: Request, columns: Sequence[Column]) -> None:
         record = self._owner.records[request.request_id]

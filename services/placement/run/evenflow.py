@@ -148,9 +148,10 @@ class _Draft:
         unpaced_s = self._rules.hide_frac * compute_s(costs, batch)
         return longest_s(batch, paced_frac=frac, unpaced_s=unpaced_s)
 
-    def _pays(self, batch: Sequence[RunRequest], last: RunRequest, *, growth: int) -> bool:
-        """Return whether the batch generates no slower than without `last`."""
-        rest = [request for request in batch if request is not last]
+    def _pays(
+        self, batch: Sequence[RunRequest], rest: Sequence[RunRequest], *, growth: int
+    ) -> bool:
+        """Return whether the batch generates no slower than what of it is left as `rest`."""
         if not rest:
             return True
         with_s = self._steps.decode_s(batch, growth=growth)
@@ -166,28 +167,28 @@ class _Draft:
         if costs is None or not self._promise.keeps(batch):
             return False
         limit_s = self._limit_s(costs, batch, self._rules.tight_frac)
+        rest = _without(batch, last)
         if last.prefixes:  # who joins those that wait for a prefix of his adds little to that
-            rest = [request for request in batch if request is not last]
             limit_s = max(limit_s, self._steps.decode_s(rest, growth=growth) if rest else 0.0)
         if self._steps.decode_s(batch, growth=growth, limit_s=limit_s) > limit_s:
             return False
-        return all(self._pays(batch, last, growth=n) for n in (JUDGED_TOKENS, growth))
+        return all(self._pays(batch, rest, growth=n) for n in (JUDGED_TOKENS, growth))
 
     # -- the rules -----------------------------------------------------------------------------
 
     def shrink_outgrown(self) -> None:
         """While the batch exceeds the pool: layers leave if nobody pays for it, else a request."""
         while len(self.batch) > 1 and not self._fits(self.batch, growth=NEXT_TOKENS):
-            victim = self._least_needed()
+            victim = self._least_needed(self.batch)
             if victim is None or self._hides(victim):
                 return
             self.batch.remove(victim)
             self._parks.append(victim)
             self._reasons[victim] = Reason.OUTGROWN
 
-    def _least_needed(self) -> RunRequest | None:
+    def _least_needed(self, batch: Sequence[RunRequest]) -> RunRequest | None:
         """Return the newest stand-by, or who has most in hand; with nothing to spare the newest."""
-        running = [request for request in self.batch if request.runs]
+        running = [request for request in batch if request.runs]
         stand_by = [request for request in running if not self._is_sure(request)]
         if stand_by:
             return min(reversed(stand_by), key=lambda r: r.arrival_age_s)
@@ -206,8 +207,10 @@ class _Draft:
         costs = self._snapshot.costs
         if costs is None or not self._promise.keeps(self.batch):
             return False
-        if not self._pays(self.batch, victim, growth=JUDGED_TOKENS) or not self._pays_beyond():
-            return False
+        # Where a long part gives layers up for many short ones, one victim alone changes nothing.
+        for rest in (_without(self.batch, victim), self._fitting(self.batch)):
+            if not self._pays(self.batch, rest, growth=JUDGED_TOKENS):
+                return False
         step_s = self._steps.decode_s(self.batch, growth=JUDGED_TOKENS)
         readers = [r.spare_s for r in self.batch if r.has_begun and r.rate_tps]
         nobody_short = min(readers, default=math.inf) > self._rules.due_s
@@ -215,20 +218,14 @@ class _Draft:
             nobody_short and step_s < math.inf
         )
 
-    def _pays_beyond(self) -> bool:
-        """Return whether the batch generates no slower than what of it fits the pool.
-
-        Where a long part gives layers up for many short ones, one victim alone changes nothing.
-        """
-        whole, self.batch = self.batch, list(self.batch)
-        while len(self.batch) > 1 and not self._fits(self.batch, growth=JUDGED_TOKENS):
-            victim = self._least_needed()
+    def _fitting(self, batch: Sequence[RunRequest]) -> Sequence[RunRequest]:
+        """Return what is left of a batch once those have left that the pool has no room for."""
+        while len(batch) > 1 and not self._fits(batch, growth=JUDGED_TOKENS):
+            victim = self._least_needed(batch)
             if victim is None:
                 break
-            self.batch.remove(victim)
-        rest, self.batch = self.batch, whole
-        with_s, rest_s = (self._steps.decode_s(one, growth=JUDGED_TOKENS) for one in (whole, rest))
-        return len(whole) * rest_s >= len(rest) * with_s
+            batch = _without(batch, victim)
+        return batch
 
     def bring_back_due(self) -> bool:
         """Let parked ones come back that are due; return False if one could not: nobody new."""
@@ -331,9 +328,8 @@ class _Draft:
 
     def _frees(self, batch: Sequence[RunRequest], victim: RunRequest) -> bool:
         """Return whether the pool gains by a victim that shares most of what it has."""
-        others = [request for request in batch if request is not victim]
         num_blocks = self._snapshot.num_blocks_of(batch, growth=AHEAD_TOKENS)
-        num_left = self._snapshot.num_blocks_of(others, growth=AHEAD_TOKENS)
+        num_left = self._snapshot.num_blocks_of(_without(batch, victim), growth=AHEAD_TOKENS)
         return num_blocks - num_left > LEAST_FREED_ROWS * self._snapshot.engine.num_groups
 
     def fill_room(self) -> None:
@@ -398,3 +394,7 @@ class _Draft:
         reasons |= {r.request_id: Reason.NO_ROOM for r in self._parked}
         reasons |= {r.request_id: Reason.STAYS for r in self.batch}
         return reasons | {r.request_id: reason for r, reason in self._reasons.items()}
+
+
+def _without(batch: Sequence[RunRequest], request: RunRequest) -> list[RunRequest]:
+    return [one for one in batch if one is not request]
