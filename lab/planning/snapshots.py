@@ -51,6 +51,18 @@ def make_request(name: str, num_tokens: int = 1_600, **overrides: Any) -> Reques
     return RequestState(**(values | overrides))
 
 
+def make_prefill(name: str, num_tokens: int, num_computed: int, **overrides: Any) -> RequestState:
+    """Return a request whose prompt of `num_tokens` is computed, and mirrored, in part."""
+    values = {
+        "phase": RequestPhase.PREFILL,
+        "num_prompt_tokens": num_tokens,
+        "num_output_tokens": 0,
+        "num_computed_tokens": num_computed,
+        "num_host_blocks": (num_computed // BLOCK_SIZE,) * 8,
+    }
+    return make_request(name, num_tokens, **(values | overrides))
+
+
 def make_prefix(name: str, num_tokens: int = 1_600, **overrides: Any) -> PrefixState:
     """Return a prefix of `num_tokens` tokens, fully mirrored."""
     groups = overrides.pop("num_groups", 8)

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from lab.planning.snapshots import make_engine, make_prefix, make_request, make_snapshot
+from lab.planning.snapshots import (
+    make_engine,
+    make_prefill,
+    make_prefix,
+    make_request,
+    make_snapshot,
+)
 from services.placement.mirror import mirror_of
 from services.placement.step_time.batch import (
     capacity_blocks,
@@ -22,16 +28,7 @@ LAST = Pattern((7,), 1)
 
 
 def prompt(name: str, num_computed: int, *prefixes: str) -> RequestState:
-    return make_request(
-        name,
-        900,
-        phase=RequestPhase.PREFILL,
-        num_prompt_tokens=900,
-        num_output_tokens=0,
-        num_computed_tokens=num_computed,
-        num_host_blocks=(num_computed // 16,) * 8,
-        prefix_ids=prefixes,
-    )
+    return make_prefill(name, 900, num_computed, prefix_ids=prefixes)
 
 
 def batch_of(number: int) -> Snapshot:

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.planning.snapshots import make_engine, make_prefix, make_request, make_snapshot
+from lab.planning.snapshots import (
+    make_engine,
+    make_prefill,
+    make_prefix,
+    make_request,
+    make_snapshot,
+)
 from services.placement.judging.slo import late_tokens, promise_of
 from services.placement.step_time.batch import (
     demand_of,
@@ -250,16 +256,7 @@ def test_course_and_load_equal_the_shared_formulas() -> None:
 
 
 def prompt(num_computed: int, **overrides: object) -> RequestState:
-    return make_request(
-        "prompt",
-        16_000,
-        phase=RequestPhase.PREFILL,
-        num_prompt_tokens=16_000,
-        num_output_tokens=0,
-        num_computed_tokens=num_computed,
-        num_host_blocks=(num_computed // 16,) * 8,
-        **overrides,
-    )
+    return make_prefill("prompt", 16_000, num_computed, **overrides)
 
 
 def test_a_prompt_under_way_is_planned_with_its_chunk_and_its_rereads() -> None:

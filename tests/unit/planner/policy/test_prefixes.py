@@ -7,7 +7,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lab.planning.snapshots import make_engine, make_prefix, make_request, make_snapshot
+from lab.planning.snapshots import (
+    make_engine,
+    make_prefill,
+    make_prefix,
+    make_request,
+    make_snapshot,
+)
 from services.placement.step_time.batch import (
     capacity_blocks,
     demand_of,
@@ -41,16 +47,7 @@ def users(number: int, num_tokens: int = 400, **overrides: object) -> list[Reque
 
 
 def prompt(name: str, num_computed: int, **overrides: object) -> RequestState:
-    return make_request(
-        name,
-        3_000,
-        phase=RequestPhase.PREFILL,
-        num_prompt_tokens=3_000,
-        num_output_tokens=0,
-        num_computed_tokens=num_computed,
-        num_host_blocks=(num_computed // 16,) * 8,
-        **overrides,
-    )
+    return make_prefill(name, 3_000, num_computed, **overrides)
 
 
 def mixed() -> Snapshot:
