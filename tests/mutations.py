@@ -19,7 +19,7 @@ EXECUTOR = "services/executor"
 CONTROL = "services/control"
 ONE_ENGINE = ("tests/exact/test_layerwise_exact.py", "-k", "layers and not layers-async")
 UNCACHED = ("tests/unit/executor/blocks/test_uncached.py",)
-TRUNKS = ("tests/unit/executor/blocks/test_trunks.py",)
+TRUNKS = ("tests/unit/executor/blocks/sharing/test_trunks.py",)
 PLANNED_TRUNKS = ("tests/unit/planner/policy/test_prefixes.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
@@ -206,7 +206,7 @@ MUTATIONS = (
     ),
     Mutation(
         "columns are found before every rank has them",
-        f"{EXECUTOR}/blocks/publishing.py",
+        f"{EXECUTOR}/blocks/sharing/publishing.py",
         "num_copied = min(holder.num_copied_blocks, len(holder.columns))",
         "num_copied = min(min(g.num_saves_sent for g in holder.groups), len(holder.columns))",
         ("tests/unit/executor/blocks/test_prefix_hits.py",),
@@ -234,35 +234,35 @@ MUTATIONS = (
     ),
     Mutation(
         "edits of a trunk miss a user",
-        f"{EXECUTOR}/blocks/trunks.py",
+        f"{EXECUTOR}/blocks/sharing/trunks.py",
         "self._orders.use(trunk.name, [user.request_id for user in trunk.users])",
         "self._orders.use(trunk.name, [u.request_id for u in list(trunk.users)[:-1]])",
         TRUNKS,
     ),
     Mutation(
         "a trunk ends with its first user",
-        f"{EXECUTOR}/blocks/trunks.py",
+        f"{EXECUTOR}/blocks/sharing/trunks.py",
         "            if trunk.users:\n",
         "            if False:\n",
         TRUNKS,
     ),
     Mutation(
         "what was cut off stays a holder's own",
-        f"{EXECUTOR}/blocks/splits.py",
+        f"{EXECUTOR}/blocks/sharing/splits.py",
         "        group.first = end\n",
         "",
         TRUNKS,
     ),
     Mutation(
         "half of a copy under way is a trunk's",
-        f"{EXECUTOR}/blocks/splits.py",
+        f"{EXECUTOR}/blocks/sharing/splits.py",
         "coming = holder.restoring if end < holder.num_rows else []",
         "coming = list[int]()",
         TRUNKS,
     ),
     Mutation(
         "what is not on the host yet leaves the pool",
-        f"{EXECUTOR}/blocks/splits.py",
+        f"{EXECUTOR}/blocks/sharing/splits.py",
         "mirrored=is_on_host",
         "mirrored=True",
         TRUNKS,

@@ -17,9 +17,9 @@ from lab.engine.step_runner import Arrival, Hook, Outcome, StepRunner, first_dif
 from lab.engine.workloads import churn, random_way, together, with_aborts
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.residency import RequestKV, Trunk
-from services.executor.blocks.splits import Splits
+from services.executor.blocks.sharing.splits import Splits
+from services.executor.blocks.sharing.trunks import Trunks
 from services.executor.blocks.transfers.write_through import WriteThrough
-from services.executor.blocks.trunks import Trunks
 from services.executor.copies.load_tables import LoadTables
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import ResumeWay

@@ -24,14 +24,14 @@ from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.publishing import Publishing
 from services.executor.blocks.quarantine import Quarantine
 from services.executor.blocks.residency import RequestKV, on_host_only
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
+from services.executor.blocks.sharing.publishing import Publishing
+from services.executor.blocks.sharing.trunks import Trunks, leave_found
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
-from services.executor.blocks.trunks import Trunks, leave_found
 from services.executor.blocks.uncached import UncachedPrefixes
 from services.placement.blocks import BlockGeometry
 from services.placement.layer_placement import LayerPlacement

@@ -1,6 +1,6 @@
 """What one holder has of the pool: rows of blocks, one per layer group, and staging buffers.
 
-A holder is a request's own part, or a trunk that several requests begin with (`trunks.py`); every
+A holder is a request's own part, or a trunk that several requests begin with (`sharing`); every
 block is one holder's. Positions are those of the whole row of a request, in blocks. A holder's own
 begin with `first`; before it stand blocks that are not its groups': scratch (`uncached.py`), or the
 null block, where trunks have them.

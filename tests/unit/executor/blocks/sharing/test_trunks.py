@@ -9,8 +9,8 @@ from services.control.requests.life import State
 from services.control.room.resumes import num_host_tokens
 from services.control.shared_prefixes import Stretch
 from services.executor.blocks.residency import RequestKV, Trunk
+from services.executor.blocks.sharing.trunks import Trunks
 from services.executor.blocks.transfers.losses import Losses
-from services.executor.blocks.trunks import Trunks
 from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from services.placement.run.resume import ResumeWay

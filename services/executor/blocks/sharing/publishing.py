@@ -12,7 +12,7 @@ from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV, Trunk
-from services.executor.blocks.trunks import Trunks
+from services.executor.blocks.sharing.trunks import Trunks
 
 
 class Publishing:

@@ -28,7 +28,7 @@ from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
-from services.executor.blocks.splits import Splits
+from services.executor.blocks.sharing.splits import Splits
 
 
 class Trunks(Sharing):

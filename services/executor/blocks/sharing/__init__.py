@@ -1,0 +1,1 @@
+"""What requests that begin alike have once: trunks, splits, and what is published."""
