@@ -86,7 +86,7 @@ class Publishing:
         None if nobody's do, or what could be shared of it is too short.
         """
         at = first + self._trunks.num_least - 1
-        kv = self._coming.get(keys[at]) if at < end else None
+        kv = self._coming.get(keys[at]) if at < end and self._trunks.is_on else None
         if kv is None or kv.num_full_blocks > at or kv.offloaded or not kv.mirrored:
             return None
         # One that is admitted in this very step still waits.

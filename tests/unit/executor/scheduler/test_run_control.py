@@ -241,6 +241,16 @@ def test_nobody_waits_for_a_prompt_that_does_not_go_on() -> None:
     assert engine.kv("second").num_shared == 2
 
 
+def test_where_nothing_is_shared_nobody_waits_for_it() -> None:
+    engine = ModelFreeEngine(num_blocks=81)
+    trunks = engine.scheduler.block_owner.trunks
+    trunks.min_tokens, trunks.is_on = BLOCK_SIZE, False
+    for name in ("first", "second"):
+        engine.add(name, 14, ("a", "b", "c"))
+
+    assert engine.step() == {"first", "second"}
+
+
 def test_policies_know_what_of_a_newcomer_s_prompt_is_cached() -> None:
     engine = with_cached("a", "b", "c")
     engine.add("known", 14, ("a", "b", "x"))
