@@ -422,6 +422,27 @@ MUTATIONS = (
         ("tests/unit/executor/scheduler/test_admitting.py",),
     ),
     Mutation(
+        "readers make room for any number of prompts at a time",
+        "services/placement/run/evenflow.py",
+        "if len(prompts) > rules.most_prompts:",
+        "if False:",
+        ("tests/unit/placement/run/test_evenflow.py",),
+    ),
+    Mutation(
+        "readers make room whether or not the link can bring all back",
+        "services/placement/run/evenflow.py",
+        "return max(least_s, self._promise.turn_s)",
+        "return least_s",
+        ("tests/unit/placement/run/test_evenflow.py",),
+    ),
+    Mutation(
+        "prompts come in short pieces beside readers who lack nothing",
+        "services/placement/run/prompts.py",
+        "    if is_waited_for:\n",
+        "    if True:\n",
+        ("tests/unit/placement/run/test_evenflow.py",),
+    ),
+    Mutation(
         "a reader makes room with nothing in hand",
         "services/placement/run/evenflow.py",
         "stays = victim.spare_s < floor_s(victim)",

@@ -8,6 +8,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from unittest.mock import patch
 
 from bench.document import Row
 from bench.who_runs.__main__ import mean_of, measured
-from services.placement.run import evenflow, promise
+from services.placement.run import evenflow, promise, prompts
 
 Change = tuple[Any, str, Any]  # object, attribute, what stands there instead
 
@@ -28,21 +29,27 @@ def _everybody(snapshot: Any, members: Any) -> frozenset[str]:
     return frozenset(request.request_id for request in members)
 
 
+def _rules(**given: Any) -> Change:
+    return evenflow.decide, "__defaults__", (replace(evenflow.DEFAULT_RULES, **given),)
+
+
 WITHOUT: Mapping[str, Change | None] = MappingProxyType(
     {
         "all rules": None,
         "no layers on the host": (evenflow._Draft, "_pays", _always(False)),
         "*generates no slower* off": (evenflow._Draft, "_pays", _always(True)),
-        "prompts need not be covered": (evenflow._Draft, "_hides_prompt", _always(True)),
+        "prompts need not be covered": (evenflow, "are_hidden", _always(True)),
         "nobody takes turns": (evenflow, "can_take_turns", _always(False)),
         "turns however few fit": (evenflow, "can_take_turns", _always(True)),
         "nothing is promised": (promise.Promise, "holds", _always(False)),
         "everything is promised": (promise.Promise, "holds", _always(True)),
         "all are sure": (evenflow, "sure_ones", _everybody),
         "room left stays empty": (evenflow._Draft, "fill_room", _always(None)),
-        "pieces however few fit": (evenflow, "holds_few", _always(False)),
-        "chunks as vLLM's": (evenflow._Draft, "_chunk_tokens", _always(None)),
+        "pieces however few fit": (prompts, "holds_few", _always(False)),
+        "chunks as vLLM's": (evenflow, "chunk_tokens", _always(None)),
         "TTFT SLOs by arrival": (evenflow, "in_line", list),
+        "any number of prompts": _rules(most_prompts=512),
+        "short pieces always": _rules(slow_frac=-1.0),
     }
 )
 REGIMES = (

@@ -6,9 +6,9 @@ their order (`decide` reads like this list):
 
 1. outgrown   the batch exceeds the pool: layers leave if nobody pays for it, else a request does
 2. due        parked readers who will lack a token soon come back, and may send others away
-3. new        first come first served: who runs well beside all members, or whose reading the pool
-              can promise; for the latter one reader who has much in hand makes room. Beyond
-              vLLM's own test no reader waits for the newcomer's prompt
+3. new        in the order in which first tokens are due: who runs well beside all members, or
+              whose reading the pool can promise; for the latter readers who have enough in hand
+              make room, for two prompts at a time
 4. room left  parked ones by what they have in hand, if they fit for a while
 5. chunk      prompts get what the step has left before the next token is due anywhere, unless
               the pool holds few requests
@@ -31,11 +31,11 @@ Words, here and in `promise`:
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 
 from services.placement.run.evenflow_rules import DEFAULT_RULES, EvenflowRules
 from services.placement.run.larger_than_pool import decide_beside
-from services.placement.run.promise import Promise, can_take_turns, holds_few, sure_ones
+from services.placement.run.promise import LEAST_TURN_S, Promise, can_take_turns, sure_ones
+from services.placement.run.prompts import are_hidden, chunk_tokens, prompts_s
 from services.placement.run.reason import Reason
 from services.placement.run.step_estimate import Steps, compute_s, longest_s
 from services.placement.run.types import (
@@ -49,6 +49,7 @@ from services.placement.run.types import (
 from services.placement.types import RequestId
 
 NO_SPARE = math.inf
+UNSTATED_TTFT_S = 60.0  # the TTFT SLO of who states none, as far as his place in line goes
 NEXT_TOKENS = 1  # that everybody who runs must have room for: nobody leaves earlier than he must
 AHEAD_TOKENS = 2  # that everybody has room for beside somebody who joins
 MOST_TRIES = 4  # of parked ones that do not fit into room that is left
@@ -69,17 +70,17 @@ def decide(snapshot: RunSnapshot, rules: EvenflowRules = DEFAULT_RULES) -> RunDe
 
 
 def in_line(queue: Sequence[RunRequest]) -> list[RunRequest]:
-    """Return newcomers in the order in which they are taken.
+    """Return newcomers in the order in which they are taken: whose first token is due first.
 
-    Neighbours who state a TTFT SLO stand by their deadlines; whoever states none is passed by
-    nobody.
+    Who states no TTFT SLO stands where one of `UNSTATED_TTFT_S` would: so those who wait for their
+    first token pass those who do not say that they do, and nobody who has waited for so long.
     """
-    neighbours = groupby(queue, key=lambda r: r.slo_ttft_s is not None)
-    return [one for _, group in neighbours for one in sorted(group, key=_first_due_s)]
+    return sorted(queue, key=_first_due_s)
 
 
 def _first_due_s(request: RunRequest) -> float:
-    return 0.0 if request.slo_ttft_s is None else request.slo_ttft_s - request.arrival_age_s
+    slo_s = UNSTATED_TTFT_S if request.slo_ttft_s is None else request.slo_ttft_s
+    return slo_s - request.arrival_age_s
 
 
 def _decide(snapshot: RunSnapshot, rules: EvenflowRules) -> RunDecision:
@@ -259,16 +260,19 @@ class _Draft:
         waiting = [request for request in self._parked if request not in there]
         members = [*self.batch, *waiting, *self._parks]
         for request in self._new:
-            if not self._fits([*members, request]) and not self._hides_prompt(request):
-                self._reasons[request] = Reason.LONG_PROMPT
-                return
-            if self._runs_well([*members, request], request):
+            prompts = [r for r in (*self.batch, request) if not r.has_begun]
+            if self._fits([*members, request]) or (
+                are_hidden(self._snapshot, self.batch, prompts)
+                and self._runs_well([*members, request], request)
+            ):
                 reason = Reason.FITS
                 comes = self._make_room(request, self._above(NO_SPARE))
             elif self._takes_turns and self._promise.holds([*members, request]):
-                reason = Reason.PROMISED
-                floor_s = rules.much_s + self._snapshot.h2d_queue_s
-                comes = self._make_room(request, self._above(floor_s, num_loads=2), most=1)
+                if len(prompts) > rules.most_prompts:
+                    self._reasons[request] = Reason.PROMPTS
+                    return
+                reason, floor_s = Reason.PROMISED, self._floor_s(prompts)
+                comes = self._make_room(request, self._above(floor_s, num_loads=2))
             else:
                 reason, comes = Reason.ALONE, not self.batch
                 self.batch += [request] if comes else []
@@ -278,27 +282,15 @@ class _Draft:
             self._come(request, reason)
             members.append(request)
 
-    def _hides_prompt(self, request: RunRequest) -> bool:
-        """Return whether no reader waits while a newcomer's prompt is computed, after others'.
+    def _floor_s(self, prompts: Sequence[RunRequest]) -> float:
+        """Return what a reader has in hand, beside its ways, who makes room for newcomers.
 
-        Readers whose pace no step keeps wait anyway.
+        Their prompts are computed meanwhile, and the link must carry all ways back.
         """
-        costs = self._snapshot.costs
-        paced = [r for r in self.batch if r.has_begun and r.rate_tps]
-        if costs is not None:
-            step_s = compute_s(costs, self.batch)
-            paced = [r for r in paced if r.rate_tps * step_s < 1.0]
-        if not paced:
-            return True
-        if costs is None or not costs.chunk_token_s:
-            return False
-        waiting = [r for r in (*self.batch, request) if not r.has_begun]
-        prompts_s = costs.prompt_s(sum([r.num_prompt_left for r in waiting]))
-        return prompts_s <= min([r.slack_s for r in paced])
+        least_s = LEAST_TURN_S + prompts_s(self._snapshot, prompts)
+        return max(least_s, self._promise.turn_s) + self._snapshot.h2d_queue_s
 
-    def _make_room(
-        self, request: RunRequest, floor_s: Callable[[RunRequest], float], *, most: int = 1 << 30
-    ) -> bool:
+    def _make_room(self, request: RunRequest, floor_s: Callable[[RunRequest], float]) -> bool:
         """Take a request into the batch, in place of those with most in hand; or change nothing.
 
         `floor_s`: what a sure one must have in hand to be parked. Stand-by ones leave for sure ones
@@ -308,7 +300,7 @@ class _Draft:
         there = set(rest)
         free = [victim for victim in self._victims if victim in there]
         while not self._runs_well([*rest, request], request):
-            if not free or len(gone) >= most:
+            if not free:
                 return False
             victim = free.pop()
             if victim.prefixes and free and not self._frees(rest, victim):
@@ -346,25 +338,6 @@ class _Draft:
                 self.batch = batch
                 self._come(request, Reason.BACK)
 
-    def _chunk_tokens(self) -> int | None:
-        """Return how much of prompts the next step computes; None: as much as vLLM would."""
-        rules, costs = self._rules, self._snapshot.costs
-        decoding = [request for request in self.batch if request.runs and request.has_begun]
-        paced = [request for request in decoding if request.rate_tps]
-        if costs is None or not paced or not costs.chunk_token_s:
-            return None
-        if holds_few(self._snapshot, self._snapshot.requests):
-            return None  # the batch would miss a newcomer in pieces too much
-        step_s = self._steps.decode_s(decoding, growth=0)
-        # Who is late already gains nothing from a step shorter than his interval.
-        interval_s = min(1.0 / request.rate_tps for request in paced)
-        left_s = max(min(request.spare_s for request in paced), interval_s)
-        left_s -= rules.safety_s + step_s + costs.chunk_base_s
-        if left_s < max(rules.floor_frac * step_s, rules.min_chunk * costs.chunk_token_s):
-            return None  # nothing hides it: as few long steps as possible
-        most = min(rules.max_chunk, self._snapshot.engine.max_num_batched_tokens)
-        return min(most, int(left_s / costs.chunk_token_s))
-
     def decision(self, *, is_blocked: bool) -> RunDecision:
         """Return what has come out."""
         gone = frozenset(request.request_id for request in self._parks)
@@ -382,7 +355,13 @@ class _Draft:
         return RunDecision(
             run=run,
             park=gone,
-            chunk_tokens=self._chunk_tokens(),
+            chunk_tokens=chunk_tokens(
+                self._snapshot,
+                self.batch,
+                self._steps,
+                self._rules,
+                is_waited_for=any(request not in came for request in self._new),
+            ),
             offloads=not self._fits(self.batch, growth=NEXT_TOKENS),
             valid_for_s=0.0 if is_busy else wait_s,
             reasons=self._all_reasons(),

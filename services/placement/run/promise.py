@@ -12,10 +12,11 @@ from services.placement.types import RequestId
 
 PROMISED_FRAC = 0.9  # of the pool, and of the seats
 PACKING_FRAC = 0.5  # of the largest request: what whole requests waste of the pool
-RETURNING_FRAC = 0.05  # of the pool that may wait for loads
+LINK_FRAC = 0.5  # of the link that ways back may take
 MOST_PREFILL_FRAC = 0.8
 LEAST_TURNS = 4  # requests that the pool must hold: with fewer a turn wastes too much
-LEAST_TURN_S = 2.0  # a parked reader is back for so long, and for twice its load
+LEAST_TURN_S = 2.0  # that a reader has in hand, beside ways, who is parked for a newcomer
+MOST_TURN_S = 20.0  # that readers may need in hand for the link to carry all ways back
 
 
 def reading_fracs(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> dict[RequestId, float]:
@@ -91,6 +92,7 @@ class Promise:
 
     def __init__(self, snapshot: RunSnapshot) -> None:
         self._snapshot = snapshot
+        self.turn_s = LEAST_TURN_S  # in hand of who is parked, for the members last asked about
         self._ends: dict[RequestId, tuple[int, float]] = {}  # blocks at the end, and their load
 
     def keeps(self, requests: Iterable[RunRequest]) -> bool:
@@ -114,23 +116,25 @@ class Promise:
         engine, costs = self._snapshot.engine, self._snapshot.costs
         if costs is None:
             return False
-        step_s, ends = _full_step_s(self._snapshot, costs, members), self._ends
-        used, num_returning, num_seats = Used(self._snapshot), 0.0, 0.0
-        largest = 0
-        for request in members:
-            num_blocks, load_s = ends.get(request.request_id) or self._end(request)
-            num_own = num_blocks - sum(map(self._snapshot.prefix_blocks, request.prefixes))
-            reads = _reading_frac(request, step_s)
-            returns = (1.0 - reads) * load_s / (LEAST_TURN_S + 2.0 * load_s)
-            share = min(1.0, reads + returns)
+        step_s = _full_step_s(self._snapshot, costs, members)
+        reads = [_reading_frac(request, step_s) for request in members]
+        ends = [self._ends.get(r.request_id) or self._end(r) for r in members]
+        # Who leaves with D seconds in hand is brought back once in D / (1 - reads).
+        loads_s = sum(
+            [(1.0 - frac) * load_s for frac, (_, load_s) in zip(reads, ends, strict=True)]
+        )
+        self.turn_s = turn_s = max(LEAST_TURN_S, loads_s / LINK_FRAC)
+        used, num_seats, largest = Used(self._snapshot), 0.0, 0
+        for request, frac, (num_blocks, load_s) in zip(members, reads, ends, strict=True):
+            share = min(1.0, frac + (1.0 - frac) * load_s / (turn_s + load_s))
             used.add(request, share, num_blocks)
             num_seats += share
-            num_returning += returns * num_own
+            num_own = num_blocks - sum(map(self._snapshot.prefix_blocks, request.prefixes))
             largest = max(largest, num_own)
         return (
             used.num_blocks <= PROMISED_FRAC * engine.num_blocks - PACKING_FRAC * largest
             and num_seats <= PROMISED_FRAC * engine.max_num_seqs
-            and num_returning <= RETURNING_FRAC * engine.num_blocks
+            and turn_s <= MOST_TURN_S
             and self.keeps(members)
         )
 

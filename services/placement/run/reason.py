@@ -22,7 +22,7 @@ class Reason(Enum):
     IN_HAND = "in_hand"
     NO_ROOM = "no_room"
     BEHIND = "behind"
-    LONG_PROMPT = "long_prompt"
+    PROMPTS = "prompts"
     TOO_LARGE = "too_large"
     # A policy that says no more than what becomes of it.
     RUN = "run"
@@ -54,7 +54,7 @@ _TEXTS = {
     Reason.IN_HAND: "its reader has tokens in hand",
     Reason.NO_ROOM: "there is no room for it yet",
     Reason.BEHIND: "it stands behind a request that there is no room for",
-    Reason.LONG_PROMPT: "prompts would keep readers waiting for tokens",
+    Reason.PROMPTS: "as many prompts are computed as readers make room for",
     Reason.TOO_LARGE: "larger than the pool: it waits for its turn",
     Reason.RUN: "the run policy lets it run",
     Reason.SENT: "the run policy sent it to the queue",

@@ -131,7 +131,10 @@ def crowd(seed: int) -> RunSnapshot:
 
 
 def every_set(snapshot: RunSnapshot, rules: JointRules) -> Iterator[tuple[RunRequest, ...]]:
-    """Yield all sets that fit the pool, keep who may not leave, and promise nothing in vain."""
+    """Yield all sets that fit the pool, keep who may not leave, and promise nothing in vain.
+
+    Nobody new is in one that leaves out who is due to come back.
+    """
     requests = snapshot.requests
     members = [request for request in requests if request.phase is not RunPhase.NEW]
     for size in range(1, len(requests) + 1):
@@ -140,10 +143,16 @@ def every_set(snapshot: RunSnapshot, rules: JointRules) -> Iterator[tuple[RunReq
             num_blocks = sum(snapshot.num_blocks(request, growth=1) for request in chosen)
             new = [request for request in chosen if request.phase is RunPhase.NEW]
             away_s = rules.least_s + 2.0 * snapshot.load_s(requests[0])
+            due = [
+                request
+                for request in left
+                if request.phase is RunPhase.PARKED
+                and request.spare_s < snapshot.way_back_s(request) + rules.due_s
+            ]
             if (
                 num_blocks <= snapshot.engine.num_blocks
                 and all(request.spare_s >= away_s for request in left if request.runs)
-                and (not new or Promise(snapshot).holds([*members, *new]))
+                and (not new or (not due and Promise(snapshot).holds([*members, *new])))
             ):
                 yield chosen
 

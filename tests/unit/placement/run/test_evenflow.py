@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.placement.run.evenflow import decide, in_line
+from services.placement.run.evenflow import UNSTATED_TTFT_S, decide, in_line
 from services.placement.run.evenflow_rules import DEFAULT_RULES
 from services.placement.run.promise import Promise, reading_fracs, sure_ones
 from services.placement.run.reason import Reason
-from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
+from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from tests.unit.placement.run.snapshots import (
     BLOCK_BYTES,
     COSTS,
@@ -171,6 +171,44 @@ def test_a_prompt_gets_what_the_step_has_left(slack_s: float, expected: int) -> 
     assert decision.chunk_tokens >= 249
 
 
+@pytest.mark.parametrize(
+    ("rate_tps", "waits", "expected"),
+    [(5.0, True, 2_048), (20.0, False, 2_048), (20.0, True, 512)],
+    ids=["slow readers", "nobody waits", "fast readers, somebody waits"],
+)
+def test_pieces_are_short_only_for_fast_readers_while_somebody_waits(
+    rate_tps: float, waits: bool, expected: int
+) -> None:
+    batch = [runs(f"r{n}", 200, rate_tps=rate_tps, slack_s=9.0) for n in range(6)]
+    waiting = [ask("waits", 800)] if waits else []
+    prompt = ask("comes", 200, phase=RunPhase.RUNNING, run_age_s=0.0)
+    engine = make_engine(max_num_batched_tokens=2_048)
+
+    decision = decide(make_snapshot(*batch, prompt, *waiting, engine=engine))
+
+    assert len(decision.run) == 7
+    assert decision.chunk_tokens == expected
+
+
+@given(snapshots(rates=(5.0, 20.0), largest=300))
+def test_where_nobody_waits_a_prompt_is_shorter_than_vllms_only_for_who_would_miss_it(
+    snapshot: RunSnapshot,
+) -> None:
+    """No newcomer pays for readers who lack nothing."""
+    decision, costs = decide(snapshot), snapshot.costs
+    assert costs is not None
+    batch = [r for r in snapshot.requests if r.request_id in decision.run]
+    decoding = [r for r in batch if r.runs and r.has_begun]
+    waits = any(r.phase is RunPhase.NEW and r not in batch for r in snapshot.requests)
+    if not decoding or waits or decision.offloads:
+        return
+    step_s = costs.decode_s(len(decoding), sum(r.num_tokens for r in decoding))
+    budget = snapshot.engine.max_num_batched_tokens
+    least_s = 0.01 + step_s + costs.prompt_s(budget)
+    if min(reader.spare_s for reader in decoding) > least_s:
+        assert decision.chunk_tokens in (None, budget)
+
+
 def test_where_nothing_hides_a_prompt_it_is_computed_as_vllm_would() -> None:
     reader = runs("a", 400, rate_tps=45.0, slack_s=0.0)  # 22 ms, of which the step takes 21
 
@@ -212,6 +250,52 @@ def test_a_reader_needs_his_blocks_a_share_of_the_time_and_the_others_always() -
     assert fracs["fast"] == fracs["u"] == 1.0
 
 
+@pytest.mark.parametrize(("slack_s", "num_parked"), [(30.0, 2), (2.0, 0)])
+def test_as_many_readers_make_room_as_a_newcomer_needs(slack_s: float, num_parked: int) -> None:
+    batch = [runs(f"r{n}", 230, rate_tps=5.0, slack_s=slack_s) for n in range(6)]
+
+    decision = decide(make_snapshot(*batch, ask("large", 500, rate_tps=5.0)))
+
+    assert len(decision.park) == num_parked
+    assert ("large" in decision.run) == bool(num_parked)
+
+
+def test_readers_make_room_for_two_prompts_at_a_time() -> None:
+    batch = [runs(f"r{n}", 150, rate_tps=5.0, slack_s=60.0) for n in range(9)]
+    queue = [ask(f"new{n}", 150, rate_tps=5.0) for n in range(4)]
+
+    decision = decide(make_snapshot(*batch, *queue))
+
+    assert [name for name in decision.run if name.startswith("new")] == ["new0", "new1"]
+    assert decision.reasons["new2"] is Reason.PROMPTS
+
+
+def test_who_makes_room_has_in_hand_what_the_link_needs_to_bring_all_back() -> None:
+    # Each of seven is 60 blocks, which take 1.2 s at 50 kB/s: some 15 s for all on half the link.
+    members = [runs(f"r{n}", 230, rate_tps=5.0, slack_s=60.0) for n in range(7)]
+    promise = Promise(make_snapshot(*members, h2d_bytes_per_s=50_000.0, mean_answer_tokens=1.0))
+
+    assert promise.holds(members)
+    loads_s = 7 * 60 * BLOCK_BYTES / 50_000.0
+    assert loads_s < promise.turn_s < 2.0 * loads_s
+    slow = make_snapshot(*members, h2d_bytes_per_s=30_000.0, mean_answer_tokens=1.0)
+    assert not Promise(slow).holds(members)
+
+
+@pytest.mark.parametrize(("slack_s", "comes"), [(20.0, True), (14.0, False)])
+def test_nobody_makes_room_with_less_in_hand_than_the_link_needs(
+    slack_s: float, comes: bool
+) -> None:
+    batch = [runs(f"r{n}", 230, rate_tps=5.0, slack_s=slack_s) for n in range(6)]
+    newcomer = ask("new", 230, rate_tps=5.0)
+
+    decision = decide(
+        make_snapshot(*batch, newcomer, h2d_bytes_per_s=50_000.0, mean_answer_tokens=1.0)
+    )
+
+    assert ("new" in decision.run) == comes
+
+
 # -- laws ------------------------------------------------------------------------------------------
 
 
@@ -227,7 +311,7 @@ def test_a_resident_batch_fits_the_pool(snapshot: RunSnapshot) -> None:
 
 RUN = {Reason.STAYS, Reason.FITS, Reason.PROMISED, Reason.DUE, Reason.BACK, Reason.ALONE}
 LEAVE = {Reason.OUTGROWN, Reason.GAVE_PLACE}
-WAIT = {Reason.IN_HAND, Reason.NO_ROOM, Reason.BEHIND, Reason.LONG_PROMPT}
+WAIT = {Reason.IN_HAND, Reason.NO_ROOM, Reason.BEHIND, Reason.PROMPTS}
 BESIDE = {Reason.TURN, Reason.OTHERS_TURN, Reason.TOO_LARGE}  # of one larger than the pool
 
 
@@ -270,10 +354,10 @@ def test_nobody_new_overtakes_somebody_new(snapshot: RunSnapshot) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.sampled_from([None, 1.0, 5.0, 60.0]))))
-def test_a_ttft_slo_lets_nobody_pass_but_those_whose_deadline_is_later(
+def test_nobody_is_passed_but_by_those_whose_first_token_is_due_sooner(
     asked: list[tuple[float, float | None]],
 ) -> None:
-    """So the bypass bound is the difference of two SLOs, and without an SLO it is zero."""
+    """So the bypass bound is the difference of two SLOs, and at most `UNSTATED_TTFT_S`."""
     in_order = sorted(asked, key=lambda one: -one[0])
     queue = [
         ask(f"r{n}", 10, age_s=age_s, slo_ttft_s=slo_s) for n, (age_s, slo_s) in enumerate(in_order)
@@ -282,11 +366,25 @@ def test_a_ttft_slo_lets_nobody_pass_but_those_whose_deadline_is_later(
 
     assert len(line) == len(queue)
     for place, request in enumerate(line):
-        passed = [one for one in queue[: queue.index(request)] if one not in line[:place]]
-        assert request.slo_ttft_s is not None or not passed
-        for one in passed:
-            assert one.slo_ttft_s is not None
-            assert one.slo_ttft_s - one.arrival_age_s >= request.slo_ttft_s - request.arrival_age_s
+        for one in queue[: queue.index(request)]:
+            if one not in line[:place]:  # it came sooner, and is passed
+                assert request.slo_ttft_s is not None
+                assert one.arrival_age_s - request.arrival_age_s <= UNSTATED_TTFT_S
+                assert _due_s(one) >= _due_s(request)
+
+
+def _due_s(request: RunRequest) -> float:
+    slo_s = UNSTATED_TTFT_S if request.slo_ttft_s is None else request.slo_ttft_s
+    return slo_s - request.arrival_age_s
+
+
+def test_people_who_wait_for_a_first_token_pass_agents_for_a_minute() -> None:
+    agents = [ask("late agent", 10, age_s=61.0), ask("agent", 10, age_s=30.0)]
+    person = ask("person", 10, age_s=0.0, slo_ttft_s=2.0)
+
+    line = [request.request_id for request in in_line([*agents, person])]
+
+    assert line == ["late agent", "person", "agent"]
 
 
 @given(snapshots(rates=(5.0, 20.0), largest=300))
