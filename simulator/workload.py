@@ -23,6 +23,7 @@ class ArrivingRequest:
     num_output_tokens: int  # >= 1
     level: ServiceLevel = NO_SERVICE_LEVEL
     priority: int = 0  # lower is served first
+    leaves_after: int | None = None  # tokens, >= 1, of which its reader goes; None: it stays
     # What tells that requests begin alike: a conversation, whose turns each begin with all that was
     # said before, or hashes of the prompt's pieces of HASHED_TOKENS. Neither: they do not.
     conversation: str = ""
@@ -130,6 +131,22 @@ def drawn_requests(
 
 def with_level(requests: Iterable[ArrivingRequest], level: ServiceLevel) -> list[ArrivingRequest]:
     return [replace(request, level=level) for request in requests]
+
+
+def with_leavers(
+    requests: Iterable[ArrivingRequest], frac: float, seed: int
+) -> list[ArrivingRequest]:
+    """Return requests of which so large a share has readers who leave.
+
+    Each leaves at a point of its answer that is as likely as any other. Of two shares the readers
+    who leave at the smaller one leave at the larger one, too, at the same points.
+    """
+    rng, left = random.Random(f"leavers {seed}"), []
+    for request in requests:
+        leaves, part = rng.random() < frac, 1.0 - rng.random()
+        num_tokens = math.ceil(part * request.num_output_tokens)
+        left.append(replace(request, leaves_after=num_tokens) if leaves else request)
+    return left
 
 
 def as_conversations(

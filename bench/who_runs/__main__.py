@@ -43,6 +43,9 @@ DEFINITIONS = {
     "seconds",
     "fluid": "first tokens of a fluid, first come first served, whose readers get their rate, with "
     "memory and link for nothing (`capacity.py`)",
+    "never read, read tokens/s": "share of the generated tokens behind the point at which their "
+    "reader left; tokens up to there, per second",
+    "never made": "share of the tokens asked for that were not generated: their reader had left",
     "refused": "requests larger than the engine can ever hold, per run",
 }
 SHARES = (  # column, figure, decimals
@@ -176,6 +179,10 @@ def _cells(row: Row) -> Iterator[tuple[str, str]]:
     yield "cached", f"{row['cached']:.0%}"
     yield "parks", f"{row['parks']:.0f}"
     yield "refused", f"{row['rejected']:.1f}"
+    if "unread" in row:
+        yield "never read", f"{100 * row['unread']:.1f} %"
+        yield "never made", f"{100 * row['unmade']:.1f} %"
+        yield "read tokens/s", f"{row['read_tokens_per_s']:.1f}"
     yield from _cells_of_kinds(row)
     if "fluid_ttft_s" in row:
         yield f"fluid {TTFT}", _ttfts(row, "fluid_")

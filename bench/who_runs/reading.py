@@ -6,6 +6,7 @@ Load 1 is what a deployment could serve at most, by arithmetic (`capacity.py`).
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import fmean
 
 from bench.who_runs.capacity import Capacity, first_tokens
@@ -14,7 +15,7 @@ from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from simulator.deployment import Deployment
 from simulator.engine.records import Outcome
 from simulator.report.figures import quantile
-from simulator.workload import ArrivingRequest, drawn_requests, gamma_gaps
+from simulator.workload import ArrivingRequest, drawn_requests, gamma_gaps, with_leavers
 
 NUM_REQUESTS = 120
 RATES_TPS = (4, 5, 6, 8, 12, 20)
@@ -24,6 +25,10 @@ SMALL_HOST = 0.25  # of what a burst's KV takes
 BURST_GAP_S = 1e-3
 LARGEST_ANSWER = 4_000
 AGENT_LOADS = (0.9, 1.1)
+LEAVING_AT = ("7B, H100, 9k", "8B, 4090, 2k")
+LEAVING_LOADS = (1.0, 1.3, 1.6)
+LEAVING_FRAC = 0.5
+LEAVING_RATE_TPS = 5
 PEOPLE = ServiceLevel(consumption_rate_tps=6.0, slo_ttft_s=2.0)
 
 
@@ -110,6 +115,16 @@ def with_agents(regime: Regime) -> Regime:
     return case
 
 
+def half_leaving(regime: Regime) -> Regime:
+    """Return a regime of whose readers half leave, each at a point of its own."""
+
+    def case(seed: int) -> Case:
+        made = regime(seed)
+        return replace(made, requests=with_leavers(made.requests, LEAVING_FRAC, seed))
+
+    return case
+
+
 def regimes() -> dict[str, Regime]:
     """Return the regimes by name."""
     found: dict[str, Regime] = {}
@@ -127,6 +142,10 @@ def regimes() -> dict[str, Regime]:
         for load in AGENT_LOADS:
             mixed = with_agents(place.at_load(load, NO_SERVICE_LEVEL))
             found[f"reading: {name}, people and agents, load {load}"] = mixed
+    level = ServiceLevel(consumption_rate_tps=float(LEAVING_RATE_TPS))
+    for name, load in product(LEAVING_AT, LEAVING_LOADS):
+        leaving = half_leaving(places()[name].at_load(load, level))
+        found[f"reading: {name}, half leaving, load {load}, {LEAVING_RATE_TPS}/s"] = leaving
     return found
 
 

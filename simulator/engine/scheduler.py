@@ -326,7 +326,9 @@ class Scheduler:
         return bool(preparing)
 
     def forget(self, request: SimulatedRequest) -> None:
-        """Forget a request that has left the queues."""
+        """Take a request out of its queue, and forget it."""
+        queue = self.waiting if request.record.state.is_queued else self.running
+        queue.remove(request)
         self.release(request)
         self.host.give_back(request.kv.columns)
         self.moves.requests.pop(request.request_id, None)

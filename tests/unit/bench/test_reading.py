@@ -89,13 +89,15 @@ def test_the_queue_under_vllm_grows_above_load_1_and_not_below(
 def test_every_regime_has_the_requests_it_names() -> None:
     made = {name: regime(1) for name, regime in regimes().items()}
 
-    assert len(made) == 4 * (4 * 6 + 2 * 6 * 2 + 2)
+    assert len(made) == 4 * (4 * 6 + 2 * 6 * 2 + 2) + 2 * 3
     for name, case in made.items():
         rates = {one.level.consumption_rate_tps for one in case.requests}
         if "people" in name:
             assert rates == {6.0, None}
             continue
         assert rates == {float(name.rsplit(", ", 1)[1].removesuffix("/s"))}
+        leaving = [one for one in case.requests if one.leaves_after]
+        assert bool(leaving) == ("half leaving" in name)
         is_burst = "burst" in name
         assert bool(case.fluid) == is_burst
         assert (case.requests[-1].arrival_s < 1.0) == is_burst
