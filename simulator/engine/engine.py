@@ -13,6 +13,7 @@ from services.control.admission import run_policy_of
 from services.control.kv import holders_of
 from services.control.measures.rates import Rates
 from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
+from services.control.requests.life import State
 from services.control.requests.request_record import Stage
 from services.control.step_loop import StepLoop
 from services.control.types import ScheduledStep, Trigger
@@ -49,6 +50,7 @@ class Machine:
     compute_noise_frac: float = 0.0  # standard deviation, per step
     link_noise_frac: float = 0.0  # standard deviation, per step
     way_back: WayBack = WHOLE_KV
+    schedules_ahead: bool = False  # each step while the one before it runs, as vLLM on GPUs
 
     def lane(self) -> Lane:
         return Lane(
@@ -167,6 +169,7 @@ class Engine:
             request.note_pause(now_s)
         num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
         turns = scheduler.schedule(now_s)
+        scheduler.in_flight = [t.request for t in turns] if self.machine.schedules_ahead else []
         self._note_progress(turns, scheduler.num_admitted - num_admitted)
         self.loop.after_schedule(self._scheduled(turns, now_s), now_s)
         if not turns:
@@ -233,6 +236,8 @@ class Engine:
         if not self.scheduler.running and not self.scheduler.waiting:
             self.residency.add(sample_of(self.scheduler, now_s))
             return []
+        if any(one.record.state is State.LEAVING for one in self.scheduler.running):
+            return [Woke(time_s=now_s)]  # its token has come
         since_s = (request.record.held_since_s for request in self.scheduler.running)
         paused_s = [begun_s for begun_s in since_s if begun_s is not None]
         if paused_s and len(paused_s) == len(self.scheduler.running):
@@ -302,9 +307,8 @@ class Engine:
                 if not first and turn.is_decode and not step.load.chunks:
                     request.decode_steps_s.append(now_s - step.start_s)
                 if request.num_output_tokens == request.spec.leaves_after:
-                    leaving.append(
-                        ReaderLeft(time_s=request.due_s[-1], request_id=request.request_id)
-                    )
+                    name, at_s = request.request_id, request.due_s[-1]
+                    leaving.append(ReaderLeft(time_s=at_s, request_id=name))
             self._save(turn, now_s)
         for request in [t.request for t in step.turns if t.request.is_finished]:
             self.scheduler.take_in_saves(request.kv)
