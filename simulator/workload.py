@@ -136,17 +136,24 @@ def with_level(requests: Iterable[ArrivingRequest], level: ServiceLevel) -> list
 def with_leavers(
     requests: Iterable[ArrivingRequest], frac: float, seed: int
 ) -> list[ArrivingRequest]:
-    """Return requests of which so large a share has readers who leave.
+    """Return requests of which so large a share has readers who leave: at `leaving_points`."""
+    requests = list(requests)
+    points = leaving_points([request.num_output_tokens for request in requests], frac, seed)
+    pairs = zip(requests, points, strict=True)
+    return [replace(request, leaves_after=point) for request, point in pairs]
 
-    Each leaves at a point of its answer that is as likely as any other. Of two shares the readers
-    who leave at the smaller one leave at the larger one, too, at the same points.
+
+def leaving_points(num_tokens: Iterable[int], frac: float, seed: int) -> list[int | None]:
+    """Return after how many tokens of each answer its reader leaves; None: it stays.
+
+    All points of an answer are as likely. Of two shares `frac` the readers who leave at the smaller
+    one leave at the larger one, too, at the same points.
     """
-    rng, left = random.Random(f"leavers {seed}"), []
-    for request in requests:
+    rng, points = random.Random(f"leavers {seed}"), list[int | None]()
+    for number in num_tokens:
         leaves, part = rng.random() < frac, 1.0 - rng.random()
-        num_tokens = math.ceil(part * request.num_output_tokens)
-        left.append(replace(request, leaves_after=num_tokens) if leaves else request)
-    return left
+        points.append(math.ceil(part * number) if leaves else None)
+    return points
 
 
 def as_conversations(
