@@ -394,6 +394,13 @@ MUTATIONS = (
         ("tests/unit/executor/scheduler/test_admitting.py",),
     ),
     Mutation(
+        "what a request that leaves has not copied keeps layers of others on the host",
+        "services/control/room/capacity_guard.py",
+        "but=leaving | {need.record for need in needs}",
+        "but={need.record for need in needs}",
+        ("tests/unit/simulator/engine/test_guard.py",),
+    ),
+    Mutation(
         "a simulated request leaves while its token is in flight",
         "simulator/engine/scheduler.py",
         "            if is_leaving and request not in self.in_flight:\n",
