@@ -84,6 +84,7 @@ class Deployment:
             copies=CopyCosts(slowdown_frac=given.copy_slowdown_frac),
             compute_noise_frac=given.compute_noise_frac,
             link_noise_frac=given.link_noise_frac,
+            schedules_ahead=True,
         )
 
     def base_tbt_s(self) -> float:

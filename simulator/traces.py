@@ -26,6 +26,7 @@ OWN_FIELDS = (
     "num_output_tokens",
     "priority",
     "conversation",
+    "leaves_after",
     "prompt_hashes",
 )
 
@@ -66,7 +67,8 @@ def _from_object(row: dict[str, Any], number: int) -> ArrivingRequest:
     fields.setdefault("request_id", f"r{number}")
     fields["prompt_hashes"] = tuple(fields.get("prompt_hashes", ()))
     request = ArrivingRequest(**fields, level=ServiceLevel(**level))
-    if min(request.num_prompt_tokens, request.num_output_tokens) < 1 or request.arrival_s < 0:
+    lengths = (request.num_prompt_tokens, request.num_output_tokens, request.leaves_after)
+    if any(length is not None and length < 1 for length in lengths) or request.arrival_s < 0:
         raise ValueError("lengths must be at least 1, the arrival at least 0")
     return request
 

@@ -23,6 +23,7 @@ class ArrivingRequest:
     num_output_tokens: int  # >= 1
     level: ServiceLevel = NO_SERVICE_LEVEL
     priority: int = 0  # lower is served first
+    leaves_after: int | None = None  # tokens, >= 1, of which its reader goes; None: it stays
     # What tells that requests begin alike: a conversation, whose turns each begin with all that was
     # said before, or hashes of the prompt's pieces of HASHED_TOKENS. Neither: they do not.
     conversation: str = ""
@@ -130,6 +131,29 @@ def drawn_requests(
 
 def with_level(requests: Iterable[ArrivingRequest], level: ServiceLevel) -> list[ArrivingRequest]:
     return [replace(request, level=level) for request in requests]
+
+
+def with_leavers(
+    requests: Iterable[ArrivingRequest], frac: float, seed: int
+) -> list[ArrivingRequest]:
+    """Return requests of which so large a share has readers who leave: at `leaving_points`."""
+    requests = list(requests)
+    points = leaving_points([request.num_output_tokens for request in requests], frac, seed)
+    pairs = zip(requests, points, strict=True)
+    return [replace(request, leaves_after=point) for request, point in pairs]
+
+
+def leaving_points(num_tokens: Iterable[int], frac: float, seed: int) -> list[int | None]:
+    """Return after how many tokens of each answer its reader leaves; None: it stays.
+
+    All points of an answer are as likely. Of two shares `frac` the readers who leave at the smaller
+    one leave at the larger one, too, at the same points.
+    """
+    rng, points = random.Random(f"leavers {seed}"), list[int | None]()
+    for number in num_tokens:
+        leaves, part = rng.random() < frac, 1.0 - rng.random()
+        points.append(math.ceil(part * number) if leaves else None)
+    return points
 
 
 def as_conversations(

@@ -387,6 +387,27 @@ MUTATIONS = (
         ("tests/unit/placement/run/test_shared_prefixes.py",),
     ),
     Mutation(
+        "a request that leaves is called back without the layers that it gave up",
+        "services/control/line.py",
+        "            if decision.offloads or is_whole(record.kv):\n",
+        "            if True:\n",
+        ("tests/unit/executor/scheduler/test_admitting.py",),
+    ),
+    Mutation(
+        "what a request that leaves has not copied keeps layers of others on the host",
+        "services/control/room/capacity_guard.py",
+        "but=leaving | {need.record for need in needs}",
+        "but={need.record for need in needs}",
+        ("tests/unit/simulator/engine/test_guard.py",),
+    ),
+    Mutation(
+        "a simulated request leaves while its token is in flight",
+        "simulator/engine/scheduler.py",
+        "            if is_leaving and request not in self.in_flight:\n",
+        "            if is_leaving:\n",
+        ("tests/unit/simulator/engine/test_parks.py",),
+    ),
+    Mutation(
         "a request that only shares does not look again",
         "services/control/line.py",
         "            self.resumes.begin_anew(record)\n",

@@ -25,7 +25,6 @@ from bench.e2e.systems import (
     RESIDENT,
     SYSTEMS,
     Device,
-    is_slo_blind,
 )
 from bench.e2e.trace import (
     NUM_WARM_UP_REQUESTS,
@@ -35,6 +34,7 @@ from bench.e2e.trace import (
     recorded_trace,
     stated_slos_s,
     warm_up,
+    with_leavers,
 )
 
 NUM_BASE_TOKENS = 120  # output tokens from which the base SLO is measured
@@ -69,7 +69,7 @@ def _series(
     for key in _keys(options):
         path = folder / "runs" / f"{key.name}.json"
         if not path.exists():
-            trace = _trace(options, key.seed, base_s)
+            trace = with_leavers(_trace(options, key.seed, base_s), key.leaving, key.seed)
             try:
                 save(_run(key, trace, base_s, device, places), path)
             except (RunError, aio.AioRpcError) as error:
@@ -80,13 +80,16 @@ def _series(
 
 def _keys(options: argparse.Namespace) -> list[RunKey]:
     """Return the runs in the order in which they are made: systems take turns."""
-    return [
-        RunKey(system=system, seed=seed, slo_scale=scale, readers=readers)
+    keys = [
+        RunKey(system=system, seed=seed, slo_scale=scale, readers=readers, leaving=options.leaving)
         for seed in range(1, options.seeds + 1)
         for readers in options.readers
         for scale in options.scales
         for system in options.systems
-        if not is_slo_blind(system) or (readers, scale) == (options.readers[0], options.scales[0])
+    ]
+    first = (options.readers[0], options.scales[0])
+    return [
+        key for key in keys if not key.is_of_all_scales or (key.readers, key.slo_scale) == first
     ]
 
 
@@ -169,6 +172,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(DEFAULT_SYSTEMS))
     parser.add_argument("--scales", nargs="+", type=float, default=[1.0, 1.5, 2.5])
     parser.add_argument("--readers", nargs="+", choices=READERS, default=["paced"])
+    parser.add_argument("--leaving", type=float, default=0.0, help="share of readers who leave")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64, help="of the synthetic trace")
     parser.add_argument("--load", type=float, default=0.8, help="of what full batches could serve")

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from bench.e2e.records import RequestRecord, RunRecord
 from services.pacing.attainment import (
@@ -45,6 +46,9 @@ DEFINITIONS = {
     "ttft_paced_s, ttft_unpaced_s": "its mean over requests that state an SLO, and over the others",
     "e2e_s": "mean time from submit to the last token, in seconds",
     "tokens_per_s": "output tokens of a run / time from its first submit to its last token",
+    "unread": "share of the generated tokens that are behind the point at which their reader left",
+    "unmade": "share of the tokens asked for that were not generated: their reader had left",
+    "read_tokens_per_s": "generated tokens that were read, per second of the same time",
     "effective_tokens_per_s": f"{EFFECTIVE}; per second of the same time",
     "qos": f"{QOS}; per second of the same time",
     "requests_per_min": "requests of a run / the same time",
@@ -87,8 +91,9 @@ class RequestFigures:
 
 def request_figures(request: RequestRecord, slo_s: float) -> RequestFigures:
     """Measure one request that produced at least one token. `slo_s` 0: it stated none."""
-    generated_s = request.generated_s
-    due_s = due_times_s(generated_s, slo_s, flushed_s=generated_s[-1])
+    generated_s = request.read_s
+    left = len(request.generated_s) < request.num_output_tokens
+    due_s = due_times_s(generated_s, slo_s, flushed_s=inf if left else request.generated_s[-1])
     return RequestFigures(
         gaps_s=tuple(b - a for a, b in pairwise(generated_s)),
         num_in_time=sum(not violates_delivered_tbt(b, a, slo_s) for a, b in pairwise(generated_s)),
@@ -100,7 +105,7 @@ def request_figures(request: RequestRecord, slo_s: float) -> RequestFigures:
         tpot_met_deposit=_meets(due_s, slo_s),
         reading=reading_of(generated_s, slo_s) if slo_s else None,
         ttft_s=generated_s[0] - request.submitted_s,
-        e2e_s=generated_s[-1] - request.submitted_s,
+        e2e_s=request.generated_s[-1] - request.submitted_s,
     )
 
 
@@ -199,6 +204,8 @@ def run_figures(run: RunRecord) -> dict[str, float]:
         seconds = max(r.generated_s[-1] for r in done) - min(r.submitted_s for r in run.requests)
         figures["tokens_per_s"] = sum(len(r.generated_s) for r in done) / seconds
         figures["requests_per_min"] = 60 * len(done) / seconds
+        if run.key.leaving:
+            figures |= _waste(done, seconds)
         if all(run.slos_s):
             effective, missed = _effective_and_missed(run)
             figures["effective_tokens_per_s"] = effective / seconds
@@ -216,13 +223,24 @@ def run_figures(run: RunRecord) -> dict[str, float]:
     return figures
 
 
+def _waste(done: Sequence[RequestRecord], seconds: float) -> dict[str, float]:
+    """Return what of the answers is read."""
+    num_generated = sum(len(r.generated_s) for r in done)
+    num_read = sum(len(r.read_s) for r in done)
+    return {
+        "unread": 1.0 - num_read / num_generated,
+        "unmade": 1.0 - num_generated / sum(r.num_output_tokens for r in done),
+        "read_tokens_per_s": num_read / seconds,
+    }
+
+
 def _effective_and_missed(run: RunRecord) -> tuple[float, float]:
     """Return tokens that count, and those that readers would have read while they waited."""
     effective = missed = 0.0
     for one, slo_s in zip(run.requests, run.slos_s, strict=True):
         if one.generated_s:
-            waited_s = reading_of(one.generated_s, slo_s).waited_s
-            effective += effective_of(one.generated_s, slo_s)
+            waited_s = reading_of(one.read_s, slo_s).waited_s
+            effective += effective_of(one.read_s, slo_s)
             missed += (one.generated_s[0] - one.submitted_s + waited_s) / slo_s
     return effective, missed
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from bench.e2e.systems import is_slo_blind
 from bench.e2e.trace import stated_slos_s
 
 
@@ -16,7 +17,14 @@ class RequestRecord:
     submitted_s: float
     num_prompt_tokens: int
     generated_s: tuple[float, ...]  # arrival of each token at the stream
-    failure: str = ""  # why it ended otherwise than at its length; empty: it did not
+    failure: str = ""  # why it ended otherwise than at its length, or when its reader left
+    num_output_tokens: int = 0  # that were asked for; 0: as many as came
+    leaves_after: int | None = None  # tokens of which its reader goes; None: it stays
+
+    @property
+    def read_s(self) -> tuple[float, ...]:
+        """Return the arrivals of the tokens that its reader stayed for."""
+        return self.generated_s[: self.leaves_after]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +46,21 @@ class RunKey:
     seed: int
     slo_scale: float
     readers: str = "paced"  # of `READERS`
+    leaving: float = 0.0  # share of the readers who leave
 
     @property
     def name(self) -> str:
         readers = "" if self.readers == "paced" else f"-{self.readers}"
-        return f"{self.system}-x{self.slo_scale:g}-s{self.seed}{readers}"
+        leaving = f"-leaving{self.leaving:g}" if self.leaving else ""
+        return f"{self.system}-x{self.slo_scale:g}-s{self.seed}{readers}{leaving}"
+
+    @property
+    def is_of_all_scales(self) -> bool:
+        """Whether the run says what readers of any pace would have had.
+
+        Otherwise it depends on the pace, be it only by when readers leave.
+        """
+        return is_slo_blind(self.system) and not self.leaving
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,19 +73,35 @@ async def _ask(
         service_level=level,
     )
     waiting = asyncio.create_task(answer.done.wait())
+    leaving = asyncio.create_task(_leave(stream, answer, request, slo_s))
     await asyncio.wait(
         [waiting, stream.reader],
         timeout=DRAIN_TIMEOUT_S,
         return_when=asyncio.FIRST_COMPLETED,
     )
     waiting.cancel()
+    leaving.cancel()
     return RequestRecord(
         request_id=request.request_id,
         submitted_s=submitted_s - began_s,
         num_prompt_tokens=request.num_prompt_tokens,
         generated_s=tuple(t - began_s for t in answer.arrived_s),
         failure=_failure(answer, request),
+        num_output_tokens=request.num_output_tokens,
+        leaves_after=request.leaves_after,
     )
+
+
+async def _leave(
+    stream: GatewayStream, answer: Answer, request: TracedRequest, slo_s: float
+) -> None:
+    """Abort a request when its reader has the last token that it stays for."""
+    if request.leaves_after is None:
+        return
+    await stream.has_tokens(answer, request.leaves_after)
+    due_s = due_times_s(answer.arrived_s[: request.leaves_after], slo_s)[-1]
+    await asyncio.sleep(due_s - time.monotonic())
+    await stream.abort(answer, request.request_id)
 
 
 def _failure(answer: Answer, request: TracedRequest) -> str:
@@ -95,8 +111,8 @@ def _failure(answer: Answer, request: TracedRequest) -> str:
         return "no end in time"
     if answer.ending is not None and answer.ending.WhichOneof("how") == "failure":
         return answer.ending.failure.message
-    missing = request.num_output_tokens - len(answer.tokens)
-    return f"{missing} tokens short" if missing else ""
+    missing = (request.leaves_after or request.num_output_tokens) - len(answer.tokens)
+    return f"{missing} tokens short" if missing > 0 else ""
 
 
 async def _report_progress(stream: GatewayStream, intervals_s: Mapping[str, float]) -> None:

@@ -19,14 +19,14 @@ from bench.e2e.figures import (
     why_not_counted,
 )
 from bench.e2e.records import RunRecord, as_stated
-from bench.e2e.systems import is_slo_blind
 from bench.e2e.trace import READERS
 from simulator.report.charts import svg
 
+Kind = tuple[str, float, float]  # of readers: `READERS`, the share that leaves, SLO scale
 PLOTTED = ("tbt", "tbt_deposit")
 OF_RUNS = (
-    "tokens_per_s", "effective_tokens_per_s", "qos", "requests_per_min", "pool", "offloaded",
-    "held", "mape", "mape_prompts", "controller", "failed",
+    "tokens_per_s", "read_tokens_per_s", "unread", "unmade", "effective_tokens_per_s", "qos",
+    "requests_per_min", "pool", "offloaded", "held", "mape", "mape_prompts", "controller", "failed",
 )  # fmt: skip
 # The table's columns: title and how a figure is written.
 COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
@@ -45,6 +45,9 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
     "ttft_p99_s": ("P99", lambda e: f"{e.value:.1f}"),
     "e2e_s": ("E2E, s", lambda e: f"{e.value:.1f}"),
     "tokens_per_s": ("tokens/s", lambda e: f"{e.value:.1f}"),
+    "read_tokens_per_s": ("read tokens/s", lambda e: f"{e.value:.1f}"),
+    "unread": ("never read", lambda e: _percent(e)),
+    "unmade": ("never made", lambda e: _percent(e)),
     "effective_tokens_per_s": ("effective", lambda e: f"{e.value:.1f}"),
     "qos": ("QoS", lambda e: f"{e.value:.1f}"),
     "pool": ("pool used", lambda e: _percent(e)),
@@ -77,19 +80,21 @@ def write_report(runs: Sequence[RunRecord], out: Path, *, link_ratio: float) -> 
 
 def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Return one row per system, SLO scale and kind of readers."""
-    cells: dict[tuple[str, float, str], list[RunRecord]] = defaultdict(list)
-    stated = {(run.key.readers, run.key.slo_scale) for run in runs}
+    cells: dict[tuple[str, float, float, str], list[RunRecord]] = defaultdict(list)
+    stated = {(run.key.readers, run.key.slo_scale) for run in runs if not run.key.leaving}
     for run in runs:
-        own = (run.key.readers, run.key.slo_scale)
-        for readers, scale in stated if is_slo_blind(run.key.system) else (own,):
-            cells[readers, scale, run.key.system].append(as_stated(run, scale, readers))
+        key, own = run.key, (run.key.readers, run.key.slo_scale)
+        for readers, scale in stated if key.is_of_all_scales else (own,):
+            cell = readers, key.leaving, scale, key.system
+            cells[cell].append(as_stated(run, scale, readers))
     rows = []
-    for (readers, scale, system), members in sorted(cells.items()):
+    for (readers, leaving, scale, system), members in sorted(cells.items()):
         wholes = [run_figures(run) for run in members]
         rows.append(
             {
                 "system": system,
                 "readers": readers,
+                "leaving": leaving,
                 "slo_scale": scale,
                 "slo_s": members[0].slo_s,
                 "seeds": sorted(run.key.seed for run in members),
@@ -117,11 +122,11 @@ def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 def tables(rows: Sequence[dict[str, Any]], link_ratio: float) -> str:
     """Return one Markdown table per kind of readers and SLO scale, each with lambda."""
     parts = []
-    for readers, scale in sorted({(row["readers"], row["slo_scale"]) for row in rows}):
-        here = [row for row in rows if (row["readers"], row["slo_scale"]) == (readers, scale)]
+    for kind in sorted({_kind(row) for row in rows}):
+        here = [row for row in rows if _kind(row) == kind]
         columns = {name: c for name, c in COLUMNS.items() if any(name in row for row in here)}
         slo_s, share = here[0]["slo_s"], 100 * link_ratio
-        parts.append(f"## {_title(readers, scale, slo_s)}, lambda {share:.0f} %\n")
+        parts.append(f"## {_title(kind, slo_s)}, lambda {share:.0f} %\n")
         parts.append("| system | " + " | ".join(title for title, _ in columns.values()) + " |")
         parts.append("|---" * (len(columns) + 1) + "|")
         for row in here:
@@ -142,10 +147,17 @@ def tables(rows: Sequence[dict[str, Any]], link_ratio: float) -> str:
     return "\n".join(parts)
 
 
-def _title(readers: str, scale: float, slo_s: float) -> str:
-    slo = f"SLO {slo_s * 1e3:.1f} ms (base x {scale:g})"
-    shares = ", ".join(f"{share:g}" if share else "none" for share in READERS[readers])
-    return slo if readers == "paced" else f"{slo}, {readers} readers (x {shares} in turn)"
+def _kind(row: Mapping[str, Any]) -> Kind:
+    return row["readers"], row["leaving"], row["slo_scale"]
+
+
+def _title(kind: Kind, slo_s: float) -> str:
+    readers, leaving, scale = kind
+    title = f"SLO {slo_s * 1e3:.1f} ms (base x {scale:g})"
+    if readers != "paced":
+        shares = ", ".join(f"{share:g}" if share else "none" for share in READERS[readers])
+        title += f", {readers} readers (x {shares} in turn)"
+    return title + (f", {leaving:.0%} of the readers leave" if leaving else "")
 
 
 def _percent(figure: Estimate, *, interval: bool = False) -> str:
@@ -159,6 +171,7 @@ def plot(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         if all(name in row for name in PLOTTED):
             kind = "" if row["readers"] == "paced" else f", {row['readers']} readers"
+            kind += f", {row['leaving']:.0%} leave" if row["leaving"] else ""
             title = f"base SLO x {row['slo_scale']:g}{kind}"
             panels[title][row["system"]] = [Bar(**row[name]) for name in PLOTTED]
     series = ("as generated", "with deposit")

@@ -3,12 +3,14 @@
 import json
 import math
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from simulator.workload import leaving_points
 
 VOCABULARY = range(10, 2_000)  # of the exactness model, without its special tokens
 MIN_TOKENS = 8
@@ -35,7 +37,8 @@ class TracedRequest:
     request_id: str
     arrival_s: float  # after the start
     num_prompt_tokens: int
-    num_output_tokens: int  # exactly so many are generated
+    num_output_tokens: int  # exactly so many are generated, unless its reader leaves
+    leaves_after: int | None = None  # tokens of which its reader goes; None: it stays
 
     def prompt(self) -> list[int]:
         """Return token ids that depend on nothing but the request's id."""
@@ -46,6 +49,13 @@ class TracedRequest:
 def stated_slos_s(readers: str, num_requests: int, slo_s: float) -> list[float]:
     """Return what each request of a trace states, in its order; 0: nothing."""
     return [slo_s * share for share in islice(cycle(READERS[readers]), num_requests)]
+
+
+def with_leavers(trace: Sequence[TracedRequest], frac: float, seed: int) -> list[TracedRequest]:
+    """Return a trace of whose readers so large a share leaves, wherever in the answer."""
+    points = leaving_points([request.num_output_tokens for request in trace], frac, seed)
+    pairs = zip(trace, points, strict=True)
+    return [replace(request, leaves_after=point) for request, point in pairs]
 
 
 def poisson_trace(*, seed: int, num_requests: int, mean_gap_s: float) -> list[TracedRequest]:

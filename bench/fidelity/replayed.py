@@ -91,7 +91,8 @@ def arriving_of(request: RequestRecord, level: ServiceLevel) -> ArrivingRequest:
         request_id=RequestId(request.request_id),
         arrival_s=WARM_UP_S + request.submitted_s,
         num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=len(request.generated_s),
+        num_output_tokens=request.num_output_tokens or len(request.generated_s),
+        leaves_after=request.leaves_after,
         level=level,
     )
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 from bench.document import Benchmark, Row, document, markdown, save
-from bench.who_runs.regimes import Case, all_regimes
+from bench.who_runs.cases import Case
+from bench.who_runs.reading import figures_by_kind
+from bench.who_runs.regimes import SETS, all_regimes
 from lab.policies.presets import full_name
 from services.placement.types import PolicyParameters
 from simulator.comparison.link_ratio import workload_link_ratio
@@ -36,17 +38,27 @@ DEFINITIONS = {
     "cached": "tokens of prompts that were found and not computed / tokens of prompts",
     "vllm@0.02": "vLLM with `watermark` 0.02; the best of its settings is that with most tokens/s, "
     "of those within 0.2 % the one with the soonest first token",
+    "people, agents": "requests that state a rate and a TTFT SLO, and which share of them has its "
+    "first token within it; those that state nothing, and how long each takes to its end, in "
+    "seconds",
+    "fluid": "first tokens of a fluid, first come first served, whose readers get their rate, with "
+    "memory and link for nothing (`capacity.py`)",
+    "never read, read tokens/s": "share of the generated tokens behind the point at which their "
+    "reader left; tokens up to there, per second",
+    "never made": "share of the tokens asked for that were not generated: their reader had left",
     "refused": "requests larger than the engine can ever hold, per run",
 }
-COLUMNS = (
-    *("regime", "lambda", "policy", "tokens/s", "effective", "QoS", "in time", "TPOT"),
-    *("rebuffering", "TTFT mean / P50 / P95 / P99", "cached", "parks", "refused"),
+SHARES = (  # column, figure, decimals
+    ("in time", "tbt_deposit", 2),
+    ("TPOT", "tpot_deposit", 0),
+    ("rebuffering", "rebuffering", 2),
 )
+TTFT = "TTFT mean / P50 / P95 / P99"
 
 
 def main() -> None:
     options = _options()
-    load, regimes = os.getloadavg(), all_regimes()
+    load, regimes = os.getloadavg(), SETS[options.set]()
     chosen = [name for name in regimes if any(part in name for part in options.only or [""])]
     cells = list(product(chosen, options.policies, range(1, options.seeds + 1)))
     measure = partial(measured, host_frac=options.host_frac)
@@ -75,14 +87,16 @@ def measured(regime: str, policy: str, seed: int, host_frac: float | None = None
     if host_frac is not None:
         case = case.with_host(host_frac)
     record, engine = run(case, policy)
-    counted = [one for one in record.outcomes if one.arrival_s >= case.counted_from_s]
+    counted = tuple(one for one in record.outcomes if one.arrival_s >= case.counted_from_s)
     return {
         "regime": regime,
         "policy": policy,
         "seed": seed,
         "lambda": workload_link_ratio(case.shape, case.machine, case.requests),
         "parks": float(engine.scheduler.counters.num_parks),
-        **figures(replace(record, outcomes=tuple(counted))),
+        **figures(replace(record, outcomes=counted)),
+        **figures_by_kind(counted),
+        **{f"fluid_{name}": value for name, value in case.fluid.items()},
     }
 
 
@@ -145,28 +159,52 @@ def verdict(best: Row, ours: Row) -> str:
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
-    return [list(COLUMNS), *(list(_cells(row)) for row in rows)]
+    """Return the rows' cells below their columns; a dash where a row has nothing to say."""
+    cells = [dict(_cells(row)) for row in rows]
+    columns = list(dict.fromkeys(name for row in cells for name in row))
+    return [columns, *([row.get(name, "-") for name in columns] for row in cells)]
 
 
-def _cells(row: Row) -> Iterator[str]:
-    """Yield a row's cells; a dash where no reader states a rate."""
-    yield row["regime"]
-    yield f"{100 * row['lambda']:.1f} %"
-    yield row["policy"]
-    yield f"{row['tokens_per_s']:.1f}"
-    yield f"{row['effective_tokens_per_s']:.1f}"
-    yield f"{row['qos']:.1f}"
-    for name, decimals in (("tbt_deposit", 2), ("tpot_deposit", 0), ("rebuffering", 2)):
-        yield f"{100 * row[name]:.{decimals}f} %" if name in row else "-"
-    ttfts = [f"{row[name]:.2f}" for name in ("ttft_s", "ttft_p50_s")]
-    yield " / ".join([*ttfts, *(f"{row[name]:.1f}" for name in ("ttft_p95_s", "ttft_p99_s"))])
-    yield f"{row['cached']:.0%}"
-    yield f"{row['parks']:.0f}"
-    yield f"{row['rejected']:.1f}"
+def _cells(row: Row) -> Iterator[tuple[str, str]]:
+    """Yield a row's columns and cells."""
+    yield "regime", row["regime"]
+    yield "lambda", f"{100 * row['lambda']:.1f} %"
+    yield "policy", row["policy"]
+    yield "tokens/s", f"{row['tokens_per_s']:.1f}"
+    yield "effective", f"{row['effective_tokens_per_s']:.1f}"
+    yield "QoS", f"{row['qos']:.1f}"
+    for column, name, decimals in SHARES:
+        yield column, f"{100 * row[name]:.{decimals}f} %" if name in row else "-"
+    yield TTFT, _ttfts(row)
+    yield "cached", f"{row['cached']:.0%}"
+    yield "parks", f"{row['parks']:.0f}"
+    yield "refused", f"{row['rejected']:.1f}"
+    if "unread" in row:
+        yield "never read", f"{100 * row['unread']:.1f} %"
+        yield "never made", f"{100 * row['unmade']:.1f} %"
+        yield "read tokens/s", f"{row['read_tokens_per_s']:.1f}"
+    yield from _cells_of_kinds(row)
+    if "fluid_ttft_s" in row:
+        yield f"fluid {TTFT}", _ttfts(row, "fluid_")
+
+
+def _cells_of_kinds(row: Row) -> Iterator[tuple[str, str]]:
+    if "people_ttft_s" in row:
+        yield f"people {TTFT}", _ttfts(row, "people_")
+        yield "within SLO", f"{row['people_within_slo']:.0%}"
+        yield f"agents {TTFT}", _ttfts(row, "agents_")
+        yield "agents' end", f"{row['agents_e2e_s']:.1f}"
+
+
+def _ttfts(row: Row, whose: str = "") -> str:
+    soon = [f"{row[whose + name]:.2f}" for name in ("ttft_s", "ttft_p50_s")]
+    late = [f"{row[whose + name]:.1f}" for name in ("ttft_p95_s", "ttft_p99_s")]
+    return " / ".join([*soon, *late])
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--set", choices=SETS, default="links", help="of regimes")
     parser.add_argument("--only", nargs="*", help="parts of regimes' names")
     parser.add_argument("--policies", nargs="*", default=POLICIES, help="names, or name@alpha")
     parser.add_argument("--seeds", type=int, default=3)

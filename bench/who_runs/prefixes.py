@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable
 from itertools import cycle, islice
 
-from bench.who_runs.cases import Regime
+from bench.who_runs.cases import Regime, deployed, on_gpu
 from services.placement.types import RequestId
-from simulator.deployment import Deployment
 from simulator.workload import (
     HASHED_TOKENS,
     ArrivingRequest,
@@ -117,10 +116,7 @@ def turns(
     return requests
 
 
-Make = Callable[..., Deployment]
-
-
-def regimes(deployed: Make, on_gpu: Callable[[Deployment, Requests], Regime]) -> dict[str, Regime]:
+def regimes() -> dict[str, Regime]:
     """Return the regimes by name."""
     h100 = deployed("llama-3-8b", "h100", max_num_seqs=256, max_model_len=300_000)
     small = deployed("llama-3-8b", "rtx-4090", max_num_seqs=64)

@@ -4,7 +4,6 @@ lambda = bytes that the link moves in a resident decode step / bytes of the KV p
 a function of a seed; its requests are the same under every policy.
 """
 
-import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,18 +15,15 @@ from bench.e2e.trace import poisson_trace
 from bench.fidelity.machine import Calibration, machine_of, shape_of
 from bench.fidelity.replayed import WARM_UP_S, warm_up_of
 from bench.papers import ellm, layerkv, orbitflow, tokenflow
-from bench.who_runs import prefixes
-from bench.who_runs.cases import Case, Regime
+from bench.who_runs import prefixes, reading
+from bench.who_runs.cases import Case, Regime, deployed, lognormal, on_gpu
 from bench.who_runs.demo_readers import demo
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
 from simulator.comparison.grid import Cell
-from simulator.deployment import Deployment
-from simulator.device.hardware import assumptions, device, link_rates, model
 from simulator.device.step import CopyCosts
 from simulator.workload import (
     ArrivingRequest,
-    Lengths,
     drawn_requests,
     gamma_gaps,
     published_lengths,
@@ -74,31 +70,6 @@ def emulated(scale: float, link_bytes_per_s: float) -> Regime:
         )
 
     return case
-
-
-def on_gpu(deployment: Deployment, requests: Callable[[int], list[ArrivingRequest]]) -> Regime:
-    """Return a deployment by its roofline."""
-    return lambda seed: Case(
-        shape=deployment.shape(), machine=deployment.machine(), requests=requests(seed)
-    )
-
-
-def deployed(name: str, gpu: str, *, link: str = "", num_groups: int = 8, **given) -> Deployment:
-    shape = model(name)
-    made = Deployment(
-        model=shape,
-        device=device(gpu),
-        assumptions=assumptions(),
-        layers_per_group=-(-shape.num_hidden_layers // num_groups),
-        host_memory_bytes=10**12,
-        **given,
-    )
-    return made.with_link(link_rates()[link]) if link else made
-
-
-def lognormal(mean: float, *, sigma: float = 0.5, largest: int = 30_000) -> Lengths:
-    median = mean * math.exp(-sigma * sigma / 2.0)
-    return Lengths(mean=mean, median=median, largest=largest, smallest=8)
 
 
 def arriving(
@@ -211,8 +182,8 @@ def one_larger_than_the_pool(seed: int) -> list[ArrivingRequest]:
     return sorted([*others, large], key=lambda one: one.arrival_s)
 
 
-def all_regimes() -> dict[str, Regime]:
-    """Return the regimes by name."""
+def links() -> dict[str, Regime]:
+    """Return the regimes that differ in their link and lengths, by name."""
     regimes: dict[str, Regime] = {
         f"bench {link / 1e6:.0f} MB/s, S x {scale}": emulated(scale, link)
         for link in (300e6, 50e6, 10e6)
@@ -236,4 +207,14 @@ def all_regimes() -> dict[str, Regime]:
     small = deployed("llama-3-8b", "a5000", pool_tokens=12_000, max_num_seqs=256, num_groups=32)
     regimes["one of 13,000 tokens, pool 12,000"] = on_gpu(small, one_larger_than_the_pool)
     regimes |= {"demo, four at once": demo} | papers()
-    return regimes | prefixes.regimes(deployed, on_gpu)
+    return regimes | prefixes.regimes()
+
+
+SETS: Mapping[str, Callable[[], dict[str, Regime]]] = MappingProxyType(
+    {"links": links, "reading": reading.regimes}
+)
+
+
+def all_regimes() -> dict[str, Regime]:
+    """Return the regimes of all sets by name."""
+    return {name: regime for regimes in SETS.values() for name, regime in regimes().items()}

@@ -14,7 +14,8 @@ from itertools import product
 
 from bench.document import Row
 from bench.who_runs.__main__ import run
-from bench.who_runs.regimes import Regime, all_regimes, arriving, deployed, on_gpu
+from bench.who_runs.cases import Regime, deployed, on_gpu
+from bench.who_runs.regimes import arriving, links
 from services.placement.run import evenflow
 from services.placement.run.papers import ellm
 from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
@@ -34,8 +35,8 @@ FIGURES = ("tokens_per_s", "ttft_s", "tbt_deposit")
 
 
 def regimes() -> dict[str, Regime]:
-    """Return all of `who_runs`, and those in which recompute has the most to give."""
-    found = dict(all_regimes())
+    """Return `links` of `who_runs`, and those in which recompute has the most to give."""
+    found = links()
     for name, link, rate in FAST_COMPUTE:
         on = deployed(name, "h100", link=link, max_num_seqs=512)
         found[f"{name}, H100, {link}, 9k + 600, {rate}/s"] = on_gpu(

@@ -12,6 +12,7 @@ from typing import Generic
 from services.control.engine import RequestT
 from services.control.kv import KVT
 from services.control.line import Line
+from services.control.measures.rates import Rates
 from services.control.options import ControllerOptions
 from services.control.requests.life import State
 from services.control.requests.request_ledger import RequestLedger
@@ -114,7 +115,16 @@ class Admission(Generic[RequestT, KVT]):
             h2d_queued_bytes=self._engine.num_returning_bytes(),
             prefill_frac=self._meter.prefill_frac,
             mean_answer_tokens=self._ledger.answer_lengths.mean_tokens,
+            h2d_free_frac=self._h2d_free_frac(rates),
         )
+
+    def _h2d_free_frac(self, rates: Rates) -> float:
+        """Return the share of the link's time that the batch's own loads leave."""
+        num_blocks = self._engine.num_step_load_blocks(self._line.active_needs())
+        if not num_blocks or not rates.h2d_bytes_per_s:
+            return 1.0
+        load_s = num_blocks * self._engine.shape.block_bytes / rates.h2d_bytes_per_s
+        return 1.0 - load_s / max(load_s, rates.step_s or 0.0)
 
     def _places(self) -> Iterator[tuple[RequestT, RunPhase]]:
         """Yield where requests are: first those that run, then the queue by arrival."""

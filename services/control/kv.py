@@ -110,6 +110,11 @@ def only_shares(kv: KV) -> bool:
     return bool(kv.trunks) and kv.num_rows == kv.num_shared
 
 
+def is_whole(kv: KV | None) -> bool:
+    """Return whether no layer group of a request is in host memory, nor of its trunks."""
+    return kv is None or not any(holder.offloaded for holder in (*kv.trunks, kv))
+
+
 def holders_of(kvs: Iterable[KVT]) -> Iterator[Any]:
     """Yield requests' own parts and the trunks that they begin with, each once."""
     seen = set[Any]()

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Generic
 
 from services.control.engine import Engine, RequestT
-from services.control.kv import KVT, only_shares
+from services.control.kv import KVT, is_whole, only_shares
 from services.control.measures.rates import Rates
 from services.control.prefix_cache import Column
 from services.control.requests.life import State
@@ -46,8 +46,12 @@ class Line(Generic[RequestT, KVT]):
         self._ranks = {name: number for number, name in enumerate(decision.run)}
         self.resumes.allow(decision.allowed_ways)
         for name, record in self.engine.records.items():
-            if record.state is State.LEAVING and name in self._ranks:
-                record.enter(State.PAUSED)  # it had tokens in flight, and has not left yet
+            if record.state is not State.LEAVING or name not in self._ranks:
+                continue
+            # It had tokens in flight, and has not left yet. If it has given layers up meanwhile it
+            # leaves, and comes back as a whole: with layers on the host it would slow each step.
+            if decision.offloads or is_whole(record.kv):
+                record.enter(State.PAUSED)
 
     # -- the order ---------------------------------------------------------------------------
 

@@ -13,18 +13,19 @@ from services.control.admission import run_policy_of
 from services.control.kv import holders_of
 from services.control.measures.rates import Rates
 from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
+from services.control.requests.life import State
 from services.control.requests.request_record import Stage
 from services.control.step_loop import StepLoop
 from services.control.types import ScheduledStep, Trigger
 from services.placement.run.resume import ResumeWay
-from services.placement.types import EngineShape
+from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane, LaneCounts
 from simulator.device.costs import Costs, StepLoad
 from simulator.device.step import NO_COSTS, CopyCosts, StepRun, StepTimes, StepWork
-from simulator.engine.events import Arrived, Event, PlanCame, StepEnded, Woke
+from simulator.engine.events import Arrived, Event, PlanCame, ReaderLeft, StepEnded, Woke
 from simulator.engine.planning import LatePlanner, PlanningOptions, Policy
 from simulator.engine.reader_reports import ReaderReports
-from simulator.engine.records import Outcome, Totals
+from simulator.engine.records import Outcome, Totals, outcome_of
 from simulator.engine.residency import ResidencyLog, duplicate_frac, sample_of
 from simulator.engine.scheduler import Scheduler
 from simulator.engine.turns import Turn, load_of, staged_of
@@ -49,6 +50,7 @@ class Machine:
     compute_noise_frac: float = 0.0  # standard deviation, per step
     link_noise_frac: float = 0.0  # standard deviation, per step
     way_back: WayBack = WHOLE_KV
+    schedules_ahead: bool = False  # each step while the one before it runs, as vLLM on GPUs
 
     def lane(self) -> Lane:
         return Lane(
@@ -119,6 +121,7 @@ class Engine:
         self._counted = (LaneCounts(), LaneCounts())  # of both lanes, at the newest step's end
         self._restored_s = 0.0  # compute of restores that steps have paid for
         self._duplicate_frac = 0.0  # as counted last
+        self._left: list[RequestId] = []  # whose readers have left since the newest step began
         self._reduced_bytes = 0  # that all-reduces sent over the lane to the GPU
 
     def _now(self) -> float:
@@ -130,16 +133,20 @@ class Engine:
     def handle(self, event: Event) -> list[Event]:
         """Take in one event, not earlier than those before it; return what follows from it."""
         now_s = self._now_s = event.time_s
+        following: list[Event] = []
         match event:
             case Arrived():
                 self._arrived(event)
             case StepEnded():
-                self._end_step(now_s)
+                following += self._end_step(now_s)
             case PlanCame():
                 self._planner.came()
+            case ReaderLeft():
+                self._left.append(event.request_id)
             case Woke():
                 pass
-        following = [] if self._step is not None else self._start_step(now_s)
+        if self._step is None:
+            following += self._start_step(now_s)
         return [*following, *self._planner.take_due()]
 
     def _arrived(self, event: Arrived) -> None:
@@ -155,12 +162,14 @@ class Engine:
     def _start_step(self, now_s: float) -> list[Event]:
         scheduler = self.scheduler
         self._take_in_copies(now_s)
+        self._abort_left()
         self._reports.take_in(scheduler.running, now_s)
         self.loop.before_schedule()
         for request in scheduler.running:
             request.note_pause(now_s)
         num_admitted, num_free = scheduler.num_admitted, scheduler.pool.num_free
         turns = scheduler.schedule(now_s)
+        scheduler.in_flight = [t.request for t in turns] if self.machine.schedules_ahead else []
         self._note_progress(turns, scheduler.num_admitted - num_admitted)
         self.loop.after_schedule(self._scheduled(turns, now_s), now_s)
         if not turns:
@@ -168,6 +177,13 @@ class Engine:
             freed = scheduler.pool.num_free > num_free  # for somebody who runs in the next step
             return [Woke(time_s=now_s)] if freed else self._rest(now_s)
         return [StepEnded(time_s=self._run(turns, now_s))]
+
+    def _abort_left(self) -> None:
+        """Abort the requests whose readers have left, if they have not ended."""
+        for name in self._left:
+            if request := self.scheduler.moves.requests.get(name):
+                self._leave(request)
+        self._left.clear()
 
     def _note_progress(self, turns: Sequence[Turn], num_admitted: int) -> None:
         """Tell the loop which requests came in, were preempted, and begin to decode."""
@@ -220,6 +236,8 @@ class Engine:
         if not self.scheduler.running and not self.scheduler.waiting:
             self.residency.add(sample_of(self.scheduler, now_s))
             return []
+        if any(one.record.state is State.LEAVING for one in self.scheduler.running):
+            return [Woke(time_s=now_s)]  # its token has come
         since_s = (request.record.held_since_s for request in self.scheduler.running)
         paused_s = [begun_s for begun_s in since_s if begun_s is not None]
         if paused_s and len(paused_s) == len(self.scheduler.running):
@@ -240,10 +258,6 @@ class Engine:
             return [Woke(time_s=max(now_s, min(paused_s) + self._max_pause_s))]
         # Nothing changes by itself: the first in line fits nowhere.
         stuck = (self.scheduler.waiting or self.scheduler.running)[0]
-        if stuck in self.scheduler.waiting:
-            self.scheduler.waiting.remove(stuck)
-        else:
-            self.scheduler.running.remove(stuck)
         self._leave(stuck, rejected=True)
         return [Woke(time_s=now_s)]
 
@@ -280,21 +294,27 @@ class Engine:
             return 1.0
         return math.exp(self._rng.gauss(-frac * frac / 2.0, frac))
 
-    def _end_step(self, now_s: float) -> None:
+    def _end_step(self, now_s: float) -> list[Event]:
+        """Give each request its token; return which readers will have had enough, and when."""
         step, self._step = self._step, None
         assert step is not None
         self._sum_up(step, now_s)
+        leaving: list[Event] = []
         for turn in step.turns:
             request = turn.request
             first = not request.generated_s
-            if request.step_ended(now_s) and not first and turn.is_decode and not step.load.chunks:
-                request.decode_steps_s.append(now_s - step.start_s)
+            if request.step_ended(now_s):
+                if not first and turn.is_decode and not step.load.chunks:
+                    request.decode_steps_s.append(now_s - step.start_s)
+                if request.num_output_tokens == request.spec.leaves_after:
+                    name, at_s = request.request_id, request.due_s[-1]
+                    leaving.append(ReaderLeft(time_s=at_s, request_id=name))
             self._save(turn, now_s)
         for request in [t.request for t in step.turns if t.request.is_finished]:
             self.scheduler.take_in_saves(request.kv)
-            self.scheduler.running.remove(request)
             self._leave(request)
         self._measure(step)
+        return leaving
 
     def _save(self, turn: Turn, now_s: float) -> None:
         """Order the copies of what the step has filled, but for what it sent itself."""
@@ -312,22 +332,9 @@ class Engine:
             if rejected:
                 self.loop.ledger.ended(self._now_s, num_output_tokens=None)
             else:
-                self.loop.ended(num_output_tokens=request.num_output_tokens)
-        self.outcomes.append(
-            Outcome(
-                request_id=request.request_id,
-                arrival_s=request.spec.arrival_s,
-                num_prompt_tokens=request.spec.num_prompt_tokens,
-                num_output_tokens=request.spec.num_output_tokens,
-                level=request.spec.level,
-                generated_s=tuple(request.generated_s),
-                decode_steps_s=tuple(request.decode_steps_s),
-                pauses_s=tuple(request.pauses_s),
-                num_preemptions=request.num_preemptions,
-                num_cached_tokens=request.num_cached_tokens,
-                rejected=rejected,
-            )
-        )
+                answered = request.num_output_tokens if request.is_finished else None
+                self.loop.ended(num_output_tokens=answered)
+        self.outcomes.append(outcome_of(request, rejected=rejected))
 
     # -- measuring -------------------------------------------------------------------------------
 

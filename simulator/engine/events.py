@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from services.placement.types import RequestId
 from simulator.workload import ArrivingRequest
 
 
@@ -29,10 +30,18 @@ class PlanCame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderLeft:
+    """A reader has the last token that it stays for."""
+
+    time_s: float
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Woke:
     """Nobody could run, and now somebody may: a copy has ended, or a pause."""
 
     time_s: float
 
 
-Event: TypeAlias = Arrived | StepEnded | PlanCame | Woke
+Event: TypeAlias = Arrived | StepEnded | PlanCame | ReaderLeft | Woke

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
 from simulator.engine.residency import ResidencySample
+from simulator.memory.requests import SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,17 +17,43 @@ class Outcome:
     num_prompt_tokens: int
     num_output_tokens: int  # that were asked for
     level: ServiceLevel
-    generated_s: tuple[float, ...] = ()  # of each token; empty for a rejected request
+    # Of each token; none for a rejected request, fewer than were asked for if its reader left.
+    generated_s: tuple[float, ...] = ()
     # Length of each step that made a token after the first and computed no prompt beside it.
     decode_steps_s: tuple[float, ...] = ()
     pauses_s: tuple[tuple[float, float], ...] = ()  # beginning and end
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # of its prompt, that were not computed when it came in first
     rejected: bool = False  # larger than the engine can ever hold
+    leaves_after: int | None = None  # tokens of which its reader goes; None: it stays
 
     @property
     def num_pauses(self) -> int:
         return len(self.pauses_s)
+
+    @property
+    def read_s(self) -> tuple[float, ...]:
+        """Return when each token was generated that its reader stayed for."""
+        return self.generated_s[: self.leaves_after]
+
+
+def outcome_of(request: SimulatedRequest, *, rejected: bool) -> Outcome:
+    """Return what became of a request that has ended."""
+    spec = request.spec
+    return Outcome(
+        request_id=request.request_id,
+        arrival_s=spec.arrival_s,
+        num_prompt_tokens=spec.num_prompt_tokens,
+        num_output_tokens=spec.num_output_tokens,
+        level=spec.level,
+        generated_s=tuple(request.generated_s),
+        decode_steps_s=tuple(request.decode_steps_s),
+        pauses_s=tuple(request.pauses_s),
+        num_preemptions=request.num_preemptions,
+        num_cached_tokens=request.num_cached_tokens,
+        rejected=rejected,
+        leaves_after=spec.leaves_after,
+    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from services.control.kv import holders_of
 from services.control.prefix_cache import num_duplicate_blocks
+from services.control.requests.life import State
 from services.control.trunks import own_columns
 from simulator.engine.scheduler import Scheduler
 
@@ -17,7 +18,9 @@ class ResidencySample:
     time_s: float
     pool_used_frac: float
     host_used_frac: float
-    offloaded_frac: float  # of the layer groups of all running requests, and of their trunks
+    # Of the layer groups of all running requests that are not on their way to the queue, and of
+    # their trunks.
+    offloaded_frac: float
     num_running: int  # paused ones included
     num_paused: int
     num_waiting: int
@@ -26,7 +29,8 @@ class ResidencySample:
 def sample_of(scheduler: Scheduler, now_s: float) -> ResidencySample:
     """Return where KV is now."""
     running, host = scheduler.running, scheduler.host
-    holders = list(holders_of(request.kv for request in running))
+    staying = (one for one in running if one.record.state is not State.LEAVING)
+    holders = list(holders_of(request.kv for request in staying))
     offloaded = sum(len(holder.offloaded) for holder in holders)
     return ResidencySample(
         time_s=now_s,
@@ -34,7 +38,7 @@ def sample_of(scheduler: Scheduler, now_s: float) -> ResidencySample:
         host_used_frac=1.0 - host.num_unpromised / host.num_blocks if host.num_blocks else 0.0,
         offloaded_frac=offloaded / max(1, len(holders) * scheduler.shape.num_groups),
         num_running=len(running),
-        num_paused=sum(request.is_paused for request in running),
+        num_paused=sum(bool(request.record.holds) for request in running),
         num_waiting=len(scheduler.waiting),
     )
 

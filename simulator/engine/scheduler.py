@@ -78,6 +78,7 @@ class Scheduler:
         self._num_recomputed: dict[RequestId, int] = {}  # blocks, of this step
         self._last_uid = 0  # of columns
         self.num_admitted = 0
+        self.in_flight: list[SimulatedRequest] = []  # whose newest token the engine waits for
         self.preempted: list[SimulatedRequest] = []  # since the caller last emptied it
 
     def add(self, request: SimulatedRequest) -> None:
@@ -100,6 +101,7 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> list[Turn]:
         """Return the next step, with the blocks for it taken. Empty: nobody can run now."""
+        self._send_away(now_s)
         self._wake_up()
         self._uncache()
         if self.offloads:
@@ -110,7 +112,7 @@ class Scheduler:
         self._num_left_of_prompts = decision.chunk_tokens if decision else None
         budget, num_preempted = self.shape.max_num_batched_tokens, len(self.preempted)
         for request in list(self.running):
-            if request.record.state is State.PAUSED or request not in self.running:
+            if request.record.state.is_skipped or request not in self.running:
                 continue
             turn = self._turn(request, budget, now_s) if budget > 0 else None
             if turn is None:
@@ -128,6 +130,13 @@ class Scheduler:
         for turn in turns:
             turn.request.computed(turn.num_tokens)
         return turns
+
+    def _send_away(self, now_s: float) -> None:
+        """Preempt the requests that are parked, each as soon as its newest token is known."""
+        for request in list(self.running):
+            is_leaving = request.record.state is State.LEAVING
+            if is_leaving and request not in self.in_flight:
+                self.preempt(request, now_s)
 
     def take_in_copies(self) -> int:
         """Act on copies that are complete; return how many groups are back."""
@@ -157,6 +166,8 @@ class Scheduler:
     def _wake_up(self) -> None:
         """Give requests whose pause has ended a staging buffer, as far as there are blocks."""
         for request in self.running:
+            if request.record.state is State.LEAVING:
+                continue
             runs = not request.is_paused and self.moves.wake(request.kv)
             state = State.RUNNING if runs else State.PAUSED
             if request.record.state is not state:
@@ -326,7 +337,9 @@ class Scheduler:
         return bool(preparing)
 
     def forget(self, request: SimulatedRequest) -> None:
-        """Forget a request that has left the queues."""
+        """Take a request out of its queue, and forget it."""
+        queue = self.waiting if request.record.state.is_queued else self.running
+        queue.remove(request)
         self.release(request)
         self.host.give_back(request.kv.columns)
         self.moves.requests.pop(request.request_id, None)

@@ -7,11 +7,12 @@ from services.control.kv import holders_of
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 from services.control.prefix_cache import Column
+from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need
 from services.control.shared_prefixes import Stretch, behind
 from services.control.types import Links
-from services.placement.types import EngineShape, RequestId
+from services.placement.types import EngineShape
 from simulator.device.copies import Lane
 from simulator.memory.kv import KVState, on_host_only
 from simulator.memory.moves import num_host_blocks
@@ -58,9 +59,9 @@ class SimulatedEngine:
         return Need(request.record, request.num_tokens)
 
     def park(self, record: RequestRecord[KVState]) -> None:
-        request = self._moves.requests[RequestId(record.request_id)]
-        self._scheduler.preempt(request, self._h2d.now_s)
-        self._scheduler.counters.num_parks += 1
+        if record.state is State.RUNNING or record.state is State.PAUSED:
+            record.enter(State.LEAVING)
+            self._scheduler.counters.num_parks += 1
 
     # -- their KV ------------------------------------------------------------------------------
 

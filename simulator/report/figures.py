@@ -32,6 +32,10 @@ DEFINITIONS: Mapping[str, str] = {
     "time in which the request is not scheduled; without tolerance; for comparison only",
     "violations": "share of requests with a TTFT SLO that miss it or their TPOT SLO, as generated",
     "lambda": "bytes that the link moves in a resident decode step / bytes of the KV pool",
+    "unread": "share of the generated tokens that are behind the point at which their reader left, "
+    "where some readers leave",
+    "unmade": "share of the tokens asked for that were not generated: their reader had left",
+    "read_tokens_per_s": "generated tokens that were read, per second of the same time",
     "rejected": "requests larger than the engine can ever hold; all their tokens count as late",
     "p50_s, p95_s, p99_s": "quantiles of the generated gaps, in seconds",
     "tpot_p95_s, tpot_p99_s": "quantiles over requests of the mean time per token after the first",
@@ -98,8 +102,8 @@ def promptness(outcome: Outcome) -> Promptness | None:
     interval_s = release_interval_s(outcome.level)
     if interval_s <= 0.0:
         return None
-    num_gaps = outcome.num_output_tokens - 1
     if outcome.rejected:
+        num_gaps = outcome.num_output_tokens - 1
         met = False if num_gaps else None
         return Promptness(
             num_gaps=num_gaps,
@@ -108,11 +112,11 @@ def promptness(outcome: Outcome) -> Promptness | None:
             tpot_met=met,
             tpot_met_deposit=met,
         )
-    generated_s = outcome.generated_s
+    generated_s = outcome.read_s
     due_s = due_times_s(generated_s, interval_s)
-    written_s = delivered_s(outcome)
+    written_s = delivered_s(outcome)[: len(generated_s)]
     return Promptness(
-        num_gaps=num_gaps,
+        num_gaps=len(generated_s) - 1,
         num_in_time=_num_in_time(generated_s[:-1], generated_s[1:], interval_s),
         num_in_time_deposit=_num_in_time(due_s[:-1], generated_s[1:], interval_s),
         tpot_met=_meets(generated_s, interval_s),
@@ -123,7 +127,8 @@ def promptness(outcome: Outcome) -> Promptness | None:
 def delivered_s(outcome: Outcome) -> list[float]:
     """Return when each token reaches the reader behind the gateway's deposit."""
     generated_s, level = outcome.generated_s, outcome.level
-    flushed_s = float("inf") if level.pace_tail or not generated_s else generated_s[-1]
+    is_whole = len(generated_s) == outcome.num_output_tokens
+    flushed_s = generated_s[-1] if is_whole and not level.pace_tail else inf
     return due_times_s(generated_s, release_interval_s(level), flushed_s=flushed_s)
 
 
@@ -202,6 +207,20 @@ def _rates(done: Sequence[Outcome]) -> dict[str, float]:
         "tokens_per_s": num_tokens / seconds,
         "requests_per_min": 60.0 * len(done) / seconds,
         **streaming.figures(done, seconds),
+        **_waste(done, seconds),
+    }
+
+
+def _waste(done: Sequence[Outcome], seconds: float) -> dict[str, float]:
+    """Return what of the answers is read, unless all readers stay."""
+    if all(outcome.leaves_after is None for outcome in done):
+        return {}
+    num_generated = sum(len(outcome.generated_s) for outcome in done)
+    num_read = sum(len(outcome.read_s) for outcome in done)
+    return {
+        "unread": 1.0 - num_read / num_generated,
+        "unmade": 1.0 - num_generated / sum(outcome.num_output_tokens for outcome in done),
+        "read_tokens_per_s": num_read / seconds,
     }
 
 

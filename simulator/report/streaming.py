@@ -1,7 +1,7 @@
 """What the readers of a run felt, by TokenFlow's figures (arXiv 2510.02758, sections 3 and 7.1.3).
 
 Seconds are of virtual time. A reader takes a token when it is due behind Token-Deposit; what is
-generated and not due yet is in his buffer.
+generated and not due yet is in his buffer. What comes after a reader has left counts for nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ def figures(served: Iterable[Outcome], seconds: float) -> dict[str, float]:
         rebuffered_s, read_s = rebuffering(outcome)
         waited_s, reading_s = waited_s + rebuffered_s, reading_s + read_s
         interval_s = release_interval_s(outcome.level)
-        effective += reading.effective_of(outcome.generated_s, interval_s)
+        effective += reading.effective_of(outcome.read_s, interval_s)
         if interval_s:
             missed += (outcome.generated_s[0] - outcome.arrival_s + rebuffered_s) / interval_s
     return {
@@ -40,5 +40,5 @@ def rebuffering(outcome: Outcome) -> tuple[float, float]:
     if not interval_s:
         return 0.0, 0.0
     # Virtual time has no noise to tolerate.
-    read = reading.reading_of(outcome.generated_s, interval_s, tolerance_s=0.0)
+    read = reading.reading_of(outcome.read_s, interval_s, tolerance_s=0.0)
     return read.waited_s, read.reading_s

@@ -60,9 +60,13 @@ class CapacityGuard(Generic[KVT]):
         self._running: set[RequestRecord[KVT]] = set()  # at the last adjustment
 
     def place_new(self, need: Need[KVT], others: Sequence[Need[KVT]]) -> LayerPlacement:
-        """Return where a request that asks for its first blocks belongs, beside `others`."""
+        """Return where a request that asks for its first blocks belongs, beside `others`.
+
+        What a request that leaves still has is free in a step: none is placed on the host for it.
+        """
         needs = [*others, need]
-        idle = self._moves.idle(but={need.record for need in needs})
+        leaving = {one for one in self._records.values() if one.state is State.LEAVING}
+        idle = self._moves.idle(but=leaving | {need.record for need in needs})
         shares = self._shares(needs, set())
         answers = self._fewest(shares, num_blocks=self._num_movable(idle))
         return self._placement(shares[-1], answers[-1])

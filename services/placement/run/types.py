@@ -110,6 +110,9 @@ class RunSnapshot:
     mean_answer_tokens: float  # of answers that have ended; 0: none has
     # Parts that several requests begin with and the pool holds once, in blocks of one group.
     prefix_rows: Sequence[int] = ()
+    # Of the link's time, what is left beside the loads of layers that the batch has on the host, in
+    # [0, 1]. `h2d_bytes_per_s` is the rate of a busy link, whatever it carries.
+    h2d_free_frac: float = 1.0
     _blocks: dict[int, Mapping[RequestId, int]] = field(  # by growth, once it is asked for
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -207,6 +207,27 @@ def test_a_system_that_reads_no_slo_runs_once_for_all_kinds_of_readers() -> None
     assert kinds == [("half", "orbitflow"), ("half", "vllm"), ("paced", "vllm")]
 
 
+def test_readers_who_leave_are_judged_by_what_they_read_and_stand_apart() -> None:
+    # Two of four tokens are read, of ten that were asked for; the gap after them concerns nobody.
+    left = replace(make_request(1.0, 1.5, 2.0, 9.0), leaves_after=2, num_output_tokens=10)
+    stays = replace(make_request(1.0, 1.5), num_output_tokens=2)
+    staying = replace(make_run(stays), key=RunKey(system="vllm", seed=1, slo_scale=1.5))
+    leaving = replace(make_run(left, stays), key=replace(staying.key, leaving=0.5))
+    other = replace(leaving, slo_s=2.0, key=replace(leaving.key, slo_scale=3.0))
+
+    rows = rows_of([staying, leaving, other])
+
+    # vLLM's run at one pace tells of all paces, but not when readers leave.
+    assert [(row["leaving"], row["slo_scale"]) for row in rows] == [(0, 1.5), (0.5, 1.5), (0.5, 3)]
+    found = {name: rows[1][name]["value"] for name in ("unread", "unmade", "read_tokens_per_s")}
+    assert found == pytest.approx({"unread": 2 / 6, "unmade": 6 / 12, "read_tokens_per_s": 4 / 9})
+    assert rows[1]["rebuffering"]["value"] == 0.0
+    assert rows[1]["tbt"]["value"] == 1.0
+    assert "unread" not in rows[0]
+    assert "50% of the readers leave" in tables(rows, 0.1)
+    assert leaving.key.name == "vllm-x1.5-s1-leaving0.5"
+
+
 def test_the_request_whose_deposit_covered_most_is_drawn() -> None:
     even = make_request(0.0, 1.0, 2.0)
     late = make_request(0.0, 0.1, 0.2, 2.9)

@@ -51,6 +51,7 @@ class FakeEngine:
     num_places = 8
     num_free_blocks = 10_000
     num_write_through_blocks = 0
+    num_step_loads = 0  # blocks
 
     def __init__(self, *names: str) -> None:
         self.records: dict[str, RequestRecord[Any]] = {}
@@ -159,7 +160,7 @@ class FakeEngine:
         return 7
 
     def num_step_load_blocks(self, needs: Sequence[Need[Any]]) -> int:
-        return 0
+        return self.num_step_loads
 
     def num_predicted_slots(self, request: Any) -> int:
         return 0

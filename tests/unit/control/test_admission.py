@@ -171,6 +171,28 @@ def test_the_queue_is_shown_by_priority_and_arrival_whatever_its_order() -> None
     assert [one.request_id for one in bench.asked[0].requests] == ["urgent", "early", "late"]
 
 
+@pytest.mark.parametrize(
+    ("blocks_per_s", "step_s", "free_frac"),
+    [
+        (None, None, 1.0),  # nothing is measured
+        (50.0, None, 0.0),
+        (50.0, 0.4, 0.5),  # the loads take 0.2 s
+        (50.0, 0.1, 0.0),  # steps wait for them
+    ],
+)
+def test_policies_see_what_the_steps_loads_leave_of_the_link(
+    blocks_per_s: float | None, step_s: float | None, free_frac: float
+) -> None:
+    bench = Bench()
+    bench.engine.num_step_loads = 10
+    rate = blocks_per_s and blocks_per_s * bench.engine.shape.block_bytes
+    bench.admission._meter.rates = lambda: Rates(h2d_bytes_per_s=rate, step_s=step_s)
+
+    bench.before_schedule()
+
+    assert bench.asked[0].h2d_free_frac == pytest.approx(free_frac)
+
+
 def test_a_request_that_leaves_is_shown_as_parked() -> None:
     bench = Bench()
     bench.add("a", RunPhase.RUNNING)

@@ -143,6 +143,7 @@ def test_our_own_format_goes_out_and_in(tmp_path) -> None:
             num_output_tokens=1,
             conversation="c",
             prompt_hashes=(7, 8),
+            leaves_after=1,
         ),
     ]
     rows = [asdict(request) for request in requests]
@@ -159,6 +160,7 @@ def test_our_own_format_goes_out_and_in(tmp_path) -> None:
         "no json",
         '{"arrival_s": 0, "num_prompt_tokens": 3}',
         '{"arrival_s": 0, "num_prompt_tokens": 0, "num_output_tokens": 1}',
+        '{"arrival_s": 0, "num_prompt_tokens": 3, "num_output_tokens": 1, "leaves_after": 0}',
         '{"arrival_s": 0, "num_prompt_tokens": 3, "num_output_tokens": 1, "colour": "red"}',
     ],
 )

@@ -13,6 +13,7 @@ from simulator.workload import (
     drawn_requests,
     gamma_gaps,
     published_lengths,
+    with_leavers,
 )
 
 
@@ -52,3 +53,18 @@ def test_lengths_do_not_depend_on_how_requests_arrive() -> None:
 
     assert [r.num_prompt_tokens for r in slow] == [r.num_prompt_tokens for r in burst]
     assert [r.arrival_s for r in slow] != [r.arrival_s for r in burst]
+
+
+def test_so_large_a_share_of_readers_leaves_wherever_in_the_answer() -> None:
+    lengths = (constant_length(10), constant_length(100))
+    stay = drawn_requests(burst_gaps(rate_per_s=1, size=1), lengths, num_requests=4_000, seed=5)
+    few, many = (with_leavers(stay, frac, seed=5) for frac in (0.2, 0.5))
+    points = [one.leaves_after for one in many if one.leaves_after is not None]
+
+    assert len(points) == pytest.approx(2_000, rel=0.05)
+    assert statistics.fmean(points) == pytest.approx(50.5, rel=0.05)
+    assert (min(points), max(points)) == (1, 100)
+    assert with_leavers(stay, 0.0, seed=5) == stay
+    assert all(
+        one.leaves_after in (None, other.leaves_after) for one, other in zip(few, many, strict=True)
+    )

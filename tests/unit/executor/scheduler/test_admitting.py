@@ -123,3 +123,22 @@ def test_who_has_a_token_in_flight_leaves_when_it_is_known_unless_called_back() 
     scheduler.line.obey(decision("a"))
     assert engine.step() == {"a"}
     assert request.num_preemptions == 0
+
+
+@pytest.mark.parametrize("offloads", [True, False])
+def test_one_that_has_given_layers_up_is_called_back_only_where_layers_may_be_away(
+    offloads: bool,
+) -> None:
+    engine = ModelFreeEngine(num_blocks=401)
+    scheduler = engine.scheduler
+    request = engine.add("a", 20)
+    engine.step()
+    request.num_in_flight_tokens = 1
+    scheduler.engine.park(scheduler.records["a"])
+    scheduler.block_owner.offload(engine.kv("a"), [0])  # for others who need the room
+
+    request.num_in_flight_tokens = 0
+    scheduler.line.obey(decision("a", offloads=offloads))
+    scheduler.control.stop_and_start()
+
+    assert (request.num_preemptions == 0) == offloads

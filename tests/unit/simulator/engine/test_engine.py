@@ -28,10 +28,18 @@ from simulator.engine.engine import Brain, Engine, Machine
 from simulator.engine.events import Event
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
-from simulator.engine.scheduler import Turn
+from simulator.engine.scheduler import Scheduler, Turn
 from simulator.engine.simulation import simulate
+from simulator.memory.requests import SimulatedRequest
 from simulator.report.figures import delivered_s
-from simulator.workload import ArrivingRequest, constant_length, drawn_requests, gamma_gaps
+from simulator.workload import (
+    ArrivingRequest,
+    constant_length,
+    drawn_requests,
+    gamma_gaps,
+    with_leavers,
+    with_level,
+)
 from tests.policies import EVERY
 
 BLOCK_BYTES = 1_000
@@ -267,6 +275,17 @@ def test_nothing_is_lost_under_any_policy(policy, num_host_blocks) -> None:
         )
 
 
+def preempt_at_random(scheduler: Scheduler) -> None:
+    schedule, rng = scheduler.schedule, random.Random(5)
+
+    def preempting(now_s: float) -> list[Turn]:
+        if scheduler.running and rng.random() < 0.3:
+            scheduler.preempt(rng.choice(scheduler.running), now_s)
+        return schedule(now_s)
+
+    scheduler.schedule = preempting
+
+
 @pytest.mark.parametrize("num_host_blocks", [150, 250, 4_000])
 @pytest.mark.parametrize("policy", [full_name("dynamic-heuristic"), "orbitflow"])
 def test_nothing_is_lost_while_requests_are_preempted_and_come_back_at_random(
@@ -276,18 +295,58 @@ def test_nothing_is_lost_while_requests_are_preempted_and_come_back_at_random(
     ways = random.Random(6)
     monkeypatch.setattr(resumes, "cheapest_resume", lambda *_: ways.choice(list(ResumeWay)))
     engine = busy_engine(policy, num_host_blocks=num_host_blocks)
-    scheduler, schedule, rng = engine.scheduler, engine.scheduler.schedule, random.Random(5)
-
-    def preempting(now_s: float) -> list[Turn]:
-        if scheduler.running and rng.random() < 0.3:
-            scheduler.preempt(rng.choice(scheduler.running), now_s)
-        return schedule(now_s)
-
-    scheduler.schedule = preempting
+    preempt_at_random(engine.scheduler)
     record = run(engine, busy_requests(1))
 
     assert all(len(one.generated_s) == 24 for one in record.outcomes)
     assert min(record.totals.resumes.values()) >= 1
+
+
+def test_a_request_is_aborted_when_its_reader_has_the_last_token_it_stays_for() -> None:
+    level = ServiceLevel(consumption_rate_tps=0.1)
+    asked = replace(request(prompt=8, output=10), level=level, leaves_after=2)
+    record = run(resident_engine(), [asked])
+
+    # Steps of 4.5 s. The second token is due 10 s after the first, in the fourth step.
+    assert by_name(record) == {"a": (4.5, 9.0, 13.5, 18.0)}
+    assert record.end_s == 18.0
+    assert len(record.outcomes[0].read_s) == 2
+
+
+def leaving_requests() -> list[ArrivingRequest]:
+    slow = with_level(busy_requests(1, num_requests=16), ServiceLevel(slo_tbt_s=20.0))
+    return with_leavers(slow, 0.6, seed=1)
+
+
+def test_a_reader_may_leave_while_its_request_is_parked() -> None:
+    engine = busy_engine("tokenflow")
+    forget, were_queued = engine.scheduler.forget, list[bool]()
+
+    def noting(request: SimulatedRequest) -> None:
+        were_queued.append(request.record.state.is_queued)
+        forget(request)
+
+    engine.scheduler.forget = noting
+    run(engine, leaving_requests())
+
+    assert any(were_queued)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "evenflow", "tokenflow", "orbitflow", "ellm"])
+def test_nothing_is_lost_when_readers_leave(policy) -> None:
+    requests = leaving_requests()
+    engine = busy_engine(policy)
+    preempt_at_random(engine.scheduler)
+    record = run(engine, requests)  # checks integrity after every event
+
+    assert len(record.outcomes) == len(requests)
+    for outcome in record.outcomes:
+        stayed_for = outcome.leaves_after or outcome.num_output_tokens
+        assert len(outcome.read_s) == stayed_for
+        assert stayed_for <= len(outcome.generated_s) <= outcome.num_output_tokens
+    assert any(len(one.generated_s) < one.num_output_tokens for one in record.outcomes)
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+    assert engine.scheduler.host.num_unpromised == engine.scheduler.host.num_blocks
 
 
 @pytest.mark.parametrize("policy", ["vllm", full_name("dynamic-heuristic"), "orbitflow"])

@@ -1,5 +1,7 @@
 """The guard before every step: who leaves the pool, who comes back, and what a plan may say."""
 
+import pytest
+
 from services.control.counters import Counters
 from services.control.requests.life import Hold, State
 from services.control.requests.request_record import RequestRecord
@@ -100,6 +102,18 @@ def test_the_newest_gives_way_to_the_first_in_line() -> None:
     assert a.kv.offloaded == ()
     assert b.kv.offloaded
     assert bench.pool.num_free >= 5 + 4
+
+
+@pytest.mark.parametrize(("state", "is_whole"), [(State.LEAVING, True), (State.PAUSED, False)])
+def test_who_leaves_sends_nobodys_layers_to_the_host(state: State, is_whole: bool) -> None:
+    # Two of 4 x 6 blocks fit 50, but not beside the 4 open blocks of another.
+    bench = Bench(num_blocks=50)
+    a, b = bench.running("a", num_tokens=20), bench.running("b", num_tokens=22)
+    b.record.enter(state)
+
+    found = bench.guard.place_new(Need(make_record("c"), 20), [Need(a.record, 20)])
+
+    assert (not found.offloaded) == is_whole
 
 
 def test_a_plans_placement_is_a_floor_and_what_is_beyond_it_comes_back() -> None:

@@ -158,8 +158,6 @@ class Pair:
     # -- what happens to them ------------------------------------------------------------------
 
     def leave(self, request: SimulatedRequest) -> None:
-        is_queued = request.record.state.is_queued
-        (self.scheduler.waiting if is_queued else self.scheduler.running).remove(request)
         self.scheduler.forget(request)
         kv = self.records[request.request_id].kv
         if kv is not None:

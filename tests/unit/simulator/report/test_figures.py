@@ -68,6 +68,22 @@ def test_a_rejected_request_counts_as_late_with_all_its_tokens() -> None:
     assert found["rejected"] == 1
 
 
+def test_what_a_reader_leaves_behind_is_unread_and_judges_nobody() -> None:
+    # Two tokens are read, three of ten asked for were not made: the late fourth concerns nobody.
+    left = make_outcome(generated_s=(1.0, 1.5, 2.0, 9.0), num_output_tokens=10, leaves_after=2)
+    one, found = promptness(left), figures(make_run(left, make_outcome()))
+
+    assert one is not None
+    assert (one.num_gaps, one.num_in_time_deposit, one.tpot_met_deposit) == (1, 1, True)
+    assert delivered_s(left) == [1.0, 2.0, 3.0, 9.0]  # its generation never ended
+    assert found["unread"] == pytest.approx(2 / 9)
+    assert found["unmade"] == pytest.approx(6 / 15)
+    assert found["read_tokens_per_s"] == pytest.approx(7 / 9.0)
+    assert found["tokens_per_s"] == pytest.approx(9 / 9.0)
+    assert found["rebuffering"] == 0.0
+    assert "unread" not in figures(make_run(make_outcome()))
+
+
 def test_rates_and_latencies() -> None:
     found = figures(make_run(make_outcome()))
 
