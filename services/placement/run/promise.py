@@ -12,7 +12,8 @@ from services.placement.types import RequestId
 
 PROMISED_FRAC = 0.9  # of the pool, and of the seats
 PACKING_FRAC = 0.5  # of the largest request: what whole requests waste of the pool
-LINK_FRAC = 0.5  # of the link that ways back may take
+LINK_FRAC = 0.5  # of what offloaded layers leave of the link, that ways back may take
+LEAST_LINK_FRAC = 0.01
 MOST_PREFILL_FRAC = 0.8
 LEAST_TURNS = 4  # requests that the pool must hold: with fewer a turn wastes too much
 LEAST_TURN_S = 2.0  # that a reader has in hand, beside ways, who is parked for a newcomer
@@ -123,7 +124,8 @@ class Promise:
         loads_s = sum(
             [(1.0 - frac) * load_s for frac, (_, load_s) in zip(reads, ends, strict=True)]
         )
-        self.turn_s = turn_s = max(LEAST_TURN_S, loads_s / LINK_FRAC)
+        link_frac = max(LEAST_LINK_FRAC, LINK_FRAC * self._snapshot.h2d_free_frac)
+        self.turn_s = turn_s = max(LEAST_TURN_S, loads_s / link_frac)
         used, num_seats, largest = Used(self._snapshot), 0.0, 0
         for request, frac, (num_blocks, load_s) in zip(members, reads, ends, strict=True):
             share = min(1.0, frac + (1.0 - frac) * load_s / (turn_s + load_s))
