@@ -91,6 +91,7 @@ class Token(Struct, frozen=True, gc=False):
     reasoning: str = ""  # what the model thinks, as far as this token completes it
     tool_calls: tuple[ToolCallPart, ...] = ()  # as far as this token completes them
     delay: Delay | None = None  # None: the engine made it in time
+    is_read: bool = True  # it takes a turn of its reader's pace; False: a thought, a call, a form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,21 +53,46 @@ class ReaderModel:
     """How many tokens one reader has in hand, between two reports of what was delivered.
 
     The scheduler's view: it sees generation at once and delivered counts late. From the newest
-    count on it assumes that each token reaches the reader when it is due.
+    count on it assumes that each token reaches the reader when it is due. What nobody reads, such
+    as what a model thinks, is due at once behind what is before it; which tokens those are is
+    told late, too.
     """
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, *, reads: bool = True) -> None:
+        """`reads`: whether tokens are read from the first one on."""
         self._interval_s = interval_s
+        self.reads = reads  # whether the newest tokens are read, and those to come
         self._due_s: list[float] = []  # of every token, ascending
-        self.last_due_s: float | None = None  # when the newest token is due; None before the first
+        self.turn_s: float | None = None  # when the newest token that is read is due
+        self._run: tuple[int, float | None] = (0, None)  # first token since `turned`; turn before
         self._num_reported = 0
         self._num_due_at_report = 0  # tokens due by the time of the newest report
         self._report_s: float | None = None  # when the count last grew
 
+    @property
+    def last_due_s(self) -> float | None:
+        """Return when the newest token is due; None before the first."""
+        return self._due_s[-1] if self._due_s else None
+
     def generated(self, now_s: float) -> None:
         """Record one token generated at `now_s`, not before earlier calls."""
-        self.last_due_s = due_s = next_due_s(self.last_due_s, now_s, self._interval_s)
+        due_s = next_due_s(self.turn_s, now_s, self._interval_s if self.reads else 0.0)
         self._due_s.append(due_s)
+        if self.reads:
+            self.turn_s = due_s
+
+    def turned(self, index: int, *, reads: bool, now_s: float) -> None:
+        """Take over that tokens from `index` on are read, or are not, and those to come."""
+        if reads is self.reads:
+            return
+        index = min(index, len(self._due_s))
+        since, self._due_s = self._due_s[index:], self._due_s[:index]
+        first, turn_before_s = self._run
+        if not reads:
+            self.turn_s = self._due_s[-1] if index > first else turn_before_s
+        self.reads, self._run = reads, (index, self.turn_s)
+        for due_s in since:
+            self.generated(min(due_s, now_s))
 
     def delivered(self, num_delivered: int, now_s: float) -> None:
         """Take over a delivered count that was true at `now_s`."""

@@ -44,6 +44,11 @@ class Reading:
     _turn_s: float | None = field(default=None, repr=False)  # of the newest token
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether a token is there."""
+        return self._turn_s is not None
+
+    @property
     def reading_s(self) -> float:
         """Return the time that the tokens after the first take to read; waiting apart."""
         return self.num_gaps * self.interval_s

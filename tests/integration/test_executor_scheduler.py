@@ -139,6 +139,20 @@ def test_the_deposit_is_what_was_generated_and_not_yet_delivered(scheduler: Any)
     assert request.num_deposited_tokens == 3
 
 
+def test_what_a_request_thinks_is_not_in_its_reader_s_hand(scheduler: Any) -> None:
+    slow = ServiceLevel(consumption_rate_tps=0.001)
+    request = make_request("thinks", slow)
+    request.sampling_params.extra_args = to_extra_args(slow, reads=False)
+    scheduler.add_request(request)
+    for _ in range(5):
+        run_step(scheduler)
+    assert observed(scheduler)["thinks"].num_deposited_tokens == 0
+
+    scheduler.turn({"thinks": (2, True), "never here": (3, True)})  # the first is out at once
+
+    assert observed(scheduler)["thinks"].num_deposited_tokens == 2
+
+
 def test_counts_for_a_request_that_ended_are_ignored(scheduler: Any) -> None:
     scheduler.add_request(make_request("a", PROMISE))
     run_step(scheduler)

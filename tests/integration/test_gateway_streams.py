@@ -9,6 +9,8 @@ from itertools import pairwise
 import httpx
 import pytest
 
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
 from services.gateway import app
 from services.gateway.app import Gateway, run_gateway
 from services.gateway.executors.outbox import DELIVERED_INTERVAL_S
@@ -125,6 +127,38 @@ async def test_the_other_apis_are_paced_alike(client, executor, url, asked, is_t
 
     assert len(got_s) == 4
     assert got_s[-1] - asked_s >= 0.3  # 3 intervals of 100 ms
+
+
+THOUGHTS = [pb.Token(reasoning="hm ")] * 500
+CALL = pb.Token(tool_calls=[gen.ToolCallPart(index=0, id="c", name="f", arguments="{}")])
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_thoughts_keep_no_word_back(client, executor, is_told) -> None:
+    """500 of them at 8 tokens per second would take a minute."""
+    thoughts = THOUGHTS if is_told else [pb.Token(not_read=True)] * 500
+    executor.script = Script(texts=[*thoughts, *["x"] * 4])
+    body = stream_body(evenflow={"consumption_rate_tps": 8, "pace_tail": True})
+
+    asked_s = asyncio.get_running_loop().time()
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        got = await read_texts(response)
+
+    assert [text for text, _ in got] == ["x"] * 4
+    assert got[0][1] - asked_s < 8.0  # a busy machine's
+    assert got[-1][1] - got[0][1] >= 0.3  # 3 intervals of 125 ms, less what the first was late
+
+
+async def test_text_before_a_call_does_not_keep_the_call_back(client, executor) -> None:
+    executor.script = Script(texts=["x"] * 500 + [CALL])
+    executor.script.ending.clear()  # what ends the answer would let all go
+    body = stream_body(evenflow={"consumption_rate_tps": 1})
+
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            if "tool_calls" in line:
+                break
+    executor.script.ending.set()
 
 
 async def test_without_a_rate_nothing_waits_for_the_clock(client, executor) -> None:

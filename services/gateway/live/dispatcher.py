@@ -198,7 +198,8 @@ class Dispatcher:
         metrics.LIVE_REQUESTS.dec()
         metrics.REQUESTS.labels(generation.result).inc()
         _record(generation)
-        live.trace.end(generation.result, generation.finish, generation.ttft_s)
+        ttft_s, ttfat_s = generation.ttft_s, generation.ttfat_s
+        live.trace.end(generation.result, generation.finish, ttft_s=ttft_s, ttfat_s=ttfat_s)
         if not self._live:
             self._idle.set()
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from services.gateway import metrics
 from services.gateway.access.api_keys import current_caller
 from services.gateway.errors import ReaderStoppedError
 from services.gateway.live.delivery import DeliveryRecord
@@ -127,6 +128,9 @@ class Generation:
         num_tokens = len(tokens)
         self._num_generated += num_tokens
         num_held = self._paced.push(tokens, generated_s)
+        if num_held and not tokens[-1].is_read and any(token.tool_calls for token in tokens):
+            self._paced.flush()  # a program waits for the call, and for the text before it
+            num_held = 0
         self._record.generated(num_tokens, num_held)
         if num_held:
             self._reader.deposited(num_held)
@@ -245,6 +249,8 @@ class Generation:
     def _complete(self) -> None:
         """Note that the reader has the last token."""
         self._record.finish()
+        metrics.REASONING_TOKENS.inc(self._num_reasoning_tokens or 0)
+        metrics.CONTENT_TOKENS.inc(self._num_generated - (self._num_reasoning_tokens or 0))
         assert self._reason is not None
         self.finish = Finish(
             reason=self._reason,
@@ -276,6 +282,11 @@ class Generation:
     def ttft_s(self) -> float | None:
         """Return the time from arrival to the first token's hand-over to a reading client."""
         return self._record.ttft_s
+
+    @property
+    def ttfat_s(self) -> float | None:
+        """Return the same to the first token of the answer, text or a call."""
+        return self._record.ttfat_s
 
     @property
     def result(self) -> str:

@@ -54,7 +54,8 @@ class Pacer:
         self._armed_for_s = float("inf")
 
     def open(self, interval_s: float, release: Release) -> "PacedStream":
-        """Start a stream whose tokens are `interval_s` >= 0 apart; 0 lets all pass at once.
+        """Start a stream whose tokens are `interval_s` >= 0 apart, those that are read; 0 lets all
+        pass at once.
 
         `release` is called with tokens in order, from `push`, `flush` or the timer.
         """
@@ -126,7 +127,7 @@ class PacedStream:
         self._interval_s = interval_s
         self._release: Release | None = release  # None: closed; whom it belongs to refers to it
         self._waiting: deque[DueToken] = deque()
-        self._last_due_s: float | None = None
+        self._turn_s: float | None = None  # when the newest token that is read is due
         self.ticket = 0  # of the head in the pacer's heap; 0: none is queued
 
     @property
@@ -140,14 +141,18 @@ class PacedStream:
 
     def push(self, tokens: Sequence[Token], generated_s: float) -> int:
         """Take tokens generated at `generated_s`, neither in the future nor before those of earlier
-        calls. Returns how many are held then.
+        calls. One that nobody reads takes no turn: it waits for those before it only. Returns how
+        many are held then.
         """
         if self._release is None:
             return 0
         waiting = self._waiting
         for token in tokens:
-            due_s = next_due_s(self._last_due_s, generated_s, self._interval_s)
-            self._last_due_s = due_s
+            if token.is_read:
+                due_s = next_due_s(self._turn_s, generated_s, self._interval_s)
+                self._turn_s = due_s
+            else:
+                due_s = next_due_s(self._turn_s, generated_s, 0.0)
             waiting.append(DueToken(token, due_s))
         if not self.ticket:
             self.release_due(self._clock())
@@ -173,8 +178,12 @@ class PacedStream:
             self.release_due(self._clock())
 
     def flush(self) -> None:
-        """Release all waiting tokens now: they are due, generation having ended."""
+        """Release all waiting tokens now: they are due, generation having ended, or a call having
+        begun.
+        """
         now_s = self._clock()
+        if self._turn_s is not None:
+            self._turn_s = min(self._turn_s, now_s)
         rest = [DueToken(held.token, min(held.due_s, now_s)) for held in self._waiting]
         self._forget()
         if rest and self._release is not None:

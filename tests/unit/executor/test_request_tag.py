@@ -7,6 +7,7 @@ import pytest
 from services.executor.request_tag import (
     from_extra_args,
     from_transfer_params,
+    reads_from_first,
     to_extra_args,
     to_transfer_params,
 )
@@ -36,3 +37,9 @@ def test_a_delay_comes_back_from_plain_values(cause: Cause) -> None:
 def test_an_output_of_another_connector_has_no_delay() -> None:
     assert from_transfer_params(None) is None
     assert from_transfer_params({"do_remote_prefill": True}) is None
+
+
+def test_whether_tokens_are_read_from_the_first_on_reaches_the_scheduler() -> None:
+    assert not reads_from_first(to_extra_args(PROMISE, reads=False))
+    assert reads_from_first(to_extra_args(PROMISE))
+    assert reads_from_first(None)

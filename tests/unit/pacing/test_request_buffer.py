@@ -91,3 +91,27 @@ def test_a_reader_that_has_stopped_takes_nothing() -> None:
     buffer.on_hold = True
 
     assert buffer.num_deposited(100.0) == 7
+
+
+def test_while_a_model_thinks_its_reader_has_neither_rate_nor_slack() -> None:
+    buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=1.0), reads=False)
+    buffer.generated(10, now_s=0.0)
+
+    assert (buffer.rate_tps, buffer.num_deposited(0.0), buffer.slack_s(0.5)) == (0.0, 0, -0.5)
+    buffer.turned(6, reads=True, now_s=0.5)  # due at 0, 1, 2 and 3
+
+    assert (buffer.rate_tps, buffer.num_deposited(0.5), buffer.slack_s(0.5)) == (1.0, 3, 3.5)
+    buffer.turned(8, reads=False, now_s=0.5)
+    assert (buffer.rate_tps, buffer.slack_s(0.5)) == (0.0, 0.0)
+
+
+def test_no_thought_is_late_and_the_first_token_s_bound_is_on_the_answer() -> None:
+    level = ServiceLevel(slo_ttft_s=2.0, consumption_rate_tps=1.0)
+    buffer = RequestBuffer(level, reads=False)
+    delays = [buffer.generated(k, now_s=1.5 * k) for k in (1, 2)]  # at 1.5 and 3.0
+
+    assert [delay and delay.late_s for delay in delays] == [None, 1.0]
+    buffer.turned(1, reads=True, now_s=3.0)
+    buffer.turned(2, reads=False, now_s=3.0)
+    buffer.generated(3, now_s=99.0)
+    assert buffer.num_late == 0

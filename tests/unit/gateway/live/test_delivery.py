@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 from services.gateway.live.delivery import DeliveryRecord
 from services.gateway.live.pacer import DueToken
 from services.gateway.types import Delivery, GenerationRequest, RequestId, Token
+from services.generation.conversation import ToolCallPart
 from services.generation.prompts import TextPrompt
 from services.pacing.cause import Cause, Delay
 from services.pacing.types import ServiceLevel
@@ -260,3 +261,49 @@ def test_tokens_that_a_reader_would_have_read_while_waiting_are_missed() -> None
 
     assert growth("evenflow_missed_tokens_total", use) == pytest.approx(6.0)
     assert growth("evenflow_missed_tokens_total", lambda: write(make_record(), 99.0)) == 0.0
+
+
+def think(record: DeliveryRecord, at_s: float) -> None:
+    """Have a thought written."""
+    token = Token(0, 0, "", reasoning="hm", is_read=False)
+    record.written([DueToken(token, at_s)], at_s, at_s)
+
+
+def test_the_answer_begins_after_the_thoughts() -> None:
+    record = make_record(interval_s=1.0, slo_ttft_s=2.0)  # came at 10
+
+    def use() -> None:
+        think(record, 11.0)
+        think(record, 19.0)  # no gap of the reader's
+        write(record, 20.0, 21.0)
+
+    assert growth("evenflow_ttfat_seconds_sum", lambda: misses(use, "tbt")) == 10.0
+    assert (record.ttft_s, record.ttfat_s, record.num_late) == (1.0, 10.0, 0)
+
+
+def test_the_bound_of_the_first_token_is_on_that_of_the_answer() -> None:
+    record = make_record(slo_ttft_s=2.0)
+
+    assert misses(lambda: think(record, 11.0), "ttft") == {}
+    assert misses(lambda: write(record, 12.5), "ttft") == {Cause.NETWORK: 1}
+
+
+def test_thoughts_do_not_count_in_the_mean_time_per_token() -> None:
+    record = make_record(slo_tpot_s=0.5)
+    think(record, 11.0)
+    think(record, 15.0)
+    write(record, 20.0, 20.5)
+
+    assert misses(record.finish, "tpot") == {}
+
+
+def test_a_call_is_an_answer_that_nobody_reads() -> None:
+    record = make_record(interval_s=1.0)
+    call = Token(0, 0, "", tool_calls=(ToolCallPart(0, "c", "f"),), is_read=False)
+
+    def use() -> None:
+        record.written([DueToken(call, 12.0)] * 2, 12.0, 12.0)
+        record.finish()
+
+    assert growth("evenflow_paced_tokens_total", use) == 0
+    assert record.ttfat_s == 2.0
