@@ -96,6 +96,43 @@ async def test_thoughts_without_an_end_are_all_that_is_said(gateway: GatewayStre
     assert not any(token.HasField("logprobs") for token in silent.tokens)
 
 
+async def test_text_is_read_and_thoughts_and_forms_are_not(gateway: GatewayStream) -> None:
+    """With two answers at least that have both thoughts and text."""
+    asked = [
+        {"seed": 0},
+        {"seed": 1},
+        {"seed": 2, "omits_reasoning": True},
+        {"seed": 3, "omits_reasoning": True},
+    ]
+    answers = [await ask(gateway, f"r{one['seed']}", SOON, **one) for one in asked]
+    formed = await ask(gateway, "formed", NOW, structured_outputs=CHOICE)
+
+    read = [[not token.not_read for token in answer.tokens] for answer in answers]
+    assert sum(len(set(one)) == 2 for one in read) >= 2
+    for answer in answers:
+        assert not any(token.not_read for token in answer.tokens if token.text)
+        assert all(token.not_read for token in answer.tokens if token.reasoning)
+    assert formed.text
+    assert all(token.not_read for token in formed.tokens)
+
+
+async def test_while_a_model_thinks_its_reader_has_nothing_in_hand(gateway: GatewayStream) -> None:
+    """At half a token per second all but the first would be, in a text as in a thought."""
+    slow = gen.ServiceLevel(consumption_rate_tps=0.5)
+    chat = pb.Chat(messages=[gen.ChatMessage(role="user", content="Rain?")])
+    sampling = {"temperature": 1, "max_tokens": 1_000, "seed": 1}
+    thinks = {"chat": chat, "sampling": gen.SamplingParams(logit_bias=NEVER, **sampling)}
+    says = {"text": "Rain?", "sampling": gen.SamplingParams(**sampling, ignore_eos=True)}
+    for name, asked, least, most in (("thinks", thinks, 0, 0), ("says", says, 30, 1_000)):
+        answer = await gateway.submit(name, service_level=slow, **asked)
+        await gateway.has_tokens(answer, 40)
+        seen = await gateway.observed(name, pb.REQUEST_STATE_DECODING)
+        await gateway.abort(answer, name)
+
+        assert seen.num_generated_tokens >= 40
+        assert least <= seen.num_deposited_tokens <= most
+
+
 async def test_a_form_holds_after_the_thoughts_and_not_before(gateway: GatewayStream) -> None:
     answers = [
         await ask(gateway, f"r{seed}", SOON, seed=seed, structured_outputs=CHOICE)

@@ -122,7 +122,7 @@ async def test_a_reader_waits_for_tokens(
     client: Client, executor: FakeExecutor
 ) -> AsyncIterator[None]:
     """The first one, and one in the middle, which comes after some that were sent twice."""
-    texts = [executor_pb.Token(reasoning="hm"), *(f"{n} " for n in range(40))]
+    texts = [*(f"{n} " for n in range(40)), executor_pb.Token(reasoning="hm")]
     script = executor.script = Script(texts=texts, num_reasoning_tokens=1)
     script.generating.clear()
     script.midway.clear()
