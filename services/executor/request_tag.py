@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from services.pacing.cause import Cause, Delay
-from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
 EXTRA_ARGS_KEY = "evenflow"
 READS_KEY = "evenflow_reads"
@@ -26,7 +26,10 @@ def to_extra_args(service_level: ServiceLevel, *, reads: bool = True) -> dict[st
 def from_extra_args(extra_args: Mapping[str, Any] | None) -> ServiceLevel:
     """Return what `to_extra_args` packed; `NO_SERVICE_LEVEL` for a request without it."""
     packed = (extra_args or {}).get(EXTRA_ARGS_KEY)
-    return NO_SERVICE_LEVEL if packed is None else ServiceLevel(**packed)
+    if packed is None:
+        return NO_SERVICE_LEVEL
+    release = packed["release"]
+    return ServiceLevel(**packed | {"release": release and Release(release)})
 
 
 def reads_from_first(extra_args: Mapping[str, Any] | None) -> bool:

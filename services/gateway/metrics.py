@@ -37,6 +37,22 @@ PACED_REQUESTS = Counter(
     "after the first, at most.",
     ["tpot"],
 )
+LONGEST_GAP_SECONDS = Histogram(
+    "evenflow_longest_gap_seconds",
+    "Longest gap between two tokens of one complete answer, as they were written to the client, by "
+    "what keeps tokens back.",
+    ["release"],
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
+)
+UNREAD_TOKENS = Counter(
+    "evenflow_unread_tokens_total",
+    "Tokens that clients had and by their pace had not read when they left.",
+)
+READ_FRAC = Histogram(
+    "evenflow_abandoned_read_frac",
+    "Share of the text generated so far that was read, by its pace, of answers whose clients left.",
+    buckets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1),
+)
 REASONING_TOKENS = Counter(
     "evenflow_reasoning_tokens_total",
     "Tokens of complete answers that the model thought, told or not.",

@@ -18,6 +18,7 @@ from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 RequestId = NewType("RequestId", str)
 
+MIN_RATE_TPS, MAX_RATE_TPS = 0.5, 1_000.0  # of readers
 MAX_ANSWERS = 128  # of one HTTP request
 MAX_MESSAGES = 4_096  # of a conversation, and calls in all of them
 CHARACTERS_PER_TOKEN = 4  # of common languages and vocabularies
@@ -67,6 +68,15 @@ class GenerationRequest:
         of which nothing is known. No tenant's name and no salt has a line end.
         """
         return f"{self.tenant}\n{self.cache_salt}" if self.cache_salt else self.tenant
+
+    @property
+    def is_for_reading(self) -> bool:
+        """Say whether a person may read the answer while it comes: a conversation's, streamed,
+        without tools and without a form.
+        """
+        is_chat = isinstance(self.prompt, ChatPrompt) and not self.prompt.options.tools
+        is_streamed = self.delivery is Delivery.STREAMED
+        return is_chat and is_streamed and self.sampling.structured_outputs is None
 
     @property
     def wants_its_prompt(self) -> bool:

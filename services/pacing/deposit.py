@@ -9,10 +9,13 @@ so that tokens are at least S apart, never early, and never later than generatio
 All times are seconds on one clock.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from services.pacing.types import ServiceLevel
+from services.pacing.types import Release, ServiceLevel
+
+MAX_SMOOTH_S = 0.4
 
 
 def release_interval_s(level: ServiceLevel) -> float:
@@ -20,6 +23,16 @@ def release_interval_s(level: ServiceLevel) -> float:
     if level.consumption_rate_tps is not None:
         return 1.0 / level.consumption_rate_tps
     return level.slo_tbt_s or level.slo_tpot_s or 0.0
+
+
+def max_held_s(level: ServiceLevel) -> float:
+    """Return for how long a token is kept back at most; infinite: until it is due."""
+    match level.release:
+        case Release.AT_ONCE:
+            return 0.0
+        case Release.SMOOTH:
+            return MAX_SMOOTH_S
+    return math.inf
 
 
 def next_due_s(previous_due_s: float | None, generated_s: float, interval_s: float) -> float:

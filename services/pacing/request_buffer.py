@@ -5,7 +5,7 @@ from collections import Counter
 
 from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.cause import Cause, Delay
-from services.pacing.deposit import ReaderModel, release_interval_s
+from services.pacing.deposit import ReaderModel, max_held_s, release_interval_s
 from services.pacing.token_time import TokenTime
 from services.pacing.types import ServiceLevel
 
@@ -31,6 +31,7 @@ class RequestBuffer:
         self.late = Counter[Cause]()  # tokens generated later than S + epsilon after their turn
         self.on_hold = False  # its reader has stopped
         self._reader = ReaderModel(self.interval_s, reads=reads)
+        self._reads_what_comes = max_held_s(service_level) == math.inf
 
     @property
     def rate_tps(self) -> float:
@@ -84,15 +85,17 @@ class RequestBuffer:
     def deliver(self, num_delivered: int, counted_s: float) -> None:
         """Take over how many tokens the reader had at `counted_s`, which may be a while ago.
 
-        Smaller counts are older and mean nothing.
+        Smaller counts are older and mean nothing. Of text that goes out before it is due they do
+        not say what is read: its reader has it on the screen, and in hand.
         """
         num_delivered = min(num_delivered, self.num_generated)
         if num_delivered >= self.num_delivered:
             self.num_delivered = num_delivered
-            self._reader.delivered(num_delivered, counted_s)
+            if self._reads_what_comes:
+                self._reader.delivered(num_delivered, counted_s)
 
     def num_deposited(self, now_s: float) -> int:
-        """Return how many generated tokens the reader does not have yet."""
+        """Return how many generated tokens the reader has not read yet."""
         if self.on_hold:
             return self.num_generated - self.num_delivered
         return self._reader.num_deposited(now_s)

@@ -21,7 +21,7 @@ from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
-from services.pacing.deposit import release_interval_s
+from services.pacing.deposit import max_held_s, release_interval_s
 
 
 class ReaderListener(Protocol):
@@ -88,7 +88,8 @@ class Generation:
         self._answer: asyncio.Future[None] = self._loop.create_future()
         is_paced = request.delivery is Delivery.STREAMED
         interval_s = release_interval_s(request.service_level) if is_paced else 0.0
-        self._paced = pacer.open(interval_s, self._release)
+        held_s = max_held_s(request.service_level)
+        self._paced = pacer.open(interval_s, self._release, max_held_s=held_s)
         self._max_pace_tail_s = limits.max_pace_tail_s
         self._reader = Reader(
             max_undelivered_tokens=limits.max_undelivered_tokens,
@@ -131,7 +132,7 @@ class Generation:
         if num_held and not tokens[-1].is_read and any(token.tool_calls for token in tokens):
             self._paced.flush()  # a program waits for the call, and for the text before it
             num_held = 0
-        self._record.generated(num_tokens, num_held)
+        self._record.generated(num_tokens, num_held, generated_s)
         if num_held:
             self._reader.deposited(num_held)
 
@@ -194,6 +195,10 @@ class Generation:
         self._drop_rest()
         self._error, self._reason = error, None
         self._wake()
+
+    def left(self) -> None:
+        """Note what of the answer the reader has read, who leaves before its end."""
+        self._record.left(self._paced.num_held + len(self._ready), self._clock())
 
     def close(self) -> None:
         """Release nothing more. May be called twice.

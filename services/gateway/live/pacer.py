@@ -5,6 +5,7 @@ token of each stream.
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -53,13 +54,15 @@ class Pacer:
         self._armed: TimerHandle | None = None
         self._armed_for_s = float("inf")
 
-    def open(self, interval_s: float, release: Release) -> "PacedStream":
+    def open(
+        self, interval_s: float, release: Release, *, max_held_s: float = math.inf
+    ) -> "PacedStream":
         """Start a stream whose tokens are `interval_s` >= 0 apart, those that are read; 0 lets all
-        pass at once.
+        pass at once. None is kept back for longer than `max_held_s` >= 0.
 
         `release` is called with tokens in order, from `push`, `flush` or the timer.
         """
-        return PacedStream(self, interval_s, release)
+        return PacedStream(self, interval_s, release, max_held_s)
 
     def check_integrity(self) -> None:
         """Assert that each stream with waiting tokens, and no other, has its head in the heap."""
@@ -121,10 +124,13 @@ class Pacer:
 class PacedStream:
     """The waiting tokens of one reader. Made by `Pacer.open`."""
 
-    def __init__(self, pacer: Pacer, interval_s: float, release: Release) -> None:
+    def __init__(
+        self, pacer: Pacer, interval_s: float, release: Release, max_held_s: float
+    ) -> None:
         self._pacer = pacer
         self._clock = pacer.clock
         self._interval_s = interval_s
+        self._max_held_s = max_held_s
         self._release: Release | None = release  # None: closed; whom it belongs to refers to it
         self._waiting: deque[DueToken] = deque()
         self._turn_s: float | None = None  # when the newest token that is read is due
@@ -146,10 +152,12 @@ class PacedStream:
         """
         if self._release is None:
             return 0
-        waiting = self._waiting
+        waiting, latest_s = self._waiting, generated_s + self._max_held_s
         for token in tokens:
             if token.is_read:
                 due_s = next_due_s(self._turn_s, generated_s, self._interval_s)
+                if due_s > latest_s:
+                    due_s = latest_s
                 self._turn_s = due_s
             else:
                 due_s = next_due_s(self._turn_s, generated_s, 0.0)

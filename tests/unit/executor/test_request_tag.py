@@ -12,9 +12,11 @@ from services.executor.request_tag import (
     to_transfer_params,
 )
 from services.pacing.cause import Cause, Delay
-from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
-PROMISE = ServiceLevel(slo_tbt_s=0.2, consumption_rate_tps=8.0, pace_tail=True)
+PROMISE = ServiceLevel(
+    slo_tbt_s=0.2, consumption_rate_tps=8.0, pace_tail=True, release=Release.AT_ONCE
+)
 
 
 def test_a_promise_comes_back_from_plain_values() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from services.pacing.request_buffer import RequestBuffer
-from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
 
 def make_buffer(rate_tps: float = 1.0) -> RequestBuffer:
@@ -115,3 +115,19 @@ def test_no_thought_is_late_and_the_first_token_s_bound_is_on_the_answer() -> No
     buffer.turned(2, reads=False, now_s=3.0)
     buffer.generated(3, now_s=99.0)
     assert buffer.num_late == 0
+
+
+@pytest.mark.parametrize(
+    ("release", "num_in_hand"),
+    [(None, 0), (Release.PACED, 0), (Release.AT_ONCE, 7), (Release.SMOOTH, 7)],
+)
+def test_text_on_the_screen_is_in_hand_until_it_is_read(
+    release: Release | None, num_in_hand: int
+) -> None:
+    buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=1.0, release=release))
+    buffer.generated(10, now_s=0.0)  # due at 0, 1, 2, ...
+    buffer.deliver(10, counted_s=2.5)
+
+    assert buffer.num_delivered == 10
+    assert buffer.num_deposited(2.5) == num_in_hand
+    assert buffer.slack_s(2.5) == 7.5

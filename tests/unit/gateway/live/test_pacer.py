@@ -324,3 +324,16 @@ def test_after_a_flush_text_is_paced_anew(pacer, time) -> None:
     time.advance_to(10)
 
     assert reader.got[9:] == [(9, 0), (10, 1), (11, 2)]
+
+
+def test_no_token_is_kept_back_for_longer_than_is_allowed(pacer, time) -> None:
+    reader = Reader(time)
+    stream = pacer.open(1.0, reader, max_held_s=1.5)
+
+    stream.push([make_token(k) for k in range(4)], 0.0)
+    stream.push([make_token(4)], 0.0)
+    time.advance_to(1.25)
+    stream.push([make_token(5), make_token(6)], 1.25)  # due at 2.5, and at 3.5 but for 1.5 s
+    time.advance_to(10)
+
+    assert reader.got == [(0, 0), (1, 1), (2, 1.5), (3, 1.5), (4, 1.5), (5, 2.5), (6, 2.75)]
