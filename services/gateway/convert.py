@@ -49,7 +49,7 @@ from services.kit.telemetry.trace_context import TraceContext
 from services.kit.wire import read, write
 from services.pacing.types import ServiceLevel
 
-_BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
+_BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps", "max_in_hand_s")
 
 # Public API -> domain
 

@@ -112,6 +112,15 @@ class RequestBuffer:
             return min(0.0, last_due_s - now_s)
         return last_due_s + self.interval_s - now_s
 
+    def has_enough(self, now_s: float, *, rests: bool) -> bool:
+        """Return whether the reader has so much in hand that generation may rest; where it does,
+        until half of that is left.
+        """
+        most_s = self.service_level.max_in_hand_s
+        if most_s is None or not self.rate_tps or not self.num_generated:
+            return False
+        return self.slack_s(now_s) >= (0.5 * most_s if rests else most_s)
+
     def last_release_s(self, now_s: float) -> float | None:
         """Return when the newest token reached the reader; None before the first."""
         return self._reader.last_release_s(now_s)

@@ -38,6 +38,7 @@ class ServiceLevel:
     consumption_rate_tps: Bound | None = None  # tokens per second that the reader reads
     pace_tail: bool = False  # keep the pace for tokens still held back when generation ends
     release: Release | None = None  # None: paced, if there is a pace
+    max_in_hand_s: Bound | None = None  # of reading, from which on generation rests
 
 
 NO_SERVICE_LEVEL = ServiceLevel()

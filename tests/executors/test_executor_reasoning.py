@@ -133,6 +133,20 @@ async def test_while_a_model_thinks_its_reader_has_nothing_in_hand(gateway: Gate
         assert least <= seen.num_deposited_tokens <= most
 
 
+async def test_a_request_rests_while_its_reader_has_enough(gateway: GatewayStream) -> None:
+    """At a token in 20 s each is 20 s in hand: some thirty are the 600 s that are enough."""
+    level = gen.ServiceLevel(
+        consumption_rate_tps=0.05, release=gen.RELEASE_AT_ONCE, max_in_hand_s=600
+    )
+    sampling = {"temperature": 0, "max_tokens": 1_000, "ignore_eos": True}
+    answer = await gateway.submit("rests", text="Rain?", sampling=sampling, service_level=level)
+    seen = await gateway.observed("rests", pb.REQUEST_STATE_PAUSED)
+    await gateway.abort(answer, "rests")
+
+    assert 30 <= len(answer.tokens) < 100
+    assert seen.why == "in_hand"
+
+
 async def test_a_form_holds_after_the_thoughts_and_not_before(gateway: GatewayStream) -> None:
     answers = [
         await ask(gateway, f"r{seed}", SOON, seed=seed, structured_outputs=CHOICE)

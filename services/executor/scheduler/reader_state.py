@@ -87,8 +87,21 @@ class ReaderStateMixin(VllmScheduler):
         return freed
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        self.step_clock.begin(time.monotonic())
+        now_s = time.monotonic()
+        self.step_clock.begin(now_s)
+        self._let_rest(now_s)
         return super().schedule(*args, **kwargs)
+
+    def _let_rest(self, now_s: float) -> None:
+        """Hold requests whose readers have enough in hand, from the next step on, and let those go
+        on whose readers do not any more.
+        """
+        for record in self.records.values():
+            if record.buffer.service_level.max_in_hand_s is None:
+                continue
+            rests = Hold.REST in record.holds
+            if record.buffer.has_enough(now_s, rests=rests) is not rests:
+                (record.release if rests else record.hold)(Hold.REST, now_s)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any) -> Any:
         # Some requests end with this step.

@@ -54,11 +54,12 @@ def _bound_schema(low: float, high: float) -> WithJsonSchema:
 
 Bound = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 SloMs = Annotated[Bound, _bound_schema(MIN_SLO_S * 1e3, MAX_SLO_S * 1e3)]
+InHandS = Annotated[Bound, _bound_schema(MIN_SLO_S, MAX_SLO_S)]
 RateTps = Annotated[Bound, _bound_schema(MIN_RATE_TPS, MAX_RATE_TPS)]
 
 
 class ServiceLevelBody(StrictBody):
-    """The extension object `evenflow`; milliseconds only here and in the headers."""
+    """The extension object `evenflow`; milliseconds only here and in the headers, for SLOs."""
 
     slo_ttft_ms: SloMs = None
     slo_tpot_ms: SloMs = None
@@ -66,6 +67,7 @@ class ServiceLevelBody(StrictBody):
     consumption_rate_tps: RateTps = None
     pace_tail: bool = False
     release: Literal["paced", "at_once", "smooth"] | None = None
+    max_in_hand_s: InHandS = None
     strict: bool = False  # refuse what has no effect
 
 
@@ -153,7 +155,7 @@ def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Serv
     Raises InvalidRequestError naming the parameter or header at fault.
     """
     values: dict[str, float | None] = {}
-    fields: dict[str, str] = {}
+    fields = {"max_in_hand_s": "evenflow.max_in_hand_s"}
     for bound, names in HEADERS_BY_BOUND.items():
         own = getattr(stated, bound)
         header, value = _header_bound(headers, names)
@@ -166,6 +168,7 @@ def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Serv
         consumption_rate_tps=values["consumption_rate_tps"],
         pace_tail=stated.pace_tail,
         release=stated.release and Release(stated.release),
+        max_in_hand_s=stated.max_in_hand_s,
     )
     check_service_level(level, fields)
     return level

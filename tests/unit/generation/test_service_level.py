@@ -9,7 +9,7 @@ from services.kit.errors import InvalidRequestError
 from services.kit.wire import read, write
 from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
-NAMES = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
+NAMES = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps", "max_in_hand_s")
 
 
 def test_a_service_level_survives_the_wire() -> None:
@@ -20,6 +20,7 @@ def test_a_service_level_survives_the_wire() -> None:
         consumption_rate_tps=8.0,
         pace_tail=True,
         release=Release.SMOOTH,
+        max_in_hand_s=20.0,
     )
 
     for level in (full, NO_SERVICE_LEVEL, ServiceLevel(slo_tbt_s=0.25)):

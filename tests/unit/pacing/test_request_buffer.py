@@ -131,3 +131,33 @@ def test_text_on_the_screen_is_in_hand_until_it_is_read(
     assert buffer.num_delivered == 10
     assert buffer.num_deposited(2.5) == num_in_hand
     assert buffer.slack_s(2.5) == 7.5
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "rests", "has_enough"),
+    [
+        (5, False, False),  # 5 s in hand
+        (6, False, True),
+        (4, True, True),
+        (3, True, True),
+        (2, True, False),
+        (0, False, False),
+    ],
+)
+def test_a_reader_has_enough_until_half_of_it_is_left(
+    num_tokens: int, rests: bool, has_enough: bool
+) -> None:
+    level = ServiceLevel(consumption_rate_tps=1.0, max_in_hand_s=6.0, release=Release.AT_ONCE)
+    buffer = RequestBuffer(level)
+    buffer.generated(num_tokens, now_s=0.0)
+
+    assert buffer.has_enough(0.0, rests=rests) is has_enough
+    buffer.turned(0, reads=False, now_s=0.0)
+    assert not buffer.has_enough(0.0, rests=rests)
+
+
+def test_without_a_limit_no_reader_has_enough() -> None:
+    buffer = make_buffer()
+    buffer.generated(10_000, now_s=0.0)
+
+    assert not buffer.has_enough(0.0, rests=False)

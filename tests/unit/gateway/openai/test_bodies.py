@@ -619,6 +619,7 @@ def test_a_fault_is_told_in_a_sentence(stated, message) -> None:
         ({"evenflow": {"slo_tbt_ms": 1e-3}}, "evenflow.slo_tbt_ms"),
         ({"evenflow": {"pace_tail": 1}}, "evenflow.pace_tail"),
         ({"evenflow": {"release": "soon"}}, "evenflow.release"),
+        ({"evenflow": {"max_in_hand_s": 3_601}}, "evenflow.max_in_hand_s"),
         ({"evenflow": {"slo": 1}}, "evenflow.slo"),
         (
             {"evenflow": {"consumption_rate_tps": 10, "slo_tbt_ms": 99}},
