@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
 from lab.models import VOCAB_SIZE, exactness_model
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S, assert_gone
+from tests.gateways import gateway_for
 from tests.stock_requests import PROMPT
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -145,6 +147,37 @@ async def test_a_request_rests_while_its_reader_has_enough(gateway: GatewayStrea
 
     assert 30 <= len(answer.tokens) < 100
     assert seen.why == "in_hand"
+
+
+async def test_a_gateway_keeps_no_word_back_for_the_thoughts_before_it(
+    executor: ExecutorProcess,
+) -> None:
+    """At half a token per second fifty thoughts would take a hundred seconds."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Rain?"}],
+        "stream": True,
+        "max_tokens": 1_500,
+        "logit_bias": {str(END_OF_THOUGHT): 2.0},
+        "evenflow": {"consumption_rate_tps": 0.5},
+    }
+    num_thoughts = 0
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        for seed in range(20):
+            asked_s, num_thoughts = time.monotonic(), 0
+            url = "/v1/chat/completions"
+            async with client.http.stream("POST", url, json=body | {"seed": seed}) as response:
+                async for line in response.aiter_lines():
+                    num_thoughts += '"reasoning"' in line
+                    if '"content":"' in line and '"content":""' not in line:
+                        break
+                    assert "[DONE]" not in line
+            if num_thoughts >= 50:
+                break
+
+    assert num_thoughts >= 50
+    assert time.monotonic() - asked_s < num_thoughts  # half of what the thoughts would take
 
 
 async def test_a_form_holds_after_the_thoughts_and_not_before(gateway: GatewayStream) -> None:
