@@ -30,8 +30,8 @@ QOS = (
     "token or later (TokenFlow's Eq. 2, with lambda and mu the reader's rate)"
 )
 FULL_FRAC = 0.1  # of the answer in hand: a token counts in full up to here
-ROUNDING = 1e-6  # of tokens, in sums of intervals
 NO_FRAC = 0.2  # of the answer in hand: from here on it counts for nothing
+ROUNDING = 1e-6  # of tokens, in sums of intervals
 
 
 @dataclass(slots=True)

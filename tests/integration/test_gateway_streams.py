@@ -219,6 +219,13 @@ async def test_an_operator_says_how_fast_those_read_who_say_nothing(
     assert submit.service_level.HasField("consumption_rate_tps") is is_read
 
 
+async def test_a_whole_answer_is_not_read_while_it_comes(client, executor) -> None:
+    level = {"consumption_rate_tps": 5, "slo_ttft_ms": 500, "max_in_hand_s": 2}
+    await client.http.post("/v1/chat/completions", json=chat_body(evenflow=level))
+
+    assert executor.submits[0].service_level == gen.ServiceLevel(slo_ttft_s=0.5)
+
+
 async def test_a_client_may_have_the_operator_s_rate_keep_text_back(executor) -> None:
     rates = {MODEL: 5.2}
     async with gateway_for(executor, default_reading_rate_tps=rates) as client:

@@ -28,7 +28,13 @@ from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
 from services.gateway.live.side_by_side import side_by_side
-from services.gateway.types import GenerationRequest, RequestId, ServedModel, estimated_num_tokens
+from services.gateway.types import (
+    Delivery,
+    GenerationRequest,
+    RequestId,
+    ServedModel,
+    estimated_num_tokens,
+)
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.clock import Clock
@@ -280,7 +286,7 @@ class Dispatcher:
         self._check_context(requests)
         self._check_terms(requests)
         self._quotas.enter(current_caller(), len(requests))
-        return [self._enter(self._read_by_default(request)) for request in requests]
+        return [self._enter(self._as_read(request)) for request in requests]
 
     def _make_room(self, num_wanted: int) -> None:
         """Have streams that only keep their pace end it, the oldest first, for others to come in:
@@ -319,11 +325,15 @@ class Dispatcher:
         names = [model, *parents] if stated else []
         return next((stated[name] for name in names if name in stated), None)
 
-    def _read_by_default(self, request: GenerationRequest) -> GenerationRequest:
-        """Return a request with the rate at which the operator says that its answer is read, where
-        its client states no pace; a key's own wins over the model's. Nothing is kept back for it.
+    def _as_read(self, request: GenerationRequest) -> GenerationRequest:
+        """Return a request with the rate at which its answer is read while it comes: at none if it
+        comes whole; as the operator says, where its client states no pace, a key's own before the
+        model's. Nothing is kept back for that.
         """
         level, caller = request.service_level, current_caller()
+        if request.delivery is Delivery.WHOLE:
+            level = replace(level, consumption_rate_tps=None, max_in_hand_s=None)
+            return replace(request, service_level=level)
         if release_interval_s(level) or not request.is_for_reading:
             return request
         rate_tps = caller and caller.default_reading_rate_tps
