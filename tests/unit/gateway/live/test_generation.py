@@ -142,8 +142,11 @@ async def test_a_call_goes_out_at_once_with_the_text_before_it() -> None:
     generation.extended([thought], 0.0)
     call = Token(5, 5, "", tool_calls=(ToolCallPart(0, "c", "f"),), is_read=False)
     generation.extended([call], 0.0)
+    rest = asyncio.ensure_future(anext(batches))
+    await turns()
 
-    assert [token.index for token in await anext(batches)] == [1, 2, 3, 4, 5]
+    assert rest.done()
+    assert [token.index for token in rest.result()] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("level", [ServiceLevel(), ServiceLevel(slo_ttft_s=0.1)])
