@@ -17,7 +17,7 @@ from demo.long_prompt import LongAnswer, show_long_prompt
 from demo.questions import question
 from demo.readers import READERS, Felt, Reader, comparison, show_readers
 from demo.texts import QUESTION
-from services.gateway.checks import MIN_RATE_TPS
+from services.gateway.types import MIN_RATE_TPS
 from services.placement.link_ratio import link_ratio
 
 READING_RATE_TPS = 11.0  # some 8 words per second: a quick reader

@@ -55,11 +55,12 @@ class Script:
 
 
 def make_token(id: int, said: str | pb.Token) -> pb.Token:
-    """Return a token that says something, with an id."""
+    """Return a token that says something, with an id; one that says no text is not read."""
     if isinstance(said, str):
         return pb.Token(id=id, text=said)
     token = pb.Token(id=id)
     token.MergeFrom(said)
+    token.not_read |= bool(said.reasoning or said.tool_calls)
     return token
 
 

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import httpx
 from grpc import aio
 
 from services.gateway.app import Gateway, run_gateway
 from services.gateway.settings import GatewaySettings
-from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, FakeExecutor
+from tests.fake_executor import EVENT_TIMEOUT_S, MODEL
 
 JSON = {"content-type": "application/json"}  # of a body that httpx does not write
 
@@ -46,7 +47,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def make_settings(*executors: FakeExecutor, **overrides: object) -> GatewaySettings:
+class Addressed(Protocol):
+    """An executor, real or not."""
+
+    @property
+    def address(self) -> str: ...
+
+
+def make_settings(*executors: Addressed, **overrides: object) -> GatewaySettings:
     values: dict[str, object] = {
         "http_port": 0,
         "grpc_port": 0,
@@ -78,7 +86,7 @@ async def connect(gateway: Gateway) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def gateway_for(*executors: FakeExecutor, **overrides: object) -> AsyncIterator[Client]:
+async def gateway_for(*executors: Addressed, **overrides: object) -> AsyncIterator[Client]:
     """Run a gateway over `executors`. It need not be connected when the block begins."""
     async with run_gateway(make_settings(*executors, **overrides)) as gateway:
         async with connect(gateway) as client:

@@ -41,8 +41,8 @@ DEFINITIONS = {
     "tpot_deposit": "the same with every token at its due time",
     "rebuffering": REBUFFERING,
     "p95_s, p99_s": "quantiles of the generated gaps, in seconds",
-    "ttft_s, ttft_p50_s, ttft_p95_s, ttft_p99_s": "time from submit to the first token, mean and "
-    "quantiles over requests, in seconds",
+    "ttft_s, ttft_p50_s, ttft_p95_s, ttft_p99_s": "time from submit to the first token, which is "
+    "the answer's, for nothing is thought here; mean and quantiles over requests, in seconds",
     "ttft_paced_s, ttft_unpaced_s": "its mean over requests that state an SLO, and over the others",
     "e2e_s": "mean time from submit to the last token, in seconds",
     "tokens_per_s": "output tokens of a run / time from its first submit to its last token",

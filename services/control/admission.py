@@ -146,7 +146,6 @@ class Admission(Generic[RequestT, KVT]):
         self, request: RequestT, phase: RunPhase, now_s: float, prefixes: Sequence[int]
     ) -> RunRequest:
         record = self._engine.records[request.request_id]
-        interval_s = record.buffer.interval_s
         runs = phase is RunPhase.RUNNING and record.run_since_s is not None
         first_s = record.first_token_s
         num_output_tokens, max_tokens = request.num_output_tokens, request.max_tokens
@@ -160,7 +159,7 @@ class Admission(Generic[RequestT, KVT]):
             num_output_tokens=num_output_tokens,
             max_tokens=max_tokens,
             num_host_tokens=self._num_host_tokens(request, record),
-            rate_tps=1.0 / interval_s if interval_s else 0.0,
+            rate_tps=record.buffer.rate_tps,
             slack_s=record.buffer.slack_s(now_s),
             arrival_age_s=now_s - record.arrival_s,
             run_age_s=now_s - (record.run_since_s or 0.0) if runs else math.inf,

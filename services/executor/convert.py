@@ -162,6 +162,8 @@ def _token(token: Token) -> pb.Token:
         message.logprobs.CopyFrom(logprobs_to_proto(token.logprobs))
     if token.tool_calls:
         message.tool_calls.extend(map(part_to_proto, token.tool_calls))
+    if not token.is_read:
+        message.not_read = True
     if token.delay is not None:
         message.delay.CopyFrom(delay_to_proto(token.delay))
     return message

@@ -9,21 +9,32 @@ from dataclasses import asdict
 from typing import Any
 
 from services.pacing.cause import Cause, Delay
-from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
 EXTRA_ARGS_KEY = "evenflow"
+READS_KEY = "evenflow_reads"
 DELAY_KEY = "evenflow_delay"
 
 
-def to_extra_args(service_level: ServiceLevel) -> dict[str, Any]:
-    """Return `SamplingParams.extra_args` that carry a service level, made of plain values."""
-    return {EXTRA_ARGS_KEY: asdict(service_level)}
+def to_extra_args(service_level: ServiceLevel, *, reads: bool = True) -> dict[str, Any]:
+    """Return `SamplingParams.extra_args` that carry a service level, and whether tokens are read
+    from the first one on, made of plain values.
+    """
+    return {EXTRA_ARGS_KEY: asdict(service_level), READS_KEY: reads}
 
 
 def from_extra_args(extra_args: Mapping[str, Any] | None) -> ServiceLevel:
     """Return what `to_extra_args` packed; `NO_SERVICE_LEVEL` for a request without it."""
     packed = (extra_args or {}).get(EXTRA_ARGS_KEY)
-    return NO_SERVICE_LEVEL if packed is None else ServiceLevel(**packed)
+    if packed is None:
+        return NO_SERVICE_LEVEL
+    release = packed["release"]
+    return ServiceLevel(**packed | {"release": release and Release(release)})
+
+
+def reads_from_first(extra_args: Mapping[str, Any] | None) -> bool:
+    """Return whether tokens are read from the first one on; so they are in a request without it."""
+    return bool((extra_args or {}).get(READS_KEY, True))
 
 
 def to_transfer_params(delay: Delay) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Token:
     reasoning: str = ""  # as far as this token completes it
     tool_calls: tuple[ToolCallPart, ...] = ()  # as far as this token completes them
     delay: Delay | None = None  # None: the engine made it in time
+    is_read: bool = True  # it takes a turn of its reader's pace: no thought, call or form
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class PreparedRequest:
     prompt_ids: tuple[int, ...] = ()  # where they are to be given back
     core_request: Any = None  # the engine's own form of it
     parser: Any = None  # an `AnswerParser`, where the answer is parsed
+    reads: bool = True  # tokens are read from the first one on
 
 
 class RejectCode(Enum):

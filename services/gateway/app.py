@@ -121,6 +121,7 @@ def _limits(settings: GatewaySettings) -> DispatchLimits:
         ),
         reader_timeout_s=settings.reader_timeout_s,
         slo_floors=settings.slo_floors,
+        reading_rates_tps=settings.default_reading_rate_tps,
     )
 
 

@@ -3,13 +3,18 @@
 from collections.abc import Mapping, Sequence
 
 from services.gateway.errors import ContextLengthError
-from services.gateway.types import MAX_MESSAGES, ROLES, GenerationRequest
+from services.gateway.types import (
+    MAX_MESSAGES,
+    MAX_RATE_TPS,
+    MIN_RATE_TPS,
+    ROLES,
+    GenerationRequest,
+)
 from services.generation.conversation import ChatMessage, ConversationOptions, check_calls
 from services.generation.prompts import ChatPrompt, TokenPrompt
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
 
-MIN_RATE_TPS, MAX_RATE_TPS = 0.5, 1_000.0  # of readers
 MIN_SLO_S, MAX_SLO_S = 1e-3, 3_600.0
 
 

@@ -49,7 +49,7 @@ from services.kit.telemetry.trace_context import TraceContext
 from services.kit.wire import read, write
 from services.pacing.types import ServiceLevel
 
-_BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
+_BOUNDS = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps", "max_in_hand_s")
 
 # Public API -> domain
 
@@ -189,10 +189,11 @@ def tokenization_from_proto(response: executor_pb2.TokenizeResponse) -> Tokeniza
 def token_from_proto(token: executor_pb2.Token, index: int) -> types.Token:
     logprobs = logprobs_from_proto(token.logprobs) if token.HasField("logprobs") else None
     delay = delay_from_proto(token.delay) if token.HasField("delay") else None
+    is_read = not token.not_read
     if not token.reasoning and not token.tool_calls:
-        return types.Token(index, token.id, token.text, logprobs, delay=delay)
-    calls = tuple(map(part_from_proto, token.tool_calls))
-    return types.Token(index, token.id, token.text, logprobs, token.reasoning, calls, delay)
+        return types.Token(index, token.id, token.text, logprobs, delay=delay, is_read=is_read)
+    calls, thought = tuple(map(part_from_proto, token.tool_calls)), token.reasoning
+    return types.Token(index, token.id, token.text, logprobs, thought, calls, delay, is_read)
 
 
 def model_info_from_proto(info: executor_pb2.GetModelInfoResponse) -> types.ServedModel:

@@ -20,9 +20,15 @@ TTFT_SECONDS = Histogram(
     "Time from a request's arrival to its first token's hand-over to the client.",
     buckets=_TTFT_BUCKETS_S,
 )
+TTFAT_SECONDS = Histogram(
+    "evenflow_ttfat_seconds",
+    "Time from a request's arrival to the hand-over of the first token of its answer: of text or "
+    "of a call, after what the model thinks.",
+    buckets=_TTFT_BUCKETS_S,
+)
 TPOT_SECONDS = Histogram(
     "evenflow_delivered_tpot_seconds",
-    "Mean time per output token after the first of one request, as written to the client.",
+    "Mean time per token after the first of one request's answer, as written to the client.",
     buckets=_TBT_BUCKETS_S,
 )
 PACED_REQUESTS = Counter(
@@ -30,6 +36,29 @@ PACED_REQUESTS = Counter(
     "Complete answers with a release interval, by whether it was their mean time per output token "
     "after the first, at most.",
     ["tpot"],
+)
+LONGEST_GAP_SECONDS = Histogram(
+    "evenflow_longest_gap_seconds",
+    "Longest gap between two tokens of one complete answer, as they were written to the client, by "
+    "what keeps tokens back.",
+    ["release"],
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
+)
+UNREAD_TOKENS = Counter(
+    "evenflow_unread_tokens_total",
+    "Tokens that clients had and by their pace had not read when they left.",
+)
+READ_FRAC = Histogram(
+    "evenflow_abandoned_read_frac",
+    "Share of the text generated so far that was read, by its pace, of answers whose clients left.",
+    buckets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1),
+)
+REASONING_TOKENS = Counter(
+    "evenflow_reasoning_tokens_total",
+    "Tokens of complete answers that the model thought, told or not.",
+)
+CONTENT_TOKENS = Counter(
+    "evenflow_content_tokens_total", "All other tokens of complete answers: text and calls."
 )
 HOLDS = Counter(
     "evenflow_gateway_holds_total", "Times that generation was held because its reader lagged."
@@ -128,8 +157,8 @@ class DeliveredTokens(Collector):
             rebuffering.add_metric([cause.value], seconds)
         misses = CounterMetricFamily(
             "evenflow_slo_misses",
-            "First tokens later than their bound, answers with a longer mean time per token, and "
-            "paced tokens written later than the previous due time + interval + 5 ms.",
+            "First tokens of answers later than their bound, answers with a longer mean time per "
+            "token, and paced tokens written later than the previous due time + interval + 5 ms.",
             labels=["slo", "cause"],
         )
         for (slo, cause), number in self._num_misses.items():

@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from services.gateway.access.api_keys import parse_api_keys
 from services.gateway.access.hosts import ANY_HOST, HOST_PATTERN, Hosts, is_loopback
-from services.gateway.access.terms import SloFloors
+from services.gateway.access.terms import DefaultRate, SloFloors
 from services.kit.redis_url import RedisUrl
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
@@ -56,6 +56,9 @@ class GatewaySettings(ServiceSettings):
     api_keys_refresh_s: float = Field(default=5.0, ge=0.1)  # until a change is seen
     # The tightest bounds that may be stated, as JSON, by model: {"MODEL": {"min_slo_tbt_s": 0.02}}.
     slo_floors: dict[str, SloFloors] = Field(default_factory=dict)
+    # At which streamed answers to chats without tools are read whose clients state no pace: tokens
+    # per second as JSON, by model: {"MODEL": 5.2}. Nothing is kept back for it.
+    default_reading_rate_tps: dict[str, DefaultRate] = Field(default_factory=dict)
     # Names by which clients may call over HTTP, beside this machine's for itself,
     # "llm.example,*.llm.example", or "*" for any. Empty: without API keys, where `host` or
     # `published_host` is a loopback address, no others, or any web page could call; else any.

@@ -18,6 +18,7 @@ from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 RequestId = NewType("RequestId", str)
 
+MIN_RATE_TPS, MAX_RATE_TPS = 0.5, 1_000.0  # of readers
 MAX_ANSWERS = 128  # of one HTTP request
 MAX_MESSAGES = 4_096  # of a conversation, and calls in all of them
 CHARACTERS_PER_TOKEN = 4  # of common languages and vocabularies
@@ -69,6 +70,15 @@ class GenerationRequest:
         return f"{self.tenant}\n{self.cache_salt}" if self.cache_salt else self.tenant
 
     @property
+    def is_for_reading(self) -> bool:
+        """Say whether a person may read the answer while it comes: a conversation's, streamed,
+        without tools and without a form.
+        """
+        is_chat = isinstance(self.prompt, ChatPrompt) and not self.prompt.options.tools
+        is_streamed = self.delivery is Delivery.STREAMED
+        return is_chat and is_streamed and self.sampling.structured_outputs is None
+
+    @property
     def wants_its_prompt(self) -> bool:
         """Say whether the prompt, or its ids, are to be given back."""
         return self.echo or self.returns_prompt_ids
@@ -91,6 +101,7 @@ class Token(Struct, frozen=True, gc=False):
     reasoning: str = ""  # what the model thinks, as far as this token completes it
     tool_calls: tuple[ToolCallPart, ...] = ()  # as far as this token completes them
     delay: Delay | None = None  # None: the engine made it in time
+    is_read: bool = True  # it takes a turn of its reader's pace; False: a thought, a call, a form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,13 @@ so that tokens are at least S apart, never early, and never later than generatio
 All times are seconds on one clock.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from services.pacing.types import ServiceLevel
+from services.pacing.types import Release, ServiceLevel
+
+MAX_SMOOTH_S = 0.4
 
 
 def release_interval_s(level: ServiceLevel) -> float:
@@ -20,6 +23,16 @@ def release_interval_s(level: ServiceLevel) -> float:
     if level.consumption_rate_tps is not None:
         return 1.0 / level.consumption_rate_tps
     return level.slo_tbt_s or level.slo_tpot_s or 0.0
+
+
+def max_held_s(level: ServiceLevel) -> float:
+    """Return for how long a token is kept back at most; infinite: until it is due."""
+    match level.release:
+        case Release.AT_ONCE:
+            return 0.0
+        case Release.SMOOTH:
+            return MAX_SMOOTH_S
+    return math.inf
 
 
 def next_due_s(previous_due_s: float | None, generated_s: float, interval_s: float) -> float:
@@ -53,21 +66,46 @@ class ReaderModel:
     """How many tokens one reader has in hand, between two reports of what was delivered.
 
     The scheduler's view: it sees generation at once and delivered counts late. From the newest
-    count on it assumes that each token reaches the reader when it is due.
+    count on it assumes that each token reaches the reader when it is due. What nobody reads, such
+    as what a model thinks, is due at once behind what is before it; which tokens those are is
+    told late, too.
     """
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, *, reads: bool = True) -> None:
+        """`reads`: whether tokens are read from the first one on."""
         self._interval_s = interval_s
+        self.reads = reads  # whether the newest tokens are read, and those to come
         self._due_s: list[float] = []  # of every token, ascending
-        self.last_due_s: float | None = None  # when the newest token is due; None before the first
+        self.turn_s: float | None = None  # when the newest token that is read is due
+        self._run: tuple[int, float | None] = (0, None)  # first token since `turned`; turn before
         self._num_reported = 0
         self._num_due_at_report = 0  # tokens due by the time of the newest report
         self._report_s: float | None = None  # when the count last grew
 
+    @property
+    def last_due_s(self) -> float | None:
+        """Return when the newest token is due; None before the first."""
+        return self._due_s[-1] if self._due_s else None
+
     def generated(self, now_s: float) -> None:
         """Record one token generated at `now_s`, not before earlier calls."""
-        self.last_due_s = due_s = next_due_s(self.last_due_s, now_s, self._interval_s)
+        due_s = next_due_s(self.turn_s, now_s, self._interval_s if self.reads else 0.0)
         self._due_s.append(due_s)
+        if self.reads:
+            self.turn_s = due_s
+
+    def turned(self, index: int, *, reads: bool, now_s: float) -> None:
+        """Take over that tokens from `index` on are read, or are not, and those to come."""
+        if reads is self.reads:
+            return
+        index = min(index, len(self._due_s))
+        since, self._due_s = self._due_s[index:], self._due_s[:index]
+        first, turn_before_s = self._run
+        if not reads:
+            self.turn_s = self._due_s[-1] if index > first else turn_before_s
+        self.reads, self._run = reads, (index, self.turn_s)
+        for due_s in since:
+            self.generated(min(due_s, now_s))
 
     def delivered(self, num_delivered: int, now_s: float) -> None:
         """Take over a delivered count that was true at `now_s`."""

@@ -7,6 +7,7 @@ reader wait: it is late, and its coming is the turn that all later ones count fr
 read n tokens after (n - 1) S and the seconds waited, and a pause is as bad as it is long.
 """
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ QOS = (
 )
 FULL_FRAC = 0.1  # of the answer in hand: a token counts in full up to here
 NO_FRAC = 0.2  # of the answer in hand: from here on it counts for nothing
+ROUNDING = 1e-6  # of tokens, in sums of intervals
 
 
 @dataclass(slots=True)
@@ -42,6 +44,17 @@ class Reading:
     num_late: int = 0  # of them
     waited_s: float = 0.0  # beyond the pace, for all late tokens
     _turn_s: float | None = field(default=None, repr=False)  # of the newest token
+
+    @property
+    def turn_s(self) -> float | None:
+        """Return when the newest token is read; None before the first."""
+        return self._turn_s
+
+    def num_in_hand(self, now_s: float) -> int:
+        """Return how many tokens are there and not read."""
+        if not self.interval_s or self._turn_s is None:
+            return 0
+        return max(0, math.ceil((self._turn_s - now_s) / self.interval_s - ROUNDING))
 
     @property
     def reading_s(self) -> float:

@@ -5,7 +5,7 @@ from collections import Counter
 
 from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.cause import Cause, Delay
-from services.pacing.deposit import ReaderModel, release_interval_s
+from services.pacing.deposit import ReaderModel, max_held_s, release_interval_s
 from services.pacing.token_time import TokenTime
 from services.pacing.types import ServiceLevel
 
@@ -18,7 +18,10 @@ class RequestBuffer:
     are seconds on one clock.
     """
 
-    def __init__(self, service_level: ServiceLevel, *, arrived_s: float = 0.0) -> None:
+    def __init__(
+        self, service_level: ServiceLevel, *, arrived_s: float = 0.0, reads: bool = True
+    ) -> None:
+        """`reads`: whether tokens are read from the first one on; else `turned` says from where."""
         self.service_level = service_level
         self.time = TokenTime(arrived_s)
         self._arrived_s = arrived_s
@@ -27,7 +30,13 @@ class RequestBuffer:
         self.num_delivered = 0  # by the newest count
         self.late = Counter[Cause]()  # tokens generated later than S + epsilon after their turn
         self.on_hold = False  # its reader has stopped
-        self._reader = ReaderModel(self.interval_s)
+        self._reader = ReaderModel(self.interval_s, reads=reads)
+        self._reads_what_comes = max_held_s(service_level) == math.inf
+
+    @property
+    def rate_tps(self) -> float:
+        """Return at which rate the newest tokens are read; 0: at none, or nobody reads them."""
+        return 1.0 / self.interval_s if self.interval_s and self._reader.reads else 0.0
 
     @property
     def num_late(self) -> int:
@@ -57,30 +66,36 @@ class RequestBuffer:
     def _delay(self, now_s: float, turn_s: float) -> Delay:
         """Return why a token that comes now was not there by its turn."""
         delay = Delay(self.time.cause(now_s, turn_s), now_s - turn_s)
-        previous_s = self._reader.last_due_s
+        previous_s = self._reader.turn_s if self._reader.reads else None
         if previous_s is not None and violates_delivered_tbt(now_s, previous_s, self.interval_s):
             self.late[delay.cause] += 1
         return delay
 
     def _turn_s(self) -> float:
         """Return when the next token should be generated; infinite if nothing was promised."""
-        last_due_s = self._reader.last_due_s
-        if last_due_s is None:
+        turn_s = self._reader.turn_s
+        if turn_s is None:
             return self._arrived_s + (self.service_level.slo_ttft_s or math.inf)
-        return last_due_s + (self.interval_s or math.inf)
+        return turn_s + (self.interval_s or math.inf)
+
+    def turned(self, index: int, *, reads: bool, now_s: float) -> None:
+        """Take over that tokens from `index` on are read, or are not, and those to come."""
+        self._reader.turned(index, reads=reads, now_s=now_s)
 
     def deliver(self, num_delivered: int, counted_s: float) -> None:
         """Take over how many tokens the reader had at `counted_s`, which may be a while ago.
 
-        Smaller counts are older and mean nothing.
+        Smaller counts are older and mean nothing. Of text that goes out before it is due they do
+        not say what is read: its reader has it on the screen, and in hand.
         """
         num_delivered = min(num_delivered, self.num_generated)
         if num_delivered >= self.num_delivered:
             self.num_delivered = num_delivered
-            self._reader.delivered(num_delivered, counted_s)
+            if self._reads_what_comes:
+                self._reader.delivered(num_delivered, counted_s)
 
     def num_deposited(self, now_s: float) -> int:
-        """Return how many generated tokens the reader does not have yet."""
+        """Return how many generated tokens the reader has not read yet."""
         if self.on_hold:
             return self.num_generated - self.num_delivered
         return self._reader.num_deposited(now_s)
@@ -88,10 +103,23 @@ class RequestBuffer:
     def slack_s(self, now_s: float) -> float:
         """Return how long until the reader lacks a token; < 0: so long it has waited already.
 
-        Infinite before the first token.
+        Infinite before the first token. While nobody reads it is 0 at most.
         """
         last_due_s = self._reader.last_due_s
-        return math.inf if last_due_s is None else last_due_s + self.interval_s - now_s
+        if last_due_s is None:
+            return math.inf
+        if not self._reader.reads:
+            return min(0.0, last_due_s - now_s)
+        return last_due_s + self.interval_s - now_s
+
+    def has_enough(self, now_s: float, *, rests: bool) -> bool:
+        """Return whether the reader has so much in hand that generation may rest; where it does,
+        until half of that is left.
+        """
+        most_s = self.service_level.max_in_hand_s
+        if most_s is None or not self.rate_tps or not self.num_generated:
+            return False
+        return self.slack_s(now_s) >= (0.5 * most_s if rests else most_s)
 
     def last_release_s(self, now_s: float) -> float | None:
         """Return when the newest token reached the reader; None before the first."""

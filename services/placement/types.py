@@ -122,7 +122,7 @@ class RequestState:
     num_prefetch_buffers: Buffers = 0  # present plan: staging buffers, 0 iff nothing is offloaded
     num_blocks: EachGroup = ()  # pool blocks held per layer group; (): none
     num_host_blocks: EachGroup = ()  # mirrored full blocks per layer group; (): none
-    on_hold: bool = False  # its reader has stopped: not scheduled, whatever a plan says
+    on_hold: bool = False  # its reader has stopped, or enough: not scheduled, whatever a plan says
     # What it begins with that others may have, too, in the order of positions; () if nothing.
     prefix_ids: Annotated[tuple[PrefixId, ...], AtMost(MAX_PREFIXES)] = ()
 

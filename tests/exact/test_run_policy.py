@@ -72,14 +72,22 @@ def test_random_decisions_leave_the_tokens_exact(runner: StepRunner, expected: O
         assert scheduler.block_owner.counters.num_parks - num_parks >= 10
 
 
-def test_the_products_policy_leaves_the_tokens_exact(runner: StepRunner, expected: Outcome) -> None:
-    sampling = {"extra_args": to_extra_args(ServiceLevel(consumption_rate_tps=20.0))}
+@pytest.mark.parametrize("max_in_hand_s", [None, 0.2])
+def test_the_products_policy_leaves_the_tokens_exact(
+    runner: StepRunner, expected: Outcome, max_in_hand_s: float | None
+) -> None:
+    """Every other request has a reader, who may have enough in hand."""
+    level = ServiceLevel(consumption_rate_tps=20.0, max_in_hand_s=max_in_hand_s)
+    sampling = {"extra_args": to_extra_args(level)}
     paced = [replace(one, sampling=sampling) if n % 2 else one for n, one in enumerate(mixed())]
     with (
         warm_planner(num_groups=8) as address,
         asking(runner, address, patient=True, policy="evenflow"),
     ):
+        counters = runner.scheduler.block_owner.counters
+        num_pauses = counters.num_pauses
         outcome = runner.run(paced)
 
         assert outcome.tokens == expected.tokens
         assert runner.scheduler.loop.admission.num_decisions >= 20
+        assert (counters.num_pauses - num_pauses >= 10) is (max_in_hand_s is not None)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
 from lab.models import VOCAB_SIZE, exactness_model
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S, assert_gone
+from tests.gateways import gateway_for
 from tests.stock_requests import PROMPT
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -94,6 +96,88 @@ async def test_thoughts_without_an_end_are_all_that_is_said(gateway: GatewayStre
     assert thoughts_of(answer)
     assert silent.ids == answer.ids
     assert not any(token.HasField("logprobs") for token in silent.tokens)
+
+
+async def test_text_is_read_and_thoughts_and_forms_are_not(gateway: GatewayStream) -> None:
+    """With two answers at least that have both thoughts and text."""
+    asked = [
+        {"seed": 0},
+        {"seed": 1},
+        {"seed": 2, "omits_reasoning": True},
+        {"seed": 3, "omits_reasoning": True},
+    ]
+    answers = [await ask(gateway, f"r{one['seed']}", SOON, **one) for one in asked]
+    formed = await ask(gateway, "formed", NOW, structured_outputs=CHOICE)
+
+    read = [[not token.not_read for token in answer.tokens] for answer in answers]
+    assert sum(len(set(one)) == 2 for one in read) >= 2
+    for answer in answers:
+        assert not any(token.not_read for token in answer.tokens if token.text)
+        assert all(token.not_read for token in answer.tokens if token.reasoning)
+    assert formed.text
+    assert all(token.not_read for token in formed.tokens)
+
+
+async def test_while_a_model_thinks_its_reader_has_nothing_in_hand(gateway: GatewayStream) -> None:
+    """At half a token per second all but the first would be, in a text as in a thought."""
+    slow = gen.ServiceLevel(consumption_rate_tps=0.5)
+    chat = pb.Chat(messages=[gen.ChatMessage(role="user", content="Rain?")])
+    sampling = {"temperature": 1, "max_tokens": 1_000, "seed": 1}
+    thinks = {"chat": chat, "sampling": gen.SamplingParams(logit_bias=NEVER, **sampling)}
+    says = {"text": "Rain?", "sampling": gen.SamplingParams(**sampling, ignore_eos=True)}
+    for name, asked, least, most in (("thinks", thinks, 0, 0), ("says", says, 30, 1_000)):
+        answer = await gateway.submit(name, service_level=slow, **asked)
+        await gateway.has_tokens(answer, 40)
+        seen = await gateway.observed(name, pb.REQUEST_STATE_DECODING)
+        await gateway.abort(answer, name)
+
+        assert seen.num_generated_tokens >= 40
+        assert least <= seen.num_deposited_tokens <= most
+
+
+async def test_a_request_rests_while_its_reader_has_enough(gateway: GatewayStream) -> None:
+    """At a token in 20 s each is 20 s in hand: some thirty are the 600 s that are enough."""
+    level = gen.ServiceLevel(
+        consumption_rate_tps=0.05, release=gen.RELEASE_AT_ONCE, max_in_hand_s=600
+    )
+    sampling = {"temperature": 0, "max_tokens": 1_000, "ignore_eos": True}
+    answer = await gateway.submit("rests", text="Rain?", sampling=sampling, service_level=level)
+    seen = await gateway.observed("rests", pb.REQUEST_STATE_PAUSED)
+    await gateway.abort(answer, "rests")
+
+    assert 30 <= len(answer.tokens) < 100
+    assert seen.why == "in_hand"
+
+
+async def test_a_gateway_keeps_no_word_back_for_the_thoughts_before_it(
+    executor: ExecutorProcess,
+) -> None:
+    """At half a token per second fifty thoughts would take a hundred seconds."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Rain?"}],
+        "stream": True,
+        "max_tokens": 1_500,
+        "logit_bias": {str(END_OF_THOUGHT): 2.0},
+        "evenflow": {"consumption_rate_tps": 0.5},
+    }
+    num_thoughts = 0
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        for seed in range(20):
+            asked_s, num_thoughts = time.monotonic(), 0
+            url = "/v1/chat/completions"
+            async with client.http.stream("POST", url, json=body | {"seed": seed}) as response:
+                async for line in response.aiter_lines():
+                    num_thoughts += '"reasoning"' in line
+                    if '"content":"' in line and '"content":""' not in line:
+                        break
+                    assert "[DONE]" not in line
+            if num_thoughts >= 50:
+                break
+
+    assert num_thoughts >= 50
+    assert time.monotonic() - asked_s < num_thoughts  # half of what the thoughts would take
 
 
 async def test_a_form_holds_after_the_thoughts_and_not_before(gateway: GatewayStream) -> None:

@@ -22,6 +22,7 @@ from services.executor.scheduler import plain_scheduler
 from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, EvenflowScheduler
 from services.executor.settings import ExecutorSettings
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.placement.run.reason import Reason
 from services.placement.types import RequestPhase
 
 BLOCK_SIZE = 32
@@ -137,6 +138,40 @@ def test_the_deposit_is_what_was_generated_and_not_yet_delivered(scheduler: Any)
     assert request.num_generated_tokens == 4
     assert request.num_delivered_tokens == 1
     assert request.num_deposited_tokens == 3
+
+
+def test_what_a_request_thinks_is_not_in_its_reader_s_hand(scheduler: Any) -> None:
+    slow = ServiceLevel(consumption_rate_tps=0.001)
+    request = make_request("thinks", slow)
+    request.sampling_params.extra_args = to_extra_args(slow, reads=False)
+    scheduler.add_request(request)
+    for _ in range(5):
+        run_step(scheduler)
+    assert observed(scheduler)["thinks"].num_deposited_tokens == 0
+
+    scheduler.turn({"thinks": (2, True), "never here": (3, True)})  # the first is out at once
+
+    assert observed(scheduler)["thinks"].num_deposited_tokens == 2
+
+
+def test_a_request_rests_while_its_reader_has_enough(scheduler: Any) -> None:
+    level = ServiceLevel(consumption_rate_tps=0.001, max_in_hand_s=3_000.0)
+    scheduler.add_request(make_request("rests", level))
+    scheduler.add_request(make_request("goes on", ServiceLevel(consumption_rate_tps=0.001)))
+    for _ in range(7):
+        run_step(scheduler)
+    scheduler.check_integrity()
+
+    seen = observed(scheduler)
+    assert 3 <= seen["rests"].num_generated_tokens <= 5  # those that are scheduled by then
+    assert seen["rests"].phase is RequestPhase.PAUSED
+    assert seen["rests"].why is Reason.IN_HAND
+    assert seen["goes on"].num_generated_tokens == 7
+
+    scheduler.records["rests"].buffer.turned(0, reads=False, now_s=time.monotonic())
+    for _ in range(3):
+        run_step(scheduler)
+    assert observed(scheduler)["rests"].num_generated_tokens > seen["rests"].num_generated_tokens
 
 
 def test_counts_for_a_request_that_ended_are_ignored(scheduler: Any) -> None:

@@ -58,6 +58,9 @@ def counted(kind: str) -> float:
     return REGISTRY.get_sample_value("evenflow_gateway_key_tokens_total", labels) or 0.0
 
 
+FLOORS = {MODEL: {"min_slo_tbt_s": 0.5}}  # of clients: an operator may say otherwise
+
+
 def written(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "keys.toml"
     file.write_text(text)
@@ -171,6 +174,24 @@ async def test_what_a_key_may_not_ask_for_is_refused(
         assert answer.status_code == 200
         return
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("own", "rate_tps"), [("", 5.2), ("3", 3.0), ("0", 0.0)])
+async def test_a_key_s_readers_read_as_its_entry_says_else_as_the_model_s(
+    executor: FakeExecutor, tmp_path: Path, own: str, rate_tps: float
+) -> None:
+    entry = f'[[keys]]\nname = "alice"\nkey = "{ALICE}"\n'
+    if own:
+        entry += f"default_reading_rate_tps = {own}\n"
+    file = written(tmp_path, entry)
+    rates = {MODEL: 5.2}
+    settings = {"api_keys_file": file, "default_reading_rate_tps": rates, "slo_floors": FLOORS}
+    async with gateway_for(executor, **settings) as client:
+        await client.wait_ready()
+        await eventually(lambda: models_status(client, ALICE), 200)
+        await client.http.post(URL, json=stream_body(), headers=bearer(ALICE))
+
+    assert executor.submits[0].service_level.consumption_rate_tps == rate_tps
 
 
 @pytest.mark.parametrize(("own", "status"), [({}, 400), ({"tuned": {}}, 200)])

@@ -16,8 +16,9 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.kit.rpc import name_of_request
 from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, NUM_PROMPT_TOKENS, Script
-from tests.gateways import Client
+from tests.gateways import Client, gateway_for
 
+AT_ONCE = gen.ServiceLevel(consumption_rate_tps=1, release=gen.RELEASE_AT_ONCE)
 SERVICE = "evenflow.gateway.v1.GatewayService"
 
 
@@ -101,6 +102,22 @@ async def test_a_rate_paces_the_stream(stub, executor) -> None:
 
     assert len(arrived_s) == 5
     assert all(at_s >= 0.1 * number for number, at_s in enumerate(arrived_s))
+
+
+@pytest.mark.parametrize("asked", [AT_ONCE, gen.ServiceLevel()])
+async def test_text_may_go_out_at_once_and_be_read_later(executor, asked) -> None:
+    """As the client says, or the operator where it says nothing."""
+    executor.script = Script(texts=["x"] * 60)  # one a second would take a minute
+    async with gateway_for(executor, default_reading_rate_tps={MODEL: 1}) as client:
+        await client.wait_ready()
+        stub: Any = pb_grpc.GatewayServiceStub(client.channel)
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        tokens, _ = await read(stub.Chat(make_chat(service_level=asked)))
+
+    assert len(tokens) == 60
+    assert loop.time() - asked_s < 30.0
+    assert executor.submits[0].service_level == AT_ONCE
 
 
 async def test_the_request_id_is_returned_before_the_answer(stub, executor) -> None:

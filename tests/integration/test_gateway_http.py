@@ -160,7 +160,7 @@ async def test_every_parameter_reaches_the_executor(client, executor) -> None:
             "x-slo-ttft-ms": "1500",
             "x-slo-tpot-ms": "100",
             "x-slo-tbt-ms": "1",  # the body says otherwise
-            "x-consumption-rate-tps": "8",
+            "x-consumption-rate-tps": "8",  # of what comes whole nothing is read before its end
         },
     )
 
@@ -184,7 +184,6 @@ async def test_every_parameter_reaches_the_executor(client, executor) -> None:
                 slo_ttft_s=1.5,
                 slo_tpot_s=0.1,
                 slo_tbt_s=0.25,
-                consumption_rate_tps=8,
                 pace_tail=True,
             ),
         )

@@ -32,7 +32,7 @@ async def test_the_sdk_gets_a_whole_message(sdk, executor) -> None:
         system="Be brief.",
         messages=MESSAGES,
         stop_sequences=["END"],
-        extra_body={"evenflow": {"consumption_rate_tps": 5}},
+        extra_body={"evenflow": {"slo_tpot_ms": 125}},
         extra_headers={"x-request-id": "r1", "x-slo-ttft-ms": "250"},
     )
 
@@ -46,7 +46,7 @@ async def test_the_sdk_gets_a_whole_message(sdk, executor) -> None:
     ]
     assert (submit.sampling.max_tokens, list(submit.sampling.stop)) == (5, ["END"])
     level = submit.service_level
-    assert (level.consumption_rate_tps, level.slo_ttft_s) == (5, 0.25)
+    assert (level.slo_tpot_s, level.slo_ttft_s) == (0.125, 0.25)
 
 
 async def test_the_sdk_streams_a_message(sdk) -> None:

@@ -86,12 +86,12 @@ async def test_the_extension_object_goes_through_extra_body(sdk, executor) -> No
     await sdk.chat.completions.create(
         model=MODEL,
         messages=MESSAGES,
-        extra_body={"evenflow": {"consumption_rate_tps": 5}},
+        extra_body={"evenflow": {"slo_tpot_ms": 125}},
         extra_headers={"x-slo-ttft-ms": "250"},
     )
 
     level = executor.submits[0].service_level
-    assert (level.consumption_rate_tps, level.slo_ttft_s) == (5, 0.25)
+    assert (level.slo_tpot_s, level.slo_ttft_s) == (0.125, 0.25)
 
 
 async def test_closing_a_stream_aborts_the_request(client, sdk, executor) -> None:

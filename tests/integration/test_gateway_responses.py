@@ -30,7 +30,7 @@ async def test_the_sdk_gets_a_whole_response(sdk, executor) -> None:
         input="Say hello.",
         instructions="Be brief.",
         max_output_tokens=5,
-        extra_body={"evenflow": {"consumption_rate_tps": 5}},
+        extra_body={"evenflow": {"slo_tpot_ms": 125}},
         extra_headers={"x-request-id": "r1", "x-slo-ttft-ms": "250"},
     )
 
@@ -44,7 +44,7 @@ async def test_the_sdk_gets_a_whole_response(sdk, executor) -> None:
     ]
     assert submit.sampling.max_tokens == 5
     level = submit.service_level
-    assert (level.consumption_rate_tps, level.slo_ttft_s) == (5, 0.25)
+    assert (level.slo_tpot_s, level.slo_ttft_s) == (0.125, 0.25)
 
 
 async def test_the_sdk_streams_a_response(sdk) -> None:

@@ -9,6 +9,8 @@ from itertools import pairwise
 import httpx
 import pytest
 
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
 from services.gateway import app
 from services.gateway.app import Gateway, run_gateway
 from services.gateway.executors.outbox import DELIVERED_INTERVAL_S
@@ -125,6 +127,114 @@ async def test_the_other_apis_are_paced_alike(client, executor, url, asked, is_t
 
     assert len(got_s) == 4
     assert got_s[-1] - asked_s >= 0.3  # 3 intervals of 100 ms
+
+
+THOUGHTS = [pb.Token(reasoning="hm ")] * 500
+CALL = pb.Token(tool_calls=[gen.ToolCallPart(index=0, id="c", name="f", arguments="{}")])
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_thoughts_keep_no_word_back(client, executor, is_told) -> None:
+    """500 of them at 8 tokens per second would take a minute."""
+    thoughts = THOUGHTS if is_told else [pb.Token(not_read=True)] * 500
+    executor.script = Script(texts=[*thoughts, *["x"] * 4])
+    body = stream_body(evenflow={"consumption_rate_tps": 8, "pace_tail": True})
+
+    asked_s = asyncio.get_running_loop().time()
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        got = await read_texts(response)
+
+    assert [text for text, _ in got] == ["x"] * 4
+    assert got[0][1] - asked_s < 8.0  # a busy machine's
+    assert got[-1][1] - got[0][1] >= 0.3  # 3 intervals of 125 ms, less what the first was late
+
+
+async def test_text_before_a_call_does_not_keep_the_call_back(client, executor) -> None:
+    executor.script = Script(texts=["x"] * 500 + [CALL])
+    executor.script.ending.clear()  # what ends the answer would let all go
+    body = stream_body(evenflow={"consumption_rate_tps": 1})
+
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            if "tool_calls" in line:
+                break
+    executor.script.ending.set()
+
+
+@pytest.mark.parametrize(("release", "least_s"), [("at_once", 0.0), ("smooth", 0.35)])
+async def test_text_that_is_not_paced_goes_out_at_once_or_a_little_later(
+    client, executor, release, least_s
+) -> None:
+    """By its pace the last token would be due after a minute."""
+    executor.script = Script(texts=["x"] * 60)
+    executor.script.ending.clear()  # what ends the answer would let all go
+    body = stream_body(evenflow={"consumption_rate_tps": 1, "release": release})
+
+    loop = asyncio.get_running_loop()
+    async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        asked_s, got = loop.time(), []
+        async for line in response.aiter_lines():
+            if '"x"' in line:
+                got.append(loop.time() - asked_s)
+            if len(got) == 60:
+                break
+    executor.script.ending.set()
+
+    assert least_s <= got[-1] < 30.0  # a busy machine's
+    assert executor.submits[0].service_level.consumption_rate_tps == 1
+
+
+READ = {"consumption_rate_tps": 5.2, "release": gen.RELEASE_AT_ONCE}
+TOOL = {"type": "function", "function": {"name": "f"}}
+TURN = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "is_read"),
+    [
+        ("/v1/chat/completions", {"messages": TURN}, True),
+        ("/v1/responses", {"input": "Hi"}, True),
+        ("/v1/messages", {"messages": TURN, "max_tokens": 9}, True),
+        ("/v1/completions", {"prompt": "Hi"}, False),
+        ("/v1/chat/completions", {"messages": TURN, "tools": [TOOL]}, False),
+        ("/v1/chat/completions", {"messages": TURN, "stream": False}, False),
+        (
+            "/v1/chat/completions",
+            {"messages": TURN, "response_format": {"type": "json_object"}},
+            False,
+        ),
+        ("/v1/chat/completions", {"messages": TURN, "evenflow": {"slo_tbt_ms": 90}}, False),
+    ],
+)
+async def test_an_operator_says_how_fast_those_read_who_say_nothing(
+    executor, url, body, is_read
+) -> None:
+    rates = {MODEL: 5.2}
+    async with gateway_for(executor, default_reading_rate_tps=rates) as client:
+        await client.wait_ready()
+        await client.http.post(url, json={"model": MODEL, "stream": True} | body)
+
+    (submit,) = executor.submits
+    assert (submit.service_level == gen.ServiceLevel(**READ)) is is_read
+    assert submit.service_level.HasField("consumption_rate_tps") is is_read
+
+
+async def test_a_whole_answer_is_not_read_while_it_comes(client, executor) -> None:
+    level = {"consumption_rate_tps": 5, "slo_ttft_ms": 500, "max_in_hand_s": 2}
+    await client.http.post("/v1/chat/completions", json=chat_body(evenflow=level))
+
+    assert executor.submits[0].service_level == gen.ServiceLevel(slo_ttft_s=0.5)
+
+
+async def test_a_client_may_have_the_operator_s_rate_keep_text_back(executor) -> None:
+    rates = {MODEL: 5.2}
+    async with gateway_for(executor, default_reading_rate_tps=rates) as client:
+        await client.wait_ready()
+        body = stream_body(evenflow={"release": "paced"})
+        await client.http.post("/v1/chat/completions", json=body)
+
+    level = executor.submits[0].service_level
+    assert (level.consumption_rate_tps, level.release) == (5.2, gen.RELEASE_PACED)
 
 
 async def test_without_a_rate_nothing_waits_for_the_clock(client, executor) -> None:

@@ -20,6 +20,7 @@ import services.executor.app
 import services.gateway.app
 import services.planner.app
 import services.tracker.app  # noqa: F401  # each with all metrics of its process
+from evenflow.executor.v1 import executor_pb2 as executor_pb
 from evenflow.planner.v1 import planner_pb2 as planner_pb
 from evenflow.planner.v1 import planner_pb2_grpc
 from evenflow.tracker.v1 import tracker_pb2 as pb
@@ -99,6 +100,12 @@ IMPATIENT = {"consumption_rate_tps": 200.0, "slo_ttft_ms": 1, "slo_tpot_ms": 1}
     EXCHANGES,
     "evenflow_ttft_seconds_sum",
     "evenflow_ttft_seconds_count",
+    "evenflow_ttfat_seconds_sum",
+    "evenflow_ttfat_seconds_count",
+    "evenflow_longest_gap_seconds_sum",
+    "evenflow_longest_gap_seconds_count",
+    "evenflow_reasoning_tokens_total",
+    "evenflow_content_tokens_total",
     "evenflow_delivered_tbt_seconds_sum",
     "evenflow_delivered_tbt_seconds_count",
     "evenflow_delivered_tpot_seconds_sum",
@@ -117,7 +124,8 @@ async def test_a_reader_waits_for_tokens(
     client: Client, executor: FakeExecutor
 ) -> AsyncIterator[None]:
     """The first one, and one in the middle, which comes after some that were sent twice."""
-    script = executor.script = Script(texts=[f"{n} " for n in range(40)])
+    texts = [*(f"{n} " for n in range(40)), executor_pb.Token(reasoning="hm")]
+    script = executor.script = Script(texts=texts, num_reasoning_tokens=1)
     script.generating.clear()
     script.midway.clear()
     body = stream_body(evenflow=IMPATIENT)
@@ -146,6 +154,25 @@ async def test_a_reader_stops(executor: FakeExecutor) -> AsyncIterator[None]:
         await client.wait_ready()
         async with ask_and_wait(client.gateway.http_port, stream_body(), request_id="slow"):
             await executor.until(lambda: bool(executor.holds))
+    yield
+
+
+@sees(
+    "evenflow_unread_tokens_total",
+    "evenflow_abandoned_read_frac_sum",
+    "evenflow_abandoned_read_frac_count",
+)
+async def test_a_client_leaves_what_it_has_not_read(
+    client: Client, executor: FakeExecutor
+) -> AsyncIterator[None]:
+    executor.script = Script(texts=["x"] * 40)
+    executor.script.ending.clear()
+    body = stream_body(evenflow={"consumption_rate_tps": 1, "release": "at_once"})
+    async with client.http.stream("POST", URL, json=body) as answer:
+        lines, num_got = answer.aiter_lines(), 0
+        while num_got < 40:
+            num_got += '"x"' in await anext(lines)
+    await client.wait_idle()
     yield
 
 

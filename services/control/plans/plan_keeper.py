@@ -135,12 +135,12 @@ class PlanKeeper:
         return due
 
     def look_after_readers(self, now_s: float) -> list[Trigger]:
-        """Return what there is to ask because readers have stopped, or read again.
+        """Return what there is to ask because readers have stopped or have enough, or wait again.
 
         A request whose reader is back runs, whatever the plan in force said before it.
         """
         records = self._ledger.records
-        stopped = {name for name, record in records.items() if Hold.READER in record.holds}
+        stopped = {name for name, record in records.items() if record.waits_for_reader}
         before, self._stopped = self._stopped, stopped
         back = [records[name] for name in before - stopped if name in records]
         for record in back:

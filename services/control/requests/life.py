@@ -55,4 +55,8 @@ class Hold(Enum):
     """Why a request may not run, wherever it is."""
 
     READER = "reader"  # its reader has stopped
+    REST = "rest"  # its reader has enough in hand
     PLAN = "plan"  # the plan in force pauses it
+
+
+OF_READERS = frozenset({Hold.READER, Hold.REST})  # whatever a plan says

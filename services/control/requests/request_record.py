@@ -2,15 +2,21 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Generic
 
 from services.control.kv import KVT
 from services.control.prefix_cache import FoundPrefix
-from services.control.requests.life import EDGES, Hold, State
+from services.control.requests.life import EDGES, OF_READERS, Hold, State
 from services.pacing.request_buffer import RequestBuffer
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.reason import Reason
 from services.placement.run.resume import ResumeWay
+
+# What a held request waits for, the first that holds.
+_REASONS = MappingProxyType(
+    {Hold.READER: Reason.READER, Hold.REST: Reason.IN_HAND, Hold.PLAN: Reason.PLAN}
+)
 
 
 class Stage(Enum):
@@ -86,6 +92,11 @@ class RequestRecord(Generic[KVT]):
             trunk.floor = None
 
     @property
+    def waits_for_reader(self) -> bool:
+        """Whether its reader is what keeps it from running, whatever a plan says."""
+        return not OF_READERS.isdisjoint(self.holds)
+
+    @property
     def is_held(self) -> bool:
         """Whether it may not run now."""
         return bool(self.holds) or self.state is State.LEAVING
@@ -94,7 +105,7 @@ class RequestRecord(Generic[KVT]):
     def why(self) -> Reason:
         """Return why it runs or waits."""
         if self.holds:
-            return Reason.READER if Hold.READER in self.holds else Reason.PLAN
+            return next(reason for hold, reason in _REASONS.items() if hold in self.holds)
         if self.state is State.PAUSED:
             return Reason.WAKING
         if self.is_prepared:

@@ -5,7 +5,6 @@ from typing import Any, Protocol
 
 from services.control.kv import NOTHING, KVView
 from services.control.measures.answer_lengths import AnswerLengths
-from services.control.requests.life import Hold
 from services.control.requests.request_record import RequestRecord
 from services.placement.types import (
     EngineShape,
@@ -97,7 +96,7 @@ class StateReader:
             priority=record.priority,
             predicted_min_output_tokens=low,
             predicted_max_output_tokens=high,
-            on_hold=Hold.READER in record.holds,
+            on_hold=record.waits_for_reader,
             prefix_ids=tuple(PrefixId(trunk.request_id) for trunk in trunks_in_steps(record)),
             **self._where(kv, num_shared),
         )

@@ -64,6 +64,8 @@ class StepParser(Protocol):
     def chose_calls(self) -> bool: ...
     @property
     def num_reasoning_tokens(self) -> int | None: ...
+    @property
+    def is_read(self) -> bool: ...
     def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said: ...
 
 
@@ -75,6 +77,7 @@ class Reporting:
     first_prompt_token: str = ""  # text that vLLM does not report
     parser: StepParser | None = None  # None: all text is the answer's content
     has_form: bool = False  # the answer is held to a grammar
+    reads: bool = True  # where there is no parser: a person reads the answer
 
 
 TOKENS_ONLY = Reporting()
@@ -145,9 +148,11 @@ def _tokens(completion: Completion, reporting: Reporting) -> tuple[Token, ...]:
     ids, places = completion.token_ids, completion.logprobs
     if not ids:
         return ()
-    said = _said(completion, reporting.parser)
-    tokens = [Token(id, "") for id in ids[:-1]]
-    tokens.append(Token(ids[-1], said.text, None, said.reasoning, said.tool_calls))
+    parser = reporting.parser
+    said = _said(completion, parser)
+    is_read = reporting.reads if parser is None else parser.is_read
+    tokens = [Token(id, "", is_read=is_read) for id in ids[:-1]]
+    tokens.append(Token(ids[-1], said.text, None, said.reasoning, said.tool_calls, is_read=is_read))
     if places is None:
         return tuple(tokens)
     return tuple(

@@ -87,6 +87,7 @@ class Engine:
         )
         self._aborts = Aborts(llm.output_processor, llm.engine_core)
         self._delivered = ReaderRelay[tuple[int, float]](self._call_deliver)
+        self._turns = ReaderRelay[tuple[int, bool]](self._call_turn)
         self._holds = ReaderRelay[bool](self._call_hold)
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
@@ -116,6 +117,7 @@ class Engine:
         self._background = [
             asyncio.create_task(self._watch_output(), name="engine-watch"),
             asyncio.create_task(self._delivered.run(), name="delivered-relay"),
+            asyncio.create_task(self._turns.run(), name="turn-relay"),
             asyncio.create_task(self._holds.run(), name="hold-relay"),
         ]
         if self._kv.is_layerwise:
@@ -167,6 +169,7 @@ class Engine:
             first_prompt_token=prepared.first_token,
             parser=prepared.parser,
             has_form=sampling.structured_outputs is not None,
+            reads=prepared.reads,
         )
         collector = StepCollector(
             prepared.engine_id, partial(self._pass_on, prepared.engine_id, sink), reporting
@@ -207,12 +210,21 @@ class Engine:
         """Let the scheduler know soon how many tokens a reader has. Returns at once."""
         self._delivered.note(engine_id, (num_delivered, time.monotonic()))
 
+    def turn(self, engine_id: str, index: int, *, reads: bool) -> None:
+        """Let the scheduler know soon that a request's tokens from `index` on are read, or are
+        not. Returns at once.
+        """
+        self._turns.note(engine_id, (index, reads))
+
     def hold(self, engine_id: str, held: bool) -> None:
         """Have a request held soon, or let go on: its reader has stopped, or reads again."""
         self._holds.note(engine_id, held)
 
     async def _call_deliver(self, counts: dict[str, tuple[int, float]]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.DELIVER, counts)
+
+    async def _call_turn(self, turns: dict[str, tuple[int, bool]]) -> None:
+        await self._llm.engine_core.call_utility_async(engine_calls.TURN, turns)
 
     async def _call_hold(self, holds: dict[str, bool]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.HOLD, holds)

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.v1.engine.core import EngineCore
 
 DELIVER = "evenflow_deliver"
+TURN = "evenflow_turn"
 HOLD = "evenflow_hold"
 OBSERVE = "evenflow_observe"
 HELD = "evenflow_held"
@@ -20,6 +21,7 @@ NUM_MEASURED_STEPS = 3
 def install() -> None:
     """Add our calls to EngineCore in this process. Idempotent."""
     setattr(EngineCore, DELIVER, _deliver)
+    setattr(EngineCore, TURN, _turn)
     setattr(EngineCore, HOLD, _hold)
     setattr(EngineCore, OBSERVE, _observe)
     setattr(EngineCore, HELD, _held)
@@ -29,6 +31,11 @@ def install() -> None:
 def _deliver(core: Any, counts: dict[str, tuple[int, float]]) -> None:
     """Take over how many tokens each reader has; see `ReaderStateMixin.deliver`."""
     core.scheduler.deliver(counts)
+
+
+def _turn(core: Any, turns: dict[str, tuple[int, bool]]) -> None:
+    """Take over from which token on each answer is read, or is not; see `ReaderStateMixin.turn`."""
+    core.scheduler.turn(turns)
 
 
 def _hold(core: Any, holds: dict[str, bool]) -> None:

@@ -27,12 +27,16 @@ class AnswerParser:
         prompt_token_ids: list[int],
         *,
         parses_reasoning: bool,
+        reads_text: bool = True,
     ) -> None:
+        """`reads_text`: whether a person reads the text of the answer."""
         self._parser = parser
         # Reasoning that is not told is read all the same, to be counted.
         self._request = request.model_copy(update={"include_reasoning": True})
         self._tells_reasoning = request.include_reasoning
         self._parses_reasoning = parses_reasoning
+        self._reads_text = reads_text
+        self.is_read = False  # whether a person reads the newest step
         self._prompt_token_ids = prompt_token_ids
         self._calls: dict[int, _Call] = {}
         self._num_reasoning_tokens = 0
@@ -64,6 +68,7 @@ class AnswerParser:
         )
         said = Said() if delta is None else self._said(delta)
         self._count(said, len(token_ids))
+        self._note_whether_read(said)
         return said if self._tells_reasoning else replace(said, reasoning="")
 
     def _said(self, delta: DeltaMessage) -> Said:
@@ -78,6 +83,17 @@ class AnswerParser:
             self._num_reasoning_tokens += self._num_silent_tokens
         if said != Said():
             self._num_silent_tokens = 0
+
+    def _note_whether_read(self, said: Said) -> None:
+        """Note whether a step is read: text is, until a call begins. A silent one is of the kind
+        of what is before it, as a mark after thoughts or the first bytes of a character.
+        """
+        if said.text:
+            self.is_read = self._reads_text
+        elif said.reasoning:
+            self.is_read = False
+        if self._calls:
+            self.is_read = False
 
     def _part(self, call: Any) -> ToolCallPart:
         """Return a part with id and name the first time only, and with an id in any case."""

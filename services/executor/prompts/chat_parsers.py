@@ -34,6 +34,7 @@ class ParsedChat:
     parser_arguments: dict[str, Any]
     request: ChatCompletionRequest  # in vLLM's form, as the parsers want it
     parses_reasoning: bool
+    is_read: bool  # a person reads its text: it has no form, and no call must be made
     has_form_of_tools: bool  # the answer's form is not what the client asked for, but that of calls
 
     def apply(self, sampling: VllmSamplingParams) -> None:
@@ -61,6 +62,7 @@ class ParsedChat:
             self.request,
             prompt_token_ids,
             parses_reasoning=self.parses_reasoning,
+            reads_text=self.is_read,
         )
 
     def _make_parser(self) -> Parser:
@@ -120,6 +122,7 @@ class ChatParsers:
             parser_arguments=arguments,
             request=request,
             parses_reasoning=self._parses_reasoning,
+            is_read=form is None and not options.tool_choice.is_forced,
             has_form_of_tools=request.structured_outputs not in (None, own_form),
         )
 

@@ -119,6 +119,7 @@ class Preparation:
                 first_token=first_token,
                 prompt_ids=prompt_ids,
                 core_request=core,
+                reads=_reads_from_first(submission, parsed),
                 parser=parsed and parsed.answer_parser(rendered["prompt_token_ids"]),
             )
             for core in map(partial(self._answer, core_request), submissions)
@@ -162,7 +163,8 @@ class Preparation:
     ) -> Any:
         """Have vLLM check a request and make its own form of it."""
         try:
-            sampling = to_vllm_sampling(submission, max_tokens)
+            reads = _reads_from_first(submission, parsed)
+            sampling = to_vllm_sampling(submission, max_tokens, reads=reads)
             if parsed is not None:
                 parsed.apply(sampling)
             await self._keep_form(submission, sampling, parsed)
@@ -220,6 +222,13 @@ class Preparation:
     def _schedules_in_order(self) -> bool:
         policy: str = self._llm.vllm_config.scheduler_config.policy
         return policy != "priority"
+
+
+def _reads_from_first(submission: Submission, parsed: ParsedChat | None) -> bool:
+    """Return whether an answer is read from its first token on; else its parser says from where,
+    if at all.
+    """
+    return parsed is None and submission.sampling.structured_outputs is None
 
 
 def _rejected(field: str, error: Exception | str) -> RejectedError:

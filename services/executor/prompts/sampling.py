@@ -31,8 +31,12 @@ UNSEEDED = -1  # what vLLM takes for "not seeded", although it is a seed
 SEED_OF_UNSEEDED = 2**63 - 1
 
 
-def to_vllm_sampling(submission: Submission, max_tokens: int) -> VllmSamplingParams:
-    """Return vLLM's parameters; VLLMValidationError names what vLLM does not take."""
+def to_vllm_sampling(
+    submission: Submission, max_tokens: int, *, reads: bool = True
+) -> VllmSamplingParams:
+    """Return vLLM's parameters; VLLMValidationError names what vLLM does not take. `reads`:
+    whether tokens are read from the first one on.
+    """
     sampling = submission.sampling
     if sampling.min_tokens > max_tokens:
         raise VLLMValidationError(
@@ -61,7 +65,7 @@ def to_vllm_sampling(submission: Submission, max_tokens: int) -> VllmSamplingPar
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.logprobs if submission.echo else None,
         structured_outputs=to_vllm_outputs(sampling.structured_outputs),
-        extra_args=to_extra_args(submission.service_level),
+        extra_args=to_extra_args(submission.service_level, reads=reads),
         output_kind=RequestOutputKind.DELTA,
     )
 

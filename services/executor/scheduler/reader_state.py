@@ -25,7 +25,7 @@ from services.executor.observation import (
     RequestObservation,
     to_plain,
 )
-from services.executor.request_tag import from_extra_args, to_transfer_params
+from services.executor.request_tag import from_extra_args, reads_from_first, to_transfer_params
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.pacing.cause import Cause
 from services.pacing.request_buffer import RequestBuffer
@@ -56,12 +56,13 @@ class ReaderStateMixin(VllmScheduler):
 
     def add_request(self, request: Request) -> None:
         params = request.sampling_params
-        level = from_extra_args(params and params.extra_args)
+        extra_args = params and params.extra_args
+        level, reads = from_extra_args(extra_args), reads_from_first(extra_args)
         waited_s = max(0.0, time.time() - request.arrival_time)
         arrival_s = time.monotonic() - waited_s
         record: RequestRecord[RequestKV] = RequestRecord(
             request_id=request.request_id,
-            buffer=RequestBuffer(level, arrived_s=arrival_s),
+            buffer=RequestBuffer(level, arrived_s=arrival_s, reads=reads),
             arrival_s=arrival_s,
             priority=request.priority,
         )
@@ -86,8 +87,21 @@ class ReaderStateMixin(VllmScheduler):
         return freed
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        self.step_clock.begin(time.monotonic())
+        now_s = time.monotonic()
+        self.step_clock.begin(now_s)
+        self._let_rest(now_s)
         return super().schedule(*args, **kwargs)
+
+    def _let_rest(self, now_s: float) -> None:
+        """Hold requests whose readers have enough in hand, from the next step on, and let those go
+        on whose readers do not any more.
+        """
+        for record in self.records.values():
+            if record.buffer.service_level.max_in_hand_s is None:
+                continue
+            rests = Hold.REST in record.holds
+            if record.buffer.has_enough(now_s, rests=rests) is not rests:
+                (record.release if rests else record.hold)(Hold.REST, now_s)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any) -> Any:
         # Some requests end with this step.
@@ -139,6 +153,16 @@ class ReaderStateMixin(VllmScheduler):
             record = self.records.get(request_id)
             if record is not None:
                 record.buffer.deliver(num_delivered, counted_s)
+
+    def turn(self, turns: dict[str, tuple[int, bool]]) -> None:
+        """Take over from which token on each answer is read, or is not, by the engine's ids: where
+        thoughts end and text begins, or a call does. Ids of requests that are gone are ignored.
+        """
+        now_s = time.monotonic()
+        for request_id, (index, reads) in turns.items():
+            record = self.records.get(request_id)
+            if record is not None:
+                record.buffer.turned(index, reads=reads, now_s=now_s)
 
     def hold(self, holds: dict[str, bool]) -> None:
         """Hold requests whose readers have stopped, or let them go on; by the engine's ids.

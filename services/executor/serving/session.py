@@ -44,6 +44,7 @@ class GenerationEngine(Protocol):
     async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None: ...
     def abort(self, engine_ids: Sequence[str]) -> None: ...
     def deliver(self, engine_id: str, num_delivered: int) -> None: ...
+    def turn(self, engine_id: str, index: int, *, reads: bool) -> None: ...
     def hold(self, engine_id: str, held: bool) -> None: ...
 
 
@@ -57,6 +58,7 @@ class StreamedRequest:
     prompt: EchoedPrompt | None = None  # known once it is prepared, if it is to be given back
     num_generated: int = 0
     num_delivered: int = 0
+    reads: bool = True  # the scheduler takes the tokens to come for text that is read
 
     @property
     def num_deposited(self) -> int:
@@ -193,7 +195,7 @@ class Session:
         )
         self._note(live, RequestStatus.QUEUED)
         live.engine_id = prepared.engine_id
-        live.prompt = _echoed_prompt(live.submission, prepared)
+        live.prompt, live.reads = _echoed_prompt(live.submission, prepared), prepared.reads
         await self._engine.add(prepared, partial(self._on_delta, live))
 
     def _is_live(self, live: StreamedRequest) -> bool:
@@ -217,10 +219,17 @@ class Session:
         if not self._is_live(live):
             return
         self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
+        self._note_turn(live, delta)
         live.num_generated += len(delta.tokens)
         self._note(live, status_after(delta, live.num_generated))
         if delta.ending is not None:
             self._end(live, delta.ending)
+
+    def _note_turn(self, live: StreamedRequest, delta: Delta) -> None:
+        """Tell the scheduler where an answer begins to be read, or is not any more."""
+        if delta.tokens and delta.tokens[0].is_read is not live.reads:
+            live.reads = not live.reads
+            self._engine.turn(live.engine_id, live.num_generated, reads=live.reads)
 
     def _note(self, live: StreamedRequest, status: RequestStatus) -> None:
         self._progress.note(

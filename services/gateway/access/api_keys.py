@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from services.gateway.access.terms import SloFloors
+from services.gateway.access.terms import DefaultRate, SloFloors
 from services.kit.errors import InvalidRequestError, UnauthenticatedError, UnavailableError
 
 SCHEME = "bearer"
@@ -34,6 +34,9 @@ class ApiKey(SloFloors):
     key: SecretStr = Field(min_length=16)  # itself, or `hashed`
     max_live_requests: int | None = Field(default=None, ge=1)  # None: half of the gateway's
     tokens_per_minute: int | None = Field(default=None, ge=1)  # prompt and output; None: any number
+
+    # At which its answers are read where a request states no pace; None: the model's.
+    default_reading_rate_tps: DefaultRate | None = None
 
     # The least and the greatest that its requests may have; lower is served first.
     priorities: tuple[int, int] = (0, MAX_PRIORITY)

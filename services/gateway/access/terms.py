@@ -1,9 +1,21 @@
 """What a caller may ask for: how tight a service level. Pure."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from services.gateway.types import MAX_RATE_TPS, MIN_RATE_TPS
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
+
+
+def _check_rate(rate_tps: float) -> float:
+    if rate_tps and not MIN_RATE_TPS <= rate_tps <= MAX_RATE_TPS:
+        raise ValueError(f"is neither 0 nor from {MIN_RATE_TPS:g} to {MAX_RATE_TPS:g}")
+    return rate_tps
+
+
+DefaultRate = Annotated[float, AfterValidator(_check_rate)]  # tokens per second; 0: none
 
 
 class SloFloors(BaseModel):

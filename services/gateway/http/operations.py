@@ -12,7 +12,7 @@ from services.gateway.anthropic import schemas as anthropic
 from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from services.gateway.anthropic.events import MessageForm
 from services.gateway.anthropic.objects import MessageHead
-from services.gateway.checks import MAX_RATE_TPS, MAX_SLO_S, MIN_RATE_TPS, MIN_SLO_S
+from services.gateway.checks import MAX_SLO_S, MIN_SLO_S
 from services.gateway.errors import (
     BodyTooLargeError,
     CancelledRequestError,
@@ -41,13 +41,20 @@ from services.gateway.openai.responses import (
     ChatForm,
     model_entry,
 )
-from services.gateway.openai.sampled import HEADER_BY_BOUND
+from services.gateway.openai.sampled import HEADERS_BY_BOUND
 from services.gateway.responses_api import schemas as responses_api
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
 from services.gateway.responses_api.objects import response_head
 from services.gateway.responses_api.requests import to_generation_request
-from services.gateway.types import Finish, RequestId, ServedModel, Token
+from services.gateway.types import (
+    MAX_RATE_TPS,
+    MIN_RATE_TPS,
+    Finish,
+    RequestId,
+    ServedModel,
+    Token,
+)
 from services.generation.finish import FinishReason
 from services.kit.errors import (
     DeadlineError,
@@ -178,7 +185,8 @@ def _service_level() -> list[dict[str, Any]]:
     rate = {"type": "number", "minimum": MIN_RATE_TPS, "maximum": MAX_RATE_TPS}
     return [
         _header(name, slo if bound.endswith("_ms") else rate)
-        for bound, name in HEADER_BY_BOUND.items()
+        for bound, names in HEADERS_BY_BOUND.items()
+        for name in names
     ]
 
 

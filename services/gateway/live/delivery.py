@@ -1,5 +1,6 @@
 """What one request's reader has got so far, whether it came in time, and why not."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -9,7 +10,9 @@ from services.gateway.metrics import Slo
 from services.gateway.types import Delivery, GenerationRequest
 from services.pacing.attainment import meets_tpot, violates_delivered_tbt
 from services.pacing.cause import Cause, cause_of
+from services.pacing.deposit import max_held_s
 from services.pacing.reading import Reading, effective_tokens
+from services.pacing.types import Release
 
 
 class DeliveryRecord:
@@ -21,21 +24,27 @@ class DeliveryRecord:
     def __init__(self, request: GenerationRequest, *, interval_s: float, arrived_s: float) -> None:
         """`arrived_s` is when the request came in, `interval_s` the release interval S >= 0."""
         self._level = request.service_level
+        self._is_paced = max_held_s(request.service_level) == math.inf
         self._is_timed = request.delivery is Delivery.STREAMED
         self._reading = Reading(interval_s)
         self._arrived_s = arrived_s
         self.ttft_s: float | None = None  # known once the first token was written, if it is timed
-        self._first_written_s = 0.0
+        # To the first that is of the answer, text or a call; no thought is.
+        self.ttfat_s: float | None = None
+        self._num_before = 0  # tokens that were written before that
         self._last_written_s = 0.0
-        self._last_due_s = 0.0
+        self._last_due_s = 0.0  # of the newest token that is read, by its reader's pace
+        self._longest_gap_s = 0.0  # in the answer
         self.num_written = 0
         self.num_late = 0
         self._waited_s = dict.fromkeys(Cause, 0.0)
         # Tokens by how many before them were not due.
         self._num_in_hand: defaultdict[int, int] = defaultdict(int)
 
-    def generated(self, num_tokens: int, num_held: int) -> None:
+    def generated(self, num_tokens: int, num_held: int, now_s: float) -> None:
         """Note that so many tokens came in, with which `num_held` are not due."""
+        if not self._is_paced:
+            num_held += self._reading.num_in_hand(now_s)
         if num_held <= 1:  # none before any of them
             self._num_in_hand[0] += num_tokens
             return
@@ -50,23 +59,31 @@ class DeliveryRecord:
         if not self._is_timed:
             self.num_written += len(tokens)
             return
-        for token in tokens:
+        for due in tokens:
+            token = due.token
             if self.num_written:
-                self._note_gap(token, now_s, there_s)
+                self._note_gap(now_s - self._last_written_s)
             else:
-                self._note_first(token, now_s, there_s)
-            self._last_written_s, self._last_due_s = now_s, token.due_s
+                self.ttft_s = now_s - self._arrived_s
+                metrics.TTFT_SECONDS.observe(self.ttft_s)
+            if self.ttfat_s is None and (token.text or token.tool_calls):
+                self._note_answer(due, now_s, there_s)
+            if token.is_read and self._reading.interval_s:
+                self._note_turn(due, now_s, there_s)
+            self._last_written_s = now_s
             self.num_written += 1
 
     def finish(self) -> None:
         """Note that the last token was written."""
         metrics.DELIVERED.num_effective += effective_tokens(self._num_in_hand)
-        if not self._is_timed or self.num_written < 2:
+        num_gaps = self.num_written - self._num_before - 1
+        if self.ttfat_s is None or num_gaps < 1:
             return
-        elapsed_s, num_gaps = self._last_written_s - self._first_written_s, self.num_written - 1
+        elapsed_s = self._last_written_s - self._arrived_s - self.ttfat_s
         metrics.TPOT_SECONDS.observe(elapsed_s / num_gaps)
+        metrics.LONGEST_GAP_SECONDS.labels(self._release).observe(self._longest_gap_s)
         interval_s = self._reading.interval_s
-        if interval_s:
+        if self._reading.num_gaps:
             is_met = meets_tpot(elapsed_s, num_gaps, interval_s)
             metrics.PACED_REQUESTS.labels("met" if is_met else "missed").inc()
         slo_s = self._level.slo_tpot_s
@@ -75,29 +92,52 @@ class DeliveryRecord:
             cause = max(Cause, key=lambda one: self._waited_s[one])
             metrics.DELIVERED.note_miss(Slo.TPOT, cause)
 
-    def _note_first(self, token: DueToken, now_s: float, there_s: float) -> None:
-        self._first_written_s = now_s
-        ttft_s = self.ttft_s = now_s - self._arrived_s
-        metrics.TTFT_SECONDS.observe(ttft_s)
-        if self._reading.interval_s:
-            self._reading.took(now_s)
-            metrics.DELIVERED.num_missed += ttft_s / self._reading.interval_s
-        late_s = ttft_s - (self._level.slo_ttft_s or ttft_s)
+    def left(self, num_kept: int, now_s: float) -> None:
+        """Note that the reader left, before the last `num_kept` tokens that are there."""
+        if self._reading.turn_s is None:
+            return
+        num_unread = self._reading.num_in_hand(now_s)
+        num_there = self._reading.num_gaps + 1
+        metrics.UNREAD_TOKENS.inc(num_unread)
+        metrics.READ_FRAC.observe((num_there - num_unread) / (num_there + num_kept))
+
+    @property
+    def _release(self) -> str:
+        """Name what keeps tokens back, or does not."""
+        if not self._reading.interval_s:
+            return "unpaced"
+        return (self._level.release or Release.PACED).value
+
+    def _note_gap(self, gap_s: float) -> None:
+        metrics.DELIVERED.note_gap(gap_s)
+        if self.ttfat_s is not None and gap_s > self._longest_gap_s:
+            self._longest_gap_s = gap_s
+
+    def _note_answer(self, token: DueToken, now_s: float, there_s: float) -> None:
+        """Note the first token of the answer: it is what the bound of the first token is on."""
+        self._num_before = self.num_written
+        ttfat_s = self.ttfat_s = now_s - self._arrived_s
+        metrics.TTFAT_SECONDS.observe(ttfat_s)
+        late_s = ttfat_s - (self._level.slo_ttft_s or ttfat_s)
         if late_s > 0.0:
             metrics.DELIVERED.note_miss(Slo.TTFT, _cause(token, late_s, now_s, there_s))
 
-    def _note_gap(self, token: DueToken, now_s: float, there_s: float) -> None:
+    def _note_turn(self, token: DueToken, now_s: float, there_s: float) -> None:
+        """Note a token that is read, at a pace."""
         delivered, interval_s = metrics.DELIVERED, self._reading.interval_s
-        delivered.note_gap(now_s - self._last_written_s)
-        if not interval_s:
+        is_first = self._reading.turn_s is None
+        waited_s = self._reading.took(now_s)
+        previous_due_s = self._last_due_s
+        self._last_due_s = token.due_s if self._is_paced else self._reading.turn_s or now_s
+        if is_first:
+            delivered.num_missed += (now_s - self._arrived_s) / interval_s
             return
         delivered.num_paced += 1
         delivered.reading_s += interval_s
-        waited_s = self._reading.took(now_s)
-        is_late = violates_delivered_tbt(now_s, self._last_due_s, interval_s)
+        is_late = violates_delivered_tbt(now_s, previous_due_s, interval_s)
         if not waited_s and not is_late:
             return
-        late_s = max(waited_s, now_s - self._last_due_s - interval_s)
+        late_s = max(waited_s, now_s - previous_due_s - interval_s)
         cause = _cause(token, late_s, now_s, there_s)
         self._waited_s[cause] += waited_s
         delivered.rebuffering_s[cause] += waited_s

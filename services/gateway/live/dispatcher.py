@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
+from typing import TypeVar
 
 import structlog
 
@@ -27,7 +28,13 @@ from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
 from services.gateway.live.side_by_side import side_by_side
-from services.gateway.types import GenerationRequest, RequestId, ServedModel, estimated_num_tokens
+from services.gateway.types import (
+    Delivery,
+    GenerationRequest,
+    RequestId,
+    ServedModel,
+    estimated_num_tokens,
+)
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.clock import Clock
@@ -38,8 +45,12 @@ from services.kit.errors import (
 )
 from services.kit.rpc import own_request_id
 from services.kit.telemetry.tracing import NO_TRACING, Tracing
+from services.pacing.deposit import release_interval_s
+from services.pacing.types import Release
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 MAX_WATCH_INTERVAL_S = 1.0
 SPARE_FRACTION = 16  # of all places one in so many is kept free of streams that only keep a pace
@@ -62,6 +73,8 @@ class DispatchLimits:
     readers: ReaderLimits
     reader_timeout_s: float  # for a reader to take what was handed to it, > 0
     slo_floors: Mapping[str, SloFloors] = field(default_factory=dict)  # by model
+    # At which answers are read whose clients state no pace, by model.
+    reading_rates_tps: Mapping[str, float] = field(default_factory=dict)
 
 
 class Dispatcher:
@@ -191,6 +204,8 @@ class Dispatcher:
         if live is None or live.generation is not generation:
             return
         del self._live[generation.request.request_id]
+        if generation.result == "abandoned":
+            generation.left()
         generation.close()
         if live.route is not None:
             live.route.leave()
@@ -198,7 +213,8 @@ class Dispatcher:
         metrics.LIVE_REQUESTS.dec()
         metrics.REQUESTS.labels(generation.result).inc()
         _record(generation)
-        live.trace.end(generation.result, generation.finish, generation.ttft_s)
+        ttft_s, ttfat_s = generation.ttft_s, generation.ttfat_s
+        live.trace.end(generation.result, generation.finish, ttft_s=ttft_s, ttfat_s=ttfat_s)
         if not self._live:
             self._idle.set()
 
@@ -270,7 +286,7 @@ class Dispatcher:
         self._check_context(requests)
         self._check_terms(requests)
         self._quotas.enter(current_caller(), len(requests))
-        return [self._enter(request) for request in requests]
+        return [self._enter(self._as_read(request)) for request in requests]
 
     def _make_room(self, num_wanted: int) -> None:
         """Have streams that only keep their pace end it, the oldest first, for others to come in:
@@ -301,11 +317,33 @@ class Dispatcher:
             floors.check(request.service_level)
 
     def _floors(self, model: str) -> SloFloors:
-        """Return a model's floors; those of what it adapts, where it has none of its own."""
-        stated = self._limits.slo_floors
+        return self._of_model(model, self._limits.slo_floors) or SloFloors()
+
+    def _of_model(self, model: str, stated: Mapping[str, T]) -> T | None:
+        """Return what is stated of a model, or of what it adapts, where nothing is of its own."""
         parents = (info.parent for info in self.models() if info.model == model and info.parent)
         names = [model, *parents] if stated else []
-        return next((stated[name] for name in names if name in stated), SloFloors())
+        return next((stated[name] for name in names if name in stated), None)
+
+    def _as_read(self, request: GenerationRequest) -> GenerationRequest:
+        """Return a request with the rate at which its answer is read while it comes: at none if it
+        comes whole; as the operator says, where its client states no pace, a key's own before the
+        model's. Nothing is kept back for that.
+        """
+        level, caller = request.service_level, current_caller()
+        if request.delivery is Delivery.WHOLE:
+            level = replace(level, consumption_rate_tps=None, max_in_hand_s=None)
+            return replace(request, service_level=level)
+        if release_interval_s(level) or not request.is_for_reading:
+            return request
+        rate_tps = caller and caller.default_reading_rate_tps
+        if rate_tps is None:
+            rate_tps = self._of_model(request.model, self._limits.reading_rates_tps)
+        if not rate_tps:
+            return request
+        release = level.release or Release.AT_ONCE
+        level = replace(level, consumption_rate_tps=rate_tps, release=release)
+        return replace(request, service_level=level)
 
     def _enter(self, request: GenerationRequest) -> LiveRequest:
         names = request.ids

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from services.gateway import metrics
 from services.gateway.access.api_keys import current_caller
 from services.gateway.errors import ReaderStoppedError
 from services.gateway.live.delivery import DeliveryRecord
@@ -20,7 +21,7 @@ from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
-from services.pacing.deposit import release_interval_s
+from services.pacing.deposit import max_held_s, release_interval_s
 
 
 class ReaderListener(Protocol):
@@ -87,7 +88,8 @@ class Generation:
         self._answer: asyncio.Future[None] = self._loop.create_future()
         is_paced = request.delivery is Delivery.STREAMED
         interval_s = release_interval_s(request.service_level) if is_paced else 0.0
-        self._paced = pacer.open(interval_s, self._release)
+        held_s = max_held_s(request.service_level)
+        self._paced = pacer.open(interval_s, self._release, max_held_s=held_s)
         self._max_pace_tail_s = limits.max_pace_tail_s
         self._reader = Reader(
             max_undelivered_tokens=limits.max_undelivered_tokens,
@@ -127,7 +129,10 @@ class Generation:
         num_tokens = len(tokens)
         self._num_generated += num_tokens
         num_held = self._paced.push(tokens, generated_s)
-        self._record.generated(num_tokens, num_held)
+        if num_held and not tokens[-1].is_read and any(token.tool_calls for token in tokens):
+            self._paced.flush()  # a program waits for the call, and for the text before it
+            num_held = 0
+        self._record.generated(num_tokens, num_held, generated_s)
         if num_held:
             self._reader.deposited(num_held)
 
@@ -191,6 +196,10 @@ class Generation:
         self._error, self._reason = error, None
         self._wake()
 
+    def left(self) -> None:
+        """Note what of the answer the reader has read, who leaves before its end."""
+        self._record.left(self._paced.num_held + len(self._ready), self._clock())
+
     def close(self) -> None:
         """Release nothing more. May be called twice.
 
@@ -245,6 +254,8 @@ class Generation:
     def _complete(self) -> None:
         """Note that the reader has the last token."""
         self._record.finish()
+        metrics.REASONING_TOKENS.inc(self._num_reasoning_tokens or 0)
+        metrics.CONTENT_TOKENS.inc(self._num_generated - (self._num_reasoning_tokens or 0))
         assert self._reason is not None
         self.finish = Finish(
             reason=self._reason,
@@ -276,6 +287,11 @@ class Generation:
     def ttft_s(self) -> float | None:
         """Return the time from arrival to the first token's hand-over to a reading client."""
         return self._record.ttft_s
+
+    @property
+    def ttfat_s(self) -> float | None:
+        """Return the same to the first token of the answer, text or a call."""
+        return self._record.ttfat_s
 
     @property
     def result(self) -> str:

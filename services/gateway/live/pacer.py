@@ -5,6 +5,7 @@ token of each stream.
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -53,12 +54,15 @@ class Pacer:
         self._armed: TimerHandle | None = None
         self._armed_for_s = float("inf")
 
-    def open(self, interval_s: float, release: Release) -> "PacedStream":
-        """Start a stream whose tokens are `interval_s` >= 0 apart; 0 lets all pass at once.
+    def open(
+        self, interval_s: float, release: Release, *, max_held_s: float = math.inf
+    ) -> "PacedStream":
+        """Start a stream whose tokens are `interval_s` >= 0 apart, those that are read; 0 lets all
+        pass at once. None is kept back for longer than `max_held_s` >= 0.
 
         `release` is called with tokens in order, from `push`, `flush` or the timer.
         """
-        return PacedStream(self, interval_s, release)
+        return PacedStream(self, interval_s, release, max_held_s)
 
     def check_integrity(self) -> None:
         """Assert that each stream with waiting tokens, and no other, has its head in the heap."""
@@ -120,13 +124,16 @@ class Pacer:
 class PacedStream:
     """The waiting tokens of one reader. Made by `Pacer.open`."""
 
-    def __init__(self, pacer: Pacer, interval_s: float, release: Release) -> None:
+    def __init__(
+        self, pacer: Pacer, interval_s: float, release: Release, max_held_s: float
+    ) -> None:
         self._pacer = pacer
         self._clock = pacer.clock
         self._interval_s = interval_s
+        self._max_held_s = max_held_s
         self._release: Release | None = release  # None: closed; whom it belongs to refers to it
         self._waiting: deque[DueToken] = deque()
-        self._last_due_s: float | None = None
+        self._turn_s: float | None = None  # when the newest token that is read is due
         self.ticket = 0  # of the head in the pacer's heap; 0: none is queued
 
     @property
@@ -140,14 +147,20 @@ class PacedStream:
 
     def push(self, tokens: Sequence[Token], generated_s: float) -> int:
         """Take tokens generated at `generated_s`, neither in the future nor before those of earlier
-        calls. Returns how many are held then.
+        calls. One that nobody reads takes no turn: it waits for those before it only. Returns how
+        many are held then.
         """
         if self._release is None:
             return 0
-        waiting = self._waiting
+        waiting, latest_s = self._waiting, generated_s + self._max_held_s
         for token in tokens:
-            due_s = next_due_s(self._last_due_s, generated_s, self._interval_s)
-            self._last_due_s = due_s
+            if token.is_read:
+                due_s = next_due_s(self._turn_s, generated_s, self._interval_s)
+                if due_s > latest_s:
+                    due_s = latest_s
+                self._turn_s = due_s
+            else:
+                due_s = next_due_s(self._turn_s, generated_s, 0.0)
             waiting.append(DueToken(token, due_s))
         if not self.ticket:
             self.release_due(self._clock())
@@ -173,8 +186,12 @@ class PacedStream:
             self.release_due(self._clock())
 
     def flush(self) -> None:
-        """Release all waiting tokens now: they are due, generation having ended."""
+        """Release all waiting tokens now: they are due, generation having ended, or a call having
+        begun.
+        """
         now_s = self._clock()
+        if self._turn_s is not None:
+            self._turn_s = min(self._turn_s, now_s)
         rest = [DueToken(held.token, min(held.due_s, now_s)) for held in self._waiting]
         self._forget()
         if rest and self._release is not None:

@@ -27,11 +27,20 @@ class RequestTrace:
         """Return what the executor's spans belong to."""
         return context_of(self._span)
 
-    def end(self, result: str, finish: Finish | None, ttft_s: float | None) -> None:
+    def end(
+        self,
+        result: str,
+        finish: Finish | None,
+        *,
+        ttft_s: float | None,
+        ttfat_s: float | None,
+    ) -> None:
         """End with how it went: `result` names it, `finish` has it if the reader has all of it,
-        `ttft_s` is None if no token was written.
+        `ttft_s` is None if no token was written, `ttfat_s` if none of the answer was.
         """
         span = self._span
+        if ttfat_s is not None:
+            span.set_attribute("evenflow.response.time_to_first_answer_token", ttfat_s)
         if ttft_s is not None:
             span.set_attribute("gen_ai.response.time_to_first_chunk", ttft_s)
         if finish is None:

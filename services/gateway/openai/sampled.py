@@ -2,17 +2,15 @@
 due.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
 from services.gateway.checks import (
-    MAX_RATE_TPS,
     MAX_SLO_S,
-    MIN_RATE_TPS,
     MIN_SLO_S,
     check_service_level,
 )
@@ -24,19 +22,28 @@ from services.gateway.openai.fields import (
     TokenBiases,
     TokenIds,
 )
-from services.gateway.types import Delivery, GenerationRequest, RequestId
+from services.gateway.types import (
+    MAX_RATE_TPS,
+    MIN_RATE_TPS,
+    Delivery,
+    GenerationRequest,
+    RequestId,
+)
 from services.generation import sampling_params as limits
 from services.generation.prompts import Prompt
 from services.generation.sampling_params import ADVISABLE, SamplingParams, check_sampling
 from services.kit.errors import InvalidRequestError
-from services.pacing.types import ServiceLevel
+from services.pacing.types import Release, ServiceLevel
 
-HEADER_BY_BOUND = {
-    "slo_ttft_ms": "x-slo-ttft-ms",
-    "slo_tpot_ms": "x-slo-tpot-ms",
-    "slo_tbt_ms": "x-slo-tbt-ms",
-    "consumption_rate_tps": "x-consumption-rate-tps",
-}
+# Our own first, then llm-d's, which its gateways route by.
+HEADERS_BY_BOUND: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "slo_ttft_ms": ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"),
+        "slo_tpot_ms": ("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"),
+        "slo_tbt_ms": ("x-slo-tbt-ms",),
+        "consumption_rate_tps": ("x-consumption-rate-tps",),
+    }
+)
 
 
 def _bound_schema(low: float, high: float) -> WithJsonSchema:
@@ -47,17 +54,20 @@ def _bound_schema(low: float, high: float) -> WithJsonSchema:
 
 Bound = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 SloMs = Annotated[Bound, _bound_schema(MIN_SLO_S * 1e3, MAX_SLO_S * 1e3)]
+InHandS = Annotated[Bound, _bound_schema(MIN_SLO_S, MAX_SLO_S)]
 RateTps = Annotated[Bound, _bound_schema(MIN_RATE_TPS, MAX_RATE_TPS)]
 
 
 class ServiceLevelBody(StrictBody):
-    """The extension object `evenflow`; milliseconds only here and in the headers."""
+    """The extension object `evenflow`; milliseconds only here and in the headers, for SLOs."""
 
     slo_ttft_ms: SloMs = None
     slo_tpot_ms: SloMs = None
     slo_tbt_ms: SloMs = None
     consumption_rate_tps: RateTps = None
     pace_tail: bool = False
+    release: Literal["paced", "at_once", "smooth"] | None = None
+    max_in_hand_s: InHandS = None
     strict: bool = False  # refuse what has no effect
 
 
@@ -145,10 +155,11 @@ def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Serv
     Raises InvalidRequestError naming the parameter or header at fault.
     """
     values: dict[str, float | None] = {}
-    fields: dict[str, str] = {}
-    for bound, header in HEADER_BY_BOUND.items():
+    fields = {"max_in_hand_s": "evenflow.max_in_hand_s"}
+    for bound, names in HEADERS_BY_BOUND.items():
         own = getattr(stated, bound)
-        values[bound] = own or _header_bound(headers, header)  # both are > 0
+        header, value = _header_bound(headers, names)
+        values[bound] = own or value  # both are > 0
         fields[bound.replace("_ms", "_s")] = header if own is None else f"evenflow.{bound}"
     level = ServiceLevel(
         slo_ttft_s=_seconds(values["slo_ttft_ms"]),
@@ -156,6 +167,8 @@ def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Serv
         slo_tbt_s=_seconds(values["slo_tbt_ms"]),
         consumption_rate_tps=values["consumption_rate_tps"],
         pace_tail=stated.pace_tail,
+        release=stated.release and Release(stated.release),
+        max_in_hand_s=stated.max_in_hand_s,
     )
     check_service_level(level, fields)
     return level
@@ -165,10 +178,15 @@ def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
 
 
-def _header_bound(headers: Mapping[str, str], name: str) -> float | None:
-    text = headers.get(name)
-    if text is None:
-        return None
+def _header_bound(headers: Mapping[str, str], names: Sequence[str]) -> tuple[str, float | None]:
+    """Return the header of these that states a bound, and the bound."""
+    given = {name: _number(headers[name], name) for name in names if name in headers}
+    if len(set(given.values())) > 1:
+        raise InvalidRequestError(f"{' and '.join(given)}: must not differ", field=names[0])
+    return next(iter(given.items()), (names[0], None))
+
+
+def _number(text: str, name: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -13,10 +13,10 @@ their order (`decide` reads like this list):
 5. chunk      prompts get what the step has left before the next token is due anywhere, unless
               the pool holds few requests
 
-A request whose reader states no rate has nothing in hand and needs its blocks always: with such
-requests only, rules 2 to 5 are vLLM's first come first served. So they are where the host has no
-room for copies of all: no layer leaves, nobody takes turns, and who must be computed anew comes
-back once he can stay for a while.
+A request whose reader states no rate, or that thinks, has nothing in hand and needs its blocks
+always: with such requests only, rules 2 to 5 are vLLM's first come first served. So they are where
+the host has no room for copies of all: no layer leaves, nobody takes turns, and who must be
+computed anew comes back once he can stay for a while.
 
 Words, here and in `promise`:
 

@@ -36,7 +36,7 @@ class RunRequest:
     num_output_tokens: int
     max_tokens: int  # of the answer: its limit
     num_host_tokens: int  # leading ones whose host copy is complete
-    rate_tps: float  # at which its reader reads; 0: none is stated
+    rate_tps: float  # at which its reader reads; 0: none is stated, or nobody reads now
     slack_s: float  # until its reader lacks a token; < 0: has waited so long; inf: no token yet
     arrival_age_s: float
     run_age_s: float  # since it was admitted or came back; inf: it does not run

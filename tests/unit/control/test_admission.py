@@ -146,6 +146,23 @@ def test_a_policy_sees_readers_as_they_are() -> None:
     assert bench.asked[0].h2d_queued_bytes == 7
 
 
+def test_a_policy_sees_no_rate_and_no_slack_while_nobody_reads() -> None:
+    bench = Bench()
+    reader = bench.add("thinks", RunPhase.RUNNING, consumption_rate_tps=10.0)
+    reader.turned(0, reads=False, now_s=90.0)
+    bench.engine.requests["thinks"].num_output_tokens = 50
+    reader.generated(50, 99.9)
+
+    bench.before_schedule()
+    reader.turned(40, reads=True, now_s=100.0)
+    bench.admission.changed()
+    bench.before_schedule()
+
+    ((thinks,), (reads,)) = (snapshot.requests for snapshot in bench.asked)
+    assert (thinks.rate_tps, thinks.spare_s) == (0.0, 0.0)
+    assert (reads.rate_tps, reads.spare_s) == (pytest.approx(10.0), pytest.approx(0.9))
+
+
 def test_of_a_long_queue_the_first_are_shown_and_nobody_else_is_left_out() -> None:
     bench = Bench()
     for number in range(40):

@@ -7,13 +7,16 @@ import pytest
 from services.executor.request_tag import (
     from_extra_args,
     from_transfer_params,
+    reads_from_first,
     to_extra_args,
     to_transfer_params,
 )
 from services.pacing.cause import Cause, Delay
-from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
-PROMISE = ServiceLevel(slo_tbt_s=0.2, consumption_rate_tps=8.0, pace_tail=True)
+PROMISE = ServiceLevel(
+    slo_tbt_s=0.2, consumption_rate_tps=8.0, pace_tail=True, release=Release.AT_ONCE
+)
 
 
 def test_a_promise_comes_back_from_plain_values() -> None:
@@ -36,3 +39,9 @@ def test_a_delay_comes_back_from_plain_values(cause: Cause) -> None:
 def test_an_output_of_another_connector_has_no_delay() -> None:
     assert from_transfer_params(None) is None
     assert from_transfer_params({"do_remote_prefill": True}) is None
+
+
+def test_whether_tokens_are_read_from_the_first_on_reaches_the_scheduler() -> None:
+    assert not reads_from_first(to_extra_args(PROMISE, reads=False))
+    assert reads_from_first(to_extra_args(PROMISE))
+    assert reads_from_first(None)

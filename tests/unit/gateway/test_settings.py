@@ -99,3 +99,16 @@ def test_other_machines_need_keys_unless_it_is_open(monkeypatch, variables, star
 
     with pytest.raises(ValidationError, match="anybody could call"):
         GatewaySettings()
+
+
+@pytest.mark.parametrize(
+    ("rate_tps", "is_taken"), [(0, True), (0.5, True), (0.4, False), (-1, False)]
+)
+def test_a_reading_rate_is_stated_by_model(monkeypatch, rate_tps, is_taken) -> None:
+    monkeypatch.setenv("EVENFLOW_GATEWAY_DEFAULT_READING_RATE_TPS", f'{{"m": {rate_tps}}}')
+
+    if is_taken:
+        assert GatewaySettings().default_reading_rate_tps == {"m": rate_tps}
+        return
+    with pytest.raises(ValidationError, match=r"default_reading_rate_tps\.m"):
+        GatewaySettings()

@@ -7,14 +7,20 @@ import pytest
 from evenflow.gateway.v1 import generation_pb2 as gen
 from services.kit.errors import InvalidRequestError
 from services.kit.wire import read, write
-from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
-NAMES = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps")
+NAMES = ("slo_ttft_s", "slo_tpot_s", "slo_tbt_s", "consumption_rate_tps", "max_in_hand_s")
 
 
 def test_a_service_level_survives_the_wire() -> None:
     full = ServiceLevel(
-        slo_ttft_s=1.5, slo_tpot_s=0.2, slo_tbt_s=0.25, consumption_rate_tps=8.0, pace_tail=True
+        slo_ttft_s=1.5,
+        slo_tpot_s=0.2,
+        slo_tbt_s=0.25,
+        consumption_rate_tps=8.0,
+        pace_tail=True,
+        release=Release.SMOOTH,
+        max_in_hand_s=20.0,
     )
 
     for level in (full, NO_SERVICE_LEVEL, ServiceLevel(slo_tbt_s=0.25)):
@@ -22,7 +28,8 @@ def test_a_service_level_survives_the_wire() -> None:
 
 
 def test_every_bound_of_the_message_is_read() -> None:
-    assert {field.name for field in gen.ServiceLevel.DESCRIPTOR.fields} == {*NAMES, "pace_tail"}
+    names = {field.name for field in gen.ServiceLevel.DESCRIPTOR.fields}
+    assert names == {*NAMES, "pace_tail", "release"}
 
 
 @pytest.mark.parametrize("name", NAMES)

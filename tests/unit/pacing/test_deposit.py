@@ -169,3 +169,63 @@ def test_tpot_needs_two_tokens() -> None:
     assert tpot_s([]) is None
     assert tpot_s([3.0]) is None
     assert tpot_s([3.0, 3.5, 5.0]) == 1.0
+
+
+def as_due(generated_s: list[float], is_read: list[bool]) -> list[float]:
+    """Return every due time by the definition: what nobody reads waits for what is before it."""
+    due_s: list[float] = []
+    turn_s = float("-inf")
+    for g, reads in zip(generated_s, is_read, strict=True):
+        turn_s = max(g, turn_s + 1.0) if reads else turn_s
+        due_s.append(turn_s if reads else max(g, turn_s))
+    return due_s
+
+
+LAG = 2  # tokens, until the scheduler hears of a turn
+runs = st.lists(
+    st.lists(st.integers(min_value=0, max_value=12), min_size=LAG + 1, max_size=9),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(runs, st.booleans())
+def test_the_reader_model_knows_what_is_read_once_it_is_told(gap_runs, reads_first) -> None:
+    """Runs of thoughts and text in turn."""
+    generated_s = times_from([gap for run in gap_runs for gap in run])
+    is_read = [reads_first ^ bool(k % 2) for k, run in enumerate(gap_runs) for _ in run]
+    model = ReaderModel(1.0, reads=reads_first)
+    for index, now_s in enumerate(generated_s):
+        model.generated(now_s)
+        turn = max(0, index - LAG)
+        model.turned(turn, reads=is_read[turn], now_s=now_s)
+
+    due_s, now_s = as_due(generated_s, is_read), generated_s[-1]
+    turns_s = [due for due, reads in zip(due_s, is_read, strict=True) if reads]
+    assert model.turn_s == (turns_s[-1] if turns_s else None)
+    assert model.num_deposited(now_s) == num_deposited(generated_s, due_s, now_s)
+
+
+def test_what_a_model_thinks_is_never_in_hand() -> None:
+    model = ReaderModel(1.0, reads=False)
+    for now_s in (0.0, 0.1, 0.2, 0.3, 0.4):  # the last two are text
+        model.generated(now_s)
+    assert (model.num_deposited(0.4), model.turn_s) == (0, None)
+
+    model.turned(3, reads=True, now_s=0.5)  # due at 0.3 and 1.3
+
+    assert (model.num_deposited(0.5), model.turn_s) == (1, 1.3)
+    model.generated(0.6)
+    assert model.turn_s == 2.3
+
+
+def test_a_call_after_text_takes_no_turn() -> None:
+    model = ReaderModel(1.0)
+    for _ in range(4):
+        model.generated(0.0)  # due at 0, 1, 2 and 3
+
+    model.turned(2, reads=False, now_s=0.5)
+    model.generated(0.6)
+
+    assert model.turn_s == model.last_due_s == 1.0  # all that follows waits for the second
+    assert [model.num_deposited(t) for t in (0.6, 1.0)] == [4, 0]

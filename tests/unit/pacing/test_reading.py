@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.pacing.reading import effective_of, effective_tokens, reading_of
+from services.pacing.reading import Reading, effective_of, effective_tokens, reading_of
 
 INTERVAL_S = 0.1
 
@@ -83,3 +83,15 @@ def test_of_all_tokens_at_once_those_up_to_a_tenth_ahead_count_and_fewer_up_to_a
     # The first of 20 is read at once; 0, 1, 2, 3 and 4 are in hand when the next ones come.
     assert effective_of([0.0] * 20, 1.0) == pytest.approx(1 + 1 + 1 + 1 + 0.5)
     assert effective_of([0.0] * 20, 0.0) == 20.0
+
+
+@pytest.mark.parametrize(
+    ("now_s", "num_in_hand"), [(0.0, 3), (0.5, 3), (1.0, 2), (2.999, 1), (3.0, 0), (9.0, 0)]
+)
+def test_what_came_before_its_turn_is_in_hand_until_then(now_s: float, num_in_hand: int) -> None:
+    assert reading_of([0.0] * 4, 1.0).num_in_hand(now_s) == num_in_hand  # turns at 0, 1, 2 and 3
+
+
+def test_without_a_token_or_a_pace_nothing_is_in_hand() -> None:
+    assert Reading(1.0).num_in_hand(0.0) == 0
+    assert reading_of([5.0, 5.0], 0.0).num_in_hand(5.0) == 0

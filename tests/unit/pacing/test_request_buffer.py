@@ -3,7 +3,7 @@
 import pytest
 
 from services.pacing.request_buffer import RequestBuffer
-from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
 
 def make_buffer(rate_tps: float = 1.0) -> RequestBuffer:
@@ -91,3 +91,73 @@ def test_a_reader_that_has_stopped_takes_nothing() -> None:
     buffer.on_hold = True
 
     assert buffer.num_deposited(100.0) == 7
+
+
+def test_while_a_model_thinks_its_reader_has_neither_rate_nor_slack() -> None:
+    buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=1.0), reads=False)
+    buffer.generated(10, now_s=0.0)
+
+    assert (buffer.rate_tps, buffer.num_deposited(0.0), buffer.slack_s(0.5)) == (0.0, 0, -0.5)
+    buffer.turned(6, reads=True, now_s=0.5)  # due at 0, 1, 2 and 3
+
+    assert (buffer.rate_tps, buffer.num_deposited(0.5), buffer.slack_s(0.5)) == (1.0, 3, 3.5)
+    buffer.turned(8, reads=False, now_s=0.5)
+    assert (buffer.rate_tps, buffer.slack_s(0.5)) == (0.0, 0.0)
+
+
+def test_no_thought_is_late_and_the_first_token_s_bound_is_on_the_answer() -> None:
+    level = ServiceLevel(slo_ttft_s=2.0, consumption_rate_tps=1.0)
+    buffer = RequestBuffer(level, reads=False)
+    delays = [buffer.generated(k, now_s=1.5 * k) for k in (1, 2)]  # at 1.5 and 3.0
+
+    assert [delay and delay.late_s for delay in delays] == [None, 1.0]
+    buffer.turned(1, reads=True, now_s=3.0)
+    buffer.turned(2, reads=False, now_s=3.0)
+    buffer.generated(3, now_s=99.0)
+    assert buffer.num_late == 0
+
+
+@pytest.mark.parametrize(
+    ("release", "num_in_hand"),
+    [(None, 0), (Release.PACED, 0), (Release.AT_ONCE, 7), (Release.SMOOTH, 7)],
+)
+def test_text_on_the_screen_is_in_hand_until_it_is_read(
+    release: Release | None, num_in_hand: int
+) -> None:
+    buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=1.0, release=release))
+    buffer.generated(10, now_s=0.0)  # due at 0, 1, 2, ...
+    buffer.deliver(10, counted_s=2.5)
+
+    assert buffer.num_delivered == 10
+    assert buffer.num_deposited(2.5) == num_in_hand
+    assert buffer.slack_s(2.5) == 7.5
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "rests", "has_enough"),
+    [
+        (5, False, False),  # 5 s in hand
+        (6, False, True),
+        (4, True, True),
+        (3, True, True),
+        (2, True, False),
+        (0, False, False),
+    ],
+)
+def test_a_reader_has_enough_until_half_of_it_is_left(
+    num_tokens: int, rests: bool, has_enough: bool
+) -> None:
+    level = ServiceLevel(consumption_rate_tps=1.0, max_in_hand_s=6.0, release=Release.AT_ONCE)
+    buffer = RequestBuffer(level)
+    buffer.generated(num_tokens, now_s=0.0)
+
+    assert buffer.has_enough(0.0, rests=rests) is has_enough
+    buffer.turned(0, reads=False, now_s=0.0)
+    assert not buffer.has_enough(0.0, rests=rests)
+
+
+def test_without_a_limit_no_reader_has_enough() -> None:
+    buffer = make_buffer()
+    buffer.generated(10_000, now_s=0.0)
+
+    assert not buffer.has_enough(0.0, rests=False)

@@ -191,6 +191,7 @@ class FakeParser:
 
     chose_calls: bool = False
     num_reasoning_tokens: int = 0
+    is_read: bool = False
 
     def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said:
         if text == "?":
@@ -205,10 +206,11 @@ def test_what_a_parser_reads_belongs_to_the_last_token_of_its_step() -> None:
     first = to_delta(make_output(5, 6, text="a"), reporting)
     last = to_delta(make_output(7, text="b", finish_reason="stop"), reporting)
 
-    assert first == Delta((Token(5, ""), Token(6, "", reasoning="a 2")))
+    thought = Token(6, "", reasoning="a 2", is_read=False)
+    assert first == Delta((Token(5, "", is_read=False), thought))
     call = (ToolCallPart(0, "c", "f"),)
     assert last == Delta(
-        (Token(7, "", reasoning="b 1", tool_calls=call),),
+        (Token(7, "", reasoning="b 1", tool_calls=call, is_read=False),),
         FinishReason.TOOL_CALLS,
         num_reasoning_tokens=3,
     )
@@ -265,3 +267,18 @@ def test_an_output_that_cannot_be_read_ends_its_request_and_is_not_the_output_lo
     collector.put(make_output(7))
 
     assert deltas == [Delta((), UNREADABLE)]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_without_a_parser_all_of_an_answer_is_read_or_nothing_is(reads: bool) -> None:
+    tokens = to_delta(make_output(5, 6, text="a"), Reporting(reads=reads)).tokens
+
+    assert [token.is_read for token in tokens] == [reads, reads]
+
+
+def test_what_a_parser_finds_to_be_read_is_marked() -> None:
+    tokens = to_delta(
+        make_output(5, 6, text="a"), Reporting(parser=FakeParser(is_read=True))
+    ).tokens
+
+    assert all(token.is_read for token in tokens)

@@ -409,3 +409,48 @@ def test_a_template_is_told_of_names_and_of_how_the_prompt_ends(
     )
 
     assert text == rendered
+
+
+def what_is_read(parsed: ParsedChat, text: str) -> str:
+    """Return the text of the tokens that a person reads, silent ones as dots."""
+    parser = parsed.answer_parser(PROMPT_IDS)
+    found = ""
+    for said, ids in steps_of(text):
+        parser.parse(said, ids, is_last=False)
+        found += (said or ".") if parser.is_read else ""
+    return found
+
+
+@pytest.mark.parametrize("omits_reasoning", [False, True])
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("<think>hmm</think>Yes.", "Yes."),
+        ("hmm</think>aé.", "a.é."),  # of a character's two tokens the first is silent
+        ("<think>é", ""),
+    ],
+)
+def test_thoughts_are_not_read_told_or_not(text: str, read: str, omits_reasoning: bool) -> None:
+    parsed = prepared(parsers(reasoning="deepseek_r1"), omits_reasoning=omits_reasoning)
+
+    assert what_is_read(parsed, text) == read
+
+
+def test_from_a_call_on_nothing_is_read() -> None:
+    parsed = prepared(parsers("hermes"), tools=TOOLS, tool_choice=ToolChoice.AUTO)
+
+    assert what_is_read(parsed, f"{HERMES} And so on.").startswith("Sure.")
+    assert "so on" not in what_is_read(parsed, f"{HERMES} And so on.")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"form": StructuredOutputsParams(json_object=True)},
+        {"tools": TOOLS, "tool_choice": ToolChoice.REQUIRED},
+        {"tools": TOOLS, "tool_choice": ToolChoice.NAMED, "named_tool": "f"},
+    ],
+)
+def test_neither_a_form_nor_a_call_that_must_be_made_is_read(how: dict[str, Any]) -> None:
+    assert not prepared(parsers("hermes", "deepseek_r1"), **how).is_read
+    assert what_is_read(prepared(parsers("hermes", "deepseek_r1"), **how), "hm</think>{}") == ""

@@ -66,7 +66,9 @@ class FakeEngine:
     delivered: dict[str, int] = field(default_factory=dict)
     holds: list[tuple[str, bool]] = field(default_factory=list)
     num_prepared: int = 0
-    turns: list[str] = field(default_factory=list)  # keys of those that detokenised
+    fair_keys: list[str] = field(default_factory=list)  # of those that detokenised
+    turns: list[tuple[str, int, bool]] = field(default_factory=list)
+    reads: bool = True  # answers, from their first tokens on
 
     async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]:
         prompt = submissions[0].prompt
@@ -86,6 +88,7 @@ class FakeEngine:
                 max_tokens=9,
                 text="the prompt",
                 prompt_ids=PROMPT_IDS if one.returns_prompt_ids else (),
+                reads=self.reads,
             )
             for one in submissions
         ]
@@ -107,6 +110,9 @@ class FakeEngine:
 
     def deliver(self, engine_id: str, num_delivered: int) -> None:
         self.delivered[engine_id] = num_delivered
+
+    def turn(self, engine_id: str, index: int, *, reads: bool) -> None:
+        self.turns.append((engine_id, index, reads))
 
     def hold(self, engine_id: str, held: bool) -> None:
         self.holds.append((engine_id, held))
@@ -131,7 +137,7 @@ class FakeEngine:
         return Tokenization(ids=tuple(map(ord, prompt.text)), max_model_len=8)
 
     async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str:
-        self.turns.append(fair_key)
+        self.fair_keys.append(fair_key)
         return "".join(map(chr, ids))
 
     def model_info(self, model_id: str) -> ModelInfo:
@@ -673,7 +679,7 @@ async def test_tokens_become_text_in_the_turn_of_their_client(
     request = pb.DetokenizeRequest(model="m", ids=[104], fair_key="alice")
 
     assert (await servicer.Detokenize(request, None)).text == "h"
-    assert engine.turns == ["alice"]
+    assert engine.fair_keys == ["alice"]
 
 
 async def test_what_the_engine_cannot_tokenise_names_its_field(front: Front) -> None:
@@ -696,3 +702,19 @@ async def test_a_hold_reaches_the_engine_under_its_own_id(
     session.hold([("a", False)])
 
     assert engine.holds == [("a-x", True), ("a-x", False)]
+
+
+@pytest.mark.parametrize(
+    ("reads", "turns"),
+    [(True, [("a-x", 0, False), ("a-x", 3, True)]), (False, [("a-x", 3, True)])],
+)
+async def test_the_scheduler_hears_where_thoughts_end_and_text_begins(
+    session: Session, engine: FakeEngine, reads: bool, turns: list[tuple[str, int, bool]]
+) -> None:
+    engine.reads = reads
+    await submit(session, "a")
+    thought, text = Token(1, "", is_read=False), Token(2, "t")
+    for step in ((thought, thought), (thought,), (text, text), (text,)):
+        engine.sinks["a-x"](Delta(step))
+
+    assert engine.turns == turns

@@ -1,6 +1,7 @@
 """What is measured of a reader's tokens."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -8,13 +9,14 @@ from prometheus_client import REGISTRY
 from services.gateway.live.delivery import DeliveryRecord
 from services.gateway.live.pacer import DueToken
 from services.gateway.types import Delivery, GenerationRequest, RequestId, Token
+from services.generation.conversation import ToolCallPart
 from services.generation.prompts import TextPrompt
 from services.pacing.cause import Cause, Delay
-from services.pacing.types import ServiceLevel
+from services.pacing.types import Release, ServiceLevel
 
 
 def make_record(
-    *, interval_s: float = 0.0, delivery: Delivery = Delivery.STREAMED, **bounds: float
+    *, interval_s: float = 0.0, delivery: Delivery = Delivery.STREAMED, **bounds: Any
 ) -> DeliveryRecord:
     request = GenerationRequest(
         request_id=RequestId("r"),
@@ -245,7 +247,7 @@ def test_a_paced_answer_keeps_its_pace_or_does_not(last_s, result) -> None:
 
 def test_tokens_far_ahead_of_their_reader_do_not_count_as_effective() -> None:
     record = make_record(interval_s=1.0)
-    record.generated(20, 19)  # the first is due at once; 0, 0, 1, 2, 3, ... are in hand
+    record.generated(20, 19, 20.0)  # the first is due at once; 0, 0, 1, 2, 3, ... are in hand
 
     # 0, 1 and 2 of 20 count in full, 3 half.
     assert growth("evenflow_effective_tokens_total", record.finish) == pytest.approx(4.5)
@@ -260,3 +262,118 @@ def test_tokens_that_a_reader_would_have_read_while_waiting_are_missed() -> None
 
     assert growth("evenflow_missed_tokens_total", use) == pytest.approx(6.0)
     assert growth("evenflow_missed_tokens_total", lambda: write(make_record(), 99.0)) == 0.0
+
+
+def think(record: DeliveryRecord, at_s: float) -> None:
+    """Have a thought written."""
+    token = Token(0, 0, "", reasoning="hm", is_read=False)
+    record.written([DueToken(token, at_s)], at_s, at_s)
+
+
+def test_the_answer_begins_after_the_thoughts() -> None:
+    record = make_record(interval_s=1.0, slo_ttft_s=2.0)  # came at 10
+
+    def use() -> None:
+        think(record, 11.0)
+        think(record, 19.0)  # no gap of the reader's
+        write(record, 20.0, 21.0)
+
+    assert growth("evenflow_ttfat_seconds_sum", lambda: misses(use, "tbt")) == 10.0
+    assert (record.ttft_s, record.ttfat_s, record.num_late) == (1.0, 10.0, 0)
+
+
+def test_the_bound_of_the_first_token_is_on_that_of_the_answer() -> None:
+    record = make_record(slo_ttft_s=2.0)
+
+    assert misses(lambda: think(record, 11.0), "ttft") == {}
+    assert misses(lambda: write(record, 12.5), "ttft") == {Cause.NETWORK: 1}
+
+
+def test_thoughts_do_not_count_in_the_mean_time_per_token() -> None:
+    record = make_record(slo_tpot_s=0.5)
+    think(record, 11.0)
+    think(record, 15.0)
+    write(record, 20.0, 20.5)
+
+    assert misses(record.finish, "tpot") == {}
+
+
+def test_a_call_is_an_answer_that_nobody_reads() -> None:
+    record = make_record(interval_s=1.0)
+    call = Token(0, 0, "", tool_calls=(ToolCallPart(0, "c", "f"),), is_read=False)
+
+    def use() -> None:
+        record.written([DueToken(call, 12.0)] * 2, 12.0, 12.0)
+        record.finish()
+
+    assert growth("evenflow_paced_tokens_total", use) == 0
+    assert record.ttfat_s == 2.0
+
+
+def test_what_is_on_the_screen_makes_no_later_token_late() -> None:
+    """Five tokens at 20 are read until 25: the sixth may come then, the seventh by 26."""
+    record = make_record(interval_s=1.0, release=Release.AT_ONCE)
+
+    def use() -> None:
+        record.written([due(20.0)] * 5, 20.0, 20.0)
+        write(record, 24.9, 26.5)
+
+    assert sum(misses(use, "tbt").values()) == 1
+    assert record.num_late == 1
+
+
+def test_text_that_goes_out_at_once_is_in_hand_until_it_is_read() -> None:
+    record = make_record(interval_s=1.0, release=Release.AT_ONCE)
+    write(record, *[20.0] * 10)  # nine are not read
+    record.generated(10, 0, 20.0)
+
+    # 0, 0, 1, 2, ... of 10: 0, 0 and 1 count in full.
+    assert growth("evenflow_effective_tokens_total", record.finish) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("release", "label"),
+    [(None, "paced"), (Release.AT_ONCE, "at_once"), (Release.SMOOTH, "smooth")],
+)
+def test_the_longest_gap_of_an_answer_is_told_by_what_keeps_it_back(release, label) -> None:
+    record = make_record(interval_s=1.0, release=release)
+    think(record, 12.0)
+    write(record, 20.0, 21.0, 25.5, 26.0)
+
+    assert growth("evenflow_longest_gap_seconds_sum", record.finish, release=label) == 4.5
+
+
+def test_the_gap_of_an_answer_without_a_pace_is_told_apart() -> None:
+    record = make_record()
+    write(record, 20.0, 21.5)
+
+    assert growth("evenflow_longest_gap_seconds_sum", record.finish, release="unpaced") == 1.5
+
+
+@pytest.mark.parametrize(
+    ("left_s", "num_kept", "num_unread", "read_frac"),
+    [
+        (23.0, 0, 6.0, 0.4),  # those of 20, 21, 22 and 23 are read
+        (23.5, 10, 6.0, 0.2),
+        (99.0, 0, 0.0, 1.0),
+    ],
+)
+def test_who_leaves_has_read_a_share_of_what_was_there(
+    left_s: float, num_kept: int, num_unread: float, read_frac: float
+) -> None:
+    record = make_record(interval_s=1.0, release=Release.AT_ONCE)
+    write(record, *[20.0] * 10)
+
+    def leave() -> None:
+        record.left(num_kept, left_s)
+
+    share = growth("evenflow_abandoned_read_frac_sum", leave)
+    assert share == pytest.approx(read_frac)
+    assert growth("evenflow_unread_tokens_total", leave) == num_unread
+
+
+def test_who_reads_nothing_leaves_nothing_unread() -> None:
+    record = make_record()
+    write(record, 20.0)
+
+    assert growth("evenflow_abandoned_read_frac_count", lambda: record.left(3, 20.0)) == 0

@@ -13,6 +13,7 @@ from services.gateway.live.generation import Generation
 from services.gateway.live.pacer import Pacer
 from services.gateway.live.reader import LOGPROB_BYTES, TOKEN_BYTES, ReaderLimits
 from services.gateway.types import Delivery, GenerationRequest, RequestId, Token
+from services.generation.conversation import ToolCallPart
 from services.generation.finish import FinishReason
 from services.generation.prompts import TextPrompt
 from services.kit.errors import OverloadedError
@@ -129,6 +130,23 @@ async def test_with_a_paced_tail_the_rest_keeps_waiting() -> None:
     generation.cancel()
     with pytest.raises(StopAsyncIteration):
         await second
+
+
+async def test_a_call_goes_out_at_once_with_the_text_before_it() -> None:
+    generation = make_generation()
+    generation.extended(make_tokens(4), 0.0)  # three of them are held back
+    batches = generation.batches()
+    assert len(await anext(batches)) == 1
+
+    thought = Token(4, 4, "", reasoning="hm", is_read=False)
+    generation.extended([thought], 0.0)
+    call = Token(5, 5, "", tool_calls=(ToolCallPart(0, "c", "f"),), is_read=False)
+    generation.extended([call], 0.0)
+    rest = asyncio.ensure_future(anext(batches))
+    await turns()
+
+    assert rest.done()
+    assert [token.index for token in rest.result()] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("level", [ServiceLevel(), ServiceLevel(slo_ttft_s=0.1)])

@@ -299,3 +299,41 @@ def test_waiting_tokens_are_nothing_to_the_garbage_collector() -> None:
 
     assert not gc.is_tracked(token)
     assert not gc.is_tracked(DueToken(token, 1.0))
+
+
+def test_what_nobody_reads_takes_no_turn_and_keeps_its_place(pacer, time) -> None:
+    reader = Reader(time)
+    stream = pacer.open(1.0, reader)
+    thoughts = [Token(k, k, "", reasoning="hm", is_read=False) for k in range(3)]
+
+    stream.push([*thoughts, make_token(3), make_token(4)], 0.0)  # the text is due at 0 and 1
+    time.advance_to(0.5)
+    stream.push([Token(5, 5, "", reasoning="hm", is_read=False), make_token(6)], 0.5)
+    time.advance_to(10)
+
+    assert reader.got == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 2)]
+
+
+def test_after_a_flush_text_is_paced_anew(pacer, time) -> None:
+    reader = Reader(time)
+    stream = pacer.open(1.0, reader)
+    stream.push([make_token(k) for k in range(10)], 0.0)
+
+    stream.flush()
+    stream.push([make_token(10), make_token(11)], 0.0)
+    time.advance_to(10)
+
+    assert reader.got[9:] == [(9, 0), (10, 1), (11, 2)]
+
+
+def test_no_token_is_kept_back_for_longer_than_is_allowed(pacer, time) -> None:
+    reader = Reader(time)
+    stream = pacer.open(1.0, reader, max_held_s=1.5)
+
+    stream.push([make_token(k) for k in range(4)], 0.0)
+    stream.push([make_token(4)], 0.0)
+    time.advance_to(1.25)
+    stream.push([make_token(5), make_token(6)], 1.25)  # due at 2.5, and at 3.5 but for 1.5 s
+    time.advance_to(10)
+
+    assert reader.got == [(0, 0), (1, 1), (2, 1.5), (3, 1.5), (4, 1.5), (5, 2.5), (6, 2.75)]

@@ -19,7 +19,7 @@ from services.generation.sampling_params import (
     StructuredOutputs,
 )
 from services.kit.errors import InvalidRequestError
-from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -618,6 +618,8 @@ def test_a_fault_is_told_in_a_sentence(stated, message) -> None:
         ({"evenflow": {"consumption_rate_tps": 1e-6}}, "evenflow.consumption_rate_tps"),
         ({"evenflow": {"slo_tbt_ms": 1e-3}}, "evenflow.slo_tbt_ms"),
         ({"evenflow": {"pace_tail": 1}}, "evenflow.pace_tail"),
+        ({"evenflow": {"release": "soon"}}, "evenflow.release"),
+        ({"evenflow": {"max_in_hand_s": 3_601}}, "evenflow.max_in_hand_s"),
         ({"evenflow": {"slo": 1}}, "evenflow.slo"),
         (
             {"evenflow": {"consumption_rate_tps": 10, "slo_tbt_ms": 99}},
@@ -709,13 +711,36 @@ def test_the_body_wins_over_headers_bound_by_bound() -> None:
     )
 
 
-@pytest.mark.parametrize("name", HEADERS)
+LLM_D = {"x-llm-d-slo-ttft-ms": "1000", "x-llm-d-slo-tpot-ms": "50"}
+
+
+@pytest.mark.parametrize("more", [{}, {"x-slo-ttft-ms": "1e3", "x-slo-tpot-ms": "50.0"}])
+def test_bounds_in_llm_ds_headers_are_taken(more: dict[str, str]) -> None:
+    assert chat({**LLM_D, **more}).service_level == ServiceLevel(slo_ttft_s=1.0, slo_tpot_s=0.05)
+
+
+@pytest.mark.parametrize("bound", ["ttft", "tpot"])
+def test_two_headers_that_differ_are_both_named(bound: str) -> None:
+    names = [f"x-slo-{bound}-ms", f"x-llm-d-slo-{bound}-ms"]
+    with pytest.raises(InvalidRequestError, match=f"{names[0]} and {names[1]}: ") as caught:
+        chat(LLM_D | {names[0]: "49"})
+
+    assert caught.value.field == names[0]
+
+
+@pytest.mark.parametrize("name", [*HEADERS, *LLM_D])
 @pytest.mark.parametrize("value", ["", "fast", "0", "-1", "nan", "inf", "1e-4", "1e8"])
 def test_a_header_at_fault_is_named(name, value) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         chat({name: value})
 
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("release", Release)
+def test_when_text_goes_out_is_the_client_s_choice(release: Release) -> None:
+    assert chat(evenflow={"release": release.value}).service_level.release is release
+    assert chat().service_level.release is None
 
 
 @pytest.mark.parametrize("rate_tps", [10, 10.1])
