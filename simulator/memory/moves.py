@@ -185,6 +185,14 @@ class CountedMoves:
         kv.num_tokens = kv.first * self._geometry.block_size
         kv.num_copied_blocks = kv.num_sent_blocks = kv.first
 
+    def stay(self, kv: KVState) -> bool:
+        if not kv.trunks:
+            return False
+        self.keep_shared(kv)
+        kv.mirrored = False
+        self.begin_load(kv, kv.offloaded, num_buffers=kv.wanted_buffers)
+        return True
+
     def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_buffers = num_buffers
         kv.lacking = list(groups)

@@ -115,21 +115,22 @@ class Resumes(Generic[KVT]):
     def _begin(
         self, kv: KVT, way: ResumeWay, placement: LayerPlacement, num_slots: int
     ) -> ResumeWay:
-        """Return the way taken: without room on the host to grow into, all is recomputed.
+        """Return the way taken: without room on the host to grow into, what it has is recomputed.
 
         What is shared in the pool is neither loaded nor recomputed.
         """
         if way is ResumeWay.RECOMPUTE and kv.num_shared:
             self._moves.keep_shared(kv)
             way = ResumeWay.LOAD
-        if way is ResumeWay.RECOMPUTE or not self._moves.reserve(kv, num_slots):
-            way = ResumeWay.RECOMPUTE
-            self._moves.drop(kv)
-        else:
+        if way is not ResumeWay.RECOMPUTE and self._moves.reserve(kv, num_slots):
             loaded = way is ResumeWay.LOAD
             groups = [g for g in kv.offloaded if loaded and g not in placement.offloaded]
             self._moves.begin_load(kv, groups, num_buffers=placement.num_staging)
-        return way
+            return way
+        if way is not ResumeWay.RECOMPUTE and self._moves.stay(kv):
+            return ResumeWay.LOAD
+        self._moves.drop(kv)
+        return ResumeWay.RECOMPUTE
 
     def begin_anew(self, record: RequestRecord[KVT]) -> None:
         """Take from a request in the queue what it has: it may begin with more."""
