@@ -307,7 +307,7 @@ MUTATIONS = (
         "a column is in the pool when others have had its blocks",
         f"{EXECUTOR}/blocks/pool_blocks.py",
         "            column.is_left = False\n            self._on_lost(column)\n",
-        "",
+        "            pass\n",
         IN_POOL_ONLY,
     ),
     Mutation(

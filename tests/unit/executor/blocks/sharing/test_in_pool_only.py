@@ -258,7 +258,7 @@ def test_what_a_lost_request_left_in_the_pool_only_is_nobodys_to_find() -> None:
     assert found_in(sim.owner.host, keys_of(PROMPT))
 
     Losses(sim.owner, sim.transfers).absorb(
-        StepFeedback(step=1, saved_step=0, lost_requests={first.request_id: FailureCause.CORRUPT})
+        StepFeedback(step=1, saved_step=0, lost_requests={first.request_id: FailureCause.FAILED})
     )
 
     assert not found_in(sim.owner.host, keys_of(PROMPT))
