@@ -33,6 +33,7 @@ from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.sharing.splits import Splits
+from services.executor.step_messages import FoundOrder
 
 
 class Trunks(Sharing):
@@ -117,6 +118,16 @@ class Trunks(Sharing):
         self.splits.on_split(kv, trunk)
         self._orders.begin_with(trunk)
         self._tell_users(trunk)
+        self._tell_found(trunk)
+
+    def _tell_found(self, trunk: Trunk) -> None:
+        """Let the ranks compare blocks that were found with what was copied of them."""
+        copied = range(trunk.first, trunk.num_copied_blocks)
+        uids = [trunk.uid(position) for position in copied]
+        for index, group in enumerate(trunk.groups if uids else ()):
+            ids = [block.block_id for block in group.row[copied.start : copied.stop]]
+            slots = group.host_slots[copied.start : copied.stop]
+            self._orders.found(FoundOrder(trunk.name, index, uids, slots, ids))
 
     def _end_left(self, columns: Sequence[Column], first: int) -> int:
         """Return up to where free blocks hold columns from the `first` on; `first`: too few."""

@@ -9,6 +9,7 @@ from services.control.prefix_cache import num_complete
 from services.control.requests.life import State
 from services.control.room.resumes import num_host_tokens
 from services.control.shared_prefixes import Stretch
+from services.executor.blocks.holder import Holder
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.sharing.trunks import Trunks
 from services.executor.blocks.transfers.losses import Losses
@@ -43,20 +44,32 @@ class Seen:
     num_moves: Counter[str] = field(default_factory=Counter)
     num_depths: Counter[int] = field(default_factory=Counter)  # trunks of a request
     num_early: int = 0  # trunks that were not on the host yet, over steps
+    num_splits: Counter[str] = field(default_factory=Counter)  # by what the holder was in
+    outlived: set[Trunk] = field(default_factory=set)  # were used when their first user had left
+    first_users: dict[Trunk, RequestKV] = field(default_factory=dict)
 
 
 class Agents(Conversations):
     """Conversations whose trunks are moved about, too."""
 
+    share_moved = 0.2  # of holders, per step
+
     def __init__(self, sim: Simulation, seen: Seen) -> None:
         super().__init__(sim)
         self.trunks, self.seen = sharing(sim), seen
+        self.split, self.trunks.splits.split = self.trunks.splits.split, self.on_split
+
+    def on_split(self, holder: Holder, end: int) -> Trunk:
+        is_loading = any(group.restore and group.restore.under_way for group in holder.groups)
+        self.seen.num_splits["offloaded"] += bool(holder.offloaded)
+        self.seen.num_splits["loading"] += is_loading
+        return self.split(holder, end)
 
     def step(self) -> None:
         rng, sim = self.sim.rng, self.sim
         sim.max_mirrored = rng.choice((0, 0, 0, 0, 0, 2, 1_000))  # of what resident groups have
         for holder in list(sim.owner.holders()):
-            if holder.mirrored and not holder.asleep and rng.random() < 0.2:
+            if holder.mirrored and not holder.asleep and rng.random() < self.share_moved:
                 if isinstance(holder, Trunk):
                     self.count_move(holder)
                 sim.place(holder, self.placement())
@@ -68,6 +81,10 @@ class Agents(Conversations):
         self.seen.num_users.update(len(trunk.users) for trunk in self.trunks.all)
         self.seen.num_depths.update(len(kv.trunks) for kv in sim.owner.kvs)
         self.seen.num_early += sum(not trunk.mirrored for trunk in self.trunks.all)
+        for trunk in self.trunks.all:
+            first = self.seen.first_users.setdefault(trunk, next(iter(trunk.users)))
+            if first not in trunk.users:
+                self.seen.outlived.add(trunk)
 
     def placement(self) -> LayerPlacement:
         return ALL_RESIDENT if self.sim.rng.random() < 0.7 else super().placement()
@@ -109,6 +126,31 @@ def test_whoever_shares_blocks_reads_its_own_tokens(
     assert seen.num_depths[2] > 0
     assert seen.num_moves["offloaded"] > 10
     assert seen.num_early > 3
+
+
+class Movers(Agents):
+    """Agents of which nearly everything is on its way, one way or the other."""
+
+    share_moved = 0.8
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_holders_are_split_wherever_they_are_and_trunks_outlive_their_first_users(
+    depth: int,
+) -> None:
+    seen = Seen()
+    for seed in range(4):
+        sim = Simulation(seed=seed, depth=depth, num_slots=300, num_blocks=110)
+        drill = Movers(sim, seen)
+        for _ in range(180):
+            drill.step()
+        drill.end_all()
+        sim.drain()
+        assert_all_is_given_back(sim)
+
+    assert seen.num_splits["offloaded"] >= 20
+    assert seen.num_splits["loading"] >= 20
+    assert len(seen.outlived) >= 20
 
 
 @pytest.mark.parametrize("depth", [0, 2])
