@@ -320,7 +320,7 @@ MUTATIONS = (
     Mutation(
         "one that is refused room on the host computes what others have",
         "services/control/room/resumes.py",
-        "if way is not ResumeWay.RECOMPUTE and self._moves.stay(kv):",
+        "if way is not ResumeWay.RECOMPUTE and self._moves.stay(kv, num_left):",
         "if False:",
         IN_POOL_ONLY,
     ),

@@ -185,7 +185,10 @@ class CountedMoves:
         kv.num_tokens = kv.first * self._geometry.block_size
         kv.num_copied_blocks = kv.num_sent_blocks = kv.first
 
-    def stay(self, kv: KVState) -> bool:
+    def num_to_fit(self, kv: KVState) -> int:
+        return 0  # what is not on the host is shared with live requests only
+
+    def stay(self, kv: KVState, num_left: int) -> bool:
         if not kv.trunks:
             return False
         self.keep_shared(kv)

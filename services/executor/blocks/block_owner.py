@@ -75,7 +75,7 @@ class BlockOwner:
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
         self.uncached = UncachedPrefixes(self.blocks, orders, self.staging)
         self.seals = Seals(self.blocks, orders, self.staging, self.counters)
-        self.trunks = Trunks(self.restores, self.seals, host, block_size=geometry.block_size)
+        self.trunks = Trunks(self.restores, self.seals, host, geometry)
         self.publishing = Publishing(host, self.growth, self.trunks)
 
     def holders(self) -> Iterator[Holder]:

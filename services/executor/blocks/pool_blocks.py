@@ -37,6 +37,10 @@ class PoolBlocks:
         self._poison_freed = poison_freed
 
     @property
+    def num_usable(self) -> int:
+        return int(self.pool.num_gpu_blocks) - 1  # vLLM keeps one as the null block
+
+    @property
     def num_free(self) -> int:
         return int(self.pool.get_num_free_blocks())
 

@@ -34,6 +34,7 @@ from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.sharing.splits import Splits
 from services.executor.step_messages import FoundOrder
+from services.placement.blocks import BlockGeometry
 
 
 class Trunks(Sharing):
@@ -44,10 +45,10 @@ class Trunks(Sharing):
         restores: Restores,
         seals: Seals,
         host: HostPool,
-        *,
-        block_size: int,
+        geometry: BlockGeometry,
     ) -> None:
-        super().__init__(block_size=block_size)
+        super().__init__(block_size=geometry.block_size)
+        self._num_groups = geometry.num_groups
         self.all: dict[Trunk, None] = {}
         self.splits = Splits(restores, seals)
         self._restores = restores
@@ -86,7 +87,7 @@ class Trunks(Sharing):
     def revive(self, kv: RequestKV) -> None:
         """Make a trunk of what free blocks hold behind what a request shares, if it is enough."""
         first, end = kv.num_shared, self._end_left(kv.columns, kv.num_shared)
-        if end == first or not self.is_on:
+        if end == first:
             return
         columns = kv.columns[first:end]
         num_copied = first + num_complete(columns)
@@ -132,7 +133,22 @@ class Trunks(Sharing):
     def _end_left(self, columns: Sequence[Column], first: int) -> int:
         """Return up to where free blocks hold columns from the `first` on; `first`: too few."""
         num_left = sum(1 for _ in takewhile(lambda one: one.is_left, islice(columns, first, None)))
-        return first + num_left if num_left >= self.num_least else first
+        return first + num_left if num_left >= self.num_least and self.is_on else first
+
+    def num_to_fit(self, kv: RequestKV) -> int:
+        """Return how many blocks a parked request takes that finds more in the pool than elsewhere.
+
+        0 if it does not. As in vLLM it begins with that only when there is room for all of it.
+        """
+        columns = self._columns_of(kv)
+        num_shared = self.num_shared(columns)
+        if self._end_left(columns, num_shared) <= num_complete(columns):
+            return 0
+        return self._num_whole(kv.keys) - num_shared * self._num_groups
+
+    def _num_whole(self, keys: Sequence[BlockHash]) -> int:
+        """Return how many blocks a request takes that has all layers in the pool."""
+        return (len(keys) + 1) * self._num_groups
 
     def _begin_as_cached(self, kv: RequestKV) -> None:
         """Let a request that is on the host only have the cache's columns in place of its own."""
@@ -142,7 +158,7 @@ class Trunks(Sharing):
         self._host.cache.share(new)
         self._host.release(old)
         in_pool_only = [column for column in new if column.is_left and not column.slots]
-        self._give_room(in_pool_only, len(kv.groups))
+        self._give_room(in_pool_only)
         kv.columns = new
         for index, group in enumerate(kv.groups):
             self._host.give_back(group.host_slots[len(old) : len(new)])
@@ -153,8 +169,9 @@ class Trunks(Sharing):
             kv.num_tokens = num_blocks * self._block_size
         self._orders.begin_with(kv)
 
-    def _give_room(self, columns: Sequence[Column], num_groups: int) -> None:
+    def _give_room(self, columns: Sequence[Column]) -> None:
         """Give columns that are in the pool only slots, if the host has as many."""
+        num_groups = self._num_groups
         slots = self._host.take(SlotPromise(), len(columns) * num_groups)
         if slots is not None:
             for number, column in enumerate(columns):
@@ -181,7 +198,9 @@ class Trunks(Sharing):
         columns = self._host.find(prefix, keys, num_keys)
         if prefix.num_complete >= len(columns):
             return columns
-        num_in_pool = self._end_left(columns, self.num_shared(columns)) if self.is_on else 0
+        num_in_pool = self.num_shared(columns)
+        if self._num_whole(keys) <= self._blocks.num_usable:
+            num_in_pool = self._end_left(columns, num_in_pool)
         return columns[: max(prefix.num_complete, num_in_pool)]
 
     def num_to_share(self, kv: RequestKV) -> int:

