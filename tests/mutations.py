@@ -325,6 +325,13 @@ MUTATIONS = (
         IN_POOL_ONLY,
     ),
     Mutation(
+        "one that waits takes what those need that run",
+        "services/control/room/resumes.py",
+        "if self._moves.num_to_fit(kv) > num_left:",
+        "if False:",
+        ("tests/unit/executor/scheduler/test_sharing_without_host.py",),
+    ),
+    Mutation(
         "plans may offload what has no room on the host",
         f"{EXECUTOR}/blocks/holder.py",
         " if self.is_copied else ()",

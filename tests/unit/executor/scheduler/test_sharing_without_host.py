@@ -85,3 +85,24 @@ def test_what_ended_requests_left_is_begun_with() -> None:
         engine.step()
 
     assert engine.kv("second").num_shared == len(PREFIX)
+
+
+def test_one_waits_for_room_and_takes_nothing_from_those_that_run_until_then() -> None:
+    engine = engine_with(0)
+    first = engine.add("first", NUM_TOKENS, PREFIX)
+    engine.step()
+    engine.park("first")
+    other = engine.add("other", 45 * BLOCK_SIZE, tuple(f"other {n}" for n in range(45)))
+    assert engine.step() == {"other"}
+    resume(engine.scheduler, "first")
+
+    ran = [engine.step() for _ in range(3)]
+
+    # Of 100 positions 45 or 46 are the other's; the first needs 61.
+    assert ran == [{"other"}] * 3
+    assert not engine.scheduler.block_owner.trunks.all
+    engine.scheduler.finish_requests([other.request_id], RequestStatus.FINISHED_ABORTED)
+    for _ in range(3):
+        engine.step()
+    assert first in engine.scheduler.running
+    assert engine.kv("first").num_shared >= len(PREFIX) - 6
